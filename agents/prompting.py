@@ -1,0 +1,58 @@
+"""Messages for every role, as pure functions.
+
+A user or tool message is one compact JSON object. Everything that did not come from us (tasks, tool output, other
+roles' words) is a JSON string in it, so braces, tags or quotes in it cannot alter the prompt's structure. The goal comes
+last, after untrusted text: small models read better when the question follows the evidence, and large ones are
+reminded of their task after whatever the text asked of them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agents.roles import Role
+
+Message = dict[str, Any]
+"""One OpenAI chat message."""
+
+
+def dump(payload: Mapping[str, Any]) -> str:
+    """Compact JSON without ASCII escapes: what prompts and answers look like everywhere."""
+    return json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
+
+
+def opening(role: Role, goal: str, **inputs: Any) -> list[Message]:
+    """System prompt and first user message of `role`; `inputs` that are None are left out, the goal comes last."""
+    payload = {key: value for key, value in inputs.items() if value is not None}
+    return [
+        {"role": "system", "content": role.prompt},
+        {"role": "user", "content": dump({**payload, "goal": goal})},
+    ]
+
+
+def tool_message(call_id: str, content: Mapping[str, Any], goal: str) -> Message:
+    """The answer to one tool call: `content` is {"results": [{"id", "text"}, ...]} or {"error": "..."}."""
+    return {"role": "tool", "tool_call_id": call_id, "content": dump({**content, "goal": goal})}
+
+
+def repair_message(error: str, goal: str) -> Message:
+    """The one re-ask after an answer that did not validate."""
+    return {"role": "user", "content": dump({"error": error, "request": "answer again, as JSON only", "goal": goal})}
+
+
+def response_format(role: Role) -> dict[str, Any]:
+    """The OpenAI `response_format` for a role's schema; its name tells graders which role is asking."""
+    return schema_format(role.schema.__name__, role.schema.model_json_schema())
+
+
+def schema_format(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """An OpenAI `response_format` of type json_schema."""
+    return {"type": "json_schema", "json_schema": {"name": name, "schema": dict(schema)}}
+
+
+def payload_of(messages: Sequence[Message]) -> dict[str, Any]:
+    """The JSON object in the first user message: how graders and tests read a prompt back."""
+    for message in messages:
+        if message["role"] == "user":
+            return json.loads(message["content"])
+    raise ValueError("no user message among the messages")

@@ -1,0 +1,62 @@
+"""What the society reports of each model call and tool call while it works: the raw material of rewards and traces."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """One model call of one role.
+
+    `visit` counts the role's visits in the graph from 1 (2 and more are revisions), `step` the calls within the visit.
+    `parsed` is True or False when the answer was read as the role's schema, None when it was a tool call.
+    `repair` marks the one re-ask after an answer that did not validate.
+    """
+
+    role: str
+    model: str
+    visit: int
+    step: int
+    response_id: str
+    weights_version: str | None
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float
+    parsed: bool | None
+    repair: bool
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """One tool call: `valid` when the tool exists for the role and its arguments fit, `ok` when it gave a result."""
+
+    role: str
+    visit: int
+    step: int
+    tool: str
+    arguments: str
+    valid: bool
+    ok: bool
+    results: tuple[str, ...]
+    error: str | None
+    seconds: float
+
+
+CallRecord = ModelCall | ToolUse
+Observer = Callable[[CallRecord], None]
+
+Operation = Callable[[str, dict[str, Any]], AbstractContextManager[Any]]
+"""Opens a span: name and attributes in, context manager out. Training hands in Agent Lightning's; others none."""
+
+
+def no_operation(name: str, attributes: dict[str, Any]) -> AbstractContextManager[None]:
+    """The `Operation` that opens nothing."""
+    return nullcontext()
+
+
+def no_observer(record: CallRecord) -> None:
+    """The `Observer` that keeps nothing."""

@@ -1,0 +1,74 @@
+"""What each role must answer, as pydantic models; their JSON schemas constrain decoding, so strings are bounded.
+
+Evidence is quoted verbatim before a claim is made: a quote can be checked, and small models learn to read from it.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from chimera.types import Decision, Label, Severity, Verdict
+
+Quote = Annotated[str, StringConstraints(min_length=1, max_length=400)]
+Phrase = Annotated[str, StringConstraints(min_length=1, max_length=160)]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=600)]
+
+
+class Answer(BaseModel):
+    """Base of all role outputs: frozen, no unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Hypothesis(Answer):
+    """A junior's hypothesis, and after refinement the refiner's."""
+
+    evidence: Annotated[list[Quote], Field(min_length=1, max_length=3)]
+    comparison: Phrase
+    claim: Phrase
+    answer: Label
+
+
+class Selection(Answer):
+    """The supervisor's choice among the three juniors' hypotheses."""
+
+    choice: Literal["Geneticist", "Pharmacologist", "Neurologist"]
+    justification: Text
+
+
+class Protocol(Answer):
+    """An experiment that would confirm the refined hypothesis; `expected` is the answer it is designed to show."""
+
+    design: Phrase
+    population: Phrase
+    intervention: Phrase
+    comparator: Phrase
+    outcome: Phrase
+    sample_size: Annotated[int, Field(ge=1, le=99_999)]
+    analysis: Phrase
+    safeguards: Phrase
+    expected: Label
+
+
+class Review(Answer):
+    """A review of the protocol; the peer reviewer and the safety officer both answer in this form."""
+
+    issues: Annotated[list[Phrase], Field(max_length=6)]
+    severity: Severity
+    verdict: Verdict
+
+
+class PeerReview(Review):
+    """The peer reviewer's review: science."""
+
+
+class SafetyReview(Review):
+    """The safety officer's review: harm to participants."""
+
+
+class FinalDecision(Answer):
+    """The principal investigator's decision; amendments are added to the protocol, which is otherwise kept."""
+
+    amendments: Annotated[list[Phrase], Field(max_length=6)]
+    decision: Decision
+    rationale: Text

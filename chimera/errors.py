@@ -1,0 +1,66 @@
+"""Every error that Chimera raises on purpose: one sentence with the value, the place and the remedy."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class ChimeraError(Exception):
+    """Base of all errors that a user may see; entry points print it as one line and exit with `exit_code`."""
+
+    exit_code = 1
+
+
+class ConfigError(ChimeraError):
+    """A configuration file, override or environment variable is wrong."""
+
+    exit_code = 2
+
+
+class DataError(ChimeraError):
+    """A data file is broken; the message names file, record and field."""
+
+    exit_code = 3
+
+
+class ModelError(ChimeraError):
+    """A model server failed or refused a request.
+
+    `retriable` tells whether the same request may succeed later (time-out, 429, 5xx).
+    """
+
+    exit_code = 4
+
+    def __init__(self, message: str, *, retriable: bool = False) -> None:
+        super().__init__(message)
+        self.retriable = retriable
+
+
+class RoleError(ChimeraError):
+    """A role could not do its work, for example because its output stayed unparseable after the repair attempt."""
+
+    exit_code = 5
+
+    def __init__(self, role: str, reason: str) -> None:
+        super().__init__(f"{role}: {reason}")
+        self.role = role
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type["RoleError"], tuple[str, str]]:
+        return (RoleError, (self.role, self.reason))
+
+
+class RunError(ChimeraError):
+    """A run directory or a run's process is not in the state that a command needs."""
+
+    exit_code = 6
+
+
+@contextmanager
+def boundary(error: type[ChimeraError], stage: str) -> Iterator[None]:
+    """Turn an unexpected exception inside `stage` into `error` once, naming where it broke; ours pass unchanged."""
+    try:
+        yield
+    except ChimeraError:
+        raise
+    except Exception as cause:
+        raise error(f"{stage}: {type(cause).__name__}: {cause}") from cause

@@ -1,0 +1,1 @@
+"""Model servers: embedded, endpoint and rubric, all behind the OpenAI chat API."""

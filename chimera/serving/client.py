@@ -1,0 +1,178 @@
+"""The client side of every model call: one logical model name in, one parsed chat completion out.
+
+The society and the judge see only the `Model` protocol, so a scripted model takes the place of servers in tests.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from chimera.errors import ModelError
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where one logical model is served and how it is sampled; the key never appears in `repr`."""
+
+    base_url: str
+    model: str
+    api_key: str = field(repr=False)
+    structured: Literal["always", "final", "never"] = "always"
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 256
+    timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One tool call of an assistant message; `arguments` is None when they were not a JSON object."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any] | None
+    raw_arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One answer of a model.
+
+    `message` is the assistant message to append to the conversation; `weights_version` names what the server used.
+    """
+
+    message: dict[str, Any]
+    content: str
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    response_id: str
+    weights_version: str | None
+
+
+class Model(Protocol):
+    """Anything that answers chat messages for a logical model name."""
+
+    async def complete(
+        self,
+        key: str,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        response_format: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+    ) -> Completion:
+        """Answer `messages` as the logical model `key`; raises ModelError."""
+        ...
+
+
+class HttpModel:
+    """`Model` over OpenAI-compatible HTTP, one `Endpoint` for each logical model."""
+
+    def __init__(self, endpoints: Mapping[str, Endpoint], *, max_retries: int = 2) -> None:
+        self.endpoints = dict(endpoints)
+        self._max_retries = max_retries
+        self._clients: dict[str, AsyncOpenAI] = {}
+
+    def _client(self, key: str) -> "AsyncOpenAI":
+        from openai import AsyncOpenAI
+
+        endpoint = self.endpoints[key]
+        if endpoint.base_url not in self._clients:
+            self._clients[endpoint.base_url] = AsyncOpenAI(
+                base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=self._max_retries
+            )
+        return self._clients[endpoint.base_url]
+
+    async def complete(
+        self,
+        key: str,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        response_format: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+    ) -> Completion:
+        """Answer `messages` as `key`; an empty tool list is never sent because several servers reject it."""
+        import openai
+
+        if key not in self.endpoints:
+            raise ModelError(f"no endpoint for model {key!r}: configure models.{key}")
+        endpoint = self.endpoints[key]
+        request: dict[str, Any] = {
+            "model": endpoint.model,
+            "messages": list(messages),
+            "temperature": endpoint.temperature,
+            "top_p": endpoint.top_p,
+            "max_tokens": endpoint.max_tokens,
+            "timeout": endpoint.timeout_s,
+        }
+        if tools:
+            request["tools"] = list(tools)
+        if response_format and (endpoint.structured == "always" or (endpoint.structured == "final" and not tools)):
+            request["response_format"] = response_format
+        if seed is not None:
+            request["seed"] = seed
+        where = f"model {key!r} ({endpoint.model} at {endpoint.base_url})"
+        try:
+            response = await self._client(key).chat.completions.create(**request)
+        except openai.APITimeoutError as error:
+            raise ModelError(f"{where} did not answer within {endpoint.timeout_s:g} s", retriable=True) from error
+        except openai.APIConnectionError as error:
+            raise ModelError(f"{where} cannot be reached: is the server running?", retriable=True) from error
+        except openai.APIStatusError as error:
+            retriable = error.status_code == 429 or error.status_code >= 500
+            raise ModelError(f"{where} answered {error.status_code}: {error.message}", retriable=retriable) from error
+        return _parse(response.model_dump(), where)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        for client in self._clients.values():
+            await client.close()
+        self._clients.clear()
+
+
+def _parse(response: dict[str, Any], where: str) -> Completion:
+    choices = response.get("choices") or []
+    if not choices:
+        raise ModelError(f"{where} answered without choices", retriable=True)
+    message = choices[0]["message"]
+    usage = response.get("usage") or {}
+    calls = tuple(
+        ToolCall(
+            call["id"],
+            call["function"]["name"],
+            _arguments(call["function"]["arguments"]),
+            call["function"]["arguments"],
+        )
+        for call in message.get("tool_calls") or []
+    )
+    kept: dict[str, Any] = {"role": "assistant", "content": message.get("content")}
+    if calls:
+        kept["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.raw_arguments}}
+            for call in calls
+        ]
+    return Completion(
+        message=kept,
+        content=message.get("content") or "",
+        tool_calls=calls,
+        finish_reason=choices[0].get("finish_reason") or "",
+        prompt_tokens=usage.get("prompt_tokens", 0),
+        completion_tokens=usage.get("completion_tokens", 0),
+        response_id=response.get("id") or "",
+        weights_version=response.get("weights_version"),
+    )
+
+
+def _arguments(raw: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(raw)
+    except json.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None

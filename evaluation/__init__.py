@@ -1,0 +1,1 @@
+"""Scorers, the judge, metrics and comparisons."""

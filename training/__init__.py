@@ -1,0 +1,1 @@
+"""Rewards, rollouts through Agent Lightning, and the phases that train each role."""
