@@ -1,8 +1,8 @@
 """Messages for every role, as pure functions.
 
 A user or tool message is one compact JSON object. Everything that did not come from us (tasks, tool output, other
-roles' words) is a JSON string in it, so braces, tags or quotes in it cannot alter the prompt's structure. The goal comes
-last, after untrusted text: small models read better when the question follows the evidence, and large ones are
+roles' words) is a JSON string in it, so braces, tags or quotes in it cannot alter the prompt's structure. The goal
+comes last, after untrusted text: small models read better when the question follows the evidence, and large ones are
 reminded of their task after whatever the text asked of them.
 """
 

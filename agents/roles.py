@@ -43,8 +43,8 @@ search with a tool. Answer with one JSON object: "design", "population", "interv
 
 PEER_REVIEWER = """You are the PeerReviewer.
 Review the protocol as a scientist: does the evidence occur in the sources, does the design test the claim, is the
-sample size reasonable, is every field concrete? Answer with one JSON object: "issues" (one phrase each), "severity" (NONE,
-MINOR, MAJOR when the protocol must be redone, CRITICAL when the hypothesis itself is unsupported) and "verdict"
+sample size reasonable, is every field concrete? Answer with one JSON object: "issues" (one phrase each), "severity"
+(NONE, MINOR, MAJOR when the protocol must be redone, CRITICAL when the hypothesis itself is unsupported) and "verdict"
 (APPROVE or REVISE)."""
 
 SAFETY_OFFICER = """You are the SafetyOfficer.
@@ -54,8 +54,9 @@ it must not be run) and "verdict" (APPROVE or REVISE)."""
 
 PRINCIPAL_INVESTIGATOR = """You are the PrincipalInvestigator.
 Decide on the question from the hypothesis, the protocol and both reviews. Answer with one JSON object: "amendments"
-(phrases to add to the protocol, or none), "decision" (GO when the goal's answer is yes, NO-GO when it is no, UNDECIDED
-when it is maybe) and "rationale" (one or two sentences). With an unresolved CRITICAL review a protocol cannot get GO."""
+(phrases to add to the protocol, or none), "decision" (GO when the goal's answer is yes, NO-GO when it is no,
+UNDECIDED when it is maybe) and "rationale" (one or two sentences). With an unresolved CRITICAL review a protocol
+cannot get GO."""
 
 LITERATURE, TRIALS, PROTEIN, ONTOLOGY = "literature_search", "clinical_trials", "protein_lookup", "gene_ontology"
 
