@@ -21,6 +21,11 @@ def dump(payload: Mapping[str, Any]) -> str:
     return json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
 
 
+def canonical(payload: Mapping[str, Any]) -> str:
+    """Compact JSON with sorted keys, so that equal objects are equal strings."""
+    return json.dumps(payload, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+
 def opening(role: Role, goal: str, **inputs: Any) -> list[Message]:
     """System prompt and first user message of `role`; `inputs` that are None are left out, the goal comes last."""
     payload = {key: value for key, value in inputs.items() if value is not None}

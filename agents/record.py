@@ -12,7 +12,8 @@ class ModelCall:
 
     `visit` counts the role's visits in the graph from 1 (2 and more are revisions), `step` the calls within the visit.
     `parsed` is True or False when the answer was read as the role's schema, None when it was a tool call.
-    `repair` marks the one re-ask after an answer that did not validate.
+    `repair` marks the one re-ask after an answer that did not validate. `attempt` counts the tries of one visit from 1:
+    a retriable model error starts the visit again, with the same visit and step numbers.
     """
 
     role: str
@@ -28,11 +29,18 @@ class ModelCall:
     parsed: bool | None
     repair: bool
     error: str | None = None
+    attempt: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """One tool call: `valid` when the tool exists for the role and its arguments fit, `ok` when it gave a result."""
+    """One tool call.
+
+    `valid` when the role has the tool, the arguments fit and the role's limit allowed the call; `ok` when it gave a
+    result. `arguments` is canonical JSON (sorted keys, no spaces) when the model wrote a JSON object, its raw text
+    otherwise, so equal calls are equal strings. `results` holds the ids of the passages found. `attempt` is that of
+    `ModelCall`.
+    """
 
     role: str
     visit: int
@@ -44,6 +52,7 @@ class ToolUse:
     results: tuple[str, ...]
     error: str | None
     seconds: float
+    attempt: int = 1
 
 
 CallRecord = ModelCall | ToolUse

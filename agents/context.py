@@ -1,0 +1,82 @@
+"""What the nodes of one run share besides the state: LangGraph's run context, so one compiled graph serves all runs."""
+
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agents.record import Observer, Operation
+from chimera.config import SocietyConfig
+from chimera.serving.client import Model
+from chimera.types import Brief
+
+if TYPE_CHECKING:
+    from agents.tools import ToolResult
+
+Evaluator = Callable[[Mapping[str, Any], Brief], Awaitable[Mapping[str, Any]]]
+"""Scores a finished state; its result becomes `final_evaluation`."""
+
+
+class Tools(Protocol):
+    """The part of `agents.tools.Toolbox` that roles use."""
+
+    def specs(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """The OpenAI tool schemas of `names`."""
+        ...
+
+    async def call(self, name: str, arguments: Mapping[str, Any], *, brief: Brief) -> "ToolResult":
+        """Run one tool; failures are results, not exceptions."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which junior's hypothesis goes on, and who decided.
+
+    `propensities` holds the probability of each author under the policy, None when the policy does not know it.
+    """
+
+    author: str
+    policy: str
+    propensities: Mapping[str, float] | None = None
+
+
+class Selector(Protocol):
+    """Decides which hypothesis goes on: the place where a learned policy takes over from the supervisor's model."""
+
+    def select(self, hypotheses: Sequence[Mapping[str, Any]], brief: Brief, preferred: str) -> Choice:
+        """Choose one author; `preferred` is the supervisor model's own choice."""
+        ...
+
+
+class SupervisorChoice:
+    """The default `Selector`: what the supervisor's model preferred."""
+
+    def select(self, hypotheses: Sequence[Mapping[str, Any]], brief: Brief, preferred: str) -> Choice:
+        """Choose `preferred`."""
+        return Choice(preferred, "supervisor")
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """One run's brief, seed and services."""
+
+    brief: Brief
+    seed: int | None
+    config: SocietyConfig
+    model: Model
+    toolbox: Tools
+    evaluate: Evaluator
+    select: Selector
+    operation: Operation
+    observe: Observer
+
+    def seed_of(self, role: str, visit: int, step: int) -> int | None:
+        """The sampling seed of one model call, derived from the run's seed; None when the run has none.
+
+        A retried visit gets the same seeds, so a server's hiccup does not change a seeded run's result.
+        """
+        if self.seed is None:
+            return None
+        digest = hashlib.sha256(f"{self.seed}/{role}/{visit}/{step}".encode()).digest()
+        return int.from_bytes(digest[:4], "big") >> 1

@@ -1,0 +1,78 @@
+"""The society as a LangGraph: who follows whom, how long a role may take, and how often it is tried.
+
+The compiled graph holds no run's data: brief, models and tools come in as LangGraph's run context, so a process
+compiles one graph for one configuration and uses it for every run.
+"""
+
+from functools import cache
+from typing import Any
+
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import RetryPolicy
+
+from agents.context import RunContext
+from agents.nodes import DESKS, evaluation_node, role_node
+from agents.roles import JUNIORS
+from agents.routing import DESTINATIONS, Route, revisions_allowed, route, worst_severity
+from agents.state import ResearchState
+from chimera.config import SocietyConfig
+from chimera.errors import ModelError
+
+EVALUATION = "Evaluation"
+_FIRST_PASS = 8
+_REVISION = 4
+
+Graph = CompiledStateGraph[ResearchState, RunContext, ResearchState, ResearchState]
+
+
+def step_limit(config: SocietyConfig) -> int:
+    """The most steps a run can take, for LangGraph's recursion limit (whose default of 10,007 bounds nothing).
+
+    The first pass takes eight: juniors, supervisor, refiner, designer, two reviewers, principal investigator and
+    evaluation. Each revision adds at most four: refiner, designer, two reviewers.
+    """
+    return _FIRST_PASS + _REVISION * revisions_allowed(config)
+
+
+def _retriable(error: Exception) -> bool:
+    """Whether a role failed by a model error that may pass: roles raise RoleError from the ModelError."""
+    return isinstance(error.__cause__, ModelError) and error.__cause__.retriable
+
+
+@cache
+def build_graph(config: SocietyConfig) -> Graph:
+    """Compile the society for `config`."""
+
+    def after_reviews(state: ResearchState) -> Route:
+        return route(
+            worst_severity(state["peer_review"], state["safety_review"]),
+            critical_used=state.get("critical_revisions", 0),
+            major_used=state.get("major_revisions", 0),
+            config=config,
+        )
+
+    # The model client has already waited between its own tries, so a role's next try need not wait long.
+    policy: dict[str, Any] = {
+        "timeout": config.node_timeout_s,
+        "retry_policy": RetryPolicy(
+            initial_interval=0.1, jitter=False, max_attempts=config.node_retries + 1, retry_on=_retriable
+        ),
+    }
+    graph = StateGraph(ResearchState, context_schema=RunContext)
+    for name, desk in DESKS.items():
+        graph.add_node(name, role_node(desk), **policy)
+    graph.add_node(EVALUATION, evaluation_node, **policy)
+
+    for junior in JUNIORS:
+        graph.add_edge(START, junior)
+    # One edge with a list of sources: the supervisor waits for all three and runs once.
+    graph.add_edge(list(JUNIORS), "Supervisor")
+    graph.add_edge("Supervisor", "HypothesisRefiner")
+    graph.add_edge("HypothesisRefiner", "ProtocolDesigner")
+    graph.add_edge("ProtocolDesigner", "PeerReviewer")
+    graph.add_edge("PeerReviewer", "SafetyOfficer")
+    graph.add_conditional_edges("SafetyOfficer", after_reviews, {**DESTINATIONS})
+    graph.add_edge("PrincipalInvestigator", EVALUATION)
+    graph.add_edge(EVALUATION, END)
+    return graph.compile()

@@ -1,0 +1,201 @@
+"""One visit of one role: reason, call tools, answer in the role's schema.
+
+The loop is private to the role's own messages. A visit sends only its own messages to the model, never those of earlier
+visits: what matters of them is in the opening message (feedback), so that prompts do not grow with revisions.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+
+from agents.context import RunContext
+from agents.prompting import Message, canonical, repair_message, response_format, tool_message
+from agents.record import ModelCall, ToolUse
+from agents.roles import Role
+from agents.schemas import Answer
+from chimera.errors import ModelError
+from chimera.serving.client import Completion, ToolCall
+
+_FENCED = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a visit came to: `answer` is None when it stayed unreadable after the repair, and `error` says why."""
+
+    answer: Answer | None
+    error: str | None
+    messages: list[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """One model call's outcome: an answer, an error to repair, or neither when tools were called and answered."""
+
+    answer: Answer | None = None
+    error: str | None = None
+
+    @property
+    def used_tools(self) -> bool:
+        """The visit goes on: no answer was due yet."""
+        return self.answer is None and self.error is None
+
+
+def read_answer(role: Role, completion: Completion) -> Answer:
+    """The completion as the role's schema; a Markdown fence around the JSON is taken off, since chat models add one.
+
+    Raises:
+        ValueError: It is not such an answer; the message is one short sentence for the repair re-ask.
+    """
+    if completion.tool_calls:
+        raise ValueError("no tools are offered now: answer with the JSON object")
+    if not completion.content.strip():
+        raise ValueError("the answer is empty")
+    fenced = _FENCED.fullmatch(completion.content)
+    try:
+        return role.schema.model_validate_json(fenced[1] if fenced else completion.content)
+    except ValidationError as error:
+        faults = (f"{'.'.join(map(str, fault['loc'])) or 'answer'}: {fault['msg']}" for fault in error.errors())
+        cut = " (it was cut at the token limit)" if completion.finish_reason == "length" else ""
+        raise ValueError("; ".join(faults)[:400] + cut) from error
+
+
+def echo(completion: Completion) -> Message:
+    """The assistant message as later requests repeat it.
+
+    Servers read tool arguments of the conversation as JSON (vLLM answers 400 otherwise) and want text where no tool was
+    called, so unreadable arguments become {} (the tool's answer quotes them) and missing text becomes empty text.
+    """
+    message = dict(completion.message)
+    if not completion.tool_calls:
+        return {**message, "content": message.get("content") or ""}
+    message["tool_calls"] = [
+        call if parsed.arguments is not None else {**call, "function": {**call["function"], "arguments": "{}"}}
+        for call, parsed in zip(message["tool_calls"], completion.tool_calls, strict=True)
+    ]
+    return message
+
+
+@dataclass(slots=True)
+class Visit:
+    """One visit of `role`: `number` counts its visits in the run from 1, `attempt` the tries of this visit."""
+
+    role: Role
+    context: RunContext
+    number: int
+    attempt: int
+    messages: list[Message]
+    _step: int = field(default=0, init=False)
+    _tool_calls: int = field(default=0, init=False)
+
+    async def run(self) -> Turn:
+        """Work from the opening `messages` to an answer: tool calls first, then the JSON, with one repair re-ask.
+
+        Raises:
+            ModelError: The model's server failed.
+        """
+        reply = _Reply()
+        while reply.used_tools:
+            left = self._tool_calls < self.context.config.max_tool_calls
+            reply = await self._ask(self.role.tools if left else ())
+        if reply.error is not None:
+            self.messages.append(repair_message(reply.error, self.context.brief.goal))
+            reply = await self._ask((), repair=True)
+        return Turn(reply.answer, reply.error, self.messages)
+
+    async def _ask(self, tools: Sequence[str], *, repair: bool = False) -> _Reply:
+        """Make one model call, record it, and answer every tool call in it."""
+        self._step += 1
+        started = time.perf_counter()
+        try:
+            completion = await self.context.model.complete(
+                self.role.model,
+                list(self.messages),
+                tools=self.context.toolbox.specs(tools) if tools else (),
+                response_format=response_format(self.role),
+                seed=self.context.seed_of(self.role.name, self.number, self._step),
+            )
+        except ModelError as error:
+            self._record(None, started, parsed=None, repair=repair, error=str(error))
+            raise
+        self.messages.append(echo(completion))
+        reply = _Reply() if completion.tool_calls and tools else self._read(completion)
+        parsed = None if reply.used_tools else reply.answer is not None
+        self._record(completion, started, parsed=parsed, repair=repair, error=reply.error)
+        first = self._tool_calls
+        self._tool_calls += len(completion.tool_calls)
+        used = await asyncio.gather(
+            *(self._use(call, first + position, tools) for position, call in enumerate(completion.tool_calls))
+        )
+        for use, message in used:
+            self.context.observe(use)
+            self.messages.append(message)
+        return reply
+
+    def _read(self, completion: Completion) -> _Reply:
+        try:
+            return _Reply(answer=read_answer(self.role, completion))
+        except ValueError as error:
+            return _Reply(error=str(error))
+
+    def _refusal(self, call: ToolCall, position: int, offered: Sequence[str]) -> str | None:
+        """Why a call is not run, as its answer to the model; `position` counts the visit's calls from 0."""
+        limit = self.context.config.max_tool_calls
+        if self.role.tools and position >= limit:
+            return f"tool call limit reached ({limit} per turn): answer now with the JSON object"
+        if call.name not in offered:
+            return f"no tool {call.name!r} here: the tools are {', '.join(offered) or 'none'}"
+        if call.arguments is None:
+            return f"the arguments of {call.name} are not a JSON object: {call.raw_arguments[:200]!r}"
+        return None
+
+    async def _use(self, call: ToolCall, position: int, offered: Sequence[str]) -> tuple[ToolUse, Message]:
+        """Run one tool call, or refuse it, and give its record and its answer."""
+        started = time.perf_counter()
+        arguments = call.arguments or {}
+        refusal = self._refusal(call, position, offered)
+        if refusal is None:
+            result = await self.context.toolbox.call(call.name, arguments, brief=self.context.brief)
+            valid, ok, error, content = result.valid, result.ok, result.error, result.content()
+            found = tuple(passage.id for passage in result.passages)
+        else:
+            valid, ok, error, content, found = False, False, refusal, {"error": refusal}, ()
+        use = ToolUse(
+            role=self.role.name,
+            visit=self.number,
+            step=self._step,
+            tool=call.name,
+            arguments=call.raw_arguments if call.arguments is None else canonical(arguments),
+            valid=valid,
+            ok=ok,
+            results=found,
+            error=error,
+            seconds=time.perf_counter() - started,
+            attempt=self.attempt,
+        )
+        return use, tool_message(call.id, content, self.context.brief.goal)
+
+    def _record(
+        self, completion: Completion | None, started: float, *, parsed: bool | None, repair: bool, error: str | None
+    ) -> None:
+        call = ModelCall(
+            role=self.role.name,
+            model=self.role.model,
+            visit=self.number,
+            step=self._step,
+            response_id=completion.response_id if completion else "",
+            weights_version=completion.weights_version if completion else None,
+            finish_reason=completion.finish_reason if completion else "error",
+            prompt_tokens=completion.prompt_tokens if completion else 0,
+            completion_tokens=completion.completion_tokens if completion else 0,
+            seconds=time.perf_counter() - started,
+            parsed=parsed,
+            repair=repair,
+            error=error,
+            attempt=self.attempt,
+        )
+        self.context.observe(call)

@@ -1,0 +1,53 @@
+"""Where a reviewed protocol goes next, as pure functions.
+
+    worst of both reviews    revisions left         next
+    CRITICAL                 critical and total     HypothesisRefiner
+    MAJOR                    major and total        ProtocolDesigner
+    anything else, or none left                     PrincipalInvestigator
+
+A review counts by its severity whatever its verdict says: APPROVE with MAJOR or CRITICAL does not approve. REVISE with
+NONE or MINOR asks for a revision without a severity that would cause one: it counts as MAJOR. Both rules fail closed.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from chimera.config import SocietyConfig
+from chimera.types import Severity
+
+Route = Literal["CRITICAL", "MAJOR", "DECIDE"]
+
+DESTINATIONS: dict[Route, str] = {
+    "CRITICAL": "HypothesisRefiner",
+    "MAJOR": "ProtocolDesigner",
+    "DECIDE": "PrincipalInvestigator",
+}
+
+_RANK: dict[Severity, int] = {"NONE": 0, "MINOR": 1, "MAJOR": 2, "CRITICAL": 3}
+
+
+def effective_severity(review: Mapping[str, Any]) -> Severity:
+    """The severity that a review ({"severity", "verdict", ...}) counts with."""
+    if review["verdict"] == "REVISE" and review["severity"] in ("NONE", "MINOR"):
+        return "MAJOR"
+    return review["severity"]
+
+
+def worst_severity(*reviews: Mapping[str, Any]) -> Severity:
+    """The worst effective severity among `reviews`."""
+    return max((effective_severity(review) for review in reviews), key=lambda severity: _RANK[severity])
+
+
+def route(worst: Severity, *, critical_used: int, major_used: int, config: SocietyConfig) -> Route:
+    """The next step for a protocol whose worst severity is `worst`, given the revisions made so far."""
+    left = critical_used + major_used < config.max_revisions
+    if worst == "CRITICAL" and left and critical_used < config.max_critical_revisions:
+        return "CRITICAL"
+    if worst == "MAJOR" and left and major_used < config.max_major_revisions:
+        return "MAJOR"
+    return "DECIDE"
+
+
+def revisions_allowed(config: SocietyConfig) -> int:
+    """The most revisions that one run can make under all three caps."""
+    return min(config.max_revisions, config.max_critical_revisions + config.max_major_revisions)

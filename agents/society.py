@@ -1,0 +1,99 @@
+"""The society: give it a brief, get the finished research state."""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, cast
+
+from langgraph.errors import NodeTimeoutError
+
+from agents.context import Evaluator, RunContext, Selector, SupervisorChoice, Tools
+from agents.graph import build_graph, step_limit
+from agents.record import Observer, Operation, no_observer, no_operation
+from agents.state import ResearchState
+from chimera.config import SocietyConfig
+from chimera.errors import RoleError
+from chimera.serving.client import Model
+from chimera.types import Brief
+
+
+class Society:
+    """Nine roles that answer one brief at a time or many at once; it keeps nothing between runs.
+
+    Args:
+        model: Answers the chat messages of every logical model.
+        toolbox: Runs the tool calls.
+        config: Evidence, caps, time-outs.
+        evaluate: Scores each finished state; fills `final_evaluation`.
+        operation: Opens a span around each visit of a role, with attributes role, model, visit and attempt.
+        observe: Is told of each model call and tool call as it ends.
+        select: Decides which hypothesis goes on; by default the supervisor's model does.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        toolbox: Tools,
+        config: SocietyConfig,
+        *,
+        evaluate: Evaluator,
+        operation: Operation = no_operation,
+        observe: Observer = no_observer,
+        select: Selector | None = None,
+    ) -> None:
+        self._model = model
+        self._toolbox = toolbox
+        self._config = config
+        self._evaluate = evaluate
+        self._operation = operation
+        self._observe = observe
+        self._select = select or SupervisorChoice()
+        self._graph = build_graph(config)  # pyright: ignore[reportArgumentType] - frozen pydantic models have a hash
+
+    async def run(self, brief: Brief, seed: int | None = None) -> ResearchState:
+        """Answer `brief` and give the final state; with a seed, every model call gets its own seed derived from it.
+
+        Raises:
+            RoleError: A role failed or ran out of time; the message names it.
+        """
+        try:
+            state = await self._graph.ainvoke(_input(brief), self._limits(), context=self._context(brief, seed))
+        except NodeTimeoutError as error:
+            raise self._late(error) from error
+        return cast(ResearchState, state)
+
+    async def stream(self, brief: Brief, seed: int | None = None) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
+        """Answer `brief` and yield (node name, its update of the state) as each node ends; raises like `run`."""
+        updates = self._graph.astream(
+            _input(brief), self._limits(), context=self._context(brief, seed), stream_mode="updates"
+        )
+        try:
+            async for step in updates:
+                for node, update in step.items():
+                    yield node, update
+        except NodeTimeoutError as error:
+            raise self._late(error) from error
+
+    def _context(self, brief: Brief, seed: int | None) -> RunContext:
+        return RunContext(
+            brief=brief,
+            seed=seed,
+            config=self._config,
+            model=self._model,
+            toolbox=self._toolbox,
+            evaluate=self._evaluate,
+            select=self._select,
+            operation=self._operation,
+            observe=self._observe,
+        )
+
+    def _limits(self) -> Any:
+        return {"recursion_limit": step_limit(self._config)}
+
+    def _late(self, error: NodeTimeoutError) -> RoleError:
+        limit = self._config.node_timeout_s
+        return RoleError(
+            error.node, f"took longer than {limit:g} s: raise society.node_timeout_s or use a faster model"
+        )
+
+
+def _input(brief: Brief) -> Any:
+    return {"research_goal": brief.goal}

@@ -1,0 +1,36 @@
+"""The passages that a society has seen: what its claims may rest on."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from agents.prompting import Message
+from chimera.types import Brief
+
+SourceText = dict[str, str]
+"""One passage as prompts hold it: {"id", "text"}."""
+
+
+def given_sources(brief: Brief) -> list[SourceText] | None:
+    """The brief's abstract as the one source of a prompt; None when the brief has no abstract."""
+    parts = [f"{section.label}: {section.text}" if section.label else section.text for section in brief.context]
+    return [{"id": brief.id, "text": " ".join(parts)}] if parts else None
+
+
+def sources_seen(messages: Mapping[str, Sequence[Message]]) -> list[SourceText]:
+    """Every passage in any role's prompt or tool results, each id once, in the order of roles and messages."""
+    found: dict[str, SourceText] = {}
+    for channel in messages.values():
+        for message in channel:
+            for passage in _passages(message):
+                found.setdefault(passage["id"], {"id": passage["id"], "text": passage["text"]})
+    return list(found.values())
+
+
+def _passages(message: Message) -> Iterable[dict[str, Any]]:
+    """The passages of one message; user and tool messages are JSON that `agents.prompting` wrote."""
+    if message["role"] == "user":
+        return json.loads(message["content"]).get("sources") or ()
+    if message["role"] == "tool":
+        return json.loads(message["content"]).get("results") or ()
+    return ()
