@@ -1,15 +1,18 @@
 """The configuration: one frozen, typed tree. Every key here does something; unknown keys are errors."""
 
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, field_validator, model_validator
 
+from chimera.config_loader import Section, build, check_keys, effective
+from chimera.config_source import Setting, parse_overrides, read_yaml, to_yaml
+from chimera.errors import ConfigError
 
-class Section(BaseModel):
-    """Base of every configuration section: frozen, and unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+HEIRS = ("supervisor", "senior")
+"""Models that take what they do not set themselves from models.junior."""
 
 
 class DataConfig(Section):
@@ -20,7 +23,7 @@ class DataConfig(Section):
     )
     size: int = Field(default=1000, ge=10, description="how many generated tasks to make; other sources are used whole")
     levels: tuple[Literal[1, 2, 3, 4], ...] = Field(
-        default=(1, 2, 3, 4), description="difficulty levels of generated tasks"
+        default=(1, 2, 3, 4), min_length=1, description="difficulty levels of generated tasks"
     )
     seed: int = Field(default=0, description="seed of the generator and of the split")
     test_ids: Path | None = Field(default=None, description="file of official test PMIDs; the split is then 500/500")
@@ -28,28 +31,74 @@ class DataConfig(Section):
         default=0.2, gt=0, lt=1, description="share of held-out tasks in the stratified split"
     )
 
+    def unused(self) -> Mapping[str, str]:
+        """The generator's keys count for generated tasks only, the official split for PubMedQA only."""
+        if self.path == "generated":
+            return {"test_ids": "generated tasks have no official test set (data.path is 'generated')"}
+        return dict.fromkeys(("size", "levels"), f"only generated tasks are made to order (data.path is {self.path!r})")
+
 
 class ModelConfig(Section):
     """One logical model: what stands behind it and how it is sampled."""
 
-    kind: Literal["embedded", "endpoint", "rubric"] = "embedded"
+    kind: Literal["embedded", "endpoint", "rubric"] = Field(
+        default="embedded", description="in-project server, any OpenAI-compatible server, or deterministic grader"
+    )
     path: str = Field(default="nano", description="embedded: 'nano', a folder, or a hub name")
     base_url: str | None = Field(
-        default=None, description="endpoint: address of an OpenAI-compatible server, ending in /v1"
+        default=None,
+        description="endpoint: address of an OpenAI-compatible server, ending in /v1, without user or password",
     )
     model: str | None = Field(default=None, description="endpoint: the model's name there")
-    api_key_env: str | None = Field(default=None, description="endpoint: name of the environment variable with the key")
+    api_key_env: str | None = Field(
+        default=None,
+        description="endpoint: name of the environment variable with the key, never the key itself",
+    )
     structured: Literal["always", "final", "never"] = Field(
         default="always", description="when to send a JSON schema: always, only when no tools are offered, or never"
     )
-    temperature: float = Field(default=1.0, ge=0, le=2)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    max_tokens: int = Field(default=256, ge=1)
+    temperature: float = Field(default=1.0, ge=0, le=2, description="sampling temperature; 0 is greedy")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus sampling: share of probability kept")
+    max_tokens: int = Field(default=256, ge=1, description="longest answer, in tokens")
     timeout_s: float = Field(default=60.0, gt=0, description="seconds that one model call may take")
+
+    @field_validator("base_url")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", value):
+            raise ValueError("must be an http(s) address without user or password, such as http://127.0.0.1:11434/v1")
+        return value
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _variable_name(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]*", value):
+            raise ValueError(
+                "must be the name of an environment variable, such as OPENAI_API_KEY, never the key itself"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _endpoint_is_complete(self) -> Self:
+        if self.kind == "endpoint" and (self.base_url is None or self.model is None):
+            raise ValueError("kind 'endpoint' needs both base_url and model")
+        return self
+
+    def unused(self) -> Mapping[str, str]:
+        """Which keys a model of this kind does not read."""
+        return dict.fromkeys(UNUSED_OF_KIND[self.kind], f"the model's kind is {self.kind!r}")
+
+
+UNUSED_OF_KIND: Mapping[str, tuple[str, ...]] = {
+    "embedded": ("base_url", "model", "api_key_env"),
+    "endpoint": ("path",),
+    "rubric": ("path", "base_url", "model", "api_key_env", "structured", "temperature", "top_p", "max_tokens"),
+}
+"""Keys of ModelConfig that a kind of model does not read."""
 
 
 class ModelsConfig(Section):
-    """Which model plays which part; supervisor and senior fall back on junior's entry in the configuration file."""
+    """Which model plays which part; supervisor and senior take what they do not set themselves from junior."""
 
     junior: ModelConfig = ModelConfig()
     supervisor: ModelConfig = ModelConfig()
@@ -88,10 +137,16 @@ class SocietyConfig(Section):
 class ToolsConfig(Section):
     """The tools' back ends. Live ones need the network, and only Tavily needs a key."""
 
-    literature: Literal["local", "pubmed", "tavily"] = "local"
-    trials: Literal["local", "clinicaltrials", "tavily"] = "local"
-    protein: Literal["local", "uniprot"] = "local"
-    ontology: Literal["local", "quickgo"] = "local"
+    literature: Literal["local", "pubmed", "tavily"] = Field(
+        default="local", description="abstracts of the data set, PubMed E-utilities, or Tavily web search"
+    )
+    trials: Literal["local", "clinicaltrials", "tavily"] = Field(
+        default="local", description="clinical trials: the local index, ClinicalTrials.gov, or Tavily web search"
+    )
+    protein: Literal["local", "uniprot"] = Field(default="local", description="proteins: the database, or UniProt")
+    ontology: Literal["local", "quickgo"] = Field(
+        default="local", description="gene ontology: the database, or QuickGO"
+    )
     results: int = Field(default=1, ge=1, le=10, description="passages that one search returns")
     max_chars: int = Field(default=1200, ge=100, description="length limit of one passage, in characters")
     timeout_s: float = Field(default=10.0, gt=0, description="seconds that one live request may take")
@@ -100,16 +155,25 @@ class ToolsConfig(Section):
         default=None, description="SQLite file of proteins and GO terms; the shipped seed otherwise"
     )
 
+    def unused(self) -> Mapping[str, str]:
+        """Network keys count when a back end is live, the database when one of its tools is local."""
+        found: dict[str, str] = {}
+        if (self.literature, self.trials, self.protein, self.ontology) == ("local",) * 4:
+            found |= dict.fromkeys(("timeout_s", "retries"), "no tool uses the network (all back ends are 'local')")
+        if self.protein != "local" and self.ontology != "local":
+            found["database"] = "tools.protein and tools.ontology are both live"
+        return found
+
 
 class RewardConfig(Section):
     """Weights of the reward's named parts; each part is logged and they sum to the reward."""
 
-    novelty: float = 0.1
-    feasibility: float = 0.2
-    impact: float = 0.3
-    clarity: float = 0.15
-    groundedness: float = 0.2
-    efficiency: float = 0.05
+    novelty: float = Field(default=0.1, description="weight of the judge's score for novelty")
+    feasibility: float = Field(default=0.2, description="weight of the judge's score for feasibility")
+    impact: float = Field(default=0.3, description="weight of the judge's score for impact")
+    clarity: float = Field(default=0.15, description="weight of the judge's score for clarity")
+    groundedness: float = Field(default=0.2, description="weight of the judge's score for groundedness")
+    efficiency: float = Field(default=0.05, description="weight of the judge's score for efficiency")
     alignment: float = Field(default=1.0, description="when the decision corresponds to the label")
     parsed: float = Field(
         default=0.05, description="per rollout: share of role outputs that parsed at the first attempt"
@@ -141,8 +205,8 @@ class GatherConfig(Section):
 class Config(Section):
     """The whole tree."""
 
-    seed: int = 0
-    runs_dir: Path = Path("runs")
+    seed: int = Field(default=0, description="seed of everything random that has no seed of its own")
+    runs_dir: Path = Field(default=Path("runs"), description="folder in which runs are kept")
     data: DataConfig = DataConfig()
     models: ModelsConfig = ModelsConfig()
     serving: ServingConfig = ServingConfig()
@@ -151,3 +215,72 @@ class Config(Section):
     reward: RewardConfig = RewardConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
     gather: GatherConfig = GatherConfig()
+
+    def unused(self) -> Mapping[str, str]:
+        """Keys that depend on another section."""
+        found: dict[str, str] = {}
+        models = [getattr(self.models, name) for name in ModelsConfig.model_fields]
+        if all(model.kind != "embedded" for model in models):
+            found |= {f"serving.{key}": "no model is 'embedded'" for key in ServingConfig.model_fields}
+        return found
+
+
+def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), *, own_question: bool = False) -> Config:
+    """Read the configuration: defaults, then the YAML file, then `key=value` overrides.
+
+    Args:
+        path: a YAML file; None keeps the defaults, which configs/local.yaml spells out.
+        overrides: such as "gather.tasks=20"; values are YAML, the last of two for one key counts.
+        own_question: the society will answer a user's question, so no article is blocked in live searches.
+
+    Raises:
+        ConfigError: names the key, where it was set, and the nearest valid key or what is allowed.
+    """
+    settings = {} if path is None else read_yaml(Path(path))
+    given = parse_overrides(overrides)
+    settings = {key: setting for key, setting in settings.items() if not _is_replaced(key, given)} | given
+    config = build(Config, _inherit(check_keys(Config, settings)))
+    if not own_question:
+        _check_evidence(config)
+    return config
+
+
+def dump_config(config: Config) -> str:
+    """The whole tree as YAML, inherited values included, without keys that have no effect; loads to an equal tree."""
+    return to_yaml(effective(config))
+
+
+def _is_replaced(key: str, given: Mapping[str, Setting]) -> bool:
+    return any(key.startswith(f"{other}.") for other in given)
+
+
+def _inherit(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Give each heir the junior's settings that it does not set itself and that its kind reads.
+
+    An heir with a server of its own does not take the junior's key: it would be sent to another address.
+    """
+    merged = dict(settings)
+    for heir in HEIRS:
+        own = settings.get(f"models.{heir}.kind", settings.get("models.junior.kind"))
+        kind = str(own.value) if own else ModelConfig.model_fields["kind"].default
+        for field in ModelConfig.model_fields:
+            source, key = settings.get(f"models.junior.{field}"), f"models.{heir}.{field}"
+            if source is None or key in settings or field in UNUSED_OF_KIND.get(kind, ()):
+                continue
+            if field == "api_key_env" and f"models.{heir}.base_url" in settings:
+                continue
+            merged[key] = Setting(source.value, f"from models.junior.{field} {source.place}")
+    return merged
+
+
+def _check_evidence(config: Config) -> None:
+    if config.society.evidence == "retrieved" and config.tools.literature != "local":
+        raise ConfigError(
+            f"society.evidence=retrieved cannot work with tools.literature={config.tools.literature}: the article "
+            "behind each question is blocked in live searches; set society.evidence=given or tools.literature=local"
+        )
+    if config.society.evidence == "retrieved" and config.society.max_tool_calls == 0:
+        raise ConfigError(
+            "society.evidence=retrieved cannot work with society.max_tool_calls=0: no role could search; "
+            "set society.evidence=given or allow a tool call"
+        )

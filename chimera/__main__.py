@@ -1,0 +1,51 @@
+"""`python -m chimera` lists the commands; `python -m chimera train ...` runs `python -m chimera.train ...`."""
+
+import difflib
+import importlib
+import sys
+
+from chimera.cli import run_command
+from chimera.errors import ConfigError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("chimera.train", "run the phases: the society answers tasks, its roles learn from the traces"),
+    "ask": ("chimera.ask", "put one question to the society and see how it decides"),
+    "data": ("chimera.data", "show the tasks: source, splits and a sample"),
+    "graph": ("chimera.graph", "draw the society as PNG, SVG and Mermaid"),
+    "config": ("chimera.config_command", "list every configuration key, or print the configuration that is in effect"),
+}
+"""Each command's module, which has `main(argv)`, and one line about it."""
+
+
+def usage() -> str:
+    """The list of commands."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: python -m chimera COMMAND ...",
+            "",
+            "A society of nine LLM scientists on PubMedQA; each role learns by its own algorithm.",
+            "",
+            *lines,
+            "",
+            "python -m chimera COMMAND --help tells what a command takes.",
+        ]
+    )
+
+
+def main(argv: list[str]) -> int | None:
+    """Run the command that `argv` names, or list the commands."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    name, *rest = argv
+    if name not in COMMANDS:
+        nearest = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.0)[0]
+        raise ConfigError(f"there is no command {name!r}: did you mean {nearest!r}? (commands: {', '.join(COMMANDS)})")
+    sys.argv[0] = f"python -m chimera {name}"
+    return importlib.import_module(COMMANDS[name][0]).main(rest)
+
+
+if __name__ == "__main__":
+    run_command(main)

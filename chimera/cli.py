@@ -1,0 +1,71 @@
+"""What every command shares: its exit codes, its one-line errors, and how it takes the configuration."""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from chimera.errors import ChimeraError
+
+if TYPE_CHECKING:
+    from chimera.config import Config
+
+Main = Callable[[list[str]], int | None]
+"""A command's `main(argv)`: `argv` is without the program's name; None means exit code 0."""
+
+INTERRUPTED, UNEXPECTED = 130, 70
+
+
+def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
+    """Run `main` and exit the process.
+
+    One of our errors is one line on stderr and its exit code, Ctrl-C is 130, a closed pipe on stdout is silent, and
+    anything else is a bug: its traceback, secrets replaced by their names, and 70.
+    """
+    from chimera.secrets import redact
+
+    try:
+        code = main(list(sys.argv[1:] if argv is None else argv)) or 0
+        sys.stdout.flush()
+    except ChimeraError as error:
+        print(f"error: {redact(str(error))}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception:  # noqa: BLE001  (the last frame of the program: shown in full and turned into an exit code)
+        print(redact(traceback.format_exc()), end="", file=sys.stderr)
+        code = UNEXPECTED
+    sys.exit(code)
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `--config FILE` and positional `key=value` overrides; parse with `parse_arguments`."""
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="YAML file; the defaults, as in configs/local.yaml, without it"
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="settings, such as gather.tasks=20 (python -m chimera config)"
+    )
+
+
+def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse `argv`, with overrides allowed before, between and after options."""
+    return parser.parse_intermixed_args(list(argv))
+
+
+def config_from(arguments: argparse.Namespace, *, own_question: bool = False) -> "Config":
+    """The configuration that `--config` and the overrides ask for; `own_question` as in `load_config`.
+
+    Raises:
+        ConfigError: see `chimera.config.load_config`.
+    """
+    from chimera.config import load_config
+
+    return load_config(arguments.config, arguments.overrides, own_question=own_question)

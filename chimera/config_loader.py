@@ -1,0 +1,192 @@
+"""From settings to a typed tree of sections: keys are checked first, then types and ranges, then whether they matter.
+
+Nothing here knows Chimera's own keys: `chimera.config` declares the tree.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from chimera.config_source import Setting
+from chimera.errors import ConfigError
+
+SECRET_KEY = re.compile(r"api_?key|token$|secret|passw|credential", re.IGNORECASE)
+"""What the last part of an unknown key looks like when its value is meant to stay secret."""
+
+_PLAIN_NAMES: dict[Any, str] = {
+    type(None): "null",
+    str: "text",
+    bool: "true | false",
+    int: "whole number",
+    float: "number",
+}
+_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+class Section(BaseModel):
+    """Base of every configuration section: frozen, numbers are finite, and unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def unused(self) -> Mapping[str, str]:
+        """Keys, relative to this section, that have no effect given its other values, each with the reason."""
+        return {}
+
+
+Tree = TypeVar("Tree", bound=Section)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One dotted key of a tree as documentation shows it."""
+
+    name: str
+    type: str
+    default: Any
+    description: str
+
+
+def keys(tree: Section, prefix: str = "") -> Iterator[Key]:
+    """Every dotted key below `tree`, in the order of declaration; `tree` supplies the defaults."""
+    for name, field in type(tree).model_fields.items():
+        value = getattr(tree, name)
+        if isinstance(value, Section):
+            yield from keys(value, f"{prefix}{name}.")
+        else:
+            yield Key(f"{prefix}{name}", _type_name(field), value, field.description or "")
+
+
+def build(tree: type[Tree], settings: Mapping[str, Setting]) -> Tree:
+    """Build `tree` from settings by dotted key; a section that is set to nothing keeps its defaults.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type or value, or a key that has no effect.
+    """
+    checked = check_keys(tree, settings)
+    nested = tree().model_dump(mode="json")
+    for key, setting in checked.items():
+        try:
+            json.dumps(setting.value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{key} {setting.place} is neither text, finite number, list nor true/false") from error
+        *sections, last = key.split(".")
+        target = nested
+        for section in sections:
+            target = target[section]
+        target[last] = setting.value
+    try:
+        result = tree.model_validate_json(json.dumps(nested), strict=True)
+    except ValidationError as error:
+        raise _explain(error, checked) from error
+    for key, reason in unused_keys(result).items():
+        if key in checked and checked[key].value is not None:
+            raise ConfigError(f"{key} {checked[key].place} has no effect because {reason}: remove it")
+    return result
+
+
+def unused_keys(section: Section, prefix: str = "") -> dict[str, str]:
+    """Every dotted key below `section` that has no effect given the other values, with the reason."""
+    found = {f"{prefix}{key}": reason for key, reason in section.unused().items()}
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            found |= unused_keys(value, f"{prefix}{name}.")
+    return found
+
+
+def effective(section: Section) -> dict[str, Any]:
+    """The tree as nested plain values without the keys that have no effect."""
+    values = section.model_dump(mode="json")
+    for key in unused_keys(section):
+        *sections, last = key.split(".")
+        target = values
+        for name in sections:
+            target = target[name]
+        target.pop(last, None)
+    return values
+
+
+def check_keys(tree: type[Section], settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """The settings of known keys, without sections that are set to nothing.
+
+    Raises:
+        ConfigError: an unknown key, with the nearest valid one; a value for a section; a section for a value.
+    """
+    names = [key.name for key in keys(tree())]
+    known = set(names)
+    checked: dict[str, Setting] = {}
+    for key, setting in settings.items():
+        if key in known:
+            checked[key] = setting
+        elif any(name.startswith(f"{key}.") for name in names):
+            if setting.value not in (None, {}):
+                raise ConfigError(
+                    f"{key} {setting.place} is a section: set one of its keys, such as {_below(key, names)}"
+                )
+        else:
+            raise ConfigError(_unknown(key, setting, names))
+    return checked
+
+
+def _below(section: str, names: list[str]) -> str:
+    return next(name for name in names if name.startswith(f"{section}."))
+
+
+def _unknown(key: str, setting: Setting, names: list[str]) -> str:
+    parent = key.rpartition(".")[0]
+    if parent in names:
+        return f"{parent} {setting.place} takes one value, it has no key {key.rpartition('.')[2]}"
+    last = key.rpartition(".")[2]
+    if SECRET_KEY.search(last):
+        return (
+            f"{key} {setting.place} looks like a secret: put it into the environment or .env "
+            "(.env.example lists the names), never into the configuration"
+        )
+    same = [name for name in names if name.rpartition(".")[2] == last]
+    nearest = max(same or names, key=lambda name: difflib.SequenceMatcher(None, key, name).ratio())
+    return f"unknown key {key} {setting.place}: the nearest key is {nearest} (python -m chimera config lists all)"
+
+
+def _explain(error: ValidationError, settings: Mapping[str, Setting]) -> ConfigError:
+    first = error.errors(include_url=False)[0]
+    path = [str(part) for part in first["loc"]]
+    message = first["msg"].removeprefix("Value error, ")
+    for length in range(len(path), 0, -1):
+        key = ".".join(path[:length])
+        if key in settings:
+            allowed = message.replace("Input should be", "must be").replace("String should", "must")
+            setting = settings[key]
+            return ConfigError(f"{key} is {_shown(key, setting.value)} {setting.place}, but it {allowed}")
+    place = next((s.place for key, s in settings.items() if key.startswith(".".join(path))), "")
+    return ConfigError(f"{'.'.join(path)} {place}: {message}" if path else message)
+
+
+def _shown(key: str, value: Any) -> str:
+    text = json.dumps(value)
+    return "a value not shown here" if SECRET_KEY.search(key) or re.search(r"//[^/]*@", text) else text
+
+
+def _type_name(field: FieldInfo) -> str:
+    bounds = [
+        f"{sign} {getattr(item, name):g}"
+        for item in field.metadata
+        for name, sign in _BOUNDS.items()
+        if getattr(item, name, None) is not None
+    ]
+    return " ".join([_annotation_name(field.annotation), *bounds])
+
+
+def _annotation_name(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return " | ".join(str(choice) for choice in get_args(annotation))
+    if get_origin(annotation) is tuple:
+        return f"list of {_annotation_name(get_args(annotation)[0])}"
+    if get_args(annotation):
+        return " | ".join(_annotation_name(part) for part in get_args(annotation))
+    return _PLAIN_NAMES.get(annotation) or str(annotation.__name__).lower()
