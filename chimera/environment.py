@@ -1,0 +1,41 @@
+"""What a run was made with: versions, platform and commit; no secrets and no environment variables."""
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+
+def now() -> str:
+    """The time in UTC as ISO 8601, to the microsecond, so that it also sorts."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def describe_environment() -> dict[str, Any]:
+    """Python, packages, platform, processors and the checkout's commit (None outside a checkout or without git)."""
+    return {
+        "created": now(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "commit": _git("rev-parse", "HEAD"),
+        "modified_files": len((_git("status", "--porcelain", "--untracked-files=no") or "").splitlines()),
+        "packages": dict(sorted((item.name.lower(), item.version) for item in metadata.distributions())),
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return None
+    try:
+        command = ["git", "-C", str(root), *arguments]
+        answer = subprocess.run(
+            command, check=False, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
+        )
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None

@@ -1,0 +1,295 @@
+"""The run directory: everything that a later command needs is written here, durably, and read from here.
+
+    runs/<name>/  config.yaml  environment.json  ledger.jsonl  metrics.jsonl  rollouts/<phase>.jsonl
+
+Only one process at a time owns a run for writing; its children may append too. Reading needs no ownership.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from chimera.config import Config, load_config
+from chimera.config_loader import effective
+from chimera.config_source import to_yaml
+from chimera.environment import describe_environment, now
+from chimera.errors import RunError
+from chimera.jsonl import append_line, read_lines
+from chimera.secrets import api_key_names, load_secrets, redact_tree
+
+SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+FIXED_ON_RESUME = ("seed", "data.")
+"""A run keeps these: other tasks under the same name would mix two experiments."""
+
+_owned: dict[Path, int] = {}
+"""Lock files that this process holds open. The lock is the operating system's: it ends with the process."""
+_owned_guard = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory; `writable` when this process, or the parent that handed it over, owns it."""
+
+    path: Path
+    writable: bool = False
+
+    @classmethod
+    def create(cls, name: str | None, config: Config, *, resume: bool = False) -> "Run":
+        """Make `config.runs_dir/name` and own it; None names it after the time.
+
+        With `resume` an existing run is continued: changed settings are recorded in its ledger and replace config.yaml.
+
+        Raises:
+            RunError: the name is unsafe or taken, another process writes the run, or `resume` would change its tasks.
+        """
+        load_secrets(api_key_names(config.models.model_dump()))
+        path = _new_folder(config.runs_dir) if name is None else _named_folder(name, config.runs_dir, resume)
+        run = cls(path, writable=True)
+        _take_ownership(path)
+        try:
+            run._start(config)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, name: str, runs_dir: Path | str = "runs") -> "Run":
+        """An existing run, to read; `name` may also be its path below `runs_dir`.
+
+        Raises:
+            RunError: there is no such run.
+        """
+        folder = Path(runs_dir)
+        plain = Path(name).name if Path(name).parent == folder else name
+        path = folder / check_name(plain)
+        if not (path / "config.yaml").is_file():
+            names = [run.name for run in list_runs(folder)]
+            near = get_close_matches(plain, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"runs there: {', '.join(names[-5:]) or 'none'}"
+            raise RunError(f"there is no run {plain!r} in {folder}: {hint}")
+        return cls(path)
+
+    @classmethod
+    def latest(cls, runs_dir: Path | str = "runs") -> "Run":
+        """The run that was created last, to read.
+
+        Raises:
+            RunError: there is none.
+        """
+        runs = list_runs(Path(runs_dir))
+        if not runs:
+            raise RunError(f"there is no run in {runs_dir}: make one with python -m chimera train")
+        return runs[-1]
+
+    @property
+    def name(self) -> str:
+        """The run's name, which is its folder's."""
+        return self.path.name
+
+    @property
+    def config(self) -> Config:
+        """The configuration that the run was last written with."""
+        return load_config(self.path / "config.yaml", own_question=True)
+
+    def rollouts_file(self, phase: str) -> Path:
+        """Where the rollouts of `phase` are recorded, one JSON object a line."""
+        return self.path / "rollouts" / f"{check_name(phase)}.jsonl"
+
+    def append_rollout(self, record: Mapping[str, Any], *, phase: str) -> None:
+        """Record one finished rollout of `phase` durably."""
+        self._append(self.rollouts_file(phase), record, sync=True)
+
+    def rollouts(self, phase: str) -> Iterator[dict[str, Any]]:
+        """The recorded rollouts of `phase`, oldest first."""
+        return read_lines(self.rollouts_file(phase))
+
+    def append_metrics(self, record: Mapping[str, Any]) -> None:
+        """Append one line of metrics, stamped with the time."""
+        self._append(self.path / "metrics.jsonl", {"time": now(), **record})
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        """The metrics, oldest first."""
+        return read_lines(self.path / "metrics.jsonl")
+
+    def ledger(
+        self, event: str, *, phase: str | None = None, artifacts: Iterable[Path | str] = (), **fields: Any
+    ) -> None:
+        """Write an event durably, with the SHA-256 of each artifact (files or folders below the run)."""
+        hashes = {str(item): hash_artifact(self.path / item) for item in artifacts}
+        record = {"time": now(), "event": event, "phase": phase, "artifacts": hashes, **fields}
+        self._append(
+            self.path / "ledger.jsonl",
+            {key: value for key, value in record.items() if value not in (None, {})},
+            sync=True,
+        )
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The ledger, oldest first."""
+        return read_lines(self.path / "ledger.jsonl")
+
+    def close(self) -> None:
+        """Give up ownership; appending from this process is over. Harmless when it was read-only."""
+        with _owned_guard:
+            descriptor = _owned.pop(self.path.resolve(), None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, file: Path, record: Mapping[str, Any], *, sync: bool = False) -> None:
+        if not self.writable:
+            raise RunError(f"run {self.name!r} was opened to read: create or resume it to write")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        append_line(file, record, sync=sync)
+
+    def _start(self, config: Config) -> None:
+        (self.path / "rollouts").mkdir(exist_ok=True)
+        file, environment_file = self.path / "config.yaml", self.path / "environment.json"
+        environment = describe_environment()
+        if file.exists():
+            changed = _changes(
+                effective(self.config), effective(config) | {"runs_dir": self.config.runs_dir.as_posix()}
+            )
+            fixed = [key for key in changed if key == FIXED_ON_RESUME[0] or key.startswith(FIXED_ON_RESUME[1])]
+            if fixed:
+                old, new = changed[fixed[0]]
+                raise RunError(
+                    f"run {self.name!r} was made with {fixed[0]}={old}, not {new}: keep it, or take another name"
+                )
+            before = json.loads(environment_file.read_text(encoding="utf-8"))
+            moved = _changes(before, environment | {"created": before["created"]})
+            self.ledger("resumed", changed=changed or None, environment=moved or None)
+        else:
+            _write(environment_file, json.dumps(environment, indent=2) + "\n")
+            self.ledger("created")
+        _write(file, to_yaml(redact_tree(effective(config))))
+
+
+def check_name(name: str) -> str:
+    """`name` if it is safe as a file name.
+
+    Raises:
+        RunError: it is not.
+    """
+    if not SAFE_NAME.fullmatch(name) or ".." in name:
+        raise RunError(
+            f"{name!r} cannot name a run or a phase: use at most 64 letters, digits, '.', '_' and '-', "
+            "with a letter or digit first and no '..'"
+        )
+    return name
+
+
+def list_runs(runs_dir: Path) -> list[Run]:
+    """The complete runs in `runs_dir`, oldest first."""
+    if not runs_dir.is_dir():
+        return []
+    folders = [folder for folder in runs_dir.iterdir() if (folder / "config.yaml").is_file()]
+    return [Run(folder) for folder in sorted(folders, key=lambda folder: (_created(folder), folder.name))]
+
+
+def hash_artifact(path: Path) -> str:
+    """SHA-256 of a file, or of the names and hashes of all files of a folder.
+
+    Raises:
+        RunError: there is nothing at `path`.
+    """
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        lines = "".join(f"{hash_artifact(file)}  {file.relative_to(path).as_posix()}\n" for file in files)
+        return hashlib.sha256(lines.encode()).hexdigest()
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise RunError(f"artifact {path} cannot be read: {error.strerror}") from error
+
+
+def _new_folder(runs_dir: Path) -> Path:
+    runs_dir.mkdir(parents=True, exist_ok=True)
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    number = 1
+    while True:
+        path = runs_dir / (stamp if number == 1 else f"{stamp}-{number}")
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            number += 1
+
+
+def _named_folder(name: str, runs_dir: Path, resume: bool) -> Path:
+    path = runs_dir / check_name(name)
+    runs_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir()
+    except FileExistsError as error:
+        if not resume:
+            raise RunError(f"run {name!r} exists in {runs_dir}: resume it, or choose another name") from error
+    return path
+
+
+def _take_ownership(path: Path) -> None:
+    key = path.resolve()
+    with _owned_guard:
+        if key in _owned:
+            raise RunError(f"run {path.name!r} is already being written by this process")
+        descriptor = os.open(key / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            # A POSIX lock, not flock: forked runners do not inherit it, so a dead owner's run is free at once.
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise RunError(f"run {path.name!r} is being written by process {owner}: wait for it or stop it") from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        _owned[key] = descriptor
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    before, after = _flat(old), _flat(new)
+    return {
+        key: (before.get(key), after.get(key)) for key in sorted({*before, *after}) if before.get(key) != after.get(key)
+    }
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _created(folder: Path) -> str:
+    file = folder / "environment.json"
+    try:
+        return str(json.loads(file.read_text())["created"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{file} is broken: remove the run {folder.name!r} or restore the file") from error
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace `path` as a whole: a reader sees the old text or the new one."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
