@@ -1,0 +1,106 @@
+"""Shorten an abstract to whole sentences: results and statistics first, in their original order.
+
+Every sentence of an excerpt occurs word for word in the source, because agents quote from it and the quotes are
+checked.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+GAP = "[...]"
+"""Stands where sentences of one section were left out, so that a quote cannot run across the gap unnoticed."""
+
+_LABEL = re.compile(r"(?:^|(?<=[.!?;)\]\"'])\s*)([A-Z][A-Z0-9 ,/&'()-]{2,60}):\s")
+_END = re.compile(r"[.!?]+[\"')\]”’]*\s+(?=[\"'(\[“‘]*[A-Z0-9])")
+_NOT_AN_END = re.compile(
+    r"(?:^|[\s(\[])(?:vs|e\.g|i\.e|etc|al|ca|cf|approx|no|nos|fig|figs|ref|refs|dr|st|resp|[A-Za-z])\.$", re.IGNORECASE
+)
+_RESULTS = re.compile(r"RESULT|FINDING|OUTCOME")
+_STATISTIC = re.compile(
+    r"\d|\bp\s?[<=>]|significan|confidence interval|odds ratio|hazard ratio|correlat", re.IGNORECASE
+)
+_STEM = 5
+"""Words count as the same when their first letters are: a crude stem is enough to rank sentences."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sentence:
+    text: str
+    label: str
+    section: int
+    position: int
+
+
+def excerpt(text: str, query: str, max_chars: int) -> str:
+    """At most `max_chars` characters of `text`, as whole sentences, the most relevant to `query` first to stay.
+
+    A text that is short enough is returned unchanged. A sentence is cut only when it alone exceeds the limit, and then
+    between words where possible.
+    """
+    if len(text) <= max_chars:
+        return text
+    sentences = split_sentences(text)
+    wanted = _stems(query)
+    ranked = sorted(sentences, key=lambda sentence: (-_score(sentence, wanted), sentence.position))
+    kept: list[_Sentence] = []
+    for sentence in ranked:
+        trial = sorted([*kept, sentence], key=lambda kept_one: kept_one.position)
+        if len(_render(trial)) <= max_chars:
+            kept = trial
+    return _render(kept) if kept else _cut(ranked[0].text if ranked else text, max_chars)
+
+
+def split_sentences(text: str) -> list[_Sentence]:
+    """Sentences of `text` with the label of their section ('' before the first label)."""
+    sentences: list[_Sentence] = []
+    labels = list(_LABEL.finditer(text))
+    starts = [0, *(match.end() for match in labels)]
+    ends = [*(match.start() for match in labels), len(text)]
+    names = ["", *(match.group(1) for match in labels)]
+    for section, (name, start, end) in enumerate(zip(names, starts, ends, strict=True)):
+        for sentence in _sentences(text[start:end]):
+            sentences.append(_Sentence(sentence, name, section, len(sentences)))
+    return sentences
+
+
+def _sentences(text: str) -> Iterable[str]:
+    start = 0
+    for match in _END.finditer(text):
+        end = match.start() + len(match.group().rstrip())
+        if _NOT_AN_END.search(text[max(start, end - 12) : end]):
+            continue
+        yield text[start:end].strip()
+        start = match.end()
+    if text[start:].strip():
+        yield text[start:].strip()
+
+
+def _render(sentences: list[_Sentence]) -> str:
+    parts: list[str] = []
+    before: _Sentence | None = None
+    for sentence in sentences:
+        if before is None or sentence.section != before.section:
+            if sentence.label:
+                parts.append(f"{sentence.label}:")
+        elif sentence.position != before.position + 1:
+            parts.append(GAP)
+        parts.append(sentence.text)
+        before = sentence
+    return " ".join(parts)
+
+
+def _score(sentence: _Sentence, wanted: frozenset[str]) -> float:
+    overlap = len(wanted & _stems(sentence.text)) / max(1, len(wanted))
+    return 3 * overlap + bool(_RESULTS.search(sentence.label)) + bool(_STATISTIC.search(sentence.text))
+
+
+def _stems(text: str) -> frozenset[str]:
+    return frozenset(word[:_STEM] for word in re.findall(r"\w{4,}", text.lower()))
+
+
+def _cut(text: str, max_chars: int) -> str:
+    head = text[:max_chars]
+    if len(text) > max_chars and " " in head and not text[max_chars].isspace():
+        head = head.rsplit(" ", 1)[0]
+    return head.rstrip()

@@ -1,0 +1,81 @@
+"""Keeps the answer key out of live searches: recognises the article that a question was made from.
+
+PubMedQA's question is the article's title and its task id the PMID, so a live search finds the article at once, and
+with it the conclusion that the label was made from. Mirrors (PubMed Central, repositories, dumps of the data set)
+carry another address and often another title, so titles, identifiers and whole sentences are compared.
+"""
+
+import re
+import unicodedata
+from difflib import SequenceMatcher
+from html import unescape
+
+from agents.excerpts import split_sentences
+from agents.passages import Passage
+from chimera.types import Brief
+
+NEAR = 0.9
+"""Titles whose word sequences are at least this similar (difflib ratio) count as the same."""
+_MIN_PHRASE = 4
+_MIN_SENTENCE = 10
+_MIN_DIGITS = 5
+"""Shorter numbers occur in texts by chance; they count only as an exact identifier or in an address."""
+
+
+def is_source(passage: Passage, brief: Brief) -> bool:
+    """True when `passage` is, or quotes, the article behind `brief`."""
+    return (
+        _names_id(passage, brief.id)
+        or same_title(passage.title, brief.goal)
+        or any(same_title(link, brief.goal) for link in passage.linked)
+        or _quotes(passage.text, brief)
+    )
+
+
+def same_title(title: str, goal: str) -> bool:
+    """True when `title` is `goal` up to case, punctuation, mark-up, additions around it or a cut-off end."""
+    ours, theirs = words(goal), words(title)
+    if not ours or not theirs:
+        return False
+    if ours == theirs or (len(ours) >= _MIN_PHRASE and _contains(theirs, ours)):
+        return True
+    if len(theirs) >= max(_MIN_PHRASE, len(ours) // 2) and _is_cut_off(title) and ours[: len(theirs)] == theirs:
+        return True
+    return SequenceMatcher(None, ours, theirs, autojunk=False).ratio() >= NEAR
+
+
+def words(text: str) -> list[str]:
+    """Words of `text` for comparison: no tags, entities, accents, case or punctuation."""
+    text = re.sub(r"</?[a-zA-Z][^<>]{0,200}>", "", unescape(text))
+    decomposed = unicodedata.normalize("NFKD", text.casefold())
+    return re.findall(
+        r"[^\W_]+", "".join(character for character in decomposed if not unicodedata.combining(character))
+    )
+
+
+def _names_id(passage: Passage, id_: str) -> bool:
+    if not id_:
+        return False
+    if id_ in (passage.id, *passage.linked):
+        return True
+    whole = re.compile(rf"(?<![A-Za-z0-9]){re.escape(id_)}(?![A-Za-z0-9])")
+    if passage.url and whole.search(passage.url):
+        return True
+    return id_.isdigit() and len(id_) >= _MIN_DIGITS and bool(whole.search(f"{passage.title} {passage.text}"))
+
+
+def _quotes(text: str, brief: Brief) -> bool:
+    """True when the text holds the question, or a whole sentence of the abstract, word for word."""
+    theirs = words(text)
+    phrases = [(words(brief.goal), _MIN_PHRASE)]
+    for section in brief.context:
+        phrases += [(words(sentence.text), _MIN_SENTENCE) for sentence in split_sentences(section.text)]
+    return any(len(phrase) >= shortest and _contains(theirs, phrase) for phrase, shortest in phrases)
+
+
+def _contains(whole: list[str], part: list[str]) -> bool:
+    return f" {' '.join(part)} " in f" {' '.join(whole)} "
+
+
+def _is_cut_off(title: str) -> bool:
+    return title.rstrip().endswith(("...", "…"))
