@@ -1,0 +1,230 @@
+"""What solves generated tasks, and what does not: `python benchmarks/shortcuts.py [--train N] [--test N]`.
+
+Three tables of accuracies on generated tasks of all four levels:
+
+- the independent reader that applies the published rule, and the same reader blind to one thing;
+- learned readers: gradient boosting on everything that the independent reader found, and on all of it but one thing,
+  which bounds what any reader that ignores it can get;
+- shortcuts that do not read the statistics: TF-IDF with logistic regression, gradient boosting on counts.
+"""
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Literal
+
+from chimera.synthetic import generate
+from chimera.synthetic_reader import (
+    ASPECTS,
+    Aspect,
+    Reading,
+    answer,
+    answer_alone,
+    asked_direction,
+    asked_endpoint,
+    read,
+)
+from chimera.types import LABELS, Label, ResearchTask
+
+Group = Literal["reader", "learned reader", "shortcut"]
+CLASSES = ("significant", "borderline", "not significant")
+WEIGHTS = ("counts", "superseded", "plain")
+MOST_FINDINGS = 4
+CUES = (r"\blower\b", r"\bhigher\b", "final", "interim", "[Aa]fter adj", "[Bb]efore adj", "primary", "secondary")
+NEUTRAL_CUES = ("weeks", "months", "cohort", "centres", "CI", "vs")
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The accuracy of one way to answer; `blind_to` names what it ignores."""
+
+    group: Group
+    name: str
+    accuracy: float
+    blind_to: Aspect | None = None
+
+
+def measure(train_size: int = 4000, test_size: int = 3000) -> list[Score]:
+    """All accuracies on `test_size` tasks of seed 0, learners after `train_size` tasks of seed 1."""
+    train = [made.task for made in generate(train_size, seed=1)]
+    test = [made.task for made in generate(test_size, seed=0)]
+    return [*readers(test), *learned_readers(train, test), *shortcuts(train, test)]
+
+
+def accuracy(tasks: Sequence[ResearchTask], answer_task: Callable[[ResearchTask], Label]) -> float:
+    """Share of tasks answered with their label."""
+    return sum(answer_task(task) == task.label for task in tasks) / len(tasks)
+
+
+def readers(test: Sequence[ResearchTask]) -> list[Score]:
+    """The independent reader, whole and blind to one thing; endpoint and conflict can be ignored in several ways."""
+    scores = [Score("reader", "reads everything", accuracy(test, lambda task: answer(task.brief())))]
+    scores += [
+        Score("reader", f"ignores {blind_to}", accuracy(test, blind(blind_to)), blind_to) for blind_to in ASPECTS
+    ]
+    variants: list[tuple[str, Aspect, Callable[[ResearchTask], Label]]] = [
+        ("takes the first finding of any endpoint", "endpoint", lambda task: one_finding(task, 0, any_endpoint=True)),
+        ("takes the last finding of any endpoint", "endpoint", lambda task: one_finding(task, -1, any_endpoint=True)),
+        ("takes the last finding on the endpoint", "conflict", lambda task: one_finding(task, -1)),
+        ("takes the majority on the endpoint", "conflict", majority_on_endpoint),
+        ("calls every disagreement maybe", "conflict", ignore_marks),
+    ]
+    return scores + [Score("reader", name, accuracy(test, solve), blind_to) for name, blind_to, solve in variants]
+
+
+def blind(blind_to: Aspect) -> Callable[[ResearchTask], Label]:
+    """The independent reader without one thing."""
+    return lambda task: answer(task.brief(), blind_to)
+
+
+def on_endpoint(task: ResearchTask) -> list[Reading]:
+    """The findings about the endpoint asked about, in order."""
+    endpoint = asked_endpoint(task.goal)
+    return [reading for reading in read(task.brief()) if reading.endpoint == endpoint]
+
+
+def one_finding(task: ResearchTask, position: int, *, any_endpoint: bool = False) -> Label:
+    """The answer of the finding at `position`."""
+    readings = list(read(task.brief())) if any_endpoint else on_endpoint(task)
+    return answer_alone(readings[position], asked_direction(task.goal))
+
+
+def majority_on_endpoint(task: ResearchTask) -> Label:
+    """The most frequent answer among the findings on the endpoint, the commonest label first among equals."""
+    answers = Counter(answer_alone(reading, asked_direction(task.goal)) for reading in on_endpoint(task))
+    return max(LABELS, key=lambda label: answers[label])
+
+
+def ignore_marks(task: ResearchTask) -> Label:
+    """Maybe unless all findings on the endpoint agree, whichever analysis counts."""
+    answers: set[Label] = {answer_alone(reading, asked_direction(task.goal)) for reading in on_endpoint(task)}
+    return answers.pop() if len(answers) == 1 else "maybe"
+
+
+def learned_readers(train: Sequence[ResearchTask], test: Sequence[ResearchTask]) -> list[Score]:
+    """Gradient boosting on what was read, whole and without one thing."""
+    scores: list[Score] = []
+    everything_and_less: tuple[Aspect | None, ...] = (None, *ASPECTS)
+    for blind_to in everything_and_less:
+        name = f"without {blind_to}" if blind_to else "on everything read"
+        value = boosting(train, test, partial(reading_features, blind_to=blind_to))
+        scores.append(Score("learned reader", name, value, blind_to))
+    return scores
+
+
+def reading_features(task: ResearchTask, blind_to: Aspect | None) -> list[float]:
+    """Every finding in order and counts of kinds of findings, as numbers, with nothing about `blind_to`."""
+    asked, endpoint = asked_direction(task.goal), asked_endpoint(task.goal)
+    readings = list(read(task.brief()))
+    directions = (0,) if blind_to == "direction" else (1, -1)
+    classes = ("",) if blind_to == "significance" else CLASSES
+    weights = ("",) if blind_to == "conflict" else WEIGHTS
+    if blind_to != "endpoint":
+        readings.sort(key=lambda reading: reading.endpoint != endpoint)
+
+    def kind(reading: Reading) -> tuple[int, str, str]:
+        return (
+            0 if blind_to == "direction" else reading.direction * asked,
+            "" if blind_to == "significance" else reading.significance,
+            "" if blind_to == "conflict" else reading.weight,
+        )
+
+    features: list[float] = [task.level or 0]
+    for reading in readings[:MOST_FINDINGS]:
+        direction, significance, weight = kind(reading)
+        same = sum(other.endpoint == reading.endpoint for other in readings)
+        asked_about = 0 if blind_to == "endpoint" else int(reading.endpoint == endpoint)
+        features += [direction, classes.index(significance), weights.index(weight), same, asked_about]
+    features += [-9] * (5 * (MOST_FINDINGS - len(readings)))
+    counted = Counter(kind(reading) for reading in readings if blind_to == "endpoint" or reading.endpoint == endpoint)
+    return features + [counted[combination] for combination in product(directions, classes, weights)]
+
+
+def shortcuts(train: Sequence[ResearchTask], test: Sequence[ResearchTask]) -> list[Score]:
+    """Learners on words and counts."""
+    return [
+        Score("shortcut", "always the commonest label", accuracy(test, lambda _: "yes")),
+        Score("shortcut", "TF-IDF of words + logistic regression", tfidf(train, test, 1)),
+        Score("shortcut", "TF-IDF of words and pairs + logistic regression", tfidf(train, test, 2)),
+        Score(
+            "shortcut", "gradient boosting on counts of p-values and cue words", boosting(train, test, count_features)
+        ),
+    ]
+
+
+def full_text(task: ResearchTask) -> str:
+    """Question and abstract."""
+    return " ".join([task.goal, *(section.text for section in task.context)])
+
+
+def count_features(task: ResearchTask) -> list[float]:
+    """Asked direction, p-values by class, extremes, cue words and length, with no notion of which belongs to which."""
+    text, asked = full_text(task), asked_direction(task.goal)
+    values = [float(value) for value in re.findall(r"p[=<](0\.\d+)", text)]
+    lower, higher = len(re.findall(r"\blower\b", text)), len(re.findall(r"\bhigher\b", text))
+    cues = [len(re.findall(cue, text)) for cue in (*CUES, *NEUTRAL_CUES)]
+    return [
+        asked,
+        *((higher, lower) if asked > 0 else (lower, higher)),
+        sum(value < 0.05 for value in values),
+        sum(0.05 <= value < 0.10 for value in values),
+        sum(value >= 0.10 for value in values),
+        min(values, default=-1),
+        max(values, default=-1),
+        len(text.split()),
+        task.level or 0,
+        *cues,
+    ]
+
+
+def tfidf(train: Sequence[ResearchTask], test: Sequence[ResearchTask], longest: int) -> float:
+    """Accuracy of TF-IDF up to n-grams of length `longest`, numbers kept whole, with logistic regression."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    model = make_pipeline(
+        TfidfVectorizer(ngram_range=(1, longest), token_pattern=r"[\w.<=%-]+"), LogisticRegression(max_iter=1000)
+    )
+    model.fit([full_text(task) for task in train], [task.label for task in train])
+    return float(model.score([full_text(task) for task in test], [task.label for task in test]))
+
+
+def boosting(
+    train: Sequence[ResearchTask], test: Sequence[ResearchTask], features: Callable[[ResearchTask], list[float]]
+) -> float:
+    """Accuracy of gradient boosting on numeric features."""
+    import numpy as np
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    model = HistGradientBoostingClassifier(max_iter=120, learning_rate=0.08, max_leaf_nodes=15, random_state=0)
+    model.fit(np.array([features(task) for task in train]), [task.label for task in train])
+    return float(model.score(np.array([features(task) for task in test]), [task.label for task in test]))
+
+
+def main() -> None:
+    """Measure and print the table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--train", type=int, default=6000, help="tasks that learners see")
+    parser.add_argument("--test", type=int, default=4000, help="tasks that everything is scored on")
+    arguments = parser.parse_args()
+    scores = measure(arguments.train, arguments.test)
+    whole = {
+        group: next((s.accuracy for s in scores if s.group == group), 0.0) for group in ("reader", "learned reader")
+    }
+    table = Table("kind", "how it answers", "accuracy %", "cost in points", title="generated tasks, levels 1-4")
+    for score in scores:
+        cost = f"{100 * (whole[score.group] - score.accuracy):.1f}" if score.blind_to else ""
+        table.add_row(score.group, score.name, f"{100 * score.accuracy:.1f}", cost)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
