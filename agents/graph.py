@@ -30,9 +30,10 @@ def step_limit(config: SocietyConfig) -> int:
     """The most steps a run can take, for LangGraph's recursion limit (whose default of 10,007 bounds nothing).
 
     The first pass takes eight: juniors, supervisor, refiner, designer, two reviewers, principal investigator and
-    evaluation. Each revision adds at most four: refiner, designer, two reviewers.
+    evaluation. Each revision adds at most four: refiner, designer, two reviewers. LangGraph wants one more, because it
+    compares before it sees that nothing is left to do.
     """
-    return _FIRST_PASS + _REVISION * revisions_allowed(config)
+    return _FIRST_PASS + _REVISION * revisions_allowed(config) + 1
 
 
 def _retriable(error: Exception) -> bool:

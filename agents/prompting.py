@@ -4,9 +4,13 @@ A user or tool message is one compact JSON object. Everything that did not come 
 roles' words) is a JSON string in it, so braces, tags or quotes in it cannot alter the prompt's structure. The goal
 comes last, after untrusted text: small models read better when the question follows the evidence, and large ones are
 reminded of their task after whatever the text asked of them.
+
+A tokenizer may read `<|im_end|>` or `<tool_call>` as a control token even inside a JSON string, so the first character of
+anything like a tag is written as a JSON escape: the structure holds, and reading the JSON gives the text back unchanged.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,10 +19,12 @@ from agents.roles import Role
 Message = dict[str, Any]
 """One OpenAI chat message."""
 
+_TAG = re.compile(r"<(?=[|/A-Za-z])")
+
 
 def dump(payload: Mapping[str, Any]) -> str:
     """Compact JSON without ASCII escapes: what prompts and answers look like everywhere."""
-    return json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
+    return _TAG.sub(r"\\u003c", json.dumps(payload, ensure_ascii=False, separators=(",", ":")))
 
 
 def canonical(payload: Mapping[str, Any]) -> str:

@@ -1,0 +1,260 @@
+"""Fixtures that several test files share; each area's names start with its own word."""
+
+import asyncio
+import copy
+import json
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agents.roles import ROLES
+from chimera.serving.client import Completion, ToolCall
+from chimera.types import Brief, Section
+
+# --- society: a scripted model and toolbox
+
+HYPOTHESIS = {"evidence": ["The rate was lower (p=0.01)."], "comparison": "lower", "claim": "It works", "answer": "yes"}
+PROTOCOL = {
+    "design": "randomised trial",
+    "population": "adults",
+    "intervention": "drug",
+    "comparator": "placebo",
+    "outcome": "rate",
+    "sample_size": 120,
+    "analysis": "log-rank test",
+    "safeguards": "monitoring board",
+    "expected": "yes",
+}
+APPROVAL = {"issues": [], "severity": "NONE", "verdict": "APPROVE"}
+SOCIETY_ANSWERS: dict[str, dict[str, Any]] = {
+    "Geneticist": {**HYPOTHESIS, "claim": "genes"},
+    "Pharmacologist": {**HYPOTHESIS, "claim": "drugs"},
+    "Neurologist": {**HYPOTHESIS, "claim": "nerves", "answer": "maybe"},
+    "Supervisor": {"choice": "Pharmacologist", "justification": "its evidence is about the outcome"},
+    "HypothesisRefiner": {**HYPOTHESIS, "claim": "refined"},
+    "ProtocolDesigner": PROTOCOL,
+    "PeerReviewer": APPROVAL,
+    "SafetyOfficer": APPROVAL,
+    "PrincipalInvestigator": {"amendments": ["report harms"], "decision": "GO", "rationale": "the evidence says so"},
+}
+_ROLE_OF_PROMPT = {role.prompt: role.name for role in ROLES.values()}
+
+
+@dataclass(frozen=True)
+class SocietyRequest:
+    role: str
+    key: str
+    messages: list[dict[str, Any]]
+    tools: list[Any]
+    response_format: Any
+    seed: int | None
+
+
+class ScriptedSocietyModel:
+    """Plays each role's script, then its standard answer for ever after.
+
+    A script's items: a dict (a JSON answer), a str (raw text), a list of (tool, arguments) (parallel tool calls;
+    arguments that are a str are sent raw), an exception (raised), or an async function (awaited; its result is played).
+    """
+
+    def __init__(self, **scripts: list[Any]) -> None:
+        self.scripts = {role: list(items) for role, items in scripts.items()}
+        self.requests: list[SocietyRequest] = []
+
+    def of(self, role: str) -> list[SocietyRequest]:
+        return [request for request in self.requests if request.role == role]
+
+    async def complete(self, key, messages, *, tools=(), response_format=None, seed=None):
+        role = _ROLE_OF_PROMPT[messages[0]["content"]]
+        request = SocietyRequest(role, key, copy.deepcopy(list(messages)), list(tools), response_format, seed)
+        self.requests.append(request)
+        number = len(self.requests)
+        script = self.scripts.get(role)
+        item = script.pop(0) if script else SOCIETY_ANSWERS[role]
+        while callable(item):
+            item = await item()
+        if isinstance(item, Exception):
+            raise item
+        return society_completion(item, f"answer-{number}")
+
+
+def society_completion(item: Any, name: str = "answer-1", finish_reason: str = "stop") -> Completion:
+    calls: tuple[ToolCall, ...] = ()
+    content = item if isinstance(item, str) else json.dumps(item)
+    if isinstance(item, list):
+        content = ""
+        calls = tuple(
+            ToolCall(
+                f"{name}-{position}",
+                tool,
+                None if isinstance(arguments, str) else arguments,
+                arguments if isinstance(arguments, str) else json.dumps(arguments),
+            )
+            for position, (tool, arguments) in enumerate(item)
+        )
+    message: dict[str, Any] = {"role": "assistant", "content": content or None}
+    if calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.raw_arguments}}
+            for call in calls
+        ]
+    return Completion(message, content, calls, finish_reason, 10, 5, name, "v1")
+
+
+@dataclass(frozen=True)
+class FakeToolResult:
+    passages: tuple[Any, ...]
+    ok: bool = True
+    valid: bool = True
+    error: str | None = None
+
+    def content(self) -> dict[str, Any]:
+        if self.error is not None:
+            return {"error": self.error}
+        return {"results": [{"id": passage.id, "text": passage.text} for passage in self.passages]}
+
+
+@dataclass
+class FakeToolbox:
+    """One passage a call, whose id is the query; `texts` overrides the text of a query's passage."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def specs(self, names):
+        return [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in names]
+
+    async def call(self, name, arguments, *, brief):
+        self.calls.append((name, dict(arguments)))
+        await asyncio.sleep(0)
+        query = arguments.get("query", "nothing")
+        text = self.texts.get(query, f"Passage about {query}.")
+        return FakeToolResult((SimpleNamespace(id=query, title=query, text=text, url=None),))
+
+
+@pytest.fixture(scope="session")
+def society_kit():
+    """Stateless: the scripted model, the toolbox, standard answers, a brief, and `make` for a `Society` of them."""
+    from agents.society import Society
+    from chimera.config import SocietyConfig
+
+    brief = Brief(
+        "17", "Does the drug lower the rate?", (Section("METHODS", "A trial."), Section("RESULTS", "It fell."))
+    )
+
+    async def evaluate(state, _brief):
+        return {"fields": sorted(state)}
+
+    def make(model, toolbox=None, *, evaluate=evaluate, operation=None, observe=None, select=None, **config):
+        extras = {"operation": operation, "observe": observe, "select": select}
+        extras = {name: value for name, value in extras.items() if value is not None}
+        return Society(model, toolbox or FakeToolbox(), SocietyConfig(**config), evaluate=evaluate, **extras)
+
+    return SimpleNamespace(
+        Model=ScriptedSocietyModel,
+        Toolbox=FakeToolbox,
+        Result=FakeToolResult,
+        completion=society_completion,
+        answers=SOCIETY_ANSWERS,
+        approval=APPROVAL,
+        brief=brief,
+        make=make,
+        evaluate=evaluate,
+    )
+
+
+# --- serving: random small models
+
+
+def _serving_model(folder, *, seed=0, tied=True, kv_heads=2, layers=2, vocab=512, context=2048, scale=1.0, template=None):
+    """A random Qwen2 model with a byte-level BPE tokenizer and a ChatML template, saved like a Hugging Face model."""
+    import torch
+    from safetensors.torch import save_file
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    heads, dim, inner = 4, 8, 48
+    hidden = heads * dim
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    text = 'You are the Geneticist. system user assistant {"evidence":["the rate was lower, p=0.01"],"answer":"yes"}'
+    tokenizer.train_from_iterator([text, text.lower()] * 4, trainer)
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in ("<tool_call>", "</tool_call>")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": context,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": tied,
+        "hidden_act": "silu",
+        "eos_token_id": tokenizer.token_to_id("<|im_end|>"),
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"})
+    )
+    (folder / "chat_template.jinja").write_text(template or SERVING_TEMPLATE)
+    generator = torch.Generator().manual_seed(seed)
+    kv = kv_heads * dim
+    sizes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    if not tied:
+        sizes["lm_head.weight"] = (vocab, hidden)
+    for layer in range(layers):
+        at = f"model.layers.{layer}."
+        for part, width in (("q", hidden), ("k", kv), ("v", kv)):
+            sizes[f"{at}self_attn.{part}_proj.weight"] = (width, hidden)
+            sizes[f"{at}self_attn.{part}_proj.bias"] = (width,)
+        sizes[f"{at}self_attn.o_proj.weight"] = (hidden, hidden)
+        sizes[f"{at}mlp.gate_proj.weight"] = sizes[f"{at}mlp.up_proj.weight"] = (inner, hidden)
+        sizes[f"{at}mlp.down_proj.weight"] = (hidden, inner)
+        sizes[f"{at}input_layernorm.weight"] = sizes[f"{at}post_attention_layernorm.weight"] = (hidden,)
+    weights = {
+        name: torch.ones(size) + 0.1 * torch.randn(size, generator=generator)
+        if "norm" in name
+        else scale * torch.randn(size, generator=generator) * 0.3
+        for name, size in sizes.items()
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+SERVING_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + (message.content or '') }}"
+    "{% for call in message.tool_calls or [] %}"
+    '{{ \'<tool_call>{"name":"\' + call.function.name + \'","arguments":\' }}'
+    "{{ call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}"
+    "{{ '}</tool_call>' }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def serving_model(tmp_path_factory):
+    """Stateless: `serving_model(seed=.., tied=..)` is the folder of a random 60,000-parameter Qwen2 model."""
+    folders: dict[str, Any] = {}
+
+    def make(**options):
+        key = repr(sorted(options.items()))
+        if key not in folders:
+            folders[key] = _serving_model(tmp_path_factory.mktemp("qwen2"), **options)
+        return folders[key]
+
+    return make

@@ -1,0 +1,504 @@
+import asyncio
+import copy
+import itertools
+import json
+from collections import defaultdict
+from contextlib import contextmanager
+from typing import get_type_hints
+
+import pytest
+from langgraph.errors import GraphRecursionError
+from langgraph.runtime import Runtime
+
+import agents.society as society_module
+from agents.context import Choice, RunContext, SupervisorChoice
+from agents.graph import build_graph, step_limit
+from agents.nodes import DESKS, role_node
+from agents.prompting import payload_of
+from agents.record import ModelCall, no_observer, no_operation
+from agents.roles import JUNIORS, ROLES
+from agents.sources import sources_seen
+from agents.state import ResearchState
+from chimera.config import SocietyConfig
+from chimera.errors import ModelError, RoleError
+from chimera.types import Brief, ResearchTask, Section
+
+MAJOR = {"issues": ["redo it"], "severity": "MAJOR", "verdict": "REVISE"}
+CRITICAL = {"issues": ["unsafe"], "severity": "CRITICAL", "verdict": "REVISE"}
+SEARCH = "literature_search"
+
+EVERY_ROLE = set(ROLES)
+WRITERS = {
+    "messages": EVERY_ROLE,
+    "sender": EVERY_ROLE,
+    "turn_count": EVERY_ROLE,
+    "initial_hypotheses": set(JUNIORS),
+    "selected_hypothesis": {"Supervisor"},
+    "supervisor_justification": {"Supervisor"},
+    "selection": {"Supervisor"},
+    "refined_hypothesis": {"HypothesisRefiner"},
+    "critical_revisions": {"HypothesisRefiner"},
+    "experimental_protocol": {"ProtocolDesigner"},
+    "major_revisions": {"ProtocolDesigner"},
+    "peer_review": {"PeerReviewer"},
+    "safety_review": {"SafetyOfficer"},
+    "final_protocol": {"PrincipalInvestigator"},
+    "final_decision": {"PrincipalInvestigator"},
+    "final_rationale": {"PrincipalInvestigator"},
+    "final_evaluation": {"Evaluation"},
+}
+
+
+async def nodes_of(society, brief, seed=None):
+    return [node async for node, _ in society.stream(brief, seed)]
+
+
+async def test_every_field_is_written_and_by_its_writer_only(society_kit):
+    model = society_kit.Model(PeerReviewer=[CRITICAL], SafetyOfficer=[society_kit.approval, MAJOR])
+    society = society_kit.make(model)
+    seen = defaultdict(set)
+    async for node, update in society.stream(society_kit.brief):
+        for name in update:
+            seen[name].add(node)
+    assert dict(seen) == WRITERS
+    state = await society_kit.make(society_kit.Model()).run(society_kit.brief)
+    assert set(state) == {*WRITERS, "research_goal"} == set(get_type_hints(ResearchState))
+    assert state["research_goal"] == society_kit.brief.goal
+
+
+async def test_a_run_without_revisions(society_kit):
+    answers = society_kit.answers
+    state = await society_kit.make(society_kit.Model()).run(society_kit.brief)
+    assert state["initial_hypotheses"] == [{"author": name, **answers[name]} for name in JUNIORS]
+    assert state["selected_hypothesis"] == {"author": "Pharmacologist", **answers["Pharmacologist"]}
+    assert state["supervisor_justification"] == answers["Supervisor"]["justification"]
+    assert state["refined_hypothesis"] == answers["HypothesisRefiner"]
+    assert state["final_protocol"] == {**answers["ProtocolDesigner"], "amendments": ["report harms"]}
+    assert (state["final_decision"], state["final_rationale"]) == ("GO", "the evidence says so")
+    assert (state["turn_count"], state["sender"]) == (9, "PrincipalInvestigator")
+    assert (state["critical_revisions"], state["major_revisions"]) == (0, 0)
+    assert "final_rationale" in state["final_evaluation"]["fields"]
+    json.dumps(state)
+
+
+@pytest.mark.parametrize("calls", list(itertools.product(range(4), repeat=3)))
+async def test_the_supervisor_joins_once_whatever_the_juniors_tool_calls(society_kit, calls):
+    """With an edge from each junior, or one tool node for all, it would run once per arrival or orphan tool calls."""
+    script = {
+        name: [[(SEARCH, {"query": f"{name}{number}"})] for number in range(count)]
+        for name, count in zip(JUNIORS, calls, strict=True)
+    }
+    model = society_kit.Model(**script)
+    toolbox = society_kit.Toolbox()
+    society = society_kit.make(model, toolbox, max_tool_calls=3)
+    nodes = await nodes_of(society, society_kit.brief)
+    assert sorted(nodes[:3]) == sorted(JUNIORS)
+    assert nodes[3:] == [
+        "Supervisor",
+        "HypothesisRefiner",
+        "ProtocolDesigner",
+        "PeerReviewer",
+        "SafetyOfficer",
+        "PrincipalInvestigator",
+        "Evaluation",
+    ]
+    assert len(toolbox.calls) == sum(calls)
+    (request,) = model.of("Supervisor")
+    assert [h["author"] for h in payload_of(request.messages)["hypotheses"]] == list(JUNIORS)
+    for name, count in zip(JUNIORS, calls, strict=True):
+        last = model.of(name)[-1].messages
+        answered = [message["tool_call_id"] for message in last if message["role"] == "tool"]
+        assert answered == [call["id"] for message in last for call in message.get("tool_calls", ())]
+        assert len(answered) == count
+
+
+async def test_juniors_work_at_the_same_time(society_kit):
+    arrived, all_here = [], asyncio.Event()
+
+    async def wait_for_the_others():
+        arrived.append(None)
+        if len(arrived) == 3:
+            all_here.set()
+        await all_here.wait()
+        return society_kit.answers["Geneticist"]
+
+    model = society_kit.Model(**{name: [wait_for_the_others] for name in JUNIORS})
+    state = await society_kit.make(model, node_timeout_s=20).run(society_kit.brief)
+    assert len(state["initial_hypotheses"]) == 3
+
+
+async def test_messages_are_private_to_each_role(society_kit):
+    model = society_kit.Model(
+        **{name: [[(SEARCH, {"query": "shared"})], f"secret of {name}"] for name in JUNIORS},
+    )
+    state = await society_kit.make(model).run(society_kit.brief)
+    assert set(state["messages"]) == set(ROLES)
+    for name in JUNIORS:
+        holders = {role for role, channel in state["messages"].items() if f"secret of {name}" in json.dumps(channel)}
+        readers = {request.role for request in model.requests if f"secret of {name}" in json.dumps(request.messages)}
+        assert holders == readers == {name}
+        assert [message["role"] for message in state["messages"][name]] == [
+            "system",
+            "user",
+            "assistant",
+            "tool",
+            "assistant",
+            "user",
+            "assistant",
+        ]
+
+
+@pytest.mark.parametrize("evidence", ["retrieved", "given"])
+async def test_what_each_role_is_told(society_kit, evidence):
+    model = society_kit.Model(
+        Geneticist=[[(SEARCH, {"query": "a"})]],
+        Neurologist=[[(SEARCH, {"query": "a"}), (SEARCH, {"query": "b"})]],
+        PeerReviewer=[CRITICAL],
+    )
+    await society_kit.make(model, evidence=evidence).run(society_kit.brief)
+    given = ["sources"] if evidence == "given" else []
+    payloads = {role: [payload_of(r.messages) for r in model.of(role)] for role in ROLES}
+    keys = {role: [list(payload) for payload in visits] for role, visits in payloads.items()}
+    assert keys["Geneticist"] == [[*given, "goal"]] * 2
+    assert keys["Supervisor"] == [["hypotheses", "goal"]]
+    assert keys["HypothesisRefiner"] == [
+        [*given, "hypothesis", "justification", "goal"],
+        [*given, "hypothesis", "justification", "feedback", "goal"],
+    ]
+    assert keys["ProtocolDesigner"] == [["hypothesis", "goal"], ["hypothesis", "feedback", "goal"]]
+    assert keys["PeerReviewer"] == [["sources", "hypothesis", "protocol", "goal"]] * 2
+    assert keys["SafetyOfficer"] == [["protocol", "hypothesis", "peer_review", "goal"]] * 2
+    assert keys["PrincipalInvestigator"] == [
+        ["hypothesis", "protocol", "peer_review", "safety_review", "revisions", "goal"]
+    ]
+    assert list(payloads["HypothesisRefiner"][0]["hypothesis"]) == ["evidence", "comparison", "claim", "answer"]
+    assert payloads["HypothesisRefiner"][1]["feedback"] == {"peer_review": CRITICAL}
+    assert payloads["HypothesisRefiner"][1]["hypothesis"] == society_kit.answers["HypothesisRefiner"]
+    assert payloads["PrincipalInvestigator"][0]["revisions"] == {"used": 1, "allowed": 2}
+    abstract = {"id": "17", "text": "METHODS: A trial. RESULTS: It fell."}
+    if evidence == "given":
+        assert payloads["Geneticist"][0]["sources"] == [abstract]
+    seen = {source["id"] for source in payloads["PeerReviewer"][0]["sources"]}
+    assert seen == ({"17", "a", "b"} if evidence == "given" else {"a", "b"})
+    assert len(payloads["PeerReviewer"][0]["sources"]) == len(seen)
+
+
+async def test_a_brief_without_an_abstract_gives_no_sources(society_kit):
+    model = society_kit.Model()
+    state = await society_kit.make(model, evidence="given").run(Brief("1", "Why?", ()))
+    assert list(payload_of(model.of("Geneticist")[0].messages)) == ["goal"]
+    assert sources_seen(state["messages"]) == []
+
+
+async def test_the_answer_key_is_in_no_prompt(society_kit):
+    task = ResearchTask("1", "Why?", (Section("RESULTS", "It fell."),), "maybe", "pubmedqa", "CONCLUSION-OF-THE-PAPER")
+    model = society_kit.Model()
+    state = await society_kit.make(model, evidence="given").run(task.brief())
+    assert "CONCLUSION" not in json.dumps([request.messages for request in model.requests])
+    assert "CONCLUSION" not in json.dumps(state)
+    assert '"label"' not in json.dumps([payload_of(request.messages) for request in model.requests])
+
+
+async def test_a_revision_starts_from_a_fresh_prompt_and_the_channel_keeps_both(society_kit):
+    records = []
+    model = society_kit.Model(ProtocolDesigner=[[(SEARCH, {"query": "a"})]], SafetyOfficer=[MAJOR])
+    state = await society_kit.make(model, observe=records.append).run(society_kit.brief)
+    first, answered, revision = model.of("ProtocolDesigner")
+    assert len(revision.messages) == len(first.messages) == 2
+    assert payload_of(revision.messages)["feedback"] == {"safety_review": MAJOR}
+    assert state["messages"]["ProtocolDesigner"][: len(answered.messages)] == answered.messages
+    assert state["messages"]["ProtocolDesigner"][5:7] == revision.messages
+    visits = [record.visit for record in records if record.role == "ProtocolDesigner"]
+    assert visits == [1, 1, 1, 2]
+    assert state["major_revisions"] == 1
+    assert state["turn_count"] == 12
+
+
+async def test_revisions_stop_at_the_caps_and_the_run_fits_the_step_limit(society_kit, monkeypatch):
+    caps = {"max_critical_revisions": 2, "max_major_revisions": 0, "max_revisions": 3}
+    model = society_kit.Model(SafetyOfficer=[CRITICAL] * 99)
+    state = await society_kit.make(model, **caps).run(society_kit.brief)
+    assert state["critical_revisions"] == 2
+    assert state["turn_count"] == 9 + 2 * 4
+    assert step_limit(SocietyConfig(**caps)) == 17
+    # The limit is tight: a graph that took one step more than its caps allow would be stopped.
+    monkeypatch.setattr(society_module, "step_limit", lambda config: step_limit(config) - 1)
+    with pytest.raises(GraphRecursionError):
+        await society_kit.make(society_kit.Model(SafetyOfficer=[CRITICAL] * 99), **caps).run(society_kit.brief)
+
+
+@pytest.mark.parametrize("reviewer", ["PeerReviewer", "SafetyOfficer"])
+@pytest.mark.parametrize("decision", ["GO", "NO-GO", "UNDECIDED"])
+async def test_an_unresolved_critical_review_never_gets_go(society_kit, reviewer, decision):
+    principal = {**society_kit.answers["PrincipalInvestigator"], "decision": decision}
+    model = society_kit.Model(**{reviewer: [CRITICAL] * 9}, PrincipalInvestigator=[principal])
+    state = await society_kit.make(model).run(society_kit.brief)
+    if decision == "GO":
+        assert state["final_decision"] == "NO-GO"
+        assert state["final_rationale"].startswith("GO was overridden: a CRITICAL review is unresolved")
+        assert principal["rationale"] in state["final_rationale"]
+    else:
+        assert (state["final_decision"], state["final_rationale"]) == (decision, principal["rationale"])
+
+
+async def test_a_resolved_critical_review_may_get_go(society_kit):
+    state = await society_kit.make(society_kit.Model(SafetyOfficer=[CRITICAL])).run(society_kit.brief)
+    assert (state["final_decision"], state["critical_revisions"]) == ("GO", 1)
+
+
+async def test_an_approved_critical_review_counts_by_its_severity(society_kit):
+    review = {**CRITICAL, "verdict": "APPROVE"}
+    state = await society_kit.make(society_kit.Model(SafetyOfficer=[review] * 9)).run(society_kit.brief)
+    assert (state["final_decision"], state["critical_revisions"]) == ("NO-GO", 1)
+
+
+async def test_an_unreadable_safety_review_blocks(society_kit):
+    records = []
+    model = society_kit.Model(SafetyOfficer=["It is safe, go ahead."] * 9)
+    state = await society_kit.make(model, observe=records.append).run(society_kit.brief)
+    assert state["safety_review"]["severity"] == "CRITICAL"
+    assert state["safety_review"]["verdict"] == "REVISE"
+    assert state["safety_review"]["issues"][0].startswith("the safety review could not be read: ")
+    assert state["critical_revisions"] == 1
+    assert state["final_decision"] == "NO-GO"
+    calls = [record for record in records if record.role == "SafetyOfficer"]
+    assert [(call.visit, call.parsed, call.repair) for call in calls] == [
+        (1, False, False),
+        (1, False, True),
+        (2, False, False),
+        (2, False, True),
+    ]
+
+
+class Fixed:
+    def __init__(self, author):
+        self.author = author
+        self.asked = []
+
+    def select(self, hypotheses, brief, preferred):
+        self.asked.append(([h["author"] for h in hypotheses], brief, preferred))
+        return Choice(self.author, "epsilon-greedy", {"Geneticist": 0.8, "Pharmacologist": 0.1, "Neurologist": 0.1})
+
+
+async def test_a_policy_may_choose_another_hypothesis(society_kit):
+    policy = Fixed("Geneticist")
+    model = society_kit.Model()
+    state = await society_kit.make(model, select=policy).run(society_kit.brief)
+    assert policy.asked == [(list(JUNIORS), society_kit.brief, "Pharmacologist")]
+    assert state["selected_hypothesis"]["author"] == "Geneticist"
+    assert state["selection"] == {
+        "author": "Geneticist",
+        "preferred": "Pharmacologist",
+        "policy": "epsilon-greedy",
+        "propensities": {"Geneticist": 0.8, "Pharmacologist": 0.1, "Neurologist": 0.1},
+    }
+    told = payload_of(model.of("HypothesisRefiner")[0].messages)
+    assert told["hypothesis"]["claim"] == "genes"
+    assert told["justification"].startswith(
+        "Chosen by policy 'epsilon-greedy'; the supervisor preferred Pharmacologist"
+    )
+
+
+async def test_a_policy_that_chooses_nobody_is_the_supervisors_error(society_kit):
+    with pytest.raises(RoleError, match=r"^Supervisor: the policy 'epsilon-greedy' chose 'Surgeon', not one of Geneti"):
+        await society_kit.make(society_kit.Model(), select=Fixed("Surgeon")).run(society_kit.brief)
+
+
+async def test_without_a_policy_the_supervisors_choice_stands_and_no_propensity_is_invented(society_kit):
+    state = await society_kit.make(society_kit.Model()).run(society_kit.brief)
+    assert state["selection"]["author"] == state["selection"]["preferred"] == "Pharmacologist"
+    assert (state["selection"]["policy"], state["selection"]["propensities"]) == ("supervisor", None)
+
+
+def flaky(times, retriable=True):
+    return [ModelError("the server answered 503", retriable=retriable)] * times
+
+
+async def test_a_role_is_tried_again_after_a_retriable_model_error(society_kit):
+    records = []
+    calm, model = (
+        society_kit.Model(Geneticist=[[(SEARCH, {"query": "a"})], *failures, society_kit.answers["Geneticist"]])
+        for failures in ([], flaky(1))
+    )
+    expected = await society_kit.make(calm).run(society_kit.brief, 1)
+    model.scripts["Geneticist"].insert(2, [(SEARCH, {"query": "a"})])
+    state = await society_kit.make(model, observe=records.append, node_retries=1).run(society_kit.brief, 1)
+    assert [m["role"] for m in state["messages"]["Geneticist"]] == [
+        m["role"] for m in expected["messages"]["Geneticist"]
+    ]
+    assert state["turn_count"] == expected["turn_count"] == 9
+    assert len(state["initial_hypotheses"]) == 3
+    calls = [record for record in records if isinstance(record, ModelCall) and record.role == "Geneticist"]
+    assert [(call.attempt, call.step, call.error) for call in calls] == [
+        (1, 1, None),
+        (1, 2, "the server answered 503"),
+        (2, 1, None),
+        (2, 2, None),
+    ]
+    seeds = [request.seed for request in model.of("Geneticist")]
+    assert seeds[:2] == seeds[2:]
+
+
+@pytest.mark.parametrize(
+    ("failures", "retries", "tries"), [(flaky(9), 2, 3), (flaky(9), 0, 1), (flaky(9, False), 2, 1)]
+)
+async def test_a_model_error_that_stays_is_the_roles_error(society_kit, failures, retries, tries):
+    model = society_kit.Model(Supervisor=failures)
+    with pytest.raises(RoleError, match="answered 503") as caught:
+        await society_kit.make(model, node_retries=retries).run(society_kit.brief)
+    assert str(caught.value) == "Supervisor: the server answered 503"
+    assert caught.value.role == "Supervisor"
+    assert isinstance(caught.value.__cause__, ModelError)
+    assert len(model.of("Supervisor")) == tries
+
+
+async def test_an_unreadable_answer_is_not_tried_again(society_kit):
+    model = society_kit.Model(PeerReviewer=["?"] * 9)
+    with pytest.raises(RoleError):
+        await society_kit.make(model, node_retries=3).run(society_kit.brief)
+    assert len(model.of("PeerReviewer")) == 2
+
+
+class Hanging:
+    """An async script item that waits for ever and remembers whether it was cancelled."""
+
+    def __init__(self):
+        self.started = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def __call__(self):
+        self.started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+
+@pytest.mark.parametrize("how", ["run", "stream"])
+@pytest.mark.parametrize("role", ["Neurologist", "ProtocolDesigner"])
+async def test_a_role_that_takes_too_long_fails_and_its_model_call_is_cancelled(society_kit, role, how):
+    hanging = Hanging()
+    society = society_kit.make(society_kit.Model(**{role: [hanging]}), node_timeout_s=0.2, node_retries=3)
+    with pytest.raises(RoleError, match=f"^{role}: took longer than 0.2 s: raise society.node_timeout_s") as caught:
+        await (society.run(society_kit.brief) if how == "run" else nodes_of(society, society_kit.brief))
+    assert caught.value.role == role
+    assert hanging.cancelled.is_set()
+
+
+async def test_when_one_junior_fails_the_others_calls_are_cancelled(society_kit):
+    hanging = Hanging()
+
+    async def fail_once_the_other_works():
+        await hanging.started.wait()
+        return ModelError("no such model")
+
+    model = society_kit.Model(Geneticist=[hanging], Neurologist=[fail_once_the_other_works])
+    with pytest.raises(RoleError, match=r"^Neurologist: no such model"):
+        await society_kit.make(model).run(society_kit.brief)
+    await asyncio.wait_for(hanging.cancelled.wait(), 10)
+
+
+async def test_cancelling_a_run_cancels_its_model_calls(society_kit):
+    hanging = Hanging()
+    society = society_kit.make(society_kit.Model(SafetyOfficer=[hanging]))
+    task = asyncio.create_task(society.run(society_kit.brief))
+    await hanging.started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert hanging.cancelled.is_set()
+
+
+async def test_a_closed_stream_cancels_its_model_calls(society_kit):
+    hanging = Hanging()
+    society = society_kit.make(society_kit.Model(Supervisor=[hanging]))
+    stream = society.stream(society_kit.brief)
+    for _ in JUNIORS:
+        await anext(stream)
+    await_next = asyncio.create_task(anext(stream))
+    await hanging.started.wait()
+    await_next.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await await_next
+    await stream.aclose()
+    assert hanging.cancelled.is_set()
+
+
+async def test_an_evaluator_that_fails_is_named(society_kit):
+    async def fail(state, brief):
+        raise ModelError("the judge is away")
+
+    with pytest.raises(RoleError, match=r"^Evaluation: the judge is away"):
+        await society_kit.make(society_kit.Model(), evaluate=fail).run(society_kit.brief)
+
+
+async def test_no_node_changes_the_state_it_was_given(society_kit):
+    """LangGraph drops changes in place, so a node that made one would seem to work in a test of its own."""
+    model = society_kit.Model(PeerReviewer=[CRITICAL], SafetyOfficer=[society_kit.approval, MAJOR])
+    state = await society_kit.make(model).run(society_kit.brief)
+    context = RunContext(
+        brief=society_kit.brief,
+        seed=1,
+        config=SocietyConfig(),
+        model=society_kit.Model(Geneticist=[[(SEARCH, {"query": "a"})]], Supervisor=["?"]),
+        toolbox=society_kit.Toolbox(),
+        evaluate=society_kit.evaluate,
+        select=SupervisorChoice(),
+        operation=no_operation,
+        observe=no_observer,
+    )
+    for name, desk in DESKS.items():
+        given = copy.deepcopy(state)
+        update = await role_node(desk)(given, Runtime(context=context))
+        assert given == state, name
+        assert list(update["messages"]) == [name]
+        assert update["messages"][name][0]["role"] == "system", "an update holds the new messages only"
+
+
+async def test_each_visit_is_one_operation(society_kit):
+    opened, closed = [], []
+
+    @contextmanager
+    def operation(name, attributes):
+        opened.append((name, attributes))
+        try:
+            yield
+        finally:
+            closed.append(name)
+
+    model = society_kit.Model(SafetyOfficer=[MAJOR], PeerReviewer=flaky(1))
+    await society_kit.make(model, operation=operation).run(society_kit.brief)
+    assert sorted(name for name, _ in opened[:3]) == sorted(JUNIORS)
+    assert [(name, a["visit"], a.get("attempt", 1)) for name, a in opened[3:]] == [
+        ("Supervisor", 1, 1),
+        ("HypothesisRefiner", 1, 1),
+        ("ProtocolDesigner", 1, 1),
+        ("PeerReviewer", 1, 1),
+        ("PeerReviewer", 1, 2),
+        ("SafetyOfficer", 1, 1),
+        ("ProtocolDesigner", 2, 1),
+        ("PeerReviewer", 2, 1),
+        ("SafetyOfficer", 2, 1),
+        ("PrincipalInvestigator", 1, 1),
+        ("Evaluation", 1, 1),
+    ]
+    assert all(attributes["role"] == name for name, attributes in opened)
+    assert sorted(closed) == sorted(name for name, _ in opened)
+
+
+async def test_runs_at_the_same_time_do_not_mix(society_kit):
+    model = society_kit.Model()
+    society = society_kit.make(model)
+    briefs = [Brief(str(number), f"Question {number}?", ()) for number in range(8)]
+    states = await asyncio.gather(*(society.run(brief, seed) for seed, brief in enumerate(briefs)))
+    for brief, state in zip(briefs, states, strict=True):
+        goals = {payload_of(channel)["goal"] for channel in state["messages"].values()}
+        assert goals == {brief.goal}
+        assert state["turn_count"] == 9
+
+
+def test_a_configuration_is_compiled_once():
+    graph = build_graph(SocietyConfig(node_retries=2))
+    assert build_graph(SocietyConfig(node_retries=2)) is graph
+    assert build_graph(SocietyConfig(node_retries=3)) is not graph

@@ -1,0 +1,125 @@
+import itertools
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.routing import DESTINATIONS, effective_severity, revisions_allowed, route, worst_severity
+from agents.schemas import Review
+from chimera.config import SocietyConfig
+from chimera.types import Severity, Verdict
+
+# Verdict and severity as a reviewer gives them -> the severity that the review counts with.
+COUNTS_AS = {
+    ("APPROVE", "NONE"): "NONE",
+    ("APPROVE", "MINOR"): "MINOR",
+    ("APPROVE", "MAJOR"): "MAJOR",
+    ("APPROVE", "CRITICAL"): "CRITICAL",
+    ("REVISE", "NONE"): "MAJOR",
+    ("REVISE", "MINOR"): "MAJOR",
+    ("REVISE", "MAJOR"): "MAJOR",
+    ("REVISE", "CRITICAL"): "CRITICAL",
+}
+# Both reviews' effective severities -> the next role while revisions are left.
+NEXT = {
+    ("NONE", "NONE"): "PrincipalInvestigator",
+    ("NONE", "MINOR"): "PrincipalInvestigator",
+    ("NONE", "MAJOR"): "ProtocolDesigner",
+    ("NONE", "CRITICAL"): "HypothesisRefiner",
+    ("MINOR", "MINOR"): "PrincipalInvestigator",
+    ("MINOR", "MAJOR"): "ProtocolDesigner",
+    ("MINOR", "CRITICAL"): "HypothesisRefiner",
+    ("MAJOR", "MAJOR"): "ProtocolDesigner",
+    ("MAJOR", "CRITICAL"): "HypothesisRefiner",
+    ("CRITICAL", "CRITICAL"): "HypothesisRefiner",
+}
+REVIEWS = sorted(COUNTS_AS)
+
+
+def review(form):
+    return {"issues": [], "verdict": form[0], "severity": form[1]}
+
+
+def expected_next(peer, safety):
+    pair = (COUNTS_AS[peer], COUNTS_AS[safety])
+    return NEXT.get(pair) or NEXT[pair[::-1]]
+
+
+def test_the_table_covers_every_verdict_and_severity():
+    assert set(REVIEWS) == set(itertools.product(get_args(Verdict), get_args(Severity)))
+    assert {effective_severity(review(form)) for form in REVIEWS} == set(get_args(Severity))
+
+
+@pytest.mark.parametrize("form", REVIEWS)
+def test_effective_severity(form):
+    assert effective_severity(review(form)) == COUNTS_AS[form]
+
+
+@pytest.mark.parametrize(("peer", "safety"), itertools.product(REVIEWS, REVIEWS))
+async def test_every_pair_of_reviews_in_the_real_graph(society_kit, peer, safety):
+    model = society_kit.Model(PeerReviewer=[review(peer)], SafetyOfficer=[review(safety)])
+    nodes = [node async for node, _ in society_kit.make(model).stream(society_kit.brief)]
+    first_review = nodes.index("SafetyOfficer")
+    assert nodes[first_review + 1] == expected_next(peer, safety)
+
+
+@pytest.mark.parametrize(
+    ("worst", "used", "caps", "expected"),
+    [
+        ("CRITICAL", (0, 0), (1, 1, 2), "CRITICAL"),
+        ("CRITICAL", (1, 0), (1, 1, 2), "DECIDE"),  # its own cap
+        ("CRITICAL", (0, 1), (1, 1, 1), "DECIDE"),  # the total
+        ("CRITICAL", (0, 0), (0, 5, 5), "DECIDE"),  # a CRITICAL is never downgraded to the designer's loop
+        ("MAJOR", (0, 0), (1, 1, 2), "MAJOR"),
+        ("MAJOR", (0, 1), (1, 1, 2), "DECIDE"),
+        ("MAJOR", (1, 0), (1, 1, 1), "DECIDE"),
+        ("MAJOR", (0, 0), (5, 0, 5), "DECIDE"),
+        ("MAJOR", (1, 0), (1, 1, 2), "MAJOR"),  # each loop has its own cap
+        ("MINOR", (0, 0), (9, 9, 9), "DECIDE"),
+        ("NONE", (0, 0), (9, 9, 9), "DECIDE"),
+        ("CRITICAL", (0, 0), (9, 9, 0), "DECIDE"),
+    ],
+)
+def test_caps(worst, used, caps, expected):
+    config = SocietyConfig(max_critical_revisions=caps[0], max_major_revisions=caps[1], max_revisions=caps[2])
+    assert route(worst, critical_used=used[0], major_used=used[1], config=config) == expected
+
+
+caps = st.integers(0, 4)
+
+
+@given(st.lists(st.sampled_from(get_args(Severity)), max_size=20), caps, caps, caps)
+def test_no_sequence_of_reviews_revises_beyond_the_caps(severities, critical, major, total):
+    config = SocietyConfig(max_critical_revisions=critical, max_major_revisions=major, max_revisions=total)
+    used = {"CRITICAL": 0, "MAJOR": 0}
+    for worst in severities:
+        step = route(worst, critical_used=used["CRITICAL"], major_used=used["MAJOR"], config=config)
+        if step == "DECIDE":
+            assert (
+                worst in ("NONE", "MINOR")
+                or used[worst] == {"CRITICAL": critical, "MAJOR": major}[worst]
+                or sum(used.values()) == total
+            )
+            break
+        assert step == worst
+        used[step] += 1
+    assert used["CRITICAL"] <= critical
+    assert used["MAJOR"] <= major
+    assert sum(used.values()) <= revisions_allowed(config) <= total
+
+
+@given(st.sampled_from(REVIEWS), st.sampled_from(REVIEWS))
+def test_the_worst_review_decides_whatever_the_order(first, second):
+    order = get_args(Severity)
+    worst = worst_severity(review(first), review(second))
+    assert worst == worst_severity(review(second), review(first))
+    assert order.index(worst) == max(order.index(COUNTS_AS[first]), order.index(COUNTS_AS[second]))
+
+
+def test_routes_lead_to_roles_of_the_graph_and_reviews_match_the_schema():
+    from agents.roles import ROLES
+
+    assert set(DESTINATIONS.values()) <= set(ROLES)
+    for form in REVIEWS:
+        Review.model_validate(review(form))
