@@ -11,7 +11,7 @@ from difflib import SequenceMatcher
 from html import unescape
 
 from agents.excerpts import split_sentences
-from agents.passages import Passage
+from agents.passages import MAX_SOURCE, Passage
 from chimera.types import Brief
 
 NEAR = 0.9
@@ -58,15 +58,16 @@ def _names_id(passage: Passage, id_: str) -> bool:
         return False
     if id_ in (passage.id, *passage.linked):
         return True
-    whole = re.compile(rf"(?<![A-Za-z0-9]){re.escape(id_)}(?![A-Za-z0-9])")
-    if passage.url and whole.search(passage.url):
-        return True
-    return id_.isdigit() and len(id_) >= _MIN_DIGITS and bool(whole.search(f"{passage.title} {passage.text}"))
+    if not id_.isdigit():
+        return False
+    whole = re.compile(rf"(?<![A-Za-z0-9]){id_}(?![A-Za-z0-9])")
+    text = f"{passage.title} {passage.text[:MAX_SOURCE]}" if len(id_) >= _MIN_DIGITS else ""
+    return bool(whole.search(passage.url or "") or whole.search(text))
 
 
 def _quotes(text: str, brief: Brief) -> bool:
     """True when the text holds the question, or a whole sentence of the abstract, word for word."""
-    theirs = words(text)
+    theirs = words(text[:MAX_SOURCE])
     phrases = [(words(brief.goal), _MIN_PHRASE)]
     for section in brief.context:
         phrases += [(words(sentence.text), _MIN_SENTENCE) for sentence in split_sentences(section.text)]

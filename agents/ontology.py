@@ -52,8 +52,7 @@ class Knowledge:
 
     def terms(self, term: str, limit: int) -> list[Passage]:
         """Gene Ontology terms that `term` means, best first; raises ToolError when the database cannot be read."""
-        bare = re.fullmatch(r"\s*(?:go)?[\s:_]*(\d{7})\s*", term, re.IGNORECASE)
-        return self._find("term", f"GO:{bare[1]}" if bare else term, limit)
+        return self._find("term", go_id(term) or term, limit)
 
     def _find(self, kind: str, text: str, limit: int) -> list[Passage]:
         try:
@@ -145,6 +144,12 @@ def fill(connection: sqlite3.Connection, uniprot: Path | None, go: Path | None) 
     )
     connection.execute("CREATE INDEX names_by_name ON names (kind, name)")
     return n_proteins, n_terms
+
+
+def go_id(text: str) -> str | None:
+    """The identifier in 'GO:0006915', 'go 0006915' or '0006915'; None when `text` is anything else."""
+    match = re.fullmatch(r"\s*(?:go)?[\s:_]*([0-9]{7})\s*", text, re.IGNORECASE)
+    return f"GO:{match[1]}" if match else None
 
 
 def normal(name: str) -> str:

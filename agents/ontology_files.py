@@ -167,8 +167,13 @@ def _opening_bracket(text: str) -> int:
     return -1
 
 
+def strip_evidence(text: str) -> str:
+    """`text` without UniProt's evidence tags and PubMed citations."""
+    return _EVIDENCE.sub("", text)
+
+
 def _function(text: str) -> str:
-    return _EVIDENCE.sub("", text).removeprefix("FUNCTION: ").replace(" FUNCTION: ", " ").replace("..", ".").strip()
+    return strip_evidence(text).removeprefix("FUNCTION: ").replace(" FUNCTION: ", " ").replace("..", ".").strip()
 
 
 def _fasta(path: Path, first: str, lines: Iterable[str]) -> Iterator[Protein]:

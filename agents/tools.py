@@ -15,9 +15,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from agents.excerpts import excerpt
 from agents.leaks import is_source
 from agents.literature import LiteratureIndex
+from agents.live_go import QuickGO
+from agents.live_http import LiveHttp
+from agents.live_proteins import UniProt
+from agents.live_pubmed import NCBI_KEY, PubMed
+from agents.live_tavily import TAVILY_KEY, Tavily
+from agents.live_trials import ClinicalTrials
 from agents.ontology import Knowledge, open_knowledge
 from agents.passages import MAX_QUERY, Document, Passage, Query, ToolError, clean
 from chimera.config import ToolsConfig
+from chimera.errors import ConfigError
 from chimera.types import Brief
 
 __all__ = ["Document", "Passage", "Query", "Tool", "ToolError", "ToolResult", "Toolbox", "build_toolbox"]
@@ -26,6 +33,8 @@ Search = Callable[[str], Awaitable[Sequence[Passage]]]
 """A tool's work: one text in, passages out, best first; raises ToolError. Its name and docstring are the tool's."""
 
 _SHOWN = 80
+_MAX_ID = 200
+"""Web search results have their address as id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +172,7 @@ class Toolbox:
     def _shorten(self, passage: Passage, query: str) -> Passage:
         return replace(
             passage,
-            id=clean(passage.id)[:_SHOWN],
+            id=clean(passage.id)[:_MAX_ID],
             title=clean(passage.title)[: self._max_chars],
             text=excerpt(clean(passage.text), query, self._max_chars),
         )
@@ -177,13 +186,34 @@ def build_toolbox(
     Raises ConfigError when a configured back end lacks its key or `tools.database` is not a database of ours.
     """
     local = LocalTools(LiteratureIndex(documents), open_knowledge(config.database), config.results)
-    tools = [
-        Tool.of(local.literature_search, live=False),
-        Tool.of(local.clinical_trials, live=False),
-        Tool.of(local.protein_lookup, live=False),
-        Tool.of(local.gene_ontology, live=False),
-    ]
+    http = LiveHttp(config.timeout_s, config.retries)
+    back_ends: dict[tuple[str, str], Callable[[], Search]] = {
+        ("literature", "local"): lambda: local.literature_search,
+        ("literature", "pubmed"): lambda: PubMed(http, config.results, _key(secrets, NCBI_KEY)).literature_search,
+        ("literature", "tavily"): lambda: tavily("literature").literature_search,
+        ("trials", "local"): lambda: local.clinical_trials,
+        ("trials", "clinicaltrials"): lambda: ClinicalTrials(http, config.results).clinical_trials,
+        ("trials", "tavily"): lambda: tavily("trials").clinical_trials,
+        ("protein", "local"): lambda: local.protein_lookup,
+        ("protein", "uniprot"): lambda: UniProt(http, config.results).protein_lookup,
+        ("ontology", "local"): lambda: local.gene_ontology,
+        ("ontology", "quickgo"): lambda: QuickGO(http, config.results).gene_ontology,
+    }
+
+    def tavily(kind: str) -> Tavily:
+        key = _key(secrets, TAVILY_KEY)
+        if key is None:
+            raise ConfigError(f"tools.{kind}=tavily needs {TAVILY_KEY}: set it in the environment or in .env")
+        return Tavily(http, config.results, key)
+
+    chosen = (("literature", config.literature), ("trials", config.trials))
+    chosen += (("protein", config.protein), ("ontology", config.ontology))
+    tools = [Tool.of(back_ends[choice](), live=choice[1] != "local") for choice in chosen]
     return Toolbox(tools, results=config.results, max_chars=config.max_chars, block_source=block_source)
+
+
+def _key(secrets: Mapping[str, str], name: str) -> str | None:
+    return secrets.get(name, "").strip() or None
 
 
 def _invalid(name: str, error: str) -> ToolResult:

@@ -1,0 +1,64 @@
+"""Text out of what live services send: HTML fragments, entities and XML elements."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from html import unescape
+from xml.parsers import expat
+
+_TAG = re.compile(
+    r"<(?P<close>/?)(?P<name>a|abbr|article|b|blockquote|body|br|button|code|div|em|figcaption|figure|footer|form"
+    r"|h[1-6]|head|header|hr|html|i|iframe|img|input|label|li|link|main|meta|nav|ol|option|p|pre|script|section|select"
+    r"|small|span|strong|style|sub|sup|svg|table|tbody|td|tfoot|th|thead|title|tr|u|ul)(?:\s[^<>]{0,500})?/?>"
+    r"|<!(?:--|doctype)[^>]{0,500}>",
+    re.IGNORECASE,
+)
+_HIDDEN = frozenset(("script", "style"))
+_INSIDE_WORDS = frozenset(("a", "abbr", "b", "em", "i", "small", "span", "strong", "sub", "sup", "u"))
+
+
+def text_of(html: str) -> str:
+    """Plain text of an HTML fragment, one space between words; 'p < 0.05' and the like are not taken for tags."""
+    parts: list[str] = []
+    hidden, position = "", 0
+    for tag in _TAG.finditer(html):
+        name = (tag["name"] or "").lower()
+        if not hidden:
+            parts.append(html[position : tag.start()])
+            parts.append("" if name in _INSIDE_WORDS else " ")
+            hidden = name if name in _HIDDEN and not tag["close"] else ""
+        elif tag["close"] and name == hidden:
+            hidden = ""
+        position = tag.end()
+    if not hidden:
+        parts.append(html[position:])
+    return " ".join(unescape("".join(parts)).split())
+
+
+def parse_xml(document: bytes) -> ElementTree.Element:
+    """The root element; raises ValueError for malformed documents and for any that declare entities.
+
+    Entity declarations are refused because a few hundred bytes of nested ones expand to gigabytes ("billion laughs")
+    and external ones read files; the services we ask never send any. ElementTree's own parser offers no hook for that,
+    so expat drives its tree builder here.
+    """
+    builder = ElementTree.TreeBuilder()
+    parser = expat.ParserCreate()
+    parser.buffer_text = True
+    parser.StartElementHandler = builder.start
+    parser.EndElementHandler = builder.end
+    parser.CharacterDataHandler = builder.data
+    parser.EntityDeclHandler = _refuse_entity
+    try:
+        parser.Parse(document, True)
+        return builder.close()
+    except (expat.ExpatError, AssertionError) as error:
+        raise ValueError(f"not well-formed XML: {error}") from error
+
+
+def element_text(element: ElementTree.Element | None) -> str:
+    """All text in `element` and below, one space between words; '' for None."""
+    return "" if element is None else " ".join("".join(element.itertext()).split())
+
+
+def _refuse_entity(name: str, *_: object) -> None:
+    raise ValueError(f"the XML declares an entity ({name[:40]!r}), which is refused")
