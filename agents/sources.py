@@ -18,13 +18,13 @@ def given_sources(brief: Brief) -> list[SourceText] | None:
 
 
 def sources_seen(messages: Mapping[str, Sequence[Message]]) -> list[SourceText]:
-    """Every passage in any role's prompt or tool results, each id once, in the order of roles and messages."""
-    found: dict[str, SourceText] = {}
-    for channel in messages.values():
-        for message in channel:
-            for passage in _passages(message):
-                found.setdefault(passage["id"], {"id": passage["id"], "text": passage["text"]})
-    return list(found.values())
+    """Every passage in any role's prompt or tool results, once, in the order of roles and messages.
+
+    An id may come twice with two texts: tools cut long passages to what the query was about, and a quote may stand in
+    either.
+    """
+    passages = (passage for channel in messages.values() for message in channel for passage in _passages(message))
+    return [{"id": id, "text": text} for id, text in dict.fromkeys((item["id"], item["text"]) for item in passages)]
 
 
 def _passages(message: Message) -> Iterable[dict[str, Any]]:

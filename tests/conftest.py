@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agents.roles import ROLES
+from agents.tools import Passage, ToolResult
 from chimera.serving.client import Completion, ToolCall
 from chimera.types import Brief, Section
 
@@ -103,19 +104,6 @@ def society_completion(item: Any, name: str = "answer-1", finish_reason: str = "
     return Completion(message, content, calls, finish_reason, 10, 5, name, "v1")
 
 
-@dataclass(frozen=True)
-class FakeToolResult:
-    passages: tuple[Any, ...]
-    ok: bool = True
-    valid: bool = True
-    error: str | None = None
-
-    def content(self) -> dict[str, Any]:
-        if self.error is not None:
-            return {"error": self.error}
-        return {"results": [{"id": passage.id, "text": passage.text} for passage in self.passages]}
-
-
 @dataclass
 class FakeToolbox:
     """One passage a call, whose id is the query; `texts` overrides the text of a query's passage."""
@@ -131,7 +119,7 @@ class FakeToolbox:
         await asyncio.sleep(0)
         query = arguments.get("query", "nothing")
         text = self.texts.get(query, f"Passage about {query}.")
-        return FakeToolResult((SimpleNamespace(id=query, title=query, text=text, url=None),))
+        return ToolResult(name, ok=True, passages=(Passage(query, f"Title of {query}", text),))
 
 
 @pytest.fixture(scope="session")
@@ -155,7 +143,6 @@ def society_kit():
     return SimpleNamespace(
         Model=ScriptedSocietyModel,
         Toolbox=FakeToolbox,
-        Result=FakeToolResult,
         completion=society_completion,
         answers=SOCIETY_ANSWERS,
         approval=APPROVAL,
@@ -168,7 +155,9 @@ def society_kit():
 # --- serving: random small models
 
 
-def _serving_model(folder, *, seed=0, tied=True, kv_heads=2, layers=2, vocab=512, context=2048, scale=1.0, template=None):
+def _serving_model(
+    folder, *, seed=0, tied=True, kv_heads=2, layers=2, vocab=512, context=2048, scale=1.0, template=None
+):
     """A random Qwen2 model with a byte-level BPE tokenizer and a ChatML template, saved like a Hugging Face model."""
     import torch
     from safetensors.torch import save_file

@@ -183,6 +183,21 @@ async def test_what_each_role_is_told(society_kit, evidence):
     assert len(payloads["PeerReviewer"][0]["sources"]) == len(seen)
 
 
+def test_sources_are_unique_but_two_excerpts_of_one_article_are_two():
+    def tool(*passages):
+        return {"role": "tool", "content": json.dumps({"results": [{"id": i, "text": t} for i, t in passages]})}
+
+    messages = {
+        "Geneticist": [tool(("1", "first half"), ("2", "other")), {"role": "assistant", "content": '{"sources": [1]}'}],
+        "Neurologist": [tool(("1", "second half"), ("2", "other")), {"role": "tool", "content": '{"error": "late"}'}],
+    }
+    assert [tuple(source.values()) for source in sources_seen(messages)] == [
+        ("1", "first half"),
+        ("2", "other"),
+        ("1", "second half"),
+    ]
+
+
 async def test_a_brief_without_an_abstract_gives_no_sources(society_kit):
     model = society_kit.Model()
     state = await society_kit.make(model, evidence="given").run(Brief("1", "Why?", ()))
