@@ -19,7 +19,9 @@ class DataConfig(Section):
     """Where tasks come from and how they are split."""
 
     path: str = Field(
-        default="generated", description="'generated', 'hub' (qiaojin/PubMedQA), or the authors' JSON file"
+        default="generated",
+        min_length=1,
+        description="'generated', 'hub' (qiaojin/PubMedQA), or the authors' JSON file",
     )
     size: int = Field(default=1000, ge=10, description="how many generated tasks to make; other sources are used whole")
     levels: tuple[Literal[1, 2, 3, 4], ...] = Field(
@@ -44,12 +46,12 @@ class ModelConfig(Section):
     kind: Literal["embedded", "endpoint", "rubric"] = Field(
         default="embedded", description="in-project server, any OpenAI-compatible server, or deterministic grader"
     )
-    path: str = Field(default="nano", description="embedded: 'nano', a folder, or a hub name")
+    path: str = Field(default="nano", min_length=1, description="embedded: 'nano', a folder, or a hub name")
     base_url: str | None = Field(
         default=None,
         description="endpoint: address of an OpenAI-compatible server, ending in /v1, without user or password",
     )
-    model: str | None = Field(default=None, description="endpoint: the model's name there")
+    model: str | None = Field(default=None, min_length=1, description="endpoint: the model's name there")
     api_key_env: str | None = Field(
         default=None,
         description="endpoint: name of the environment variable with the key, never the key itself",
@@ -237,9 +239,7 @@ def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), *
         ConfigError: names the key, where it was set, and the nearest valid key or what is allowed.
     """
     settings = {} if path is None else read_yaml(Path(path))
-    given = parse_overrides(overrides)
-    settings = {key: setting for key, setting in settings.items() if not _is_replaced(key, given)} | given
-    config = build(Config, _inherit(check_keys(Config, settings)))
+    config = build(Config, _inherit(check_keys(Config, settings | parse_overrides(overrides))))
     if not own_question:
         _check_evidence(config)
     return config
@@ -248,10 +248,6 @@ def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), *
 def dump_config(config: Config) -> str:
     """The whole tree as YAML, inherited values included, without keys that have no effect; loads to an equal tree."""
     return to_yaml(effective(config))
-
-
-def _is_replaced(key: str, given: Mapping[str, Setting]) -> bool:
-    return any(key.startswith(f"{other}.") for other in given)
 
 
 def _inherit(settings: Mapping[str, Setting]) -> dict[str, Setting]:

@@ -7,6 +7,7 @@ import re
 import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -73,29 +74,27 @@ def api_key_names(models: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(sorted({entry["api_key_env"] for entry in models.values() if entry.get("api_key_env")}))
 
 
-class _Registry:
-    """The values to hide in this process. The environment's own are read at the first use."""
+class Redactor:
+    """Knows secret values and replaces them, however they are spelled, by their names in brackets."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._names: dict[str, str] = {}
         self._pattern: re.Pattern[str] | None = None
-        self._loaded = False
 
     def add(self, name: str, value: str) -> None:
+        """Hide `value` from now on, unless it is so short that it is a placeholder."""
         if len(value) < SHORTEST_SECRET:
             return
         with self._lock:
-            self._names |= dict.fromkeys(_spellings(value), name)
+            self._names = self._names | dict.fromkeys(_spellings(value), name)
             longest_first = sorted(self._names, key=len, reverse=True)
             self._pattern = re.compile("|".join(map(re.escape, longest_first)))
 
     def redact(self, text: str) -> str:
+        """`text` without any known value."""
         with self._lock:
-            if not self._loaded:
-                self._loaded = True
-                load_secrets()
-        pattern, names = self._pattern, self._names
+            pattern, names = self._pattern, self._names
         if pattern is None:
             return text
         text = pattern.sub(lambda match: f"[{names[match.group()]}]", text)
@@ -105,17 +104,24 @@ class _Registry:
         return text
 
 
-_registry = _Registry()
+_redactor = Redactor()
+
+
+@cache
+def _process_redactor() -> Redactor:
+    """The process's redactor; a child process that was given no secrets still hides those of its environment."""
+    load_secrets()
+    return _redactor
 
 
 def register_secret(name: str, value: str) -> None:
     """Have `redact` replace `value` by `[name]`; for keys that are made in a run, such as a server's."""
-    _registry.add(name, value)
+    _redactor.add(name, value)
 
 
 def redact(text: str) -> str:
     """`text` with every known secret, also JSON-escaped or URL-quoted, replaced by its name in brackets."""
-    return _registry.redact(text)
+    return _process_redactor().redact(text)
 
 
 def redact_tree(value: Any) -> Any:

@@ -1,0 +1,55 @@
+# make setup   creates .venv and installs everything, exactly as constraints.txt pins it
+# make train   sets up, then trains; make train ARGS="--config configs/pubmedqa.yaml gather.tasks=20" passes arguments on
+# make test    sets up, then tests;  make test ARGS="tests/test_config.py -k unknown" passes arguments on
+# Variables: PYTHON (3.11 or 3.12), VENV, TORCH_INDEX (package index to take torch from, such as one with CPU builds).
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+ARGS ?=
+
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.chimera-installed
+# The nodejs wheel brings pyright's runtime; without this pyright also asks the web for its newest version.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test lint types imports bench clean
+
+help:
+	@sed -n '/^#/!q; s/^# //p' Makefile
+
+setup: $(STAMP)
+
+$(PY):
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else "error: Chimera needs Python 3.11 or 3.12, and $(PYTHON) is %d.%d: run make PYTHON=python3.12" % v)'
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and alone, so that TORCH_INDEX decides which build is installed.
+$(STAMP): pyproject.toml constraints.txt | $(PY)
+	$(PY) -m pip install --quiet torch -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(PY) -m pip install --quiet -e '.[dev]' -c constraints.txt
+	@touch $@
+
+train: setup
+	$(PY) -m chimera.train $(ARGS)
+
+test: setup
+	$(PY) -m pytest $(ARGS)
+
+lint: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: setup
+	$(VENV)/bin/pyright
+
+imports: setup
+	$(VENV)/bin/lint-imports
+
+bench: setup
+	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(PY) $$file; done
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
