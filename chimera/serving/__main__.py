@@ -1,0 +1,71 @@
+"""The server process: `python -m chimera.serving --fd N --parent PID`, started by `chimera.serving.process`.
+
+Reads its settings and key as one JSON object from stdin, serves until SIGTERM, and ends with its parent.
+"""
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+
+from chimera.config import ModelConfig, ServingConfig
+from chimera.errors import ChimeraError
+
+PARENT_CHECK_S = 0.5
+GRACE_S = 5
+"""Seconds that running requests get to finish when the server is told to stop."""
+
+
+def main() -> int:
+    """Serve until told to stop; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="chimera.serving", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="the listening socket, inherited from the parent")
+    parser.add_argument("--parent", type=int, required=True, help="process id to end with")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    threading.Thread(target=_end_with, args=(options.parent,), name="parent-watch", daemon=True).start()
+    settings = json.load(sys.stdin)
+    models = {key: ModelConfig.model_validate(model) for key, model in settings["models"].items()}
+    serving = ServingConfig.model_validate(settings["serving"])
+
+    import uvicorn
+
+    from chimera.serving.app import create_app
+    from chimera.serving.service import Service
+
+    try:
+        service = Service(models, serving)
+    except ChimeraError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    config = uvicorn.Config(
+        create_app(service, settings["api_key"]),
+        fd=options.fd,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    uvicorn.Server(config).run()
+    return 0
+
+
+def _end_with(parent: int) -> None:
+    """Stop this process once `parent` is no longer its parent.
+
+    Polling works whoever started us. PR_SET_PDEATHSIG would fire when the starting *thread* ends, and a pipe's
+    write end is also held by every process that the parent forks.
+    """
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_S)
+    logging.getLogger(__name__).info("process %d is gone: stopping", parent)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(2 * GRACE_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""Conversations to token ids and generated text back to messages; no I/O.
+
+Text inside messages can never become a control token: when a message holds a control token's text (such as
+`<|im_end|>` in a tool result), it is tokenized as the plain characters it is.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from chimera.serving.grammar import CLOSE, OPEN, ToolStyle
+from chimera.serving.protocol import BadRequest, ChatMessage
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+CALL_PROBE = re.compile(
+    rf'{OPEN}(?P<before>\s*){{"name"(?P<colon>:\s*)"probe"(?P<comma>,\s*)"arguments":\s*'
+    r'{"a"(?P<argument_colon>:\s*)1(?P<argument_comma>,\s*)"b":\s*2'
+    rf"}}}}(?P<after>\s*){CLOSE}(?P<between>\s*){OPEN}"
+)
+CALL = re.compile(re.escape(OPEN) + r"\s*(.*?)\s*" + re.escape(CLOSE), re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """One tool call in generated text; `arguments` is a JSON string, as OpenAI returns it."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """Generated text taken apart."""
+
+    content: str | None
+    calls: tuple[ParsedCall, ...]
+
+
+class ChatFormat:
+    """One model's chat template and tokenizer."""
+
+    def __init__(self, template: str, tokenizer: "Tokenizer") -> None:
+        self._template = _environment().from_string(template)
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        control = {
+            token.content: token_id
+            for token_id, token in added.items()
+            if token.special or re.fullmatch(r"<[^<>\s]+>", token.content)
+        }
+        self._control = control
+        self._control_pattern = _any_of(control)
+        self._special_pattern = _any_of(token.content for token in added.values() if token.special)
+        self._plain_tokenizer = _without_tokens(tokenizer, control)
+        self.tool_style = self._find_tool_style() if OPEN in control and CLOSE in control else None
+
+    def encode(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The prompt's token ids, ending where the assistant's turn begins.
+
+        Raises:
+            BadRequest: the chat template refuses the conversation.
+        """
+        hidden: dict[str, str] = {}
+        plain: list[dict[str, Any]] = []
+        raw = self.tool_style is not None and self.tool_style.raw_arguments
+        for message in (_to_template(message, raw) for message in messages):
+            pattern = self._special_pattern if message["role"] == "assistant" else self._control_pattern
+            plain.append(message if pattern is None else _hide(message, pattern, hidden))
+        text = self._render(plain, tools)
+        if not hidden:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self._encode_hidden(text, hidden)
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        try:
+            return self._template.render(messages=messages, tools=tools or None, add_generation_prompt=True)
+        except TemplateError as error:
+            raise BadRequest(f"messages: the model's chat template refuses them: {error}", param="messages") from error
+
+    def _encode_hidden(self, text: str, hidden: Mapping[str, str]) -> list[int]:
+        assert self._control_pattern is not None
+        ids: list[int] = []
+        end = 0
+        for match in (*self._control_pattern.finditer(text), None):
+            piece = text[end : match.start() if match else len(text)]
+            for placeholder, original in hidden.items():
+                piece = piece.replace(placeholder, original)
+            ids += self._plain_tokenizer.encode(piece, add_special_tokens=False).ids
+            if match:
+                ids.append(self._control[match.group()])
+                end = match.end()
+        return ids
+
+    def _find_tool_style(self) -> ToolStyle | None:
+        """How the template renders calls; None when it has no form for them."""
+        for raw in (True, False):
+            arguments: Any = '{"a":1,"b":2}' if raw else {"a": 1, "b": 2}
+            call = {"type": "function", "function": {"name": "probe", "arguments": arguments}}
+            turns = [
+                {"role": "user", "content": "question"},
+                {"role": "assistant", "content": "", "tool_calls": [call, call]},
+            ]
+            try:
+                found = CALL_PROBE.search(self._render(turns, []))
+            except BadRequest:
+                continue
+            if found is not None:
+                return ToolStyle(**found.groupdict(), raw_arguments=raw)
+        return None
+
+
+def parse_answer(text: str, *, tools_offered: bool) -> ParsedAnswer:
+    """Take tool calls out of generated text; text that is not a well-formed call stays content."""
+    if not tools_offered or OPEN not in text:
+        return ParsedAnswer(text, ())
+    calls: list[ParsedCall] = []
+    for body in CALL.findall(text):
+        try:
+            call = json.loads(body)
+            arguments = call["arguments"]
+            calls.append(
+                ParsedCall(str(call["name"]), json.dumps(arguments, ensure_ascii=False, separators=(",", ":")))
+            )
+        except (json.JSONDecodeError, KeyError, TypeError):
+            return ParsedAnswer(text, ())
+    if not calls:
+        return ParsedAnswer(text, ())
+    return ParsedAnswer(text.partition(OPEN)[0].strip() or None, tuple(calls))
+
+
+def _to_template(message: ChatMessage, raw_arguments: bool) -> dict[str, Any]:
+    """A message as chat templates expect it: content is a string; arguments are objects unless the template copies."""
+    plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": message.text}
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": call.function.arguments if raw_arguments else _object_or_text(call.function.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        plain["name"] = message.name
+    return plain
+
+
+def _object_or_text(arguments: str) -> Any:
+    try:
+        value = json.loads(arguments)
+    except json.JSONDecodeError:
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def _hide(value: Any, pattern: re.Pattern[str], hidden: dict[str, str]) -> Any:
+    """The same value with the text of control tokens replaced by placeholders, which are added to `hidden`."""
+    if isinstance(value, str):
+
+        def replace(match: re.Match[str]) -> str:
+            placeholder = f"\ue000{secrets.token_hex(8)}\ue001"
+            hidden[placeholder] = match.group()
+            return placeholder
+
+        return pattern.sub(replace, value)
+    if isinstance(value, dict):
+        return {_hide(key, pattern, hidden): _hide(item, pattern, hidden) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_hide(item, pattern, hidden) for item in value]
+    return value
+
+
+def _any_of(texts: Any) -> re.Pattern[str] | None:
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+
+def _without_tokens(tokenizer: "Tokenizer", removed: Mapping[str, int]) -> "Tokenizer":
+    """The same tokenizer, to which the text of `removed` tokens is ordinary text."""
+    from tokenizers import Tokenizer
+
+    settings = json.loads(tokenizer.to_str())
+    settings["added_tokens"] = [token for token in settings["added_tokens"] if token["content"] not in removed]
+    settings["post_processor"] = None
+    return Tokenizer.from_str(json.dumps(settings))
+
+
+class _Generation(Extension):
+    """Templates mark the assistant's text with {% generation %} for trainers; here it is only rendered."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 3.1 declares it as an instance variable and reads it from the class
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """The Jinja environment that Hugging Face chat templates are written for."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def to_json(value: Any, indent: int | None = None, separators: Any = None, ensure_ascii: bool = False) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators)
+
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment

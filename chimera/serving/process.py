@@ -1,0 +1,222 @@
+"""Start and stop the model server: one child process serves every embedded and rubric model of a run.
+
+The child listens on a loopback socket that its parent opened (so no port can be taken in between), gets its
+configuration and key through stdin (so neither shows in the process list or its environment), and ends when its parent
+does, however that ends.
+"""
+
+import json
+import os
+import secrets as random_secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from chimera.config import ModelConfig, ModelsConfig, ServingConfig
+from chimera.errors import ConfigError, ModelError
+from chimera.serving.client import Endpoint
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 15.0
+SWAP_TIMEOUT_S = 300.0
+LOG_LINES = 15
+
+CHILD_ENVIRONMENT = {
+    # Spinning OpenMP threads make a decode step 40 times slower while another process uses the core.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class ModelServers:
+    """Where each logical model is served, and the weights behind it. Made by `serve`."""
+
+    def __init__(self, endpoints: Mapping[str, Endpoint], server: "ServerProcess | None") -> None:
+        self.endpoints = dict(endpoints)
+        self._server = server
+
+    def load_weights(self, key: str, folder: Path, *, version: str | None = None) -> str:
+        """Serve the weights in `folder` as the logical model `key` from now on; returns their version.
+
+        Returns when no answer from the old weights can come any more.
+
+        Raises:
+            ModelError: the model is not embedded, or the folder does not fit it.
+        """
+        if self._server is None:
+            raise ModelError(f"model {key!r} is not embedded, so its weights cannot be changed here")
+        body = {"model": key, "folder": str(Path(folder).absolute())}
+        answer = self._server.request("POST", "/admin/weights", body | ({"version": version} if version else {}))
+        return answer["weights_version"]
+
+    def versions(self) -> dict[str, str]:
+        """The version of the weights behind each embedded or rubric model, by logical name."""
+        return {} if self._server is None else self._server.request("GET", "/health")["models"]
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id; None when no model needs one."""
+        return None if self._server is None else self._server.pid
+
+
+@contextmanager
+def serve(
+    models: ModelsConfig, serving: ServingConfig, secrets: Mapping[str, str], *, log_file: Path
+) -> Iterator[ModelServers]:
+    """Serve all logical models for the duration of a `with` block.
+
+    Args:
+        models: what stands behind each logical model.
+        serving: settings of the embedded server.
+        secrets: values of the variables that `api_key_env` names.
+        log_file: the server process appends its output here.
+
+    Raises:
+        ConfigError: an endpoint lacks its address, model name or key.
+        ModelError: the server process did not start; the message ends with its last log lines.
+    """
+    configured: dict[str, ModelConfig] = {key: getattr(models, key) for key in ModelsConfig.model_fields}
+    endpoints = {key: _user_endpoint(key, one, secrets) for key, one in configured.items() if one.kind == "endpoint"}
+    own = {key: one for key, one in configured.items() if one.kind != "endpoint"}
+    if not own:
+        yield ModelServers(endpoints, None)
+        return
+    server = ServerProcess(own, serving, log_file)
+    try:
+        server.wait_until_ready()
+        for key, one in own.items():
+            endpoints[key] = _endpoint(f"{server.url}/v1", key, server.api_key, one)
+        yield ModelServers({key: endpoints[key] for key in configured}, server)
+    finally:
+        server.stop()
+
+
+class ServerProcess:
+    """The child process and its key."""
+
+    def __init__(self, models: Mapping[str, ModelConfig], serving: ServingConfig, log_file: Path) -> None:
+        self.api_key = random_secrets.token_urlsafe(24)
+        self._log_file = log_file
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        with socket.create_server(("127.0.0.1", 0), backlog=512) as listener, log_file.open("ab") as log:
+            self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "chimera.serving", "--fd", str(listener.fileno()), "--parent", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=[listener.fileno()],
+                env={**os.environ, **CHILD_ENVIRONMENT, "OMP_NUM_THREADS": str(serving.threads)},
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+        settings = {
+            "api_key": self.api_key,
+            "models": {key: model.model_dump(mode="json") for key, model in models.items()},
+            "serving": serving.model_dump(mode="json"),
+        }
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(settings).encode())
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass  # The child died at once: wait_until_ready reports it with its log.
+
+    def wait_until_ready(self) -> None:
+        """Return when the server answers.
+
+        Raises:
+            ModelError: it ended, or did not answer in time; with its last log lines.
+        """
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            try:
+                httpx.get(f"{self.url}/health", timeout=2.0, trust_env=False).raise_for_status()
+                return
+            except httpx.HTTPError:
+                if self._process.poll() is not None:
+                    raise ModelError(
+                        f"the model server ended with code {self._process.returncode} while starting. Its last log "
+                        f"lines ({self._log_file}):\n{self._log_tail()}"
+                    ) from None
+        raise ModelError(
+            f"the model server did not answer within {START_TIMEOUT_S:g} s. Its last log lines ({self._log_file}):\n"
+            f"{self._log_tail()}"
+        )
+
+    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """One call of the server's own routes.
+
+        Raises:
+            ModelError: the server refused it or is gone.
+        """
+        try:
+            response = httpx.request(
+                method,
+                self.url + path,
+                json=body,
+                headers={"Authorization": f"Bearer {self.api_key}"},
+                timeout=SWAP_TIMEOUT_S,
+                trust_env=False,
+            )
+        except httpx.HTTPError as error:
+            raise ModelError(
+                f"the model server (process {self.pid}) does not answer {path}: {type(error).__name__}. Its last log "
+                f"lines ({self._log_file}):\n{self._log_tail()}",
+                retriable=self._process.poll() is None,
+            ) from error
+        if response.status_code != 200:
+            raise ModelError(f"the model server refused {path}: {response.json()['error']['message']}")
+        return response.json()
+
+    def stop(self) -> None:
+        """End the process: politely first, by force after a while."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _log_tail(self) -> str:
+        with self._log_file.open("rb") as log:
+            log.seek(self._log_start)
+            lines = log.read().decode("utf-8", "replace").strip().splitlines()
+        return "\n".join(lines[-LOG_LINES:]) or "(nothing)"
+
+
+def _user_endpoint(key: str, model: ModelConfig, secrets: Mapping[str, str]) -> Endpoint:
+    if model.base_url is None or model.model is None:
+        missing = "base_url" if model.base_url is None else "model"
+        raise ConfigError(f"models.{key}.kind is endpoint, so models.{key}.{missing} must be set")
+    # Servers without keys (Ollama, a local vLLM) ignore the value, but OpenAI's client insists on one.
+    api_key = "none"
+    if model.api_key_env is not None:
+        api_key = secrets.get(model.api_key_env, "")
+        if not api_key:
+            raise ConfigError(
+                f"models.{key}.api_key_env names {model.api_key_env}, which is not set: put it in the environment or "
+                ".env"
+            )
+    return _endpoint(model.base_url, model.model, api_key, model)
+
+
+def _endpoint(base_url: str, name: str, api_key: str, model: ModelConfig) -> Endpoint:
+    return Endpoint(
+        base_url=base_url,
+        model=name,
+        api_key=api_key,
+        structured=model.structured,
+        temperature=model.temperature,
+        top_p=model.top_p,
+        max_tokens=model.max_tokens,
+        timeout_s=model.timeout_s,
+    )

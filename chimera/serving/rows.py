@@ -1,0 +1,89 @@
+"""Which cache row a new prompt goes to, and how much of its prefix is cached already: pure bookkeeping, no tensors.
+
+Rows 0..slots-1 decode; rows from `slots` on only keep histories for reuse. A row's history is the token ids whose keys
+and values it holds.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+MIN_REUSE = 8
+"""Shorter common prefixes are recomputed: the copy would cost as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a prompt goes. In this order: `stash` saves what the row held, `copy_from` brings the prefix in.
+
+    `reused` counts the leading tokens that need no prefill; it is smaller than the prompt, because the last token's
+    logits are always computed.
+    """
+
+    row: int
+    reused: int
+    copy_from: int | None
+    stash_to: int | None
+
+
+class RowTable:
+    """The histories of all rows of one engine."""
+
+    def __init__(self, slots: int, spares: int) -> None:
+        self.slots = slots
+        self._history: list[np.ndarray] = [np.empty(0, np.int32) for _ in range(slots + spares)]
+        self._used = [0] * (slots + spares)
+        self._clock = 0
+
+    def history(self, row: int) -> np.ndarray:
+        """Token ids cached in `row`, in order."""
+        return self._history[row]
+
+    def record(self, row: int, tokens: Sequence[int]) -> None:
+        """Say that `row` now holds exactly `tokens`, and that it was used just now."""
+        self._history[row] = np.asarray(tokens, np.int32)
+        self._clock += 1
+        self._used[row] = self._clock
+
+    def place(self, prompt: Sequence[int], live: Collection[int]) -> Placement:
+        """Choose a decode row outside `live` for `prompt` and update the histories as if the plan were carried out.
+
+        The row with the longest common prefix is taken where it stands if that does not lengthen the decode
+        batch; otherwise the prefix is copied to the lowest free row, so that batches stay short. What a taken row held
+        moves to the least recently used spare row.
+        """
+        wanted = np.asarray(prompt, np.int32)
+        best, reused = self._longest(wanted)
+        free = [row for row in range(self.slots) if row not in live]
+        top = max(live, default=-1)
+        in_place = best in free and (best < top or best == free[0])
+        row = best if in_place and reused else free[0]
+        copy_from = best if reused and row != best else None
+        stash_to = None if row == best else self._stash(row, keep=copy_from)
+        if stash_to is not None:
+            self._history[stash_to], self._used[stash_to] = self._history[row], self._used[row]
+        if copy_from is not None:
+            self._clock += 1
+            self._used[copy_from] = self._clock
+        self.record(row, prompt)
+        return Placement(row, reused, copy_from, stash_to)
+
+    def _longest(self, wanted: np.ndarray) -> tuple[int, int]:
+        best, length = -1, MIN_REUSE - 1
+        for row, history in enumerate(self._history):
+            size = min(len(history), len(wanted) - 1)
+            if size <= length:
+                continue
+            different = np.flatnonzero(history[:size] != wanted[:size])
+            common = int(different[0]) if len(different) else size
+            if common > length:
+                best, length = row, common
+        return (best, length) if best >= 0 else (-1, 0)
+
+    def _stash(self, row: int, keep: int | None) -> int | None:
+        """The spare row, other than `keep`, to overwrite with `row`'s history, if that is worth anything."""
+        spares = [spare for spare in range(self.slots, len(self._history)) if spare != keep]
+        if not spares or len(self._history[row]) < MIN_REUSE:
+            return None
+        return min(spares, key=self._used.__getitem__)

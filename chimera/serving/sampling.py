@@ -1,0 +1,72 @@
+"""Choosing the next token of many rows at once: greedy, temperature and top-p, with or without a grammar's mask.
+
+Each row brings its own uniform number, drawn from its own generator, and the token is read off the cumulative
+distribution. So a seeded request's choices do not depend on what else is in the batch (up to float rounding).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The tokens chosen (B,) and the distribution's log-probabilities (B, V) they were chosen from.
+
+    `log_probs` is None when no row wanted it. For a greedy row the distribution is all on its token.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor | None
+
+
+def choose(
+    logits: Tensor,
+    temperature: Tensor,
+    top_p: Tensor | None,
+    uniform: Tensor,
+    allowed: Tensor | None,
+    *,
+    want_log_probs: bool,
+) -> Choice:
+    """Choose one token per row.
+
+    Args:
+        logits: (B, V).
+        temperature: (B,); 0 means greedy.
+        top_p: (B,), or None when it is 1 everywhere.
+        uniform: (B,) float64 in [0, 1).
+        allowed: (B, V) bool, False for tokens that the row's grammar forbids; None when no row has a grammar.
+        want_log_probs: also return the log-probabilities of the distribution that was sampled.
+    """
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, float("-inf"))
+    greedy = temperature == 0
+    best = logits.argmax(-1)
+    all_greedy = bool(greedy.all())
+    if all_greedy and not want_log_probs:
+        return Choice(best, None)
+    probabilities = torch.softmax(logits / torch.where(greedy, 1.0, temperature)[:, None], -1)
+    if top_p is not None:
+        probabilities = nucleus(probabilities, top_p)
+    tokens = best
+    if not all_greedy:
+        cumulative = probabilities.cumsum(-1, dtype=torch.float64)
+        # The factor keeps u * total strictly below the total after rounding, so the index stays in range.
+        target = uniform * (1 - 1e-12) * cumulative[:, -1]
+        drawn = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+        tokens = torch.where(greedy, best, drawn)
+    if not want_log_probs:
+        return Choice(tokens, None)
+    point = torch.full_like(probabilities, 0.0).scatter_(1, best[:, None], 1.0)
+    distribution = torch.where(greedy[:, None], point, probabilities)
+    return Choice(tokens, torch.log(distribution / distribution.sum(-1, keepdim=True)))
+
+
+def nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
+    """Zero all but the smallest set of most probable tokens whose mass reaches `top_p` (B,); at least one stays."""
+    ordered, order = probabilities.sort(-1, descending=True)
+    mass_before = ordered.cumsum(-1) - ordered
+    kept = torch.where(mass_before < top_p[:, None], ordered, 0.0)
+    return torch.zeros_like(probabilities).scatter_(1, order, kept)
