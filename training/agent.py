@@ -1,0 +1,156 @@
+"""The society as an Agent Lightning agent: one task in, one trace with a reward out."""
+
+import asyncio
+import contextvars
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import agentlightning as agl
+
+from agents.record import CallRecord, ModelCall, ToolUse
+from agents.society import Society
+from agents.tools import Toolbox
+from chimera.config import Config
+from chimera.errors import ChimeraError, RoleError
+from chimera.serving.client import Completion, HttpModel
+from evaluation.judge import Judge
+from training import resources as model_resources
+from training.rewards import Reward, compute_reward
+from training.rollouts import Outcome, RolloutInput
+
+REWARD_KEY = "reward"
+
+_responses: contextvars.ContextVar[list[str]] = contextvars.ContextVar("responses")
+"""Ids of the responses that the visit in progress has got; each visit runs in its own context."""
+
+
+class TracedModel(HttpModel):
+    """The HTTP model, which notes each response's id for the visit that asked."""
+
+    async def complete(self, key: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Completion:
+        """Answer as `HttpModel` does."""
+        completion = await super().complete(key, messages, **options)
+        _responses.get().append(completion.response_id)
+        return completion
+
+
+@contextmanager
+def traced_operation(name: str, attributes: dict[str, Any]) -> Iterator[None]:
+    """Agent Lightning's operation span around one visit of a role; the ids of its responses are its output."""
+    token = _responses.set([])
+    try:
+        with agl.operation(name=name, **attributes) as operation:
+            try:
+                yield
+            finally:
+                operation.set_output({"response_ids": _responses.get()})
+    finally:
+        _responses.reset(token)
+
+
+class MedicalResearchAgent(agl.LitAgent[dict[str, Any]]):
+    """Runs the society on one task at a time; the society and its tools are built once.
+
+    Args:
+        config: The whole configuration.
+        toolbox: The society's tools.
+        gateway_key: What the gateway asks callers for; it is no resource, so that it never reaches the store.
+    """
+
+    def __init__(self, config: Config, toolbox: Toolbox, gateway_key: str) -> None:
+        super().__init__()
+        self._config = config
+        self._key = gateway_key
+        self._model = TracedModel({})
+        self._records: list[CallRecord] = []
+        self._society = Society(
+            self._model,
+            toolbox,
+            config.society,
+            evaluate=Judge(self._model).evaluate,
+            operation=traced_operation,
+            observe=self._observe,
+        )
+
+    async def rollout_async(self, task: dict[str, Any], resources: agl.NamedResources, rollout: agl.Rollout) -> None:
+        """Answer one task and emit its reward and outcome; a failure is emitted too and then raised."""
+        assert isinstance(rollout, agl.AttemptedRollout)
+        given = RolloutInput.load(task)
+        self._model.route(model_resources.endpoints(resources, rollout, self._config.models, self._key))
+        self._records = []
+        started = time.perf_counter()
+        try:
+            state = await self._run(given)
+            reward = compute_reward(state, self._records, given.task, self._config.reward)
+        except Exception as error:
+            agl.emit_exception(error)
+            agl.emit_object(self._outcome({}, None, started, _reason(error)).dump())
+            raise
+        emit_parts(reward)
+        outputs = {key: value for key, value in state.items() if key != "messages"}
+        agl.emit_object(self._outcome(outputs, reward, started, None).dump())
+
+    def _observe(self, record: CallRecord) -> None:
+        self._records.append(record)
+
+    async def _run(self, given: RolloutInput) -> Mapping[str, Any]:
+        limit = self._config.rollouts.timeout_s
+        deadline = asyncio.timeout(limit)
+        try:
+            async with deadline:
+                return await self._society.run(given.task.brief(), seed=given.seed)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise RoleError("society", f"took longer than {limit:g} s (rollouts.timeout_s)") from error
+
+    def _outcome(self, outputs: dict[str, Any], reward: Reward | None, started: float, error: str | None) -> Outcome:
+        versions: dict[str, set[str]] = {}
+        for record in self._records:
+            if isinstance(record, ModelCall) and record.weights_version is not None:
+                versions.setdefault(record.model, set()).add(record.weights_version)
+        return Outcome(
+            error=error,
+            outputs=outputs,
+            reward=None if reward is None else reward.total,
+            parts={} if reward is None else dict(reward.parts),
+            weights_versions={model: sorted(seen) for model, seen in versions.items()},
+            counts=count(self._records),
+            calls=[{"kind": type(record).__name__, **asdict(record)} for record in self._records],
+            seconds=round(time.perf_counter() - started, 3),
+        )
+
+
+def count(records: Sequence[CallRecord]) -> dict[str, int]:
+    """How much work a rollout was: calls, tokens, tool calls, repairs, and what of it failed."""
+    calls = [record for record in records if isinstance(record, ModelCall)]
+    tools = [record for record in records if isinstance(record, ToolUse)]
+    return {
+        "model_calls": len(calls),
+        "model_errors": sum(not call.response_id for call in calls),
+        "repairs": sum(call.repair for call in calls),
+        "cut_answers": Counter(call.finish_reason for call in calls)["length"],
+        "prompt_tokens": sum(call.prompt_tokens for call in calls),
+        "completion_tokens": sum(call.completion_tokens for call in calls),
+        "tool_calls": len(tools),
+        "invalid_tool_calls": sum(not use.valid for use in tools),
+        "failed_tool_calls": sum(not use.ok for use in tools),
+    }
+
+
+def emit_parts(reward: Reward) -> None:
+    """Emit the reward with its named parts; without a total the parts that are known are kept as an annotation."""
+    known = {name: value for name, value in reward.parts.items() if value is not None}
+    if reward.total is None:
+        agl.emit_annotation({"reward_parts": known})
+    else:
+        agl.emit_reward({REWARD_KEY: reward.total, **known}, primary_key=REWARD_KEY)
+
+
+def _reason(error: Exception) -> str:
+    """One sentence; ours already are, others say what they are."""
+    return str(error) if isinstance(error, ChimeraError) else f"{type(error).__name__}: {error}"

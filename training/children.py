@@ -1,0 +1,161 @@
+"""Child processes of a run: forked from a clean, pre-loaded helper process, with their own log, gone with their parent.
+
+Python's fork server does the forking: it has no threads, so a child can be started or replaced at any time, whatever
+threads (servers, torch) the main process has by then. Children ignore Ctrl-C, which a terminal sends to all of them:
+the main process alone decides what stops when.
+"""
+
+import asyncio
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+from chimera.errors import RunError
+
+PRELOAD = "training.preload"
+STOP_SECONDS = 3.0
+
+_context = multiprocessing.get_context("forkserver")
+
+
+def prepare() -> None:
+    """Start the fork server; it imports agents and Agent Lightning while the caller goes on. Call it early."""
+    # Without it, importing LiteLLM waits for a price list from the network.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    _context.set_forkserver_preload([PRELOAD])
+    forkserver.ensure_running()
+
+
+def pipe() -> tuple[Connection, Connection]:
+    """A one-way pipe: the receiving end and the sending end."""
+    return _context.Pipe(duplex=False)
+
+
+class Child:
+    """One child process: `target(*args)` with its output in `log_file`; `args` are pickled."""
+
+    def __init__(self, name: str, target: Callable[..., None], args: tuple[Any, ...], log_file: Path) -> None:
+        self.name = name
+        self.log_file = log_file
+        self._process: ForkServerProcess = _context.Process(
+            target=_main, args=(target, args, str(log_file)), name=name, daemon=True
+        )
+
+    def start(self) -> None:
+        """Fork the process."""
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        if self._process.pid is None:
+            raise RunError(f"{self.name} was not started")
+        return self._process.pid
+
+    @property
+    def sentinel(self) -> int:
+        """A file descriptor that becomes readable when the process has ended."""
+        return self._process.sentinel
+
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.is_alive()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal unless the process has ended."""
+        if self._process.is_alive():
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.signal(signal.SIGKILL)
+
+    def ending(self) -> str:
+        """How the process ended, for messages."""
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        else:
+            how = f"ended with exit code {code}"
+        return f"{self.name} (process {self.pid}) {how}"
+
+    def last_words(self, lines: int = 3) -> str:
+        """The end of its log, for messages."""
+        text = self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+        return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip()) or "its log is empty"
+
+    def join(self, timeout: float) -> None:
+        """Wait for the end."""
+        self._process.join(timeout)
+
+
+def stop(children: Iterable[Child], *, seconds: float = STOP_SECONDS) -> None:
+    """End `children`: SIGTERM to all, one common deadline, then SIGKILL to those that are left."""
+    started = [child for child in children if child.alive()]
+    for child in started:
+        child.signal(signal.SIGTERM)
+    deadline = time.monotonic() + seconds
+    for child in started:
+        child.join(max(0.0, deadline - time.monotonic()))
+    for child in started:
+        child.kill()
+    for child in started:
+        child.join(1.0)
+
+
+async def receive(connection: Connection, child: Child, *, seconds: float) -> Any:
+    """The first message that `child` sends through `connection`.
+
+    Raises:
+        RunError: The child ended first, or sent nothing for `seconds` seconds.
+    """
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+
+    def arrived() -> None:
+        if not readable.done():
+            readable.set_result(None)
+
+    descriptors = (connection.fileno(), child.sentinel)
+    for descriptor in descriptors:
+        loop.add_reader(descriptor, arrived)
+    try:
+        async with asyncio.timeout(seconds):
+            await readable
+    except TimeoutError:
+        raise RunError(f"{child.name} was not ready after {seconds:g} s: see {child.log_file}") from None
+    finally:
+        for descriptor in descriptors:
+            loop.remove_reader(descriptor)
+    if not connection.poll():
+        raise RunError(f"{child.ending()} while starting: {child.last_words()} (see {child.log_file})")
+    return connection.recv()
+
+
+def _main(target: Callable[..., None], args: tuple[Any, ...], log_file: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    threading.Thread(target=_exit_with_parent, name="exit-with-parent", daemon=True).start()
+    target(*args)
+
+
+def _exit_with_parent() -> None:
+    """End this process as soon as the main process has ended, however it ended."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)

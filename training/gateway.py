@@ -1,0 +1,171 @@
+"""The gateway: Agent Lightning's LLMProxy in its own process, in front of every model call of a run.
+
+Runners call http://<gateway>/rollout/<id>/attempt/<id>/v1; the proxy attributes the call to that rollout, forwards it
+to the server behind the logical model, and writes the exchange with its token ids into the store.
+"""
+
+import asyncio
+import os
+import secrets
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import agentlightning as agl
+from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+
+from chimera.config import ModelsConfig
+from chimera.errors import ChimeraError, RunError
+from chimera.serving.client import Endpoint
+from training import children
+
+START_SECONDS = 60.0
+MAX_RESTARTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySpec:
+    """What the gateway process needs: the store, the models behind it, and the key that callers must show."""
+
+    store_url: str
+    models: ModelsConfig
+    endpoints: Mapping[str, Endpoint]
+    key: str = field(repr=False)
+
+
+class Gateway:
+    """The gateway process as the main process sees it; when it dies it comes back on the same address.
+
+    Args:
+        store_url: The store that exchanges are written to.
+        models: The configured models.
+        endpoints: The servers behind them.
+        log_file: The process's output.
+        on_failure: Called with the error when the gateway cannot be kept up.
+    """
+
+    def __init__(
+        self,
+        store_url: str,
+        models: ModelsConfig,
+        endpoints: Mapping[str, Endpoint],
+        log_file: Path,
+        on_failure: Callable[[ChimeraError], None],
+    ) -> None:
+        self.key = f"sk-{secrets.token_hex(24)}"
+        self.url = ""
+        self._spec = GatewaySpec(store_url, models, endpoints, self.key)
+        self._log_file = log_file
+        self._on_failure = on_failure
+        self._port: int | None = None
+        self._child: children.Child | None = None
+        self._restarts = 0
+        self._restarting: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, None while there is no process."""
+        return None if self._child is None else self._child.pid
+
+    async def start(self) -> None:
+        """Start the process and wait until it answers.
+
+        Raises:
+            RunError: It did not come up.
+        """
+        receiver, sender = children.pipe()
+        child = children.Child("gateway", serve, (self._spec, self._port, sender), self._log_file)
+        child.start()
+        self._child = child
+        sender.close()
+        self._port = await children.receive(receiver, child, seconds=START_SECONDS)
+        receiver.close()
+        self.url = f"http://127.0.0.1:{self._port}"
+        asyncio.get_running_loop().add_reader(child.sentinel, self._died, child)
+
+    def stop(self) -> None:
+        """End the process."""
+        if self._restarting is not None:
+            self._restarting.cancel()
+        child, self._child = self._child, None
+        if child is not None:
+            asyncio.get_running_loop().remove_reader(child.sentinel)
+            children.stop([child])
+
+    def _died(self, child: children.Child) -> None:
+        asyncio.get_running_loop().remove_reader(child.sentinel)
+        child.join(1.0)
+        self._restarts += 1
+        if self._restarts > MAX_RESTARTS:
+            ending = f"{child.ending()} for the {self._restarts}th time: {child.last_words()}"
+            self._on_failure(RunError(f"{ending} (see {self._log_file})"))
+        else:
+            self._restarting = asyncio.create_task(self._restart())
+
+    async def _restart(self) -> None:
+        try:
+            await self.start()
+        except RunError as error:
+            self._on_failure(error)
+
+
+def model_list(models: ModelsConfig, endpoints: Mapping[str, Endpoint]) -> list[dict[str, Any]]:
+    """LiteLLM's model list: the logical name in front, the server behind it; keys are named, not written.
+
+    Token ids are asked of our own servers only: other services refuse requests with parameters they do not know.
+    """
+    entries: list[dict[str, Any]] = []
+    for name, endpoint in endpoints.items():
+        parameters: dict[str, Any] = {
+            "model": f"hosted_vllm/{endpoint.model}",
+            "api_base": endpoint.base_url,
+            "api_key": f"os.environ/{_key_variable(name)}",
+            "timeout": endpoint.timeout_s,
+        }
+        if getattr(models, name).kind != "endpoint":
+            parameters["extra_body"] = {"return_token_ids": True}
+        entries.append({"model_name": name, "litellm_params": parameters})
+    return entries
+
+
+def serve(spec: GatewaySpec, port: int | None, ready: Connection) -> None:
+    """The gateway process: serve until SIGTERM. Sends the port through `ready` once it answers."""
+    os.environ["LITELLM_MASTER_KEY"] = spec.key
+    for name, endpoint in spec.endpoints.items():
+        os.environ[_key_variable(name)] = endpoint.api_key
+    asyncio.run(_serve(spec, port, ready))
+
+
+def _key_variable(name: str) -> str:
+    return f"CHIMERA_BACKEND_KEY_{name.upper()}"
+
+
+async def _serve(spec: GatewaySpec, port: int | None, ready: Connection) -> None:
+    launcher = PythonServerLauncherArgs(
+        port=port,
+        host="127.0.0.1",
+        access_host="127.0.0.1",
+        launch_mode="asyncio",
+        # /health wants the key and calls every model.
+        healthcheck_url="/health/liveliness",
+        log_level=30,
+        startup_timeout=START_SECONDS,
+    )
+    proxy = agl.LLMProxy(
+        store=agl.LightningStoreClient(spec.store_url),
+        model_list=model_list(spec.models, spec.endpoints),  # pyright: ignore[reportArgumentType]  a private TypedDict
+        # A failed call is the society's to retry; a cool-down would answer for a server that is up again.
+        litellm_config={"router_settings": {"disable_cooldowns": True, "num_retries": 0}},
+        callbacks=["opentelemetry"],
+        middlewares=["rollout_attempt"],
+        launcher_args=launcher,
+    )
+    await proxy.start()
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    ready.send(int(proxy.server_launcher.access_endpoint.rpartition(":")[2]))
+    await stop.wait()
+    await proxy.stop()

@@ -1,0 +1,53 @@
+"""The gather phase: the society as it is answers training tasks; everything later is learned from these rollouts."""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chimera.config import Config
+from chimera.data import Dataset
+from chimera.errors import ConfigError, RunError
+from training.lab import Lab
+from training.rollouts import RolloutInput, RolloutRecord
+from training.summary import summarize
+
+
+class Gather:
+    """`gather.tasks` training tasks, `gather.repeats` rollouts of each."""
+
+    name = "gather"
+
+    async def run(self, lab: Lab) -> Mapping[str, Any]:
+        """Gather the rollouts.
+
+        Raises:
+            ConfigError: More tasks are asked for than there are.
+            RunError: Not one rollout succeeded.
+        """
+        inputs = choose(lab.dataset, lab.config)
+        records: list[RolloutRecord] = []
+        with lab.view.phase(self.name, len(inputs), lab.policy_versions):
+            async for record in lab.rollouts(inputs):
+                records.append(record)
+                lab.view.add(record)
+        if all(record.status == "failed" for record in records):
+            raise RunError(f"all {len(records)} rollouts failed; the first: {records[0].error}")
+        return summarize(records)
+
+
+def choose(dataset: Dataset, config: Config) -> Sequence[RolloutInput]:
+    """The rollouts to run: tasks drawn without replacement, the same for the same seed; repeats one round at a time.
+
+    Raises:
+        ConfigError: There are fewer training tasks than `gather.tasks`.
+    """
+    if config.gather.tasks > len(dataset.train):
+        raise ConfigError(
+            f"gather.tasks={config.gather.tasks}, but there are {len(dataset.train)} training tasks: ask for fewer"
+        )
+    drawn = random.Random(f"{config.seed}/gather").sample(dataset.train, config.gather.tasks)
+    return [
+        RolloutInput.of(task, Gather.name, repeat, config.seed)
+        for repeat in range(config.gather.repeats)
+        for task in drawn
+    ]

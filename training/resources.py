@@ -1,0 +1,62 @@
+"""What a rollout is told about the models: gateway address, logical name, sampling and policy version of each.
+
+They travel as Agent Lightning resources: a rollout is enqueued with the id of the resources it must use, so it carries
+the policy versions that produced it.
+"""
+
+from collections.abc import Mapping
+
+import agentlightning as agl
+
+from chimera.config import ModelsConfig
+from chimera.serving.client import Endpoint
+
+VERSION = "policy_version"
+
+
+def describe(gateway_url: str, models: ModelsConfig, versions: Mapping[str, str]) -> agl.NamedResources:
+    """One `ProxyLLM` for each logical model in `versions` (model -> policy version)."""
+    return {
+        name: agl.ProxyLLM(
+            endpoint=f"{gateway_url}/v1",
+            model=name,
+            sampling_parameters={
+                "temperature": getattr(models, name).temperature,
+                "top_p": getattr(models, name).top_p,
+                "max_tokens": getattr(models, name).max_tokens,
+                VERSION: version,
+            },
+        )
+        for name, version in versions.items()
+    }
+
+
+def endpoints(
+    resources: agl.NamedResources, rollout: agl.AttemptedRollout, models: ModelsConfig, key: str
+) -> dict[str, Endpoint]:
+    """Where `rollout` finds each model: the gateway under an address that attributes its calls to this attempt."""
+    found: dict[str, Endpoint] = {}
+    for name, resource in resources.items():
+        if not isinstance(resource, agl.ProxyLLM):
+            continue
+        sampling = resource.sampling_parameters
+        found[name] = Endpoint(
+            base_url=resource.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
+            model=resource.model,
+            api_key=key,
+            structured=getattr(models, name).structured,
+            temperature=sampling["temperature"],
+            top_p=sampling["top_p"],
+            max_tokens=sampling["max_tokens"],
+            timeout_s=getattr(models, name).timeout_s,
+        )
+    return found
+
+
+def versions(resources: agl.NamedResources) -> dict[str, str]:
+    """The policy version of each logical model in `resources`."""
+    return {
+        name: str(resource.sampling_parameters[VERSION])
+        for name, resource in resources.items()
+        if isinstance(resource, agl.ProxyLLM)
+    }

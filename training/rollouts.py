@@ -1,0 +1,131 @@
+"""One rollout as data: what goes into the store's queue, and the record that is kept of what came out.
+
+A bad rollout is data, not a crash: it has status "failed" and says why.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from chimera.types import Decision, Label, ResearchTask, Section, Source
+
+Status = Literal["succeeded", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutInput:
+    """What a runner is given: the task without its conclusion, and the seed of this rollout.
+
+    The label is for the reward; the society is given the task's `brief()` only.
+    """
+
+    task: ResearchTask
+    phase: str
+    repeat: int
+    seed: int
+
+    @classmethod
+    def of(cls, task: ResearchTask, phase: str, repeat: int, seed: int) -> "RolloutInput":
+        """Repeat number `repeat` (from 0) of `task` in a run with seed `seed`; its own seed depends on all of them."""
+        digest = hashlib.sha256(f"{seed}/{phase}/{task.id}/{repeat}".encode()).digest()
+        return cls(task, phase, repeat, int.from_bytes(digest[:4], "big") >> 1)
+
+    def dump(self) -> dict[str, Any]:
+        """Plain data for the store; the long answer is not in it."""
+        return {
+            "id": self.task.id,
+            "goal": self.task.goal,
+            "context": [{"label": section.label, "text": section.text} for section in self.task.context],
+            "label": self.task.label,
+            "source": self.task.source,
+            "level": self.task.level,
+            "phase": self.phase,
+            "repeat": self.repeat,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def load(cls, data: Mapping[str, Any]) -> "RolloutInput":
+        """The inverse of `dump`."""
+        context = tuple(Section(section["label"], section["text"]) for section in data["context"])
+        task = ResearchTask(
+            data["id"], data["goal"], context, data["label"], source=data["source"], level=data.get("level")
+        )
+        return cls(task, data["phase"], data["repeat"], data["seed"])
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a runner reports of one attempt, as one object span in the rollout's trace.
+
+    Attributes:
+        error: Why the attempt failed; None when it did not.
+        outputs: Final fields of the society's state, without chat messages (they are in the trace's model calls).
+        reward: The scalar r; None when a part is missing or the attempt failed.
+        parts: The reward's named parts, which sum to r; a missing one is None.
+        weights_versions: Versions that the servers reported, by logical model; several when weights were swapped.
+        counts: Model calls, tool calls, tokens and so on (see `agent.count`).
+        calls: Every model call and tool call as `agents.record` describes them.
+        seconds: Wall time of the attempt.
+    """
+
+    error: str | None
+    outputs: dict[str, Any]
+    reward: float | None
+    parts: dict[str, float | None]
+    weights_versions: dict[str, list[str]]
+    counts: dict[str, int]
+    calls: list[dict[str, Any]]
+    seconds: float
+
+    def dump(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRecord:
+    """The durable record of one rollout: one JSON line in the run's `rollouts/<phase>.jsonl`.
+
+    Attributes:
+        attempt: Which attempt this is about, from 1; the last one.
+        policy_versions: Policy version of each logical model that the rollout was told to use.
+        weights_versions: What the servers said they used.
+        missing: The reward's parts that have no value; then `reward` is None.
+        trace: The trace file, relative to the run; None when the rollout left no span.
+        untraced_calls: Model calls whose exchange never reached the trace.
+    """
+
+    rollout_id: str
+    task_id: str
+    source: Source
+    level: int | None
+    phase: str
+    repeat: int
+    seed: int
+    attempt: int
+    status: Status
+    error: str | None
+    label: Label
+    decision: Decision | None
+    reward: float | None
+    parts: dict[str, float | None] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    policy_versions: dict[str, str] = field(default_factory=dict)
+    weights_versions: dict[str, list[str]] = field(default_factory=dict)
+    outputs: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    untraced_calls: int = 0
+    seconds: float | None = None
+    worker: str | None = None
+    trace: str | None = None
+
+    def dump(self) -> dict[str, Any]:
+        """Plain data for the JSON line."""
+        return asdict(self)
+
+    @classmethod
+    def load(cls, data: Mapping[str, Any]) -> "RolloutRecord":
+        """The inverse of `dump`."""
+        return cls(**data)

@@ -1,0 +1,52 @@
+"""One run from start to end: servers up, phases, servers down, whatever happens in between.
+
+This module is light, so that the model server and the processes that runners are forked from load their libraries
+while the main process loads its own.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from rich.console import Console
+
+from chimera.config import Config
+from chimera.data import Dataset
+from chimera.runs import Run
+from chimera.serving.process import serve
+from training import children
+from training.interrupt import interruptible
+from training.view import make_view
+
+
+def train(run: Run, config: Config, dataset: Dataset, phases: Sequence[str], secrets: Mapping[str, str]) -> None:
+    """Run `phases` and record everything in `run`.
+
+    Raises:
+        KeyboardInterrupt: The user stopped the run; what was finished is on disk.
+        ChimeraError: A phase or a server failed.
+    """
+    children.prepare()
+    try:
+        asyncio.run(_train(run, config, dataset, phases, secrets))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _train(run: Run, config: Config, dataset: Dataset, phases: Sequence[str], secrets: Mapping[str, str]) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    with ExitStack() as stack:
+        stack.enter_context(interruptible(task))
+        serving = serve(config.models, config.serving, secrets, log_file=run.path / "logs" / "models.log")
+        starting = asyncio.create_task(asyncio.to_thread(stack.enter_context, serving))
+        await asyncio.sleep(0)
+
+        from training.lab import Lab
+        from training.phases import make_phases
+        from training.pipeline import Pipeline
+
+        view = make_view(Console())
+        servers = await starting
+        async with Lab(run, config, dataset, servers, secrets, view) as lab:
+            await Pipeline(make_phases(phases), lab).run()

@@ -1,0 +1,91 @@
+"""The run's LightningStore server: Agent Lightning's own, which also tells when something has happened.
+
+Runners wait for work on the server (a long poll) instead of asking several times a second, and the main process is
+called when a rollout has ended: no idle cost on two cores, and no polling interval in any rollout's time.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import agentlightning as agl
+from agentlightning.types import AttemptStatus, EnqueueRolloutRequest
+from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+
+LONG_POLL_SECONDS = 10.0
+SPAN_MEMORY_BYTES = 512 * 2**20
+FINAL_ATTEMPT: frozenset[AttemptStatus] = frozenset({"succeeded", "failed", "timeout"})
+
+
+class LabStore(agl.LightningStoreServer):
+    """Store server in a thread of the main process, on loopback; spans beyond 512 MB are evicted, oldest first."""
+
+    def __init__(self, on_ended: Callable[[str], None]) -> None:
+        """`on_ended(rollout_id)` is called, in any thread, when an attempt has come to its end."""
+        super().__init__(
+            agl.InMemoryLightningStore(thread_safe=True, eviction_memory_threshold=SPAN_MEMORY_BYTES),
+            launcher_args=PythonServerLauncherArgs(
+                host="127.0.0.1",
+                access_host="127.0.0.1",
+                launch_mode="thread",
+                healthcheck_url="/v1/agl/health",
+                log_level=30,
+            ),
+        )
+        self._on_ended = on_ended
+        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._waiting_lock = threading.Lock()
+        self._gone: set[str] = set()
+        self._closing = False
+
+    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[agl.Rollout]:
+        """Enqueue and wake waiting runners."""
+        enqueued = await super().enqueue_many_rollouts(rollouts)
+        self._wake()
+        return enqueued
+
+    async def dequeue_rollout(self, worker_id: str | None = None) -> agl.AttemptedRollout | None:
+        """The next rollout, waiting up to 10 s for one; None for workers that are gone."""
+        arrived = (asyncio.get_running_loop(), asyncio.Event())
+        with self._waiting_lock:
+            self._waiting.add(arrived)
+        try:
+            deadline = arrived[0].time() + LONG_POLL_SECONDS
+            while not self._closing and worker_id not in self._gone:
+                found = await super().dequeue_rollout(worker_id)
+                left = deadline - arrived[0].time()
+                if found is not None or left <= 0:
+                    return found
+                try:
+                    await asyncio.wait_for(arrived[1].wait(), left)
+                except TimeoutError:
+                    return None
+                arrived[1].clear()
+            return None
+        finally:
+            with self._waiting_lock:
+                self._waiting.discard(arrived)
+
+    async def update_attempt(self, rollout_id: str, attempt_id: str, *args: Any, **kwargs: Any) -> agl.Attempt:
+        """Update, and say so when the attempt has ended; a retry goes back to the queue, so runners are woken too."""
+        attempt = await super().update_attempt(rollout_id, attempt_id, *args, **kwargs)
+        if attempt.status in FINAL_ATTEMPT:
+            self._wake()
+            self._on_ended(rollout_id)
+        return attempt
+
+    def dismiss(self, worker_id: str) -> None:
+        """Give no more work to this worker: its process has ended, though its last request may still wait here."""
+        self._gone.add(worker_id)
+
+    async def close(self) -> None:
+        """Answer all waiting runners and stop the server."""
+        self._closing = True
+        self._wake()
+        await self.stop()
+
+    def _wake(self) -> None:
+        with self._waiting_lock:
+            for loop, event in self._waiting:
+                loop.call_soon_threadsafe(event.set)

@@ -1,0 +1,51 @@
+"""Figures about a set of rollouts, as pure functions: what the view, the ledger and the metrics show."""
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from chimera.types import DECISION_OF_LABEL
+from training.rollouts import RolloutRecord
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The mean; None without values."""
+    return fmean(values) if values else None
+
+
+def aligned(record: RolloutRecord) -> bool | None:
+    """Whether the decision corresponds to the label; None when there is no decision."""
+    return None if record.decision is None else record.decision == DECISION_OF_LABEL[record.label]
+
+
+def part_means(records: Sequence[RolloutRecord]) -> dict[str, float | None]:
+    """Mean of each reward part over the rollouts in which it has a value, in the order of first appearance."""
+    names = dict.fromkeys(name for record in records for name in record.parts)
+    return {
+        name: mean([value for record in records if (value := record.parts.get(name)) is not None]) for name in names
+    }
+
+
+def failures(records: Sequence[RolloutRecord]) -> Counter[str]:
+    """How often each reason of failure occurred."""
+    return Counter(record.error or "" for record in records if record.status == "failed")
+
+
+def summarize(records: Sequence[RolloutRecord]) -> dict[str, Any]:
+    """Counts and means of `records`; a mean over nothing is None.
+
+    `alignment_rate` counts a rollout without a decision as not aligned, because a failed answer helps nobody.
+    """
+    succeeded = [record for record in records if record.status == "succeeded"]
+    return {
+        "rollouts": len(records),
+        "succeeded": len(succeeded),
+        "failed": len(records) - len(succeeded),
+        "unscored": sum(record.reward is None for record in succeeded),
+        "reward": mean([record.reward for record in succeeded if record.reward is not None]),
+        "alignment_rate": mean([float(aligned(record) or False) for record in records]),
+        "parts": part_means(succeeded),
+        "counts": dict(sum((Counter(record.counts) for record in records), Counter[str]())),
+        "untraced_calls": sum(record.untraced_calls for record in records),
+    }

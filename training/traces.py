@@ -1,0 +1,136 @@
+"""Traces on disk, and the model calls in them with their token ids and the role that made each.
+
+A trace holds two kinds of spans: ours, one for each visit of a role, which lists the ids of the responses it got; and
+the gateway's, one for each exchange, which holds messages and token ids under its response id. They are joined by that
+id, never by time or by a framework's names.
+"""
+
+import ast
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import agentlightning as agl
+from agentlightning.semconv import AGL_OBJECT, AGL_OPERATION, LightningSpanAttributes
+
+from chimera.errors import RunError
+from chimera.secrets import redact_tree
+
+EXCHANGE = "raw_gen_ai_request"
+"""The gateway's span that holds request and response as the model's server saw them."""
+
+_RAW = "llm.hosted_vllm."
+_RESPONSES = f"{LightningSpanAttributes.OPERATION_OUTPUT.value}.response_ids"
+_KEPT_SPANS = (EXCHANGE, "litellm_request")
+_KEPT_ATTRIBUTES = ("agentlightning.", "exception.", "gen_ai.", "llm.", "role", "model", "visit", "attempt")
+_LEFT_OUT = ("resource", "context", "parent")
+
+
+@dataclass(frozen=True, slots=True)
+class TracedCall:
+    """One exchange with a model: what was sent, what came back, and who asked.
+
+    `prompt_ids` and `response_ids` are as the server sampled them, None when it does not return them.
+    """
+
+    response_id: str
+    role: str
+    visit: int
+    attempt_id: str
+    sequence_id: int
+    model: str
+    messages: list[dict[str, Any]]
+    choice: dict[str, Any]
+    prompt_ids: list[int] | None
+    response_ids: list[int] | None
+    weights_version: str | None
+
+
+def write(spans: Iterable[agl.Span], path: Path) -> None:
+    """Write spans as gzipped JSON lines, whole or not at all.
+
+    LiteLLM's bookkeeping spans and the request headers that it copies are left out; secrets are replaced.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}")
+    with gzip.open(draft, "wt", encoding="utf-8", compresslevel=3) as file:
+        for span in spans:
+            if span.name.startswith("agentlightning.") or span.name in _KEPT_SPANS:
+                data = span.model_dump(mode="json", exclude=set(_LEFT_OUT))
+                data["attributes"] = {
+                    key: value for key, value in data["attributes"].items() if key.startswith(_KEPT_ATTRIBUTES)
+                }
+                file.write(json.dumps(redact_tree(data), ensure_ascii=False) + "\n")
+    draft.replace(path)
+
+
+def read(path: Path) -> list[agl.Span]:
+    """The spans of a trace file.
+
+    Raises:
+        RunError: The file is missing or broken.
+    """
+    nothing = {"resource": {"attributes": {}, "schema_url": ""}, "context": None, "parent": None}
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            return [agl.Span.model_validate({**json.loads(line), **nothing}) for line in file]
+    except (OSError, EOFError, ValueError) as error:
+        raise RunError(f"trace {path} cannot be read: {error}") from error
+
+
+def visits(spans: Iterable[agl.Span]) -> Iterator[tuple[agl.Span, list[str]]]:
+    """Our span of each visit of a role, with the ids of the responses it got."""
+    for span in spans:
+        if span.name == AGL_OPERATION and "role" in span.attributes:
+            yield span, [str(value) for key, value in span.attributes.items() if key.startswith(_RESPONSES)]
+
+
+def model_calls(spans: Sequence[agl.Span]) -> list[TracedCall]:
+    """Every attributed model call of a trace, once each, in the order of the gateway's sequence numbers."""
+    asked = {response: span.attributes for span, responses in visits(spans) for response in responses}
+    calls: dict[str, TracedCall] = {}
+    for span in spans:
+        response_id = span.attributes.get(f"{_RAW}id")
+        if span.name == EXCHANGE and isinstance(response_id, str) and response_id in asked:
+            calls.setdefault(response_id, _call(span, response_id, asked[response_id]))
+    return sorted(calls.values(), key=lambda call: call.sequence_id)
+
+
+def untraced(spans: Sequence[agl.Span]) -> set[str]:
+    """Response ids that a role got but whose exchange is not in the trace (yet: the gateway writes it just after)."""
+    exchanges = {span.attributes.get(f"{_RAW}id") for span in spans if span.name == EXCHANGE}
+    return {response for _, responses in visits(spans) for response in responses} - exchanges
+
+
+def outcome(spans: Sequence[agl.Span], attempt_id: str) -> dict[str, Any] | None:
+    """What the runner reported of this attempt; None when it could not, for example because it was killed."""
+    for span in reversed(spans):
+        if span.name == AGL_OBJECT and span.attempt_id == attempt_id:
+            return agl.get_object_value(span)
+    return None
+
+
+def _call(span: agl.Span, response_id: str, visit: dict[str, Any]) -> TracedCall:
+    raw = {key.removeprefix(_RAW): value for key, value in span.attributes.items() if key.startswith(_RAW)}
+    choice = _plain(raw.get("choices"))[0]
+    return TracedCall(
+        response_id=response_id,
+        role=str(visit["role"]),
+        visit=int(visit["visit"]),
+        attempt_id=span.attempt_id,
+        sequence_id=span.sequence_id,
+        model=str(raw.get("model")),
+        messages=_plain(raw.get("messages")),
+        choice=choice,
+        prompt_ids=_plain(raw.get("prompt_token_ids")),
+        response_ids=choice.get("token_ids"),
+        weights_version=raw.get("weights_version"),  # pyright: ignore[reportArgumentType]  text when it is there
+    )
+
+
+def _plain(value: Any) -> Any:
+    """LiteLLM writes nested values into spans as Python literals."""
+    return ast.literal_eval(value) if isinstance(value, str) else value
