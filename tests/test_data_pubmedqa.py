@@ -1,0 +1,259 @@
+"""Reading PubMedQA files: both layouts give the same tasks, and every fault is one error that says where it is."""
+
+import json
+import re
+from copy import deepcopy
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from chimera.errors import DataError
+from chimera.pubmedqa import load_file, load_hub, load_test_ids, tasks_from_rows
+from chimera.types import ResearchTask, Section
+
+RECORDS = {
+    "101": {
+        "QUESTION": "Does walking lower pain?",
+        "CONTEXTS": ["Pain is common.", "Pain was lower (p=0.01)."],
+        "LABELS": ["BACKGROUND", "RESULTS"],
+        "MESHES": ["Pain"],
+        "YEAR": "2010",
+        "final_decision": "yes",
+        "LONG_ANSWER": "Walking lowers pain.",
+    },
+    "102": {
+        "QUESTION": "Does {music} raise mood?",
+        "CONTEXTS": ["Mood was the same, é (p=0.7)."],
+        "LABELS": ["RESULTS"],
+        "final_decision": "no",
+        "LONG_ANSWER": "Music does not raise mood.",
+    },
+}
+TASKS = [
+    ResearchTask(
+        "101",
+        "Does walking lower pain?",
+        (Section("BACKGROUND", "Pain is common."), Section("RESULTS", "Pain was lower (p=0.01).")),
+        "yes",
+        "pubmedqa",
+        "Walking lowers pain.",
+    ),
+    ResearchTask(
+        "102",
+        "Does {music} raise mood?",
+        (Section("RESULTS", "Mood was the same, é (p=0.7)."),),
+        "no",
+        "pubmedqa",
+        "Music does not raise mood.",
+    ),
+]
+
+
+def hub_rows() -> list[dict]:
+    """The same records with the hub's column names and types."""
+    return [
+        {
+            "pubid": int(key),
+            "question": record["QUESTION"],
+            "context": {"contexts": record["CONTEXTS"], "labels": record["LABELS"], "meshes": record.get("MESHES", [])},
+            "long_answer": record["LONG_ANSWER"],
+            "final_decision": record["final_decision"],
+        }
+        for key, record in RECORDS.items()
+    ]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(content, name: str = "d.json") -> Path:
+        path = tmp_path / name
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+        return path
+
+    return write_file
+
+
+def test_authors_file(write):
+    assert load_file(write(RECORDS)) == TASKS
+
+
+def test_a_byte_order_mark_does_no_harm(write):
+    assert load_file(write("\ufeff" + json.dumps(RECORDS))) == TASKS
+
+
+def test_hub_parquet_file_gives_the_same_tasks(tmp_path):
+    path = tmp_path / "hub.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(hub_rows()), path)
+    assert load_file(path) == TASKS
+
+
+def test_hub_is_asked_for_the_labelled_parquet_config(monkeypatch):
+    import datasets
+
+    asked = []
+
+    def answer(*arguments, **options):
+        asked.append((arguments, options))
+        return datasets.Dataset.from_list(hub_rows())
+
+    monkeypatch.setattr(datasets, "load_dataset", answer)
+    assert load_hub() == TASKS
+    assert asked == [(("qiaojin/PubMedQA", "pqa_labeled"), {"split": "train"})]
+
+
+def test_hub_without_network_says_what_to_do(monkeypatch):
+    import datasets
+
+    def refuse(*arguments, **options):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    with pytest.raises(DataError, match=r"qiaojin/PubMedQA .*data.path to a file .*ConnectionError: no route to host"):
+        load_hub()
+
+
+@pytest.mark.parametrize("field", ["QUESTION", "CONTEXTS", "LABELS", "final_decision", "LONG_ANSWER"])
+def test_missing_field(write, field):
+    records = deepcopy(RECORDS)
+    del records["102"][field]
+    path = write(records)
+    with pytest.raises(
+        DataError, match=rf"^{re.escape(str(path))}: record 102: field '{field}' is missing; the record has "
+    ):
+        load_file(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("final_decision", "perhaps", "field 'final_decision' is 'perhaps', which is no label; .* yes, no, maybe"),
+        ("final_decision", None, "field 'final_decision' is None, which is no label"),
+        ("final_decision", ["yes"], r"field 'final_decision' is \['yes'\], which is no label"),
+        ("CONTEXTS", [], "field 'CONTEXTS' is empty"),
+        ("CONTEXTS", ["  "], r"field 'CONTEXTS\[0\]' is empty"),
+        ("CONTEXTS", "Text.", "field 'CONTEXTS' must be a list of texts, is str 'Text.'"),
+        ("CONTEXTS", [7], r"field 'CONTEXTS\[0\]' must be a text, is int 7"),
+        ("CONTEXTS", ["a", "b"], "field 'LABELS' has 1 entries for 2 in CONTEXTS"),
+        ("LABELS", [""], r"field 'LABELS\[0\]' is empty"),
+        ("QUESTION", "", "field 'QUESTION' is empty"),
+        ("QUESTION", 5, "field 'QUESTION' must be a text, is int 5"),
+        ("LONG_ANSWER", " ", "field 'LONG_ANSWER' is empty"),
+    ],
+)
+def test_broken_field(write, field, value, problem):
+    records = deepcopy(RECORDS)
+    records["102"][field] = value
+    path = write(records)
+    with pytest.raises(DataError, match=f"^{re.escape(str(path))}: record 102: {problem}"):
+        load_file(path)
+
+
+def test_record_that_is_no_object(write):
+    with pytest.raises(
+        DataError, match=r"record 102: expected an object with field 'CONTEXTS', found a list of 1 entries"
+    ):
+        load_file(write({**RECORDS, "102": ["x"]}))
+
+
+@pytest.mark.parametrize("content", [[RECORDS["101"]], {}, "text", 3])
+def test_json_that_is_no_object_of_records(write, content):
+    with pytest.raises(DataError, match="expected a JSON object from PMID to record"):
+        load_file(write(json.dumps(content)))
+
+
+def test_truncation_anywhere_is_one_error(write):
+    text = json.dumps(RECORDS, indent=1)
+    for end in range(0, len(text) - 1, 7):
+        path = write(text[:end])
+        with pytest.raises(
+            DataError, match=rf"^{re.escape(str(path))}: not valid JSON at line \d+, column \d+: .*truncated"
+        ):
+            load_file(path)
+
+
+def test_malformed_json_is_not_called_truncated(write):
+    with pytest.raises(DataError, match=r"not valid JSON at line 1, column 2: .*; is it the right file\?"):
+        load_file(write("{x: 1}" + " " * 40 + "{}"))
+
+
+def test_duplicate_id_in_json(write):
+    one = json.dumps(RECORDS["101"])
+    with pytest.raises(DataError, match="record 101: the id occurs twice"):
+        load_file(write(f'{{"101": {one}, "101": {one}}}'))
+
+
+def test_duplicate_field_in_json(write):
+    with pytest.raises(
+        DataError, match=r"field 'QUESTION' occurs twice in the record that starts with \('QUESTION', 'Why"
+    ):
+        load_file(write('{"101": {"QUESTION": "Why?", "QUESTION": "How?"}}'))
+
+
+def test_duplicate_id_in_rows():
+    rows = hub_rows()
+    with pytest.raises(DataError, match="hub: record 101: field 'pubid' occurs twice, in rows 0 and 2"):
+        tasks_from_rows([*rows, rows[0]], "hub")
+
+
+def test_broken_rows():
+    rows = hub_rows()
+    del rows[1]["context"]["labels"]
+    with pytest.raises(DataError, match=r"hub: record 102: field 'context\.labels' is missing"):
+        tasks_from_rows(rows, "hub")
+    with pytest.raises(DataError, match="hub: record row 0: field 'pubid' is missing; the record has question"):
+        tasks_from_rows([{"question": "x"}], "hub")
+    with pytest.raises(DataError, match="hub: record row 0: field 'pubid' must be a PMID, is NoneType None"):
+        tasks_from_rows([{"pubid": None}], "hub")
+    with pytest.raises(DataError, match="hub: no records"):
+        tasks_from_rows([], "hub")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("d.csv", "a,b", r"d\.csv: unknown file type '\.csv'; data\.path takes the authors' \.json file"),
+        ("d", "{}", "unknown file type ''"),
+        ("d.json", b"PAR1\xff\xfe\x00", r"d\.json: not a text file \(byte 4 is not UTF-8\)"),
+        ("d.parquet", b"PAR1 and no more", r"d\.parquet: not a readable Parquet file"),
+    ],
+)
+def test_wrong_file_type(write, name, content, message):
+    with pytest.raises(DataError, match=message):
+        load_file(write(content, name))
+
+
+def test_missing_file_and_folder(tmp_path):
+    with pytest.raises(DataError, match=r"none\.json: no such file; give a PubMedQA file"):
+        load_file(tmp_path / "none.json")
+    with pytest.raises(DataError, match="is a folder, not a file"):
+        load_file(tmp_path)
+
+
+def test_test_ids_in_every_form(write):
+    assert load_test_ids(write({"101": "yes", "102": "no"}, "t.json")) == {"101": "yes", "102": "no"}
+    assert load_test_ids(write([101, "102"], "t.json")) == {"101": None, "102": None}
+    assert load_test_ids(write("101\n102, 103\n", "t.txt")) == {"101": None, "102": None, "103": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.json", {"101": "perhaps"}, r"t\.json: record 101: label is 'perhaps'; it must be one of yes, no, maybe"),
+        ("t.json", {"101": ["yes"]}, r"t\.json: record 101: label is \['yes'\]"),
+        ("t.json", [101, "101"], r"t\.json: test id 101 occurs twice"),
+        ("t.json", '{"101": "yes", "101": "no"}', "record 101: the id occurs twice"),
+        ("t.json", [None], "entry 0 must be a PMID, is NoneType None"),
+        ("t.json", [], "expected test ids, .* found a list of 0 entries"),
+        ("t.json", "3", "expected test ids, .* found int 3"),
+        ("t.json", '{"101": "y', r"not valid JSON at line 1, .* truncated"),
+        ("t.txt", " \n", "expected test ids"),
+    ],
+)
+def test_broken_test_ids(write, name, content, message):
+    with pytest.raises(DataError, match=message):
+        load_test_ids(write(content, name))
