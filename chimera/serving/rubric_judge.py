@@ -142,7 +142,7 @@ def groundedness(case: Case) -> float:
     given = numbers(stated) - numbers(case.goal)
     number_support = share(numbers(" ".join(case.verbatim)), given) if given else 0.5
     word_support = share(content_words(" ".join((*case.verbatim, case.goal))), content_words(stated))
-    about = covered(case.focus, case.verbatim)
+    about = covered(case.focus or case.goal, case.verbatim)
     support = 0.3 * number_support + 0.3 * word_support + 0.4 * about
     return len(case.verbatim) / len(quotes) * (support if case.verbatim else 0.0)
 
@@ -206,11 +206,23 @@ def impact(case: Case) -> float:
     stated = " ".join(fields.values())
     return (
         0.45 * said["outcome"] * topic_match(fields["outcome"], case.focus)
-        + 0.2 * said["population"] * share(content_words(case.goal), content_words(fields["population"]))
-        + 0.15 * said["intervention"] * share(content_words(case.goal), content_words(fields["intervention"]))
+        + 0.2 * said["population"] * part_match(case, "population")
+        + 0.15 * said["intervention"] * part_match(case, "intervention")
         + 0.12 * bool(FOLLOW_UP.search(stated))
         + 0.08 * bool(THRESHOLD.search(stated))
     )
+
+
+def part_match(case: Case, name: str) -> float:
+    """How well a field is the goal's: the share of its words that goal or sources have x a ramp over the goal's own.
+
+    Two content words of the goal make the ramp full, or as many as the goal has besides the other fields.
+    """
+    mine, goal = content_words(case.fields[name]), content_words(case.goal)
+    others = content_words(" ".join(text for key, text in case.fields.items() if key != name))
+    needed = min(2, len(goal - (others - mine)))
+    known = share(content_words(" ".join((case.goal, *case.sources))), mine)
+    return known * (ramp(len(mine & goal), 0, needed) if needed else 1.0)
 
 
 def clarity(case: Case) -> float:

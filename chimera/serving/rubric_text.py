@@ -134,7 +134,7 @@ def items(text: str) -> int:
 def focus(goal: str, *known: str) -> str:
     """What is left of `goal` without the `known` fields: mostly the outcome that it asks about.
 
-    A field that the goal repeats is cut out whole, of others the content words; all of the goal when nothing is left.
+    A field that the goal repeats is cut out whole, of others the content words; empty when nothing is left.
     """
     left = normalise(goal)
     for text in known:
@@ -143,26 +143,42 @@ def focus(goal: str, *known: str) -> str:
             left = phrase.sub(" ", left)
         else:
             left = " ".join(word for word in left.split() if not content_words(word) & content_words(text))
-    return left if content_words(left) else normalise(goal)
+    return left if content_words(left) else ""
 
 
 def topic_match(text: str, about: str) -> float:
     """How well `text` names what `about` is about, in [0, 1]; durations in `text` do not matter.
 
     F1 of their content words, or the share of the text's known outcomes that `about` names too (times 0.9: another
-    wording than the goal's is right, the goal's own is better), whichever is larger.
+    wording than the goal's is right, the goal's own is better), whichever is larger. Words that two different known
+    outcomes happen to share count 0.3 times. An empty `about` cannot be missed: anything concrete gets 0.7.
     """
     text = FOLLOW_UP.sub(" ", text)
     mine, wanted = content_words(text), content_words(about)
+    if not wanted:
+        return 0.7 if mine else 0.0
+    named, asked = concepts(text), concepts(about)
     common = len(mine & wanted)
     f1 = 2 * common / (len(mine) + len(wanted)) if common else 0.0
-    return max(f1, 0.9 * share(concepts(about), concepts(text)))
+    return 0.3 * f1 if named and asked and not named & asked else max(f1, 0.9 * share(asked, named))
 
 
 def covered(about: str, texts: Iterable[str]) -> float:
-    """Share of what `about` is about that `texts` mention, by words or by known outcomes; grows with every text."""
+    """Share of what `about` is about that `texts` mention, by words, abbreviations or known outcomes.
+
+    It grows with every text.
+    """
     joined = " ".join(texts)
-    return max(share(content_words(joined), content_words(about)), share(concepts(joined), concepts(about)))
+    known = content_words(joined) | _spelled_out(about, frozenset(words(joined)))
+    return max(share(known, content_words(about)), share(concepts(joined), concepts(about)))
+
+
+def _spelled_out(text: str, tokens: frozenset[str]) -> frozenset[str]:
+    """Content words of the runs of three to six words in `text` whose initials are among `tokens` ('cimt')."""
+    every = words(text)
+    runs = (every[i : i + size] for size in range(3, 7) for i in range(len(every) - size + 1))
+    abbreviated = [" ".join(run) for run in runs if "".join(word[0] for word in run) in tokens]
+    return content_words(" ".join(abbreviated))
 
 
 def is_vague(text: str) -> bool:

@@ -21,9 +21,11 @@ associated association associate related relation relationship correlate correla
 prediction influence influences impact cause caused causes lead compare compared comparison given give gives use
 used using uses treat treated treatment receive received people patient patients participant participants person
 persons subject subjects group groups study trial new role value necessary need needed possible important
-significant significantly significance different difference differ evidence results result shows show shown
-mean average baseline primary measured measure
-elevate elevated enhance enhanced diminish boost cut lessen
+significant significantly significance different difference differ evidence results result shows show shown mean
+average baseline primary measured measure rate rates score scores level levels index frequency number proportion
+percentage incidence amount intervention interventions programme program procedure method approach measurement
+setting elevate elevated enhance enhanced diminish boost cut lessen asked found borderline opposite inconclusive
+conflicting
 """
 STOP_WORDS = frozenset(_STOP.split())
 GENERIC_WORDS = frozenset(_GENERIC.split())
@@ -74,6 +76,7 @@ CONCEPTS: dict[str, re.Pattern[str]] = {
     "lung function": _any("lung function", "expiratory", "spiromet", r"\bfev"),
     "stroke": _any(r"\bstroke"),
     "bleeding": _any("bleed", "ha?emorrhag"),
+    "safety": _any(r"\bsafe(?:ty|ly)?\b", "complicat", "adverse", r"\bharm", "toxic", "dangerous"),
     "cost": _any(r"\bcosts?\b", "cost-effective"),
 }
 """Outcomes under their different names, so that 'length of admission' answers to 'hospital stay'."""
