@@ -68,7 +68,9 @@ class ModelConfig(Section):
     @classmethod
     def _address(cls, value: str | None) -> str | None:
         if value is not None and not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", value):
-            raise ValueError("must be an http(s) address without user or password, such as http://127.0.0.1:11434/v1")
+            raise ValueError(
+                "it must be an http(s) address without user or password, such as http://127.0.0.1:11434/v1"
+            )
         return value
 
     @field_validator("api_key_env")

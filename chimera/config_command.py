@@ -25,7 +25,9 @@ def main(argv: list[str]) -> int | None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("key", "type", "default", "meaning", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for column in ("key", "type", "default", "meaning"):
+        table.add_column(column, no_wrap=column == "key")
     for row in key_table():
         table.add_row(*row)
     Console(markup=False).print(table)

@@ -83,7 +83,7 @@ def build(tree: type[Tree], settings: Mapping[str, Setting]) -> Tree:
     try:
         result = tree.model_validate_json(json.dumps(nested), strict=True)
     except ValidationError as error:
-        raise _explain(error, checked) from error
+        raise _explain(error, checked, {key.name: key.type for key in keys(tree())}) from error
     for key, reason in unused_keys(result).items():
         if key in checked and checked[key].value is not None:
             raise ConfigError(f"{key} {checked[key].place} has no effect because {reason}: remove it")
@@ -153,16 +153,18 @@ def _unknown(key: str, setting: Setting, names: list[str]) -> str:
     return f"unknown key {key} {setting.place}: the nearest key is {nearest} (python -m chimera config lists all)"
 
 
-def _explain(error: ValidationError, settings: Mapping[str, Setting]) -> ConfigError:
+def _explain(error: ValidationError, settings: Mapping[str, Setting], types: Mapping[str, str]) -> ConfigError:
     first = error.errors(include_url=False)[0]
     path = [str(part) for part in first["loc"]]
     message = first["msg"].removeprefix("Value error, ")
     for length in range(len(path), 0, -1):
         key = ".".join(path[:length])
         if key in settings:
-            allowed = message.replace("Input should be", "must be").replace("String should", "must")
+            allowed = re.sub(r"^\w+ should ", "it must ", message)
             setting = settings[key]
-            return ConfigError(f"{key} is {_shown(key, setting.value)} {setting.place}, but it {allowed}")
+            if first["type"] not in ("literal_error", "value_error"):
+                allowed += f" ({types[key]})"
+            return ConfigError(f"{key} is {_shown(key, setting.value)} {setting.place}, but {allowed}")
     place = next((s.place for key, s in settings.items() if key.startswith(".".join(path))), "")
     return ConfigError(f"{'.'.join(path)} {place}: {message}" if path else message)
 

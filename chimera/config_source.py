@@ -76,20 +76,17 @@ def read_yaml(path: Path) -> dict[str, Setting]:
 
 def parse_yaml(text: str, name: str) -> dict[str, Setting]:
     """Read YAML text into settings by dotted key; `name` stands for the file in messages."""
-    loader = _Loader(text)
+    settings: dict[str, Setting] = {}
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
-        settings: dict[str, Setting] = {}
-        if node is None:
-            return settings
-        if not isinstance(node, yaml.MappingNode):
+        if isinstance(node, yaml.MappingNode):
+            _flatten(loader, node, (), name, settings)
+        elif node is not None:
             raise ConfigError(f"{name}:{_line(node)}: a configuration file is a mapping of sections, this is not one")
-        _flatten(loader, node, (), name, settings)
-        return settings
     except yaml.YAMLError as error:
         raise ConfigError(f"{name} is not valid YAML: {_one_line(error)}") from error
-    finally:
-        loader.dispose()
+    return settings
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Setting]:
@@ -100,8 +97,8 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Setting]:
         key = key.strip()
         if not equals or not key:
             raise ConfigError(f"{override!r} is not an override: write key=value, for example gather.tasks=20")
-        loader = _Loader(text)
         try:
+            loader = _Loader(text)
             node = loader.get_single_node()
             if isinstance(node, yaml.MappingNode):
                 found: dict[str, Setting] = {}
@@ -112,14 +109,14 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Setting]:
                 settings[key] = Setting(value, COMMAND_LINE)
         except yaml.YAMLError as error:
             raise ConfigError(f"the value of {key} {COMMAND_LINE} is not valid YAML: {_one_line(error)}") from error
-        finally:
-            loader.dispose()
     return settings
 
 
 def _flatten(
     loader: _Loader, node: yaml.MappingNode, prefix: tuple[str, ...], name: str, settings: dict[str, Setting]
 ) -> None:
+    if node.tag != "tag:yaml.org,2002:map":
+        raise yaml.constructor.ConstructorError(problem=f"tag {node.tag} is not allowed", problem_mark=node.start_mark)
     if len(prefix) > MAX_DEPTH:
         raise ConfigError(f"{name}:{_line(node)}: {'.'.join(prefix[:3])}... is nested more than {MAX_DEPTH} deep")
     for key_node, value_node in node.value:

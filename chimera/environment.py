@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,13 @@ def describe_environment() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "commit": _git("rev-parse", "HEAD"),
         "modified_files": len((_git("status", "--porcelain", "--untracked-files=no") or "").splitlines()),
-        "packages": dict(sorted((item.name.lower(), item.version) for item in metadata.distributions())),
+        "packages": _packages(),
     }
+
+
+@cache
+def _packages() -> dict[str, str]:
+    return dict(sorted((item.name.lower(), item.version) for item in metadata.distributions()))
 
 
 def _git(*arguments: str) -> str | None:

@@ -1,0 +1,319 @@
+"""The project around the code: commands, exit codes, set-up files and the import rule."""
+
+import ast
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from chimera.__main__ import COMMANDS
+from chimera.secrets import ENVIRONMENT, SECRETS
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("chimera", "agents", "evaluation", "training")
+HEAVY = (
+    "torch",
+    "transformers",
+    "agentlightning",
+    "litellm",
+    "verl",
+    "trl",
+    "datasets",
+    "langgraph",
+    "pydantic",
+    "rich",
+)
+MAKE = shutil.which("make")
+
+
+def python(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        timeout=60,
+        check=False,
+    )
+
+
+# --- commands
+
+
+def test_the_list_of_commands_has_a_line_for_each_and_imports_nothing_heavy():
+    for arguments in ((), ("--help",)):
+        answer = python("-X", "importtime", "-m", "chimera", *arguments)
+        assert answer.returncode == 0
+        assert [name for name in COMMANDS if not re.search(rf"^  {name} +\w.{{15,}}$", answer.stdout, re.M)] == []
+        imported = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
+        assert "chimera.cli" in imported
+        assert imported & set(HEAVY) == set()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_explains_itself_without_loading_models_or_the_training_stack(name: str):
+    code = (
+        f"import sys, {COMMANDS[name][0]} as command\n"
+        "try: command.main(['--help'])\n"
+        "except SystemExit as end: assert not end.code\n"
+        f"print('loaded:', sorted(set(sys.modules) & {set(HEAVY) - {'pydantic', 'rich'}}))"
+    )
+    answer = python("-c", code)
+    assert answer.returncode == 0, answer.stderr
+    assert f"usage: python -m chimera {name}" in answer.stdout
+    assert answer.stdout.splitlines()[-1] == "loaded: []"
+
+
+def test_python_m_chimera_runs_a_command_as_its_module_does():
+    override = "gather.tasks=3"
+    through, direct = (
+        python("-m", *how, "--yaml", override) for how in (("chimera", "config"), ("chimera.config_command",))
+    )
+    assert through.stdout == direct.stdout
+    assert "tasks: 3" in through.stdout
+
+
+def test_an_unknown_command_names_the_nearest():
+    answer = python("-m", "chimera", "trian")
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr.startswith("error: there is no command 'trian': did you mean 'train'?")
+    assert answer.stderr.count("\n") == 1
+
+
+def test_a_configuration_error_is_one_line_and_exit_code_2():
+    answer = python("-m", "chimera", "config", "gather.task=3")
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert re.fullmatch(r"error: unknown key gather\.task .*gather\.tasks.*\n", answer.stderr)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "shown"),
+    [
+        ("return None", 0, ""),
+        ("return 7", 7, ""),
+        ("raise DataError('broken record 3')", 3, "error: broken record 3\n"),
+        ("raise RoleError('Supervisor', 'no choice')", 5, "error: Supervisor: no choice\n"),
+        ("raise KeyboardInterrupt", 130, "interrupted\n"),
+        ("raise DataError('key sk-topsecret1')", 3, "error: key [OPENAI_API_KEY]\n"),
+    ],
+)
+def test_how_a_command_ends(body: str, code: int, shown: str):
+    script = f"from chimera.cli import run_command\nfrom chimera.errors import *\ndef main(argv):\n    {body}\nrun_command(main)"
+    answer = python("-c", script, OPENAI_API_KEY="sk-topsecret1")
+    assert (answer.returncode, answer.stderr) == (code, shown)
+
+
+def test_a_bug_shows_its_traceback_without_secrets():
+    script = "from chimera.cli import run_command\ndef main(argv):\n    {}['sk-topsecret1']\nrun_command(main)"
+    answer = python("-c", script, OPENAI_API_KEY="sk-topsecret1")
+    assert answer.returncode == 70
+    assert "Traceback" in answer.stderr
+    assert "KeyError: '[OPENAI_API_KEY]'" in answer.stderr
+    assert "sk-topsecret1" not in answer.stderr
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    script = "from chimera.cli import run_command\nrun_command(lambda argv: print('x' * 10**7))"
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    assert process.stdout is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr is not None
+    assert (process.stderr.read(), process.wait()) == (b"", 0)
+    process.stderr.close()
+
+
+def test_overrides_may_stand_before_between_and_after_options():
+    answer = python(
+        "-m", "chimera", "config", "seed=1", "--yaml", "gather.tasks=2", "--config", "configs/local.yaml", "data.seed=3"
+    )
+    assert answer.stderr == ""
+    assert [line for line in answer.stdout.split("\n") if re.match(r"^(seed|  tasks|  seed):", line)] == [
+        "seed: 1",
+        "  seed: 3",
+        "  tasks: 2",
+    ]
+
+
+# --- set-up files
+
+
+def test_the_example_environment_names_every_secret_and_holds_none():
+    from dotenv import dotenv_values
+
+    assert dotenv_values(ROOT / ".env.example") == dict.fromkeys(SECRETS, "")
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert ".env" in ignored
+
+
+def environment_reads(tree: ast.AST) -> set[str]:
+    """Names of environment variables that code reads by a constant name."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        owner = name = None
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            owner, name = ast.unparse(node.value), node.slice
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            reads = {"get": "os.environ", "pop": "os.environ", "getenv": "os"}
+            if reads.get(node.func.attr) == ast.unparse(node.func.value):
+                owner, name = "os.environ", node.args[0]
+        if owner == "os.environ" and isinstance(name, ast.Constant):
+            found.add(str(name.value))
+    return found
+
+
+def test_every_environment_variable_that_is_read_is_listed_with_its_purpose():
+    sources = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    read = {name: file for file in sources for name in environment_reads(ast.parse(file.read_text()))}
+    assert {name: file for name, file in read.items() if name not in ENVIRONMENT} == {}
+    assert [name for name, purpose in ENVIRONMENT.items() if len(purpose) < 10] == []
+
+
+def pins() -> dict[str, str]:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    pairs = [line.split("==") for line in lines]
+    names = [canonicalize_name(name) for name, _ in pairs]
+    assert names == sorted(set(names)), "constraints.txt is sorted and names each package once"
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def test_every_package_that_set_up_installs_is_pinned_at_the_installed_version():
+    wanted, seen = [("chimera-lab", ("dev",))], set()
+    while wanted:
+        name, extras = wanted.pop()
+        for text in metadata.requires(name) or []:
+            requirement = Requirement(text)
+            marker = requirement.marker
+            entry = (canonicalize_name(requirement.name), tuple(sorted(requirement.extras)))
+            if entry not in seen and (marker is None or any(marker.evaluate({"extra": e}) for e in ("", *extras))):
+                seen.add(entry)
+                wanted.append(entry)
+    installed = {name: metadata.version(name).partition("+")[0] for name, _ in seen}
+    assert {name: version for name, version in installed.items() if pins().get(name) != version} == {}
+
+
+def test_the_constraints_satisfy_the_declared_ranges():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    pinned = pins()
+    wrong = [
+        text
+        for text in declared
+        if pinned[canonicalize_name(Requirement(text).name)] not in Requirement(text).specifier
+    ]
+    assert wrong == []
+
+
+@pytest.mark.skipif(MAKE is None, reason="make is not installed")
+@pytest.mark.parametrize(("goal", "command"), [("train", "-m chimera.train seed=1"), ("test", "-m pytest seed=1")])
+def test_train_and_test_set_up_first_and_pass_arguments_on(tmp_path: Path, goal: str, command: str):
+    arguments = ["make", "-n", goal, "ARGS=seed=1", f"VENV={tmp_path}/venv"]
+    plan = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    steps = [
+        "-m venv",
+        "install --quiet torch -c constraints.txt",
+        "install --quiet -e '.[dev]' -c constraints.txt",
+        command,
+    ]
+    positions = [plan.find(step) for step in steps]
+    assert positions == sorted(positions)
+    assert positions[0] >= 0
+
+
+@pytest.mark.skipif(MAKE is None, reason="make is not installed")
+@pytest.mark.parametrize("version", [(3, 10), (3, 13)])
+def test_an_unfit_python_is_refused_before_anything_is_made(tmp_path: Path, version: tuple[int, int]):
+    fake = tmp_path / "python"
+    code = f'import sys; sys.version_info = (*{version}, 0, "final", 0); exec(sys.argv[1])'
+    fake.write_text(f"#!/bin/sh\nshift\nexec {sys.executable} -c '{code}' \"$@\"\n")
+    fake.chmod(0o755)
+    arguments = ["make", "setup", f"PYTHON={fake}", f"VENV={tmp_path}/venv"]
+    answer = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert answer.returncode != 0
+    assert f"needs Python 3.11 or 3.12, and {fake} is {version[0]}.{version[1]}" in answer.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_the_check_script_is_strict_and_executable():
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & stat.S_IXUSR
+    assert "set -euo pipefail" in script.read_text()
+
+
+# --- the import rule
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("copy")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "assets"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def broken_contracts(folder: Path) -> list[str]:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", answer.stdout)
+    assert "Contracts:" in shown, shown + answer.stderr
+    broken = re.findall(r"^(.*\S) BROKEN$", shown, re.M)
+    assert bool(broken) == bool(answer.returncode)
+    return broken
+
+
+def test_the_import_rule_holds(copy: Path):
+    assert broken_contracts(copy) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "contract"),
+    [
+        ("agents/planted.py", "import evaluation", "training, evaluation and agents import downwards only"),
+        ("evaluation/planted.py", "import training", "training, evaluation and agents import downwards only"),
+        ("chimera/planted.py", "import agents.roles", "the core imports no other package; entry points may"),
+        ("chimera/serving/planted.py", "import training", "the core imports no other package; entry points may"),
+        ("training/planted.py", "import chimera.config_command", "nothing imports an entry point"),
+        ("evaluation/planted.py", "import agentlightning", "only training imports agentlightning, verl and trl"),
+        ("agents/planted.py", "import torch.nn", "only training and chimera.serving import torch and transformers"),
+        (
+            "chimera/planted.py",
+            "from transformers import x",
+            "only training and chimera.serving import torch and transformers",
+        ),
+        ("training/planted.py", "from langgraph.graph import x", "only agents imports langgraph"),
+    ],
+)
+def test_a_planted_import_in_a_function_breaks_its_contract(copy: Path, module: str, line: str, contract: str):
+    planted = copy / module
+    planted.write_text(f"def late():\n    {line}\n")
+    try:
+        assert contract in broken_contracts(copy)
+    finally:
+        planted.unlink()
+
+
+def test_every_command_that_imports_upwards_is_known_to_the_import_rule():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    protected = {name for contract in contracts for name in contract.get("protected_modules", ())}
+    entry_points = {module for module, _ in COMMANDS.values()} - {"chimera.data"}
+    assert entry_points - protected == set()
+    assert [module for module in protected if importlib.util.find_spec(module) is None] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_module_with_main(name: str):
+    assert callable(importlib.import_module(COMMANDS[name][0]).main)

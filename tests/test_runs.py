@@ -1,0 +1,306 @@
+"""Runs: what was appended is still there after a kill, one process owns a run, and no secret is in it."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chimera.config import Config, load_config
+from chimera.errors import RunError
+from chimera.jsonl import append_line, read_lines
+from chimera.runs import Run, hash_artifact, list_runs
+from chimera.secrets import register_secret
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+RECORDS = st.lists(st.dictionaries(st.text(), JSON, max_size=3), min_size=1, max_size=6)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return load_config(None, [f"runs_dir={tmp_path / 'runs'}"])
+
+
+# --- JSON lines
+
+
+@settings(max_examples=60, deadline=None)
+@given(RECORDS, st.data())
+def test_a_file_cut_anywhere_reads_as_its_whole_lines_and_heals_at_the_next_append(
+    tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, Any]], data: st.DataObject
+):
+    file = tmp_path_factory.mktemp("lines") / "a.jsonl"
+    for record in records:
+        append_line(file, record)
+    whole = file.read_bytes()
+    assert list(read_lines(file)) == records
+    size = data.draw(st.integers(0, len(whole)))
+    os.truncate(file, size)
+    ends = [position + 1 for position, byte in enumerate(whole) if byte == ord("\n")]
+    kept = sum(end <= size + 1 for end in ends)  # a line that lacks only its newline is whole
+    assert list(read_lines(file)) == records[:kept]
+    append_line(file, {"next": 1}, sync=True)
+    assert list(read_lines(file)) == [*records[:kept], {"next": 1}]
+
+
+def test_half_a_surrogate_pair_is_kept(tmp_path: Path):
+    append_line(tmp_path / "a.jsonl", {"text": "a\ud83dé"})
+    assert list(read_lines(tmp_path / "a.jsonl")) == [{"text": "a\ud83dé"}]
+
+
+@pytest.mark.parametrize("broken", [b"{\n", b"[1]\n", b"\n", b'{"a": 1} {"b": 2}\n', b"\xff\n"])
+def test_a_broken_line_that_is_not_the_torn_last_one_is_an_error_with_file_and_line(tmp_path: Path, broken: bytes):
+    file = tmp_path / "a.jsonl"
+    for text in (b'{"a":1}\n' + broken, b'{"a":1}\n' + broken + b'{"b":2}\n'):
+        file.write_bytes(text)
+        with pytest.raises(RunError, match=r"a\.jsonl:2 is not a JSON object"):
+            list(read_lines(file))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, object()])
+def test_what_json_cannot_hold_is_refused_and_leaves_no_trace(tmp_path: Path, value: object):
+    with pytest.raises(RunError, match="not plain JSON"):
+        append_line(tmp_path / "a.jsonl", {"x": value})
+    assert list(read_lines(tmp_path / "a.jsonl")) == []
+
+
+def test_a_full_disk_is_an_error_and_leaves_no_half_line(tmp_path: Path):
+    script = (
+        "import resource, signal, sys; from pathlib import Path; from chimera.jsonl import append_line\n"
+        "from chimera.errors import RunError\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "file = Path(sys.argv[1]); append_line(file, {'a': 'x' * 50})\n"
+        "try: append_line(file, {'b': 'x' * 90})\n"
+        "except RunError as error: print(error)"
+    )
+    file = tmp_path / "a.jsonl"
+    shown = subprocess.run([sys.executable, "-c", script, str(file)], capture_output=True, text=True, check=True).stdout
+    assert f"cannot append to {file}" in shown
+    assert list(read_lines(file)) == [{"a": "x" * 50}]
+    assert file.read_bytes().endswith(b"}\n")
+
+
+def _append_many(file: Path, writer: int, count: int) -> None:
+    for number in range(count):
+        append_line(file, {"writer": writer, "number": number, "text": "x" * 5000})
+
+
+def test_processes_append_at_once_without_mixing_lines(tmp_path: Path):
+    file, context = tmp_path / "a.jsonl", multiprocessing.get_context("fork")
+    writers = [context.Process(target=_append_many, args=(file, writer, 40)) for writer in range(4)]
+    for process in writers:
+        process.start()
+    for process in writers:
+        process.join()
+    seen = [(line["writer"], line["number"]) for line in read_lines(file)]
+    assert sorted(seen) == [(writer, number) for writer in range(4) for number in range(40)]
+    for writer in range(4):
+        assert [number for who, number in seen if who == writer] == list(range(40))
+
+
+def test_what_a_killed_writer_reported_is_on_the_file(tmp_path: Path):
+    script = (
+        "import sys; from pathlib import Path; from chimera.jsonl import append_line\n"
+        "for number in range(10**6):\n"
+        "    append_line(Path(sys.argv[1]), {'number': number, 'text': 'x' * 3000}); print(number, flush=True)"
+    )
+    file = tmp_path / "a.jsonl"
+    process = subprocess.Popen([sys.executable, "-c", script, str(file)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    reported = [int(process.stdout.readline()) for _ in range(50)]
+    process.send_signal(signal.SIGKILL)
+    reported += [int(line) for line in process.communicate()[0].split()]
+    numbers = [line["number"] for line in read_lines(file)]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) >= reported[-1] + 1
+
+
+# --- the run directory
+
+
+def test_a_run_keeps_what_a_later_command_needs(config: Config):
+    with Run.create("first", config) as run:
+        run.append_rollout({"rollout_id": "r1", "reward": None}, phase="gather")
+        run.append_metrics({"reward": 0.5})
+        run.ledger("phase_finished", phase="gather", artifacts=["rollouts/gather.jsonl"], rollouts=1)
+    again = Run.open("first", config.runs_dir)
+    assert again.config == config
+    assert list(again.rollouts("gather")) == [{"rollout_id": "r1", "reward": None}]
+    assert list(again.rollouts("other")) == []
+    assert [line["reward"] for line in again.metrics()] == [0.5]
+    created, finished = again.events()
+    assert created["event"] == "created"
+    assert (finished["phase"], finished["rollouts"]) == ("gather", 1)
+    assert finished["artifacts"] == {"rollouts/gather.jsonl": hash_artifact(again.rollouts_file("gather"))}
+    assert created["time"] < finished["time"]
+
+
+def test_the_environment_tells_versions_but_no_environment_variable(config: Config, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CHIMERA_TEST_VARIABLE", "value-of-a-variable")
+    with Run.create("a", config) as run:
+        environment = json.loads((run.path / "environment.json").read_text())
+    assert environment["python"] == sys.version.split()[0]
+    assert environment["packages"]["pydantic"]
+    assert environment["cpus"] == os.cpu_count()
+    assert "value-of-a-variable" not in json.dumps(environment)
+    assert "CHIMERA_TEST_VARIABLE" not in json.dumps(environment)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "/a", "../a", ".hidden", "-a", "a b", "a\n", "a..b", "é", "x" * 65]
+)
+def test_unsafe_names_are_refused(config: Config, name: str):
+    with pytest.raises(RunError, match="cannot name a run"):
+        Run.create(name, config)
+    with Run.create("a", config) as run, pytest.raises(RunError, match="cannot name a run"):
+        run.rollouts_file(name)
+    assert [run.name for run in list_runs(config.runs_dir)] == ["a"]
+
+
+def test_a_name_that_exists_is_an_error_unless_the_run_is_resumed(config: Config):
+    with Run.create("a", config) as run:
+        run.append_rollout({"n": 1}, phase="gather")
+    with pytest.raises(RunError, match=r"run 'a' exists in .*: resume it, or choose another name"):
+        Run.create("a", config)
+    with Run.create("a", config, resume=True) as run:
+        run.append_rollout({"n": 2}, phase="gather")
+        assert [line["n"] for line in run.rollouts("gather")] == [1, 2]
+        assert [event["event"] for event in run.events()] == ["created", "resumed"]
+
+
+def test_resuming_records_changed_settings_and_refuses_other_tasks(config: Config):
+    Run.create("a", config).close()
+    runs = f"runs_dir={config.runs_dir}"
+    changed = load_config(None, [runs, "gather.tasks=7"])
+    with Run.create("a", changed, resume=True) as run:
+        assert list(run.events())[-1]["changed"] == {"gather.tasks": [Config().gather.tasks, 7]}
+        assert run.config == changed
+    for override in ("seed=1", "data.size=50"):
+        with pytest.raises(RunError, match=f"run 'a' was made with {override.partition('=')[0]}="):
+            Run.create("a", load_config(None, [runs, override]), resume=True)
+    assert Run.open("a", config.runs_dir).config == changed
+
+
+def test_runs_without_a_name_get_different_ones_and_the_latest_is_found(config: Config):
+    runs = [Run.create(None, config) for _ in range(3)]
+    assert len({run.name for run in runs}) == 3
+    assert Run.latest(config.runs_dir).path == runs[-1].path
+    (config.runs_dir / "unfinished").mkdir()
+    with Run.create("aaa", config):
+        assert Run.latest(config.runs_dir).name == "aaa"
+    for run in runs:
+        run.close()
+
+
+def test_a_missing_run_names_the_nearest(config: Config):
+    with pytest.raises(RunError, match=r"there is no run in .*python -m chimera train"):
+        Run.latest(config.runs_dir)
+    with pytest.raises(RunError, match="runs there: none"):
+        Run.open("a", config.runs_dir)
+    Run.create("baseline", config).close()
+    with pytest.raises(RunError, match="did you mean 'baseline'"):
+        Run.open("baselin", config.runs_dir)
+    assert Run.open(str(config.runs_dir / "baseline"), config.runs_dir).name == "baseline"
+
+
+def test_a_run_opened_to_read_cannot_be_written(config: Config):
+    Run.create("a", config).close()
+    with pytest.raises(RunError, match="opened to read"):
+        Run.open("a", config.runs_dir).append_metrics({"x": 1})
+
+
+def test_a_missing_artifact_is_an_error_and_no_event(config: Config):
+    with Run.create("a", config) as run:
+        with pytest.raises(RunError, match=r"artifact .*nothing"):
+            run.ledger("phase_finished", artifacts=["nothing"])
+        assert [event["event"] for event in run.events()] == ["created"]
+
+
+def test_the_hash_of_a_folder_depends_on_names_and_contents(tmp_path: Path):
+    seen = set()
+    for name, text in (("a", "1"), ("b", "1"), ("a", "2")):
+        folder = tmp_path / f"{name}{text}"
+        (folder / "sub").mkdir(parents=True)
+        (folder / "sub" / name).write_text(text)
+        seen.add(hash_artifact(folder))
+    assert len(seen) == 3
+
+
+def test_no_secret_reaches_any_file_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    secret, made = 'sk-"very"/secret', "key-made-in-this-run"
+    monkeypatch.setenv("MY_SERVER_KEY", secret)
+    register_secret("RUN_KEY", made)
+    endpoint = ["kind=endpoint", "base_url=http://127.0.0.1:9/v1", "model=m", "api_key_env=MY_SERVER_KEY"]
+    overrides = [f"runs_dir={tmp_path}", f"tools.database=/tmp/{made}", *(f"models.junior.{item}" for item in endpoint)]
+    with Run.create("a", load_config(None, overrides)) as run:
+        run.append_rollout(
+            {"error": f"401 for {secret}", secret: [{"nested": json.dumps({"k": secret})}]}, phase="gather"
+        )
+        run.append_metrics({"note": made})
+        run.ledger("phase_failed", error=f"{made} {secret}")
+        for file in run.path.rglob("*"):
+            text = file.read_text() if file.is_file() else ""
+            assert made not in text, file
+            assert "sk-" not in text, file
+        assert next(iter(run.rollouts("gather")))["error"] == "401 for [MY_SERVER_KEY]"
+
+
+# --- ownership
+
+_OWNER = """
+import os, sys, time
+from chimera.config import load_config
+from chimera.runs import Run
+run = Run.create("a", load_config(None, ["runs_dir=" + sys.argv[1]]), resume=True)
+child = os.fork()
+if child == 0:
+    os.close(1)
+    time.sleep(60)
+    os._exit(0)
+print(os.getpid(), child, flush=True)
+time.sleep(60)
+"""
+
+
+def test_one_process_owns_a_run_and_a_dead_owners_run_is_free_even_while_its_child_lives(config: Config):
+    owner = subprocess.Popen([sys.executable, "-c", _OWNER, str(config.runs_dir)], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    pid, child = map(int, owner.stdout.readline().split())
+    try:
+        with pytest.raises(RunError, match=f"run 'a' is being written by process {pid}"):
+            Run.create("a", config, resume=True)
+        Run.open("a", config.runs_dir)
+        owner.kill()
+        owner.wait()
+        os.kill(child, 0)
+        with Run.create("a", config, resume=True) as run:
+            assert [event["event"] for event in run.events()] == ["created", "resumed"]
+    finally:
+        owner.kill()
+        os.kill(child, signal.SIGKILL)
+        owner.communicate()
+
+
+def test_a_process_cannot_own_a_run_twice_but_can_after_giving_it_up(config: Config):
+    with Run.create("a", config), pytest.raises(RunError, match="already being written by this process"):
+        Run.create("a", config, resume=True)
+    with Run.create("a", config, resume=True) as run:
+        run.append_metrics({"x": 1})
+
+
+def test_a_run_that_could_not_be_resumed_is_given_up(config: Config):
+    Run.create("a", config).close()
+    with pytest.raises(RunError):
+        Run.create("a", load_config(None, [f"runs_dir={config.runs_dir}", "seed=5"]), resume=True)
+    Run.create("a", config, resume=True).close()
