@@ -38,7 +38,7 @@ def load_file(path: Path) -> list[ResearchTask]:
     Raises:
         DataError: the file is missing, of another type, truncated, or a record is broken.
     """
-    check_file(path)
+    check_file(path, "give a PubMedQA file, or data.path=hub or data.path=generated")
     if path.suffix == ".parquet":
         return tasks_from_rows(read_parquet(path), str(path))
     if path.suffix == ".json":
@@ -175,7 +175,7 @@ def load_test_ids(path: Path) -> dict[str, Label | None]:
     Raises:
         DataError: the file is missing or broken, has no ids, repeats one, or gives an unknown label.
     """
-    check_file(path)
+    check_file(path, "data.test_ids takes the authors' test_ground_truth.json or a list of PMIDs")
     if path.suffix == ".json":
         content = read_json(path)
     else:
@@ -199,10 +199,10 @@ def load_test_ids(path: Path) -> dict[str, Label | None]:
     return ids
 
 
-def check_file(path: Path) -> None:
-    """Raise a DataError unless `path` is a file."""
+def check_file(path: Path, remedy: str) -> None:
+    """Raise a DataError unless `path` is a file; `remedy` says what to give instead of a missing one."""
     if not path.exists():
-        raise DataError(f"{path}: no such file; give a PubMedQA file, or data.path=hub or data.path=generated")
+        raise DataError(f"{path}: no such file; {remedy}")
     if not path.is_file():
         raise DataError(f"{path}: is a folder, not a file; give the path of the file in it")
 

@@ -230,6 +230,8 @@ def test_wrong_file_type(write, name, content, message):
 def test_missing_file_and_folder(tmp_path):
     with pytest.raises(DataError, match=r"none\.json: no such file; give a PubMedQA file"):
         load_file(tmp_path / "none.json")
+    with pytest.raises(DataError, match=r"ids\.json: no such file; data\.test_ids takes"):
+        load_test_ids(tmp_path / "ids.json")
     with pytest.raises(DataError, match="is a folder, not a file"):
         load_file(tmp_path)
 
