@@ -41,9 +41,13 @@ def _retriable(error: Exception) -> bool:
     return isinstance(error.__cause__, ModelError) and error.__cause__.retriable
 
 
-@cache
 def build_graph(config: SocietyConfig) -> Graph:
-    """Compile the society for `config`."""
+    """The society for `config`, compiled once in a process."""
+    return _compile(config)  # pyright: ignore[reportArgumentType] - pyright misses the hash of frozen pydantic models
+
+
+@cache
+def _compile(config: SocietyConfig) -> Graph:
 
     def after_reviews(state: ResearchState) -> Route:
         return route(

@@ -46,7 +46,7 @@ class Society:
         self._operation = operation
         self._observe = observe
         self._select = select or SupervisorChoice()
-        self._graph = build_graph(config)  # pyright: ignore[reportArgumentType] - frozen pydantic models have a hash
+        self._graph = build_graph(config)
 
     async def run(self, brief: Brief, seed: int | None = None) -> ResearchState:
         """Answer `brief` and give the final state; with a seed, every model call gets its own seed derived from it.

@@ -1,0 +1,94 @@
+"""`python -m chimera.graph`: the society's picture as PNG, SVG and Mermaid, drawn from the compiled graph."""
+
+import argparse
+from pathlib import Path
+
+from chimera.errors import ConfigError
+from chimera.graph_drawing import END, START, Box, Diagram, Edge, Group, draw, loops
+
+CAPTIONS = {
+    "Geneticist": "genes and proteins",
+    "Pharmacologist": "drugs and trials",
+    "Neurologist": "brain and behaviour",
+    "Supervisor": "selects one hypothesis",
+    "HypothesisRefiner": "checks it, corrects it",
+    "ProtocolDesigner": "designs the experiment",
+    "PeerReviewer": "checks the science",
+    "SafetyOfficer": "checks for harm",
+    "PrincipalInvestigator": "GO · NO-GO · UNDECIDED",
+    "Evaluation": "six scores and reasons",
+}
+
+GROUPS = {
+    "junior": Group("junior", "junior model · SFT", "#2563eb"),
+    "supervisor": Group("supervisor", "supervisor model · bandit", "#b45309"),
+    "senior": Group("senior", "senior model · PPO", "#7c3aed"),
+    "board": Group("board", "board model", "#0f766e"),
+    "principal": Group("principal", "principal model", "#be185d"),
+    "judge": Group("judge", "judge model", "#475569"),
+}
+
+
+def diagram() -> Diagram:
+    """The society as it is compiled, with the model that plays each role."""
+    from agents.graph import build_graph
+    from agents.roles import ROLES
+    from chimera.config import SocietyConfig
+
+    graph = build_graph(SocietyConfig()).get_graph()
+    boxes = tuple(
+        Box(name, _words(name), CAPTIONS.get(name, ""), ROLES[name].model if name in ROLES else "judge")
+        for name in graph.nodes
+        if name not in (START, END)
+    )
+    edges = sorted(
+        (Edge(edge.source, edge.target, str(edge.data) if edge.data else None) for edge in graph.edges), key=str
+    )
+    used = {box.group for box in boxes}
+    return Diagram(boxes, tuple(group for name, group in GROUPS.items() if name in used), tuple(edges))
+
+
+def mermaid(diagram: Diagram) -> str:
+    """The diagram as a Mermaid flow chart; loops are dotted."""
+    back = loops(diagram.edges)
+    lines = ["flowchart LR", f"    {START}([question])", f"    {END}([decision])"]
+    for group in diagram.groups:
+        lines.append(f'    subgraph {group.name}["{group.label}"]')
+        lines += [f'        {box.name}["{box.title}"]' for box in diagram.boxes if box.group == group.name]
+        lines.append("    end")
+    for edge in diagram.edges:
+        label = f"|{edge.label}|" if edge.label else ""
+        lines.append(f"    {edge.source} {'-.->' if edge in back else '-->'}{label} {edge.target}")
+    for group in diagram.groups:
+        lines.append(f"    classDef {group.name}Role fill:#ffffff,stroke:{group.colour},color:#1f2937")
+        members = ",".join(box.name for box in diagram.boxes if box.group == group.name)
+        lines.append(f"    class {members} {group.name}Role")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str]) -> int | None:
+    """Write society.png, society.svg and society.mmd."""
+    parser = argparse.ArgumentParser(prog="python -m chimera.graph", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="folder for the files (default: here)")
+    folder: Path = parser.parse_args(argv).out
+    society = diagram()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        draw(society, [folder / "society.png", folder / "society.svg"], description=mermaid(society))
+        (folder / "society.mmd").write_text(mermaid(society), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: cannot write there ({error.strerror or error})") from error
+    for ending in ("png", "svg", "mmd"):
+        print(folder / f"society.{ending}")
+    return None
+
+
+def _words(name: str) -> str:
+    """A node's name for people: 'HypothesisRefiner' is 'Hypothesis Refiner'."""
+    return "".join(f" {letter}" if letter.isupper() and place else letter for place, letter in enumerate(name))
+
+
+if __name__ == "__main__":
+    from chimera.cli import run_command
+
+    run_command(main)

@@ -1,0 +1,256 @@
+"""Draws the society with matplotlib alone: layered by who follows whom, folded into rows like a page of text.
+
+Revision loops are the edges that lead back to an earlier layer; they are dashed and carry their severity.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+START, END = "__start__", "__end__"
+
+INK, QUIET = "#1f2937", "#6b7280"
+LOOP_COLOURS = {"CRITICAL": "#dc2626", "MAJOR": "#ea580c"}
+BOX_WIDTH, BOX_HEIGHT, PILL_WIDTH = 2.2, 0.74, 0.96
+COLUMN_GAP, ROW_GAP, STACK_GAP = 2.86, 2.6, 0.96
+COLUMNS = 4
+PAD = 0.17
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One node: its title, a caption, the group it belongs to."""
+
+    name: str
+    title: str
+    caption: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Boxes that share a model: the panel's label and its colour."""
+
+    name: str
+    label: str
+    colour: str
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """An edge of the graph; conditional edges carry the route's name."""
+
+    source: str
+    target: str
+    label: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagram:
+    """What is drawn, taken from the compiled graph; START and END are nodes of edges only."""
+
+    boxes: tuple[Box, ...]
+    groups: tuple[Group, ...]
+    edges: tuple[Edge, ...]
+
+
+Point = tuple[float, float]
+
+
+def loops(edges: Sequence[Edge]) -> set[Edge]:
+    """The edges that lead back to a node on the way from START to their source (depth-first search)."""
+    after: dict[str, list[Edge]] = defaultdict(list)
+    for edge in edges:
+        after[edge.source].append(edge)
+    found: set[Edge] = set()
+    done: set[str] = set()
+
+    def walk(node: str, way: frozenset[str]) -> None:
+        for edge in after[node]:
+            if edge.target in way:
+                found.add(edge)
+            elif edge.target not in done:
+                walk(edge.target, way | {edge.target})
+        done.add(node)
+
+    walk(START, frozenset({START}))
+    return found
+
+
+def layers(edges: Sequence[Edge]) -> dict[str, int]:
+    """The longest way from START to each node, loops left out; START is in layer 0."""
+    forward = [edge for edge in edges if edge not in loops(edges)]
+    depth = {START: 0}
+    for _ in range(len(forward)):
+        for edge in forward:
+            if edge.source in depth:
+                depth[edge.target] = max(depth.get(edge.target, 0), depth[edge.source] + 1)
+    return depth
+
+
+def positions(diagram: Diagram) -> dict[str, Point]:
+    """The centre of each box, START and END included, in inches from the middle of the first row's start."""
+    depth = layers(diagram.edges)
+    stacks: dict[int, list[str]] = defaultdict(list)
+    for box in diagram.boxes:
+        stacks[depth[box.name] - 1].append(box.name)
+    place: dict[str, Point] = {}
+    for layer, names in stacks.items():
+        row, column = divmod(layer, COLUMNS)
+        x = COLUMN_GAP * (column if row % 2 == 0 else COLUMNS - 1 - column)
+        for position, name in enumerate(names):
+            place[name] = (x, -ROW_GAP * row - STACK_GAP * (position - (len(names) - 1) / 2))
+    aside = BOX_WIDTH / 2 + PAD + PILL_WIDTH / 2 + 0.34
+    place[START] = (-aside, 0.0)
+    last_row = max(stacks) // COLUMNS
+    last_x, last_y = place[stacks[max(stacks)][-1]]
+    place[END] = (last_x + aside * (-1 if last_row % 2 else 1), last_y)
+    return place
+
+
+def draw(diagram: Diagram, paths: Sequence[Path], *, description: str) -> None:
+    """Write the picture to every one of `paths`; the endings say in which format. `description` goes into the files."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "society", "svg.fonttype": "path", "font.family": "DejaVu Sans"}):
+        from matplotlib.figure import Figure
+
+        place = positions(diagram)
+        xs, ys = zip(*place.values(), strict=True)
+        left, right = min(xs) - 0.6, max(xs) + BOX_WIDTH / 2 + PAD + 0.1
+        low, high = min(ys) - 0.9, max(ys) + 0.9
+        figure = Figure(figsize=(right - left, high - low), dpi=160, facecolor="white")
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set(xlim=(left, right), ylim=(low, high), aspect="equal")
+        axes.axis("off")
+        _panels(axes, diagram, place)
+        _edges(axes, diagram, place)
+        _boxes(axes, diagram, place)
+        for path in paths:
+            undated = {"Date": None} if path.suffix == ".svg" else {}
+            figure.savefig(path, metadata={"Description": description, **undated})
+
+
+def _panels(axes: "Axes", diagram: Diagram, place: Mapping[str, Point]) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    for group in diagram.groups:
+        points = [place[box.name] for box in diagram.boxes if box.group == group.name]
+        left = min(x for x, _ in points) - BOX_WIDTH / 2 - PAD
+        right = max(x for x, _ in points) + BOX_WIDTH / 2 + PAD
+        low = min(y for _, y in points) - BOX_HEIGHT / 2 - PAD
+        high = max(y for _, y in points) + BOX_HEIGHT / 2 + PAD
+        axes.add_patch(
+            FancyBboxPatch(
+                (left, low),
+                right - left,
+                high - low,
+                boxstyle="round,pad=0,rounding_size=0.16",
+                facecolor=group.colour + "14",
+                edgecolor="none",
+                zorder=0,
+            )
+        )
+        above = max(y for _, y in points) > -ROW_GAP / 2
+        axes.text(
+            (left + right) / 2,
+            high + 0.07 if above else low - 0.08,
+            group.label,
+            ha="center",
+            va="bottom" if above else "top",
+            fontsize=11,
+            fontweight="bold",
+            color=group.colour,
+        )
+
+
+def _boxes(axes: "Axes", diagram: Diagram, place: Mapping[str, Point]) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    colours = {group.name: group.colour for group in diagram.groups}
+    for box in diagram.boxes:
+        x, y = place[box.name]
+        axes.add_patch(
+            FancyBboxPatch(
+                (x - BOX_WIDTH / 2, y - BOX_HEIGHT / 2),
+                BOX_WIDTH,
+                BOX_HEIGHT,
+                boxstyle="round,pad=0,rounding_size=0.12",
+                facecolor="white",
+                edgecolor=colours[box.group],
+                linewidth=1.6,
+                zorder=3,
+            )
+        )
+        lift = 0.13 if box.caption else 0.0
+        axes.text(
+            x, y + lift, box.title, ha="center", va="center", fontsize=11.5, fontweight="bold", color=INK, zorder=4
+        )
+        axes.text(x, y - 0.16, box.caption, ha="center", va="center", fontsize=9.5, color=QUIET, zorder=4)
+    for node, text in ((START, "question"), (END, "decision")):
+        style = {"boxstyle": "round,pad=0.45,rounding_size=0.9", "facecolor": INK, "edgecolor": INK}
+        axes.text(*place[node], text, ha="center", va="center", fontsize=11, color="white", bbox=style, zorder=4)
+
+
+def _edges(axes: "Axes", diagram: Diagram, place: Mapping[str, Point]) -> None:
+    from matplotlib.patches import FancyArrowPatch
+    from matplotlib.path import Path as Curve
+
+    back = loops(diagram.edges)
+    for edge in diagram.edges:
+        is_loop = edge in back
+        colour = LOOP_COLOURS.get(edge.label or "", QUIET) if is_loop else QUIET
+        points = _curve(place, edge)
+        axes.add_patch(
+            FancyArrowPatch(
+                path=Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4]),
+                arrowstyle="-|>,head_length=0.5,head_width=0.22",
+                mutation_scale=13,
+                linewidth=1.8 if is_loop else 1.5,
+                linestyle=(0, (4, 2.5)) if is_loop else "solid",
+                color=colour,
+                zorder=2,
+            )
+        )
+        if is_loop and edge.label:
+            (x1, y1), (x2, y2), (x3, y3), (x4, y4) = points
+            style = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none"}
+            axes.text(
+                (x1 + 3 * x2 + 3 * x3 + x4) / 8,
+                (y1 + 3 * y2 + 3 * y3 + y4) / 8,
+                edge.label,
+                ha="center",
+                va="center",
+                fontsize=10,
+                fontweight="bold",
+                color=colour,
+                bbox=style,
+                zorder=5,
+            )
+
+
+def _curve(place: Mapping[str, Point], edge: Edge) -> tuple[Point, Point, Point, Point]:
+    """A cubic Bezier curve that leaves and enters boxes at a right angle; between rows from top to bottom."""
+    (x1, y1), (x2, y2) = place[edge.source], place[edge.target]
+    if abs(y2 - y1) > ROW_GAP / 2:
+        up = 1 if y2 > y1 else -1
+        # Arrows to another column leave beside the middle, so that they do not start on top of the straight one.
+        lean = BOX_WIDTH * (0 if x1 == x2 else 0.3 if x2 > x1 else -0.3)
+        start, end = (x1 + lean, y1 + up * BOX_HEIGHT / 2), (x2 - lean, y2 - up * BOX_HEIGHT / 2)
+        half = (end[1] - start[1]) / 2
+        bow = -0.35 if up == 1 and x1 == x2 else 0.0
+        return start, (start[0] + bow, start[1] + half), (end[0] + bow, end[1] - half), end
+    right = 1 if x2 > x1 else -1
+    start = (x1 + right * _half_width(edge.source), y1)
+    end = (x2 - right * _half_width(edge.target), y2)
+    half = (end[0] - start[0]) * 0.6
+    return start, (start[0] + half, start[1]), (end[0] - half, end[1]), end
+
+
+def _half_width(node: str) -> float:
+    return PILL_WIDTH / 2 if node in (START, END) else BOX_WIDTH / 2
