@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-MIN_QUOTE_WORDS = 4
+MIN_QUOTE_WORDS = 3
 """Shorter fragments occur in almost any text, so they are no evidence and never count as found."""
 
 

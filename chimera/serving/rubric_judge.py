@@ -6,7 +6,7 @@ of it without population, intervention and comparator), and every term lies in [
     substance     s_f of each free-text field (0: placeholder, list, padding, copy, or text that speaks to the grader)
     gate          mean of s_f, halved when claim, comparison or any field speaks to the grader
 
-    groundedness  gate x |V|/|q| x (.3 numbers in V + .3 words of claim and comparison in V or goal + .4 F in V)
+    groundedness  gate x |V|/|q| x (.3 numbers in V + .2 words of claim and comparison in V or goal + .5 F in V)
     feasibility   gate x (.35 sample size + .2 comparator + .2 analysis + .15 design + .1 safeguards)
     impact        gate x (.45 outcome names F + .2 population + .15 intervention + .2 follow-up, threshold)
     clarity       gate x (.3 length + .15 distinct fields + .3 answers agree + .25 comparison supports the answer)
@@ -143,7 +143,7 @@ def groundedness(case: Case) -> float:
     number_support = share(numbers(" ".join(case.verbatim)), given) if given else 0.5
     word_support = share(content_words(" ".join((*case.verbatim, case.goal))), content_words(stated))
     about = covered(case.focus or case.goal, case.verbatim)
-    support = 0.3 * number_support + 0.3 * word_support + 0.4 * about
+    support = 0.3 * number_support + 0.2 * word_support + 0.5 * about
     return len(case.verbatim) / len(quotes) * (support if case.verbatim else 0.0)
 
 

@@ -143,7 +143,7 @@ def focus(goal: str, *known: str) -> str:
             left = phrase.sub(" ", left)
         else:
             left = " ".join(word for word in left.split() if not content_words(word) & content_words(text))
-    return left if content_words(left) else ""
+    return normalise(left) if content_words(left) else ""
 
 
 def topic_match(text: str, about: str) -> float:

@@ -123,9 +123,9 @@ OUTCOME_KINDS: dict[Kind, re.Pattern[str]] = {
         r"\bhours|\bdays|intensity|rating|frequency",
         r"function|ferritin|protein|sleep|\btime\b|marker|stores|heart rate",
         r"respiratory rate|thickness|density|\bsize\b",
-        r"\bmass\b|pain|fatigue|anxiety|depress|distress|temperature|knowledge",
+        r"\bmass\b|pain|fatigue|anxiety|depress|distress|temperature|knowledge|speed|\bpace\b",
     ),
-    "time": _any(r"surviv|\btime\b|hazard|duration|days (?:to|until)"),
+    "time": _any(r"surviv|mortality|\btime (?:to|until)|healing time|hazard|days (?:to|until)"),
 }
 
 TESTS: dict[Kind, re.Pattern[str]] = {
