@@ -52,7 +52,7 @@ def parse_xml(document: bytes) -> ElementTree.Element:
         parser.Parse(document, True)
         return builder.close()
     except (expat.ExpatError, AssertionError) as error:
-        raise ValueError(f"not well-formed XML: {error}") from error
+        raise ValueError(str(error)) from error
 
 
 def element_text(element: ElementTree.Element | None) -> str:

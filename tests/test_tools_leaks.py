@@ -1,0 +1,219 @@
+"""The article behind a question never comes back from a live search, in whatever disguise."""
+
+import pytest
+import respx
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.leaks import is_source, same_title
+from agents.passages import Passage
+from agents.tools import build_toolbox
+from chimera.config import ToolsConfig
+from chimera.types import Brief, Section
+
+PMID = "21550158"
+GOAL = "Does zinc shorten the common cold in healthy adults?"
+SENTENCE = "Ninety healthy adults with a cold that had begun less than one day before were randomised."
+ANSWER = "Zinc clearly shortens colds."
+BRIEF = Brief(
+    PMID, GOAL, (Section("METHODS", f"{SENTENCE} They took lozenges."), Section("RESULTS", "Colds were short."))
+)
+OTHER = Passage(
+    "10000001",
+    "Zinc lozenges and taste",
+    "TITLE: Zinc lozenges and taste RESULTS: They taste bad.",
+    "https://o.example/9",
+)
+
+DISGUISES = {
+    "same id": Passage(PMID, "Another title", "text"),
+    "same title": Passage("x", GOAL, "text"),
+    "other case": Passage("x", GOAL.upper(), "text"),
+    "other punctuation": Passage("x", "Does zinc shorten the common cold -- in healthy adults.", "text"),
+    "mark-up": Passage("x", "Does <i>zinc</i> shorten the common cold in healthy adults&#63;", "text"),
+    "accents": Passage("x", "Does zínc shorten the common cold in healthy adults?", "text"),
+    "title with site": Passage("x", f"{GOAL} - PMC - NIH", "text"),
+    "title with subtitle": Passage("x", f"{GOAL} A randomised trial", "text"),
+    "title cut off": Passage("x", "Does zinc shorten the common cold in ...", "text"),
+    "one word differs": Passage("x", "Does zinc shorten the common cold in the healthy adults?", "text"),
+    "address": Passage("x", "Another title", "text", f"https://pubmed.ncbi.nlm.nih.gov/{PMID}/?from=x"),
+    "address of a dump": Passage("x", "data", "text", f"https://hub.example/pubmedqa.json#pmid={PMID}"),
+    "number in the text": Passage("x", "Another title", f"Europe PMC (PMID: {PMID}) {ANSWER}"),
+    "linked number": Passage("NCT00000001", "A trial of zinc", "text", None, (PMID,)),
+    "linked citation": Passage("NCT00000001", "A trial", "t", None, (f"Doe J, Roe R. {GOAL} J Colds. 2011;3:4-5.",)),
+    "question in the text": Passage("x", "Index of articles", f"1. {GOAL.lower()} 2. Others."),
+    "sentence in the text": Passage("x", "Repository item", f"Abstract. {SENTENCE.upper()} And so on. {ANSWER}"),
+}
+
+
+@pytest.mark.parametrize("name", DISGUISES)
+def test_a_disguised_source_is_recognised(name):
+    assert is_source(DISGUISES[name], BRIEF)
+
+
+@pytest.mark.parametrize(
+    "passage",
+    [
+        OTHER,
+        Passage("x", "Does vitamin C prevent pneumonia in children?", "text"),
+        Passage("x", "Zinc", "zinc in the common cold"),
+        Passage("215501580", "Longer number", f"sample {PMID}0 and 1{PMID}", f"https://o.example/{PMID}0"),
+        Passage("x", "Common cold", "Healthy adults with a cold were randomised."),
+        Passage("", "", ""),
+    ],
+)
+def test_other_works_are_left_alone(passage):
+    assert not is_source(passage, BRIEF)
+
+
+def test_short_or_worded_ids_match_as_identifiers_only():
+    for id_ in ("42", "generated-0-1", "question"):
+        brief = Brief(id_, GOAL, ())
+        assert is_source(Passage(id_, "t", "x"), brief)
+        assert not is_source(Passage("x", "t", f"in {id_} cases the question"), brief)
+    assert is_source(Passage("x", "t", "x", "https://o.example/42/"), Brief("42", GOAL, ()))
+    assert not is_source(Passage("x", "t", "x", "https://o.example/question/"), Brief("question", GOAL, ()))
+
+
+def test_an_empty_brief_blocks_nothing():
+    assert not is_source(OTHER, Brief("", "", ()))
+
+
+def test_one_changed_word_of_a_short_title_is_another_article():
+    assert not same_title("Does zinc prevent stroke in women?", "Does zinc prevent stroke in men?")
+
+
+@given(title=st.text(max_size=80), goal=st.text(min_size=1, max_size=80))
+def test_equal_titles_are_the_same_and_any_text_is_safe(title, goal):
+    assert same_title(goal, goal) or not any(character.isalnum() for character in goal)
+    same_title(title, goal)
+
+
+# --- planted in recorded answers
+
+
+def tavily_answer(*passages):
+    return {
+        "results": [
+            {"title": passage.title, "url": passage.url or f"https://mirror.example/{number}", "content": passage.text}
+            for number, passage in enumerate(passages)
+        ]
+    }
+
+
+TAVILY_PLANTS = [
+    DISGUISES[name]
+    for name in ("same title", "other case", "other punctuation", "mark-up", "title with site", "title cut off")
+] + [DISGUISES[name] for name in ("address", "number in the text", "question in the text", "sentence in the text")]
+
+
+@respx.mock
+async def test_tavily_never_returns_the_planted_article():
+    other = Passage("o", "Zinc lozenges and taste", "They taste bad.", "https://o.example/9")
+    for plants in ([*TAVILY_PLANTS, other], [other, *TAVILY_PLANTS], [*TAVILY_PLANTS[:5], other, *TAVILY_PLANTS[5:]]):
+        respx.post("https://api.tavily.com/search").respond(json=tavily_answer(*plants))
+        toolbox = build_toolbox(ToolsConfig(literature="tavily", results=2), (), {"TAVILY_API_KEY": "k"})
+        result = await toolbox.call("literature_search", {"query": GOAL}, brief=BRIEF)
+        assert [passage.url for passage in result.passages] == ["https://o.example/9"]
+        assert ANSWER not in str(result.content())
+
+
+@respx.mock
+async def test_when_blocking_leaves_nothing_the_result_is_no_match():
+    respx.post("https://api.tavily.com/search").respond(json=tavily_answer(*TAVILY_PLANTS))
+    toolbox = build_toolbox(ToolsConfig(literature="tavily"), (), {"TAVILY_API_KEY": "k"})
+    result = await toolbox.call("literature_search", {"query": "zinc colds"}, brief=BRIEF)
+    assert (result.ok, result.content()) == (True, {"results": [], "note": "no match for 'zinc colds'"})
+
+
+def pubmed_article(pmid, title, conclusion):
+    return (
+        f"<PubmedArticle><MedlineCitation><PMID>{pmid}</PMID><Article><ArticleTitle>{title}</ArticleTitle><Abstract>"
+        f'<AbstractText Label="RESULTS">Zinc was given.</AbstractText>'
+        f'<AbstractText Label="CONCLUSION">{conclusion}</AbstractText>'
+        "</Abstract></Article></MedlineCitation></PubmedArticle>"
+    )
+
+
+PUBMED_PLANTS = [
+    (PMID, "Retitled", ANSWER),
+    ("30000001", GOAL, ANSWER),
+    ("30000002", GOAL.upper().rstrip("?") + ".", ANSWER),
+    ("30000003", f"Erratum: {GOAL}", ANSWER),
+    ("30000004", "Author manuscript", f"{ANSWER} See PMID {PMID}."),
+    ("30000005", "Reprint", f"{SENTENCE} {ANSWER}"),
+]
+
+
+@respx.mock
+async def test_pubmed_never_returns_the_planted_article_or_its_conclusion():
+    articles = [*PUBMED_PLANTS[:3], ("30000009", "Zinc and taste", "Zinc tastes bad."), *PUBMED_PLANTS[3:]]
+    base = "https://eutils.ncbi.nlm.nih.gov/entrez/eutils"
+    found = {"esearchresult": {"idlist": [pmid for pmid, *_ in articles]}}
+    respx.post(f"{base}/esearch.fcgi").respond(json=found)
+    xml = "".join(pubmed_article(*article) for article in articles)
+    respx.post(f"{base}/efetch.fcgi").respond(text=f"<PubmedArticleSet>{xml}</PubmedArticleSet>")
+    toolbox = build_toolbox(ToolsConfig(literature="pubmed", results=5), (), {})
+    result = await toolbox.call("literature_search", {"query": GOAL}, brief=BRIEF)
+    assert [passage.id for passage in result.passages] == ["30000009"]
+    assert "CONCLUSION: Zinc tastes bad." in result.passages[0].text
+    assert ANSWER not in str(result.content())
+
+
+@respx.mock
+async def test_the_block_depends_on_the_question_not_on_the_cache():
+    route = respx.post("https://api.tavily.com/search").respond(json=tavily_answer(DISGUISES["same title"], OTHER))
+    toolbox = build_toolbox(ToolsConfig(literature="tavily", results=5), (), {"TAVILY_API_KEY": "k"})
+    another = Brief("1", "Is zinc toxic?", ())
+    counts = [
+        len((await toolbox.call("literature_search", {"query": "zinc"}, brief=brief)).passages)
+        for brief in (another, BRIEF, another)
+    ]
+    assert (counts, route.call_count) == ([2, 1, 2], 1)
+
+
+@respx.mock
+async def test_trials_that_the_article_reports_are_blocked():
+    def study(nct, title, **reference):
+        protocol = {
+            "identificationModule": {"nctId": nct, "briefTitle": title},
+            "descriptionModule": {"briefSummary": "Zinc for colds"},
+            "referencesModule": {"references": [reference]},
+        }
+        return {"protocolSection": protocol}
+
+    studies = [
+        study("NCT00000001", "Zinc one", pmid=PMID, type="RESULT"),
+        study("NCT00000002", "Zinc two", citation=f"Doe J. {GOAL} J Colds 2011."),
+        study("NCT00000003", GOAL, pmid="1"),
+        study("NCT00000004", "Zinc four", pmid="30000001"),
+    ]
+    respx.get("https://clinicaltrials.gov/api/v2/studies").respond(json={"studies": studies})
+    toolbox = build_toolbox(ToolsConfig(trials="clinicaltrials", results=5), (), {})
+    result = await toolbox.call("clinical_trials", {"query": "zinc"}, brief=BRIEF)
+    assert [passage.id for passage in result.passages] == ["NCT00000004"]
+
+
+@respx.mock
+async def test_replacements_are_fetched_for_what_the_block_takes_out():
+    route = respx.post("https://api.tavily.com/search").respond(
+        json=tavily_answer(DISGUISES["same title"], *(Passage("", f"T{n}", "Zinc.") for n in range(4)))
+    )
+    toolbox = build_toolbox(ToolsConfig(literature="tavily", results=2), (), {"TAVILY_API_KEY": "k"})
+    result = await toolbox.call("literature_search", {"query": "zinc"}, brief=BRIEF)
+    assert [passage.title for passage in result.passages] == ["T0", "T1"]
+    assert b'"max_results":5' in route.calls.last.request.content
+
+
+async def test_the_local_index_may_return_the_tasks_own_abstract():
+    toolbox = build_toolbox(ToolsConfig(), [Passage(PMID, GOAL, f"METHODS: {SENTENCE}")], {})
+    result = await toolbox.call("literature_search", {"query": GOAL}, brief=BRIEF)
+    assert [passage.id for passage in result.passages] == [PMID]
+
+
+@respx.mock
+async def test_the_block_can_be_switched_off_for_questions_without_a_key():
+    respx.post("https://api.tavily.com/search").respond(json=tavily_answer(DISGUISES["same title"]))
+    config = ToolsConfig(literature="tavily")
+    toolbox = build_toolbox(config, (), {"TAVILY_API_KEY": "k"}, block_source=False)
+    assert len((await toolbox.call("literature_search", {"query": "zinc"}, brief=BRIEF)).passages) == 1

@@ -1,0 +1,591 @@
+"""The live back ends against hand-written exchanges: requests sent, answers read, and every way to fail."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from urllib.parse import parse_qs
+
+import httpx
+import pytest
+import respx
+
+from agents.live_go import QuickGO
+from agents.live_http import LiveHttp, SearchCache, retry_after
+from agents.live_proteins import UniProt
+from agents.live_pubmed import PubMed
+from agents.live_tavily import Tavily
+from agents.live_trials import ClinicalTrials
+from agents.markup import element_text, parse_xml, text_of
+from agents.passages import Passage, ToolError
+from agents.tools import build_toolbox
+from chimera.config import ToolsConfig
+from chimera.types import Brief
+
+KEY = "secret-key-4711"
+BRIEF = Brief("99999999", "Is this another question altogether?", ())
+
+TAVILY = {
+    "query": "zinc",
+    "answer": None,
+    "results": [
+        {
+            "title": "Zinc for <b>colds</b>",
+            "url": "https://a.example/1",
+            "content": "<p>Zinc&nbsp;helped (p &lt; 0.05).</p>",
+        },
+        {"title": "Empty page", "url": "https://a.example/2", "content": "  "},
+    ],
+}
+PUBMED_IDS = {"header": {"type": "esearch"}, "esearchresult": {"count": "2", "idlist": ["222", "111"]}}
+PUBMED_XML = """<?xml version="1.0" ?>
+<!DOCTYPE PubmedArticleSet PUBLIC "-//NLM//DTD PubMedArticle, 1st January 2025//EN" "https://dtd.nlm.nih.gov/pubmed.dtd">
+<PubmedArticleSet>
+<PubmedArticle><MedlineCitation><PMID Version="1">111</PMID><Article>
+<ArticleTitle>Zinc and <i>rhinovirus</i>.</ArticleTitle>
+<Abstract><AbstractText>Plain text &amp; H<sub>2</sub>O.</AbstractText></Abstract></Article></MedlineCitation>
+<PubmedData><ArticleIdList><ArticleId IdType="doi">10.1/zinc</ArticleId></ArticleIdList></PubmedData></PubmedArticle>
+<PubmedArticle><MedlineCitation><PMID Version="2">222</PMID><Article>
+<ArticleTitle>Zinc trial</ArticleTitle>
+<Abstract><AbstractText Label="METHODS">Ninety adults.</AbstractText>
+<AbstractText Label="CONCLUSIONS">Zinc shortens colds.</AbstractText></Abstract></Article></MedlineCitation>
+</PubmedArticle><PubmedArticle><MedlineCitation><PMID>333</PMID><Article><ArticleTitle>No abstract</ArticleTitle></Article>
+</MedlineCitation></PubmedArticle>
+</PubmedArticleSet>"""
+TRIALS = {
+    "studies": [
+        {
+            "protocolSection": {
+                "identificationModule": {"nctId": "NCT00000001", "briefTitle": "Zinc in Colds"},
+                "statusModule": {"overallStatus": "COMPLETED"},
+                "descriptionModule": {"briefSummary": "Does zinc help?\nWe will see."},
+                "conditionsModule": {"conditions": ["Common Cold"]},
+                "designModule": {
+                    "studyType": "INTERVENTIONAL",
+                    "phases": ["PHASE3"],
+                    "designInfo": {"allocation": "RANDOMIZED"},
+                    "enrollmentInfo": {"count": 90, "type": "ACTUAL"},
+                },
+                "armsInterventionsModule": {"interventions": [{"type": "DRUG", "name": "Zinc acetate"}]},
+                "outcomesModule": {"primaryOutcomes": [{"measure": "Days with symptoms", "timeFrame": "14 days"}]},
+                "referencesModule": {
+                    "references": [{"pmid": "222", "type": "RESULT", "citation": "Doe J. Zinc trial."}]
+                },
+            },
+            "hasResults": False,
+        },
+        {"protocolSection": {"identificationModule": {"nctId": "NCT00000002"}}},
+    ]
+}
+UNIPROT = {
+    "results": [
+        {
+            "primaryAccession": "P04637",
+            "organism": {"scientificName": "Homo sapiens"},
+            "proteinDescription": {"recommendedName": {"fullName": {"value": "Cellular tumor antigen p53"}}},
+            "genes": [{"geneName": {"value": "TP53"}}],
+            "comments": [{"commentType": "FUNCTION", "texts": [{"value": "Stops the cell cycle (PubMed:111)"}]}],
+        }
+    ]
+}
+QUICKGO = {
+    "numberOfHits": 2,
+    "results": [
+        {"id": "GO:0000009", "name": "old", "isObsolete": True},
+        {
+            "id": "GO:0006915",
+            "name": "apoptotic process",
+            "aspect": "biological_process",
+            "definition": {"text": "Orderly cell death."},
+            "synonyms": [{"name": "apoptosis", "type": "narrow"}],
+        },
+    ],
+}
+
+
+class Clock:
+    """Stands in for waiting: remembers how long a tool would have slept."""
+
+    def __init__(self):
+        self.slept = []
+
+    async def sleep(self, seconds):
+        self.slept.append(seconds)
+
+
+def live_http(clock=None, **options):
+    return LiveHttp(**{"timeout_s": 5.0, "retries": 2, "sleep": (clock or Clock()).sleep, **options})
+
+
+SERVICES: dict[str, Callable[[LiveHttp, str], Callable]] = {
+    "Tavily": lambda http, url: Tavily(http, 2, KEY, url).literature_search,
+    "PubMed": lambda http, url: PubMed(http, 2, KEY, url).literature_search,
+    "ClinicalTrials.gov": lambda http, url: ClinicalTrials(http, 2, url).clinical_trials,
+    "UniProt": lambda http, url: UniProt(http, 2, url).protein_lookup,
+    "QuickGO": lambda http, url: QuickGO(http, 2, url).gene_ontology,
+}
+
+
+@pytest.fixture
+def live_answers():
+    """Intercepts every request; tests say what is answered."""
+    with respx.mock(base_url="https://live.example", assert_all_called=False) as router:
+        yield router
+
+
+def fields(request: httpx.Request) -> dict[str, str]:
+    return {key: values[0] for key, values in parse_qs(request.content.decode()).items()}
+
+
+# --- what is asked and what comes back
+
+
+async def test_tavily_sends_the_key_in_a_header_and_asks_for_no_generated_answer(live_answers):
+    route = live_answers.post("/search").respond(json=TAVILY)
+    found = await Tavily(live_http(), 2, KEY, "https://live.example").literature_search("zinc colds")
+    request = route.calls.last.request
+    assert request.headers["Authorization"] == f"Bearer {KEY}"
+    assert request.headers["User-Agent"] == "chimera-lab"
+    sent = json.loads(request.content)
+    assert (sent["query"], sent["max_results"]) == ("zinc colds", 5)
+    assert (sent["include_answer"], sent["include_raw_content"]) == (False, False)
+    assert "include_domains" not in sent
+    assert found == [
+        Passage(
+            "https://a.example/1",
+            "Zinc for colds",
+            "TITLE: Zinc for colds. Zinc helped (p < 0.05).",
+            "https://a.example/1",
+        )
+    ]
+
+
+async def test_tavily_searches_trials_in_registries_only(live_answers):
+    route = live_answers.post("/search").respond(json=TAVILY)
+    tavily = Tavily(live_http(), 2, KEY, "https://live.example")
+    await tavily.literature_search("zinc")
+    await tavily.clinical_trials("zinc")
+    assert "clinicaltrials.gov" in json.loads(route.calls.last.request.content)["include_domains"]
+    assert route.call_count == 2
+
+
+async def test_pubmed_searches_then_fetches_in_the_order_of_relevance(live_answers):
+    search = live_answers.post("/esearch.fcgi").respond(json=PUBMED_IDS)
+    fetch = live_answers.post("/efetch.fcgi").respond(text=PUBMED_XML)
+    found = await PubMed(live_http(), 2, KEY, "https://live.example").literature_search("Does zinc shorten colds?")
+    asked = [fields(call.request) for call in search.calls]
+    assert [request["term"] for request in asked] == ["zinc AND shorten AND colds", "zinc OR shorten OR colds"]
+    assert {"db": "pubmed", "tool": "chimera-lab", "api_key": KEY, "sort": "relevance"}.items() <= asked[0].items()
+    assert fields(fetch.calls.last.request)["id"] == "222,111"
+    assert not search.calls.last.request.url.query
+    assert [(passage.id, passage.text) for passage in found] == [
+        ("222", "TITLE: Zinc trial METHODS: Ninety adults. CONCLUSIONS: Zinc shortens colds."),
+        ("111", "TITLE: Zinc and rhinovirus. Plain text & H2O."),
+    ]
+    assert found[1].linked == ("10.1/zinc",)
+
+
+async def test_pubmed_needs_no_key_and_no_second_search_when_the_first_gave_enough(live_answers):
+    ids = {"esearchresult": {"idlist": ["111", "222", "333", "444", "555"]}}
+    search = live_answers.post("/esearch.fcgi").respond(json=ids)
+    live_answers.post("/efetch.fcgi").respond(text=PUBMED_XML)
+    await PubMed(live_http(), 2, None, "https://live.example").literature_search("zinc colds")
+    assert search.call_count == 1
+    assert "api_key" not in fields(search.calls.last.request)
+
+
+async def test_pubmed_without_hits_fetches_nothing(live_answers):
+    live_answers.post("/esearch.fcgi").respond(json={"esearchresult": {"idlist": []}})
+    fetch = live_answers.post("/efetch.fcgi")
+    assert await PubMed(live_http(), 2, None, "https://live.example").literature_search("zinc") == []
+    assert not fetch.called
+
+
+async def test_clinical_trials_describes_a_study_in_labelled_fields(live_answers):
+    route = live_answers.get("/studies").respond(json=TRIALS)
+    full, bare = await ClinicalTrials(live_http(), 2, "https://live.example").clinical_trials("zinc (colds) AREA[x]")
+    terms = [call.request.url.params["query.term"] for call in route.calls]
+    assert terms == ["zinc AND colds AND area AND x", "zinc OR colds OR area OR x"]
+    assert full.text == (
+        "TITLE: Zinc in Colds. STATUS: COMPLETED. DESIGN: INTERVENTIONAL, PHASE3, RANDOMIZED. PARTICIPANTS: 90. "
+        "CONDITIONS: Common Cold. INTERVENTIONS: DRUG Zinc acetate. PRIMARY OUTCOMES: Days with symptoms. "
+        "SUMMARY: Does zinc help? We will see."
+    )
+    assert full.url == "https://clinicaltrials.gov/study/NCT00000001"
+    assert {"222", "Doe J. Zinc trial."} <= set(full.linked)
+    assert (bare.id, bare.text) == ("NCT00000002", "")
+
+
+async def test_uniprot_asks_for_human_names_then_any_then_words(live_answers):
+    route = live_answers.get("/uniprotkb/search")
+    route.side_effect = [httpx.Response(200, json={"results": []})] * 2 + [httpx.Response(200, json=UNIPROT)]
+    (passage,) = await UniProt(live_http(), 2, "https://live.example").protein_lookup('the "TP53" gene')
+    queries = [call.request.url.params["query"] for call in route.calls]
+    assert queries == [
+        '(gene_exact:"the TP53 gene" OR protein_name:"the TP53 gene") AND reviewed:true AND organism_id:9606',
+        '(gene_exact:"the TP53 gene" OR protein_name:"the TP53 gene") AND reviewed:true',
+        "(tp53 AND gene) AND reviewed:true AND organism_id:9606",
+    ]
+    assert passage.text == (
+        "Cellular tumor antigen p53 (gene TP53; Homo sapiens; UniProt P04637). Function: Stops the cell cycle"
+    )
+
+
+async def test_uniprot_looks_an_accession_up_at_once(live_answers):
+    route = live_answers.get("/uniprotkb/search").respond(json=UNIPROT)
+    await UniProt(live_http(), 2, "https://live.example").protein_lookup("p04637")
+    assert [call.request.url.params["query"] for call in route.calls] == ["accession:P04637"]
+
+
+async def test_quickgo_searches_and_leaves_obsolete_terms_out(live_answers):
+    route = live_answers.get("/search").respond(json=QUICKGO)
+    (passage,) = await QuickGO(live_http(), 2, "https://live.example").gene_ontology("what is apoptosis?")
+    assert dict(route.calls.last.request.url.params) == {"query": "apoptosis", "limit": "5", "page": "1"}
+    assert passage.text == (
+        "apoptotic process (GO:0006915, biological process). Definition: Orderly cell death. Synonyms: apoptosis."
+    )
+
+
+async def test_quickgo_looks_an_id_up_at_once(live_answers):
+    route = live_answers.get("/terms/GO:0006915").respond(json=QUICKGO)
+    await QuickGO(live_http(), 2, "https://live.example").gene_ontology("go:0006915")
+    assert route.called
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_queries_without_words_ask_no_one(live_answers, service):
+    live_answers.route().respond(json={"results": []})
+    assert await SERVICES[service](live_http(), "https://live.example")("?!") == []
+    assert live_answers.calls.call_count == (1 if service == "Tavily" else 0)
+
+
+# --- every way to fail, for every service
+
+
+@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        (httpx.Response(200, text="<html>Maintenance</html>"), "answered 200 with malformed JSON"),
+        (httpx.Response(200, text=""), "answered 200 with malformed JSON"),
+        (httpx.Response(200, json={"unexpected": []}), "answered 200 with malformed JSON"),
+        (httpx.Response(200, content=b"\xff\xfe{}"), "answered 200 with malformed JSON"),
+        (httpx.Response(400, text="bad query"), r"refused the search \(400\)"),
+        (httpx.Response(302, headers={"Location": "https://elsewhere.example"}), r"refused the search \(302\)"),
+        (httpx.Response(429, json={"error": KEY}), r"is limiting our rate \(429\) after 3 tries"),
+        (httpx.Response(500, text=KEY), r"is failing \(500\) after 3 tries"),
+        (httpx.Response(503), r"is failing \(503\) after 3 tries"),
+        (httpx.ConnectError(f"no route with {KEY}"), r"cannot be reached \(ConnectError\)"),
+        (httpx.ReadError("reset"), r"cannot be reached \(ReadError\)"),
+        (httpx.RemoteProtocolError("garbage"), r"cannot be reached \(RemoteProtocolError\)"),
+        (httpx.DecodingError("gzip"), "sent an answer that cannot be decompressed"),
+        (httpx.Response(200, content=b" " * 8_000_001), "sent more than 8 MB"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_a_failure_is_one_sentence_with_the_service_and_without_the_key(
+    live_answers, caplog, service, answer, fault
+):
+    caplog.set_level(logging.DEBUG)
+    live_answers.route().mock(
+        return_value=answer if isinstance(answer, httpx.Response) else None,
+        side_effect=answer if isinstance(answer, Exception) else None,
+    )
+    with pytest.raises(ToolError, match=f"^{service} {fault}") as caught:
+        await SERVICES[service](live_http(), "https://live.example")("zinc")
+    assert KEY not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert KEY not in caplog.text
+
+
+@pytest.mark.parametrize(("service", "name"), [("Tavily", "TAVILY_API_KEY"), ("PubMed", "NCBI_API_KEY")])
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_key_is_named_not_shown(live_answers, service, name, status):
+    live_answers.route().respond(status, json={"detail": KEY})
+    with pytest.raises(ToolError, match=rf"^{service} refused the key \({status}\): check {name}$"):
+        await SERVICES[service](live_http(), "https://live.example")("zinc")
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_keys_are_not_logged_when_all_goes_well(live_answers, caplog, service):
+    caplog.set_level(logging.DEBUG)
+    live_answers.post("/esearch.fcgi").respond(json=PUBMED_IDS)
+    live_answers.post("/efetch.fcgi").respond(text=PUBMED_XML)
+    live_answers.route().respond(json={"results": [], "studies": []})
+    await SERVICES[service](live_http(), "https://live.example")("zinc")
+    assert live_answers.calls.called
+    assert KEY not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("xml", "fault"),
+    [
+        ("<PubmedArticleSet><Pubmed", "malformed XML: "),
+        ("", "malformed XML: "),
+        ("<html><body>Down</body></html>", "<html> where <PubmedArticleSet> was expected"),
+        (
+            '<!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;">]><PubmedArticleSet>&b;</PubmedArticleSet>',
+            "declares an entity",
+        ),
+        ('<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]><PubmedArticleSet>&a;</PubmedArticleSet>', "an entity"),
+    ],
+)
+async def test_broken_or_hostile_xml_is_a_tool_error(live_answers, xml, fault):
+    live_answers.post("/esearch.fcgi").respond(json=PUBMED_IDS)
+    live_answers.post("/efetch.fcgi").respond(text=xml)
+    with pytest.raises(ToolError, match=f"^PubMed answered 200 with .*{fault}"):
+        await PubMed(live_http(), 2, None, "https://live.example").literature_search("zinc")
+
+
+async def test_an_error_that_pubmed_reports_inside_its_answer(live_answers):
+    live_answers.post("/esearch.fcgi").respond(json={"esearchresult": {"ERROR": "Search Backend failed"}})
+    with pytest.raises(ToolError, match="PubMed could not run the search: Search Backend failed"):
+        await PubMed(live_http(), 2, None, "https://live.example").literature_search("zinc")
+
+
+# --- waiting
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_busy_services_are_tried_again_with_growing_pauses(live_answers, status):
+    clock = Clock()
+    busy = httpx.Response(status)
+    live_answers.get("/search").side_effect = [busy, busy, httpx.Response(200, json=QUICKGO)]
+    assert await QuickGO(live_http(clock), 1, "https://live.example").gene_ontology("apoptosis")
+    assert clock.slept == [0.5, 1.0]
+
+
+async def test_retry_after_is_respected(live_answers):
+    clock = Clock()
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=3), usegmt=True)
+    live_answers.get("/search").side_effect = [
+        httpx.Response(429, headers={"Retry-After": "2"}),
+        httpx.Response(503, headers={"Retry-After": soon}),
+        httpx.Response(200, json=QUICKGO),
+    ]
+    assert await QuickGO(live_http(clock), 1, "https://live.example").gene_ontology("apoptosis")
+    assert clock.slept[0] == 2.0
+    assert 0 < clock.slept[1] <= 3
+
+
+@pytest.mark.parametrize(("status", "what"), [(429, "is limiting our rate"), (503, "is failing")])
+async def test_a_pause_beyond_the_budget_is_not_waited_for(live_answers, status, what):
+    clock = Clock()
+    route = live_answers.get("/search").respond(status, headers={"Retry-After": "120"})
+    with pytest.raises(ToolError, match=rf"{what} \({status}\) and the next try would be in 120 s, beyond the 5 s"):
+        await QuickGO(live_http(clock), 1, "https://live.example").gene_ontology("apoptosis")
+    assert (route.call_count, clock.slept) == (1, [])
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+async def test_retries_bound_the_tries(live_answers, retries):
+    route = live_answers.get("/search").respond(503, headers={"Retry-After": "0"})
+    with pytest.raises(ToolError, match="QuickGO is failing"):
+        await QuickGO(live_http(retries=retries), 1, "https://live.example").gene_ontology("apoptosis")
+    assert route.call_count == retries + 1
+
+
+@pytest.mark.parametrize("status", [400, 404])
+async def test_refusals_are_not_tried_again(live_answers, status):
+    route = live_answers.get("/search").respond(status)
+    with pytest.raises(ToolError, match="refused the search"):
+        await QuickGO(live_http(), 1, "https://live.example").gene_ontology("apoptosis")
+    assert route.call_count == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [(None, None), ("7", 7.0), (" 7 ", 7.0), ("soon", None), ("-3", None), ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0)],
+)
+def test_retry_after_header(value, seconds):
+    assert retry_after(value) == seconds
+
+
+@pytest.fixture
+async def silent_server():
+    """A real server that accepts requests and never answers; yields its address."""
+    done = asyncio.Event()
+
+    async def handle(reader, writer):
+        await done.wait()
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    done.set()
+    server.close()
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_a_silent_service_is_given_up_after_the_time_out(silent_server, service):
+    with pytest.raises(ToolError, match=rf"^{service} did not answer within 0\.05 s \(tools\.timeout_s\)$"):
+        await SERVICES[service](live_http(timeout_s=0.05), silent_server)("zinc")
+
+
+async def test_a_service_that_closes_the_connection_cannot_be_reached():
+    async def handle(reader, writer):
+        await reader.readline()
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    with pytest.raises(ToolError, match=r"QuickGO cannot be reached \(\w+\)"):
+        await QuickGO(live_http(), 1, address).gene_ontology("zinc")
+    server.close()
+
+
+async def test_a_waiting_search_can_be_cancelled(silent_server):
+    task = asyncio.create_task(QuickGO(live_http(timeout_s=60), 1, silent_server).gene_ontology("zinc"))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+# --- the cache
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_equal_searches_are_asked_once(live_answers, service):
+    live_answers.post("/esearch.fcgi").respond(json=PUBMED_IDS)
+    live_answers.post("/efetch.fcgi").respond(text=PUBMED_XML)
+    live_answers.get("/studies").respond(json=TRIALS)
+    live_answers.get("/uniprotkb/search").respond(json=UNIPROT)
+    live_answers.route().respond(json=QUICKGO if service == "QuickGO" else TAVILY)
+    search = SERVICES[service](live_http(), "https://live.example")
+    first = await asyncio.gather(*(search("zinc") for _ in range(5)))
+    asked = live_answers.calls.call_count
+    assert await search("zinc") == first[0]
+    assert first == [first[0]] * 5
+    assert live_answers.calls.call_count == asked <= 2
+    await search("copper")
+    assert live_answers.calls.call_count == 2 * asked
+
+
+async def test_failures_are_not_remembered(live_answers):
+    live_answers.get("/search").side_effect = [httpx.Response(404), httpx.Response(200, json=QUICKGO)]
+    search = QuickGO(live_http(), 1, "https://live.example").gene_ontology
+    with pytest.raises(ToolError):
+        await search("apoptosis")
+    assert len(await search("apoptosis")) == 1
+
+
+async def test_the_cache_forgets_what_was_used_longest_ago():
+    cache, asked = SearchCache(size=2), []
+
+    async def ask(key):
+        async def search():
+            asked.append(key)
+            return [Passage(key, "", "")]
+
+        return (await cache.get(key, search))[0].id
+
+    for key in "abacab":
+        assert await ask(key) == key
+    assert asked == ["a", "b", "c", "b"]
+
+
+async def test_one_waiter_that_leaves_does_not_take_the_answer_from_the_other():
+    cache, gate = SearchCache(), asyncio.Event()
+
+    async def search():
+        await gate.wait()
+        return [Passage("1", "", "")]
+
+    leaver, stayer = (asyncio.create_task(cache.get("k", search)) for _ in range(2))
+    await asyncio.sleep(0)
+    leaver.cancel()
+    gate.set()
+    assert [passage.id for passage in await stayer] == ["1"]
+    with pytest.raises(asyncio.CancelledError):
+        await leaver
+
+
+def test_one_toolbox_serves_several_event_loops(live_answers):
+    live_answers.get("/search").respond(json=QUICKGO)
+    search = QuickGO(live_http(), 1, "https://live.example").gene_ontology
+    assert [len(asyncio.run(search(term))) for term in ("apoptosis", "necrosis", "apoptosis")] == [1, 1, 1]
+
+
+# --- through the toolbox
+
+
+@pytest.mark.parametrize(
+    ("config", "tool", "url"),
+    [
+        ({"literature": "tavily"}, "literature_search", "https://api.tavily.com/search"),
+        ({"literature": "pubmed"}, "literature_search", "https://eutils.ncbi.nlm.nih.gov/entrez/eutils/esearch.fcgi"),
+        ({"trials": "tavily"}, "clinical_trials", "https://api.tavily.com/search"),
+        ({"trials": "clinicaltrials"}, "clinical_trials", "https://clinicaltrials.gov/api/v2/studies"),
+        ({"protein": "uniprot"}, "protein_lookup", "https://rest.uniprot.org/uniprotkb/search"),
+        ({"ontology": "quickgo"}, "gene_ontology", "https://www.ebi.ac.uk/QuickGO/services/ontology/go/search"),
+    ],
+)
+@respx.mock
+async def test_settings_reach_the_services(config, tool, url):
+    route = respx.route(url__startswith=url).respond(503, headers={"Retry-After": "0"})
+    settings = ToolsConfig.model_validate({**config, "retries": 1, "timeout_s": 30})
+    toolbox = build_toolbox(settings, (), {"TAVILY_API_KEY": KEY})
+    parameter = toolbox.specs([tool])[0]["function"]["parameters"]["required"][0]
+    result = await toolbox.call(tool, {parameter: "zinc"}, brief=BRIEF)
+    assert (result.ok, result.valid) == (False, True)
+    assert result.error is not None
+    assert result.error.endswith("is failing (503) after 2 tries: try again later")
+    assert route.call_count == 2
+
+
+@respx.mock
+async def test_the_configured_time_out_bounds_a_live_call():
+    async def never(request):
+        await asyncio.Event().wait()
+
+    respx.route().mock(side_effect=never)
+    toolbox = build_toolbox(ToolsConfig(ontology="quickgo", timeout_s=0.05), (), {})
+    result = await toolbox.call("gene_ontology", {"term": "zinc"}, brief=BRIEF)
+    assert result.error == "QuickGO did not answer within 0.05 s (tools.timeout_s)"
+
+
+@respx.mock
+async def test_live_passages_are_limited_like_local_ones():
+    long = {
+        "results": [
+            {"title": f"T{n}", "url": f"https://a.example/{n}", "content": "It helped. " * 99} for n in range(9)
+        ]
+    }
+    respx.post("https://api.tavily.com/search").respond(json=long)
+    toolbox = build_toolbox(ToolsConfig(literature="tavily", results=3, max_chars=150), (), {"TAVILY_API_KEY": KEY})
+    result = await toolbox.call("literature_search", {"query": "zinc"}, brief=BRIEF)
+    assert [passage.url for passage in result.passages] == [f"https://a.example/{n}" for n in range(3)]
+    assert all(100 < len(passage.text) <= 150 for passage in result.passages)
+
+
+# --- markup
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        ("<p>One</p><p>Two<br/>Three</p>", "One Two Three"),
+        ("H<sub>2</sub>O <i>in</i> <a href='x'>vitro</a>", "H2O in vitro"),
+        ("p < 0.05 and n > 3, p<0.01", "p < 0.05 and n > 3, p<0.01"),
+        ("A &lt;b&gt; &amp; C&#8217;s", "A <b> & C’s"),
+        ("x<script>var a = '<p>';</script>y<style>p{}</style>z", "x y z"),
+        ("open <script>never closed", "open"),
+        ("<!-- note -->seen<!DOCTYPE html>", "seen"),
+        ("", ""),
+    ],
+)
+def test_html_becomes_text(html, text):
+    assert text_of(html) == text
+
+
+def test_hostile_html_does_not_hang():
+    for unit in ("<script>", "<!--", "<p ", "</", "&lt;", "<a href='"):
+        assert len(text_of(unit * 60_000)) <= 60_000 * len(unit)
+
+
+def test_xml_text_crosses_elements():
+    assert element_text(parse_xml(b"<a>one <b>two</b>\n three</a>")) == "one two three"
+    assert element_text(None) == ""
