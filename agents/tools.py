@@ -187,28 +187,37 @@ def build_toolbox(
     """
     local = LocalTools(LiteratureIndex(documents), open_knowledge(config.database), config.results)
     http = LiveHttp(config.timeout_s, config.retries)
-    back_ends: dict[tuple[str, str], Callable[[], Search]] = {
-        ("literature", "local"): lambda: local.literature_search,
-        ("literature", "pubmed"): lambda: PubMed(http, config.results, _key(secrets, NCBI_KEY)).literature_search,
-        ("literature", "tavily"): lambda: tavily("literature").literature_search,
-        ("trials", "local"): lambda: local.clinical_trials,
-        ("trials", "clinicaltrials"): lambda: ClinicalTrials(http, config.results).clinical_trials,
-        ("trials", "tavily"): lambda: tavily("trials").clinical_trials,
-        ("protein", "local"): lambda: local.protein_lookup,
-        ("protein", "uniprot"): lambda: UniProt(http, config.results).protein_lookup,
-        ("ontology", "local"): lambda: local.gene_ontology,
-        ("ontology", "quickgo"): lambda: QuickGO(http, config.results).gene_ontology,
-    }
 
-    def tavily(kind: str) -> Tavily:
+    def tavily(setting: str) -> Tavily:
         key = _key(secrets, TAVILY_KEY)
         if key is None:
-            raise ConfigError(f"tools.{kind}=tavily needs {TAVILY_KEY}: set it in the environment or in .env")
+            raise ConfigError(f"{setting}=tavily needs {TAVILY_KEY}: set it in the environment or in .env")
         return Tavily(http, config.results, key)
 
-    chosen = (("literature", config.literature), ("trials", config.trials))
-    chosen += (("protein", config.protein), ("ontology", config.ontology))
-    tools = [Tool.of(back_ends[choice](), live=choice[1] != "local") for choice in chosen]
+    literature: dict[str, Callable[[], Search]] = {
+        "local": lambda: local.literature_search,
+        "pubmed": lambda: PubMed(http, config.results, _key(secrets, NCBI_KEY)).literature_search,
+        "tavily": lambda: tavily("tools.literature").literature_search,
+    }
+    trials: dict[str, Callable[[], Search]] = {
+        "local": lambda: local.clinical_trials,
+        "clinicaltrials": lambda: ClinicalTrials(http, config.results).clinical_trials,
+        "tavily": lambda: tavily("tools.trials").clinical_trials,
+    }
+    protein: dict[str, Callable[[], Search]] = {
+        "local": lambda: local.protein_lookup,
+        "uniprot": lambda: UniProt(http, config.results).protein_lookup,
+    }
+    ontology: dict[str, Callable[[], Search]] = {
+        "local": lambda: local.gene_ontology,
+        "quickgo": lambda: QuickGO(http, config.results).gene_ontology,
+    }
+    tools = [
+        Tool.of(literature[config.literature](), live=config.literature != "local"),
+        Tool.of(trials[config.trials](), live=config.trials != "local"),
+        Tool.of(protein[config.protein](), live=config.protein != "local"),
+        Tool.of(ontology[config.ontology](), live=config.ontology != "local"),
+    ]
     return Toolbox(tools, results=config.results, max_chars=config.max_chars, block_source=block_source)
 
 

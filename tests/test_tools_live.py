@@ -45,13 +45,18 @@ PUBMED_XML = """<?xml version="1.0" ?>
 <PubmedArticleSet>
 <PubmedArticle><MedlineCitation><PMID Version="1">111</PMID><Article>
 <ArticleTitle>Zinc and <i>rhinovirus</i>.</ArticleTitle>
-<Abstract><AbstractText>Plain text &amp; H<sub>2</sub>O.</AbstractText></Abstract></Article></MedlineCitation>
+<Abstract><AbstractText>Plain text &amp; H<sub>2</sub>O.</AbstractText></Abstract></Article>
+<CommentsCorrectionsList><CommentsCorrections RefType="CommentOn"><PMID Version="1">777</PMID></CommentsCorrections>
+<CommentsCorrections RefType="Cites"><PMID Version="1">888</PMID></CommentsCorrections>
+<CommentsCorrections RefType="ErratumIn"><RefSource>J Zinc. 2012</RefSource></CommentsCorrections>
+</CommentsCorrectionsList></MedlineCitation>
 <PubmedData><ArticleIdList><ArticleId IdType="doi">10.1/zinc</ArticleId></ArticleIdList></PubmedData></PubmedArticle>
 <PubmedArticle><MedlineCitation><PMID Version="2">222</PMID><Article>
 <ArticleTitle>Zinc trial</ArticleTitle>
 <Abstract><AbstractText Label="METHODS">Ninety adults.</AbstractText>
 <AbstractText Label="CONCLUSIONS">Zinc shortens colds.</AbstractText></Abstract></Article></MedlineCitation>
-</PubmedArticle><PubmedArticle><MedlineCitation><PMID>333</PMID><Article><ArticleTitle>No abstract</ArticleTitle></Article>
+</PubmedArticle><PubmedArticle><MedlineCitation><PMID>333</PMID>
+<Article><ArticleTitle>No abstract</ArticleTitle></Article>
 </MedlineCitation></PubmedArticle>
 </PubmedArticleSet>"""
 TRIALS = {
@@ -184,7 +189,7 @@ async def test_pubmed_searches_then_fetches_in_the_order_of_relevance(live_answe
         ("222", "TITLE: Zinc trial METHODS: Ninety adults. CONCLUSIONS: Zinc shortens colds."),
         ("111", "TITLE: Zinc and rhinovirus. Plain text & H2O."),
     ]
-    assert found[1].linked == ("10.1/zinc",)
+    assert found[1].linked == ("777", "10.1/zinc")
 
 
 async def test_pubmed_needs_no_key_and_no_second_search_when_the_first_gave_enough(live_answers):
