@@ -70,7 +70,7 @@ def compute_reward(
     scores = state["final_evaluation"]["scores"]
     parts: dict[str, float | None] = {}
     for name in reward_names(config):
-        value = scores[name] if name in CRITERIA else signals[name]
+        value = scores.get(name) if name in CRITERIA else signals[name]
         parts[name] = None if value is None else getattr(config, name) * value
     values = [value for value in parts.values() if value is not None]
     return Reward(parts, math.fsum(values) if len(values) == len(parts) else None)
