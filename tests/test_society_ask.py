@@ -1,0 +1,301 @@
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from agents.roles import JUNIORS, ROLES
+from agents.sources import given_sources
+from chimera.abstracts import LONGEST, read_abstract, sections
+from chimera.ask import SourceLog, main
+from chimera.ask_view import Card, cards, show
+from chimera.errors import ConfigError, DataError, RoleError
+from chimera.types import Brief
+
+QUESTION = "Does nightly zorbex lower the relapse rate?"
+ABSTRACT = """BACKGROUND: Relapse is common.
+RESULTS: The relapse rate was lower with zorbex (12% versus 25%, p=0.004). Harms did not differ.
+"""
+QUOTE = "The relapse rate was lower with zorbex (12% versus 25%, p=0.004)."
+
+
+class FakeServer:
+    """An OpenAI-compatible server on loopback that plays the standard answers; `break_role` spoils one role's."""
+
+    def __init__(self, answers, *, tool_calls=True, break_role=None, hang=False):
+        self.bodies = []
+        self.asked = threading.Event()
+        self._release = threading.Event()
+        by_prompt = {role.prompt: role.name for role in ROLES.values()}
+        scores = dict.fromkeys(("novelty", "feasibility", "impact", "clarity", "groundedness", "efficiency"), 0.75)
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                owner.bodies.append(body)
+                owner.asked.set()
+                if hang:
+                    owner._release.wait(60)
+                role = by_prompt.get(body["messages"][0]["content"])
+                message = {"role": "assistant", "content": json.dumps(answers[role] if role else scores)}
+                if role == break_role and role:
+                    message["content"] = "no idea"
+                elif tool_calls and role in JUNIORS and body["messages"][-1]["role"] == "user":
+                    function = {"name": "literature_search", "arguments": json.dumps({"query": QUESTION})}
+                    call = {"id": "call-1", "type": "function", "function": function}
+                    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+                reply = json.dumps({"id": "1", "choices": [{"message": message, "finish_reason": "stop"}]}).encode()
+                try:
+                    self.send_response(200)
+                    self.send_header("Content-Type", "application/json")
+                    self.send_header("Content-Length", str(len(reply)))
+                    self.end_headers()
+                    self.wfile.write(reply)
+                except BrokenPipeError:
+                    assert hang, "only an interrupted client goes away"
+
+            def log_message(self, *arguments):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    @property
+    def overrides(self):
+        url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+        keys = ("junior", "board", "principal", "judge")
+        return [
+            *(f"models.{key}.kind=endpoint" for key in keys),
+            *(f"models.{key}.base_url={url}" for key in keys),
+            *(f"models.{key}.model=big-model" for key in keys),
+            "data.size=20",
+        ]
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._release.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def answers(society_kit):
+    quoted = {name: {**society_kit.answers[name], "evidence": [QUOTE]} for name in (*JUNIORS, "HypothesisRefiner")}
+    return {**society_kit.answers, **quoted}
+
+
+@pytest.fixture
+def abstract(tmp_path):
+    path = tmp_path / "abstract.txt"
+    path.write_text(ABSTRACT, encoding="utf-8")
+    return path
+
+
+def ask(*arguments):
+    main([str(argument) for argument in arguments])
+
+
+def test_a_question_with_an_abstract_from_hypotheses_to_sources(answers, abstract, capsys):
+    with FakeServer(answers) as server:
+        ask(QUESTION, "--context", abstract, *server.overrides)
+    out = capsys.readouterr().out
+    blocks = [block.splitlines() for block in out.strip().split("\n\n")]
+    headlines = [block[0] for block in blocks]
+    assert headlines[0] == QUESTION
+    assert sorted(headlines[1:4]) == ["Geneticist: yes", "Neurologist: maybe", "Pharmacologist: yes"]
+    assert headlines[4:] == [
+        "Supervisor selects the hypothesis of the Pharmacologist",
+        "Refined hypothesis: yes",
+        "Protocol",
+        "Peer review: APPROVE, severity NONE",
+        "Safety review: APPROVE, severity NONE",
+        "Decision: GO",
+        "Judge",
+        "Sources",
+    ]
+    assert "generated tasks" in blocks[0][2]
+    assert "your abstract" in blocks[0][2]
+    assert f"  evidence    “{QUOTE}” [question]" in blocks[1]
+    assert "  sample size   120" in blocks[6]
+    assert [line.split(maxsplit=1) for line in blocks[9][1:3]] == [
+        ["answer", "yes"],
+        ["rationale", "the evidence says so"],
+    ]
+    assert ["novelty", "0.75"] in [line.split() for line in blocks[10]]
+    assert blocks[11][1:] == [f"  question  {QUESTION}"]
+    assert "\x1b" not in out
+    assert "╭" not in out
+
+
+def test_given_evidence_is_in_the_prompt_and_listed_as_a_source(answers, abstract, capsys):
+    with FakeServer(answers, tool_calls=False) as server:
+        ask(QUESTION, "--context", abstract, "society.evidence=given", *server.overrides)
+        payloads = [json.loads(body["messages"][1]["content"]) for body in server.bodies]
+    with_sources = [payload["sources"] for payload in payloads if "sources" in payload]
+    assert with_sources == [[{"id": "question", "text": " ".join(ABSTRACT.split())}]] * 6
+    out = capsys.readouterr().out
+    assert out.rstrip().endswith("Sources\n  question  your abstract")
+    assert f"“{QUOTE}” [question]" in out
+
+
+def test_without_an_abstract_the_data_is_searched_and_invented_quotes_are_named(answers, capsys):
+    with FakeServer(answers) as server:
+        ask(QUESTION, *server.overrides)
+    out = capsys.readouterr().out
+    assert f"“{QUOTE}” [in no source]" in out
+    assert "your abstract" not in out
+    assert re.search(r"Sources\n  \S+  \S", out)
+
+
+def test_a_server_that_is_not_there_is_named(answers):
+    with FakeServer(answers) as server:
+        overrides = server.overrides
+    with pytest.raises(RoleError, match=r"^\w+: model 'junior' \(big-model at http://127.*\) cannot be reached"):
+        ask(QUESTION, *overrides, "society.node_retries=0")
+
+
+@contextmanager
+def running(*arguments):
+    command = [sys.executable, "-m", "chimera.ask", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_role_that_fails_is_one_line_and_its_exit_code(answers):
+    with FakeServer(answers, break_role="Supervisor") as server, running(QUESTION, *server.overrides) as process:
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 5
+    (line,) = errors.splitlines()
+    assert line.startswith("error: Supervisor: its answer could not be read, even after one repair: ")
+    assert "Geneticist: yes" in output, "what was done before the failure is shown"
+
+
+def test_ctrl_c_ends_it_at_once_without_a_traceback(answers):
+    with FakeServer(answers, hang=True) as server, running(QUESTION, *server.overrides) as process:
+        assert server.asked.wait(60)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["  "], ConfigError, "the question is empty"),
+        (["q", "--context", "missing.txt"], DataError, "--context missing.txt: cannot be read (No such file"),
+        (["q", "society.evidence=given"], ConfigError, "give one with --context FILE"),
+        (["q", "society.evidense=given"], ConfigError, "society.evidence"),
+    ],
+)
+def test_wrong_arguments_are_named_before_anything_starts(arguments, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        main(arguments)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b" \n ", "the file is empty"),
+        (b"\xff\xfe\x00", "byte 0 is not UTF-8"),
+        (b"x" * (LONGEST + 1), "20,001 characters, at most 20,000"),
+    ],
+)
+def test_a_file_that_is_no_abstract_is_a_data_error(tmp_path, content, message):
+    path = tmp_path / "file.txt"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=re.escape(message)):
+        read_abstract(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A plain abstract.\nOn two lines.", [("", "A plain abstract. On two lines.")]),
+        (ABSTRACT, [("BACKGROUND", "Relapse is common."), ("RESULTS", QUOTE + " Harms did not differ.")]),
+        ("AIMS: To see. METHODS AND RESULTS: It fell.", [("AIMS", "To see."), ("METHODS AND RESULTS", "It fell.")]),
+        ("Intro.\nRESULTS:\nIt fell (CI: 1 to 2).", [("", "Intro."), ("RESULTS", "It fell (CI: 1 to 2).")]),
+    ],
+)
+def test_sections(text, expected):
+    assert [(section.label, section.text) for section in sections(text)] == expected
+
+
+@given(
+    st.lists(
+        st.sampled_from(["RESULTS:", "AIM:", "a: b", "It fell.", "\n", " ", "p=0.1", "(CI:", "X):", "é"]), max_size=30
+    )
+)
+def test_splitting_loses_no_character(parts):
+    text = " ".join(parts)
+    (source,) = given_sources(Brief("1", "q", sections(text))) or [{"text": ""}]
+    assert "".join(source["text"].split()) == "".join(text.split())
+
+
+async def test_the_source_log_keeps_titles_and_lists_each_source_once(society_kit):
+    log = SourceLog(society_kit.Toolbox())
+    for query in "aba":
+        await log.call("literature_search", {"query": query}, brief=society_kit.brief)
+    assert log.specs(["literature_search"])[0]["function"]["name"] == "literature_search"
+    assert [one["id"] for one in log.listing()] == ["a", "b"]
+    assert log.listing()[0] == {"id": "a", "title": "Title of a", "url": None}
+
+
+def shown(card, **options):
+    console = Console(file=io.StringIO(), highlight=False, width=70, **options)
+    show(console, card)
+    return console.file.getvalue()
+
+
+HOSTILE_CARD = Card("He[/]ad\x1b[2J", (("wh\x07y", "[bold]not markup[/bold] \x1b]0;title\x07 \u202e {x}"),))
+
+
+def test_what_models_wrote_cannot_steer_the_terminal():
+    for text in (shown(HOSTILE_CARD), shown(HOSTILE_CARD, force_terminal=True, color_system=None)):
+        assert "[bold]not markup[/bold]" in text
+        assert "He[/]ad" in text
+        assert not set(text) & {"\x1b", "\x07", "\u202e"}
+
+
+def test_a_terminal_gets_panels_and_colours():
+    text = shown(Card("Decision: GO", (("answer", "yes"),), "green"), force_terminal=True, color_system="truecolor")
+    assert "╭" in text
+    assert "\x1b[" in text
+    assert "Decision: GO" in text
+
+
+def test_cards_of_revisions_reviews_and_missing_scores():
+    review = {"issues": ["unsafe", "unclear"], "severity": "CRITICAL", "verdict": "REVISE"}
+    (card,) = cards({"safety_review": review, "sender": "SafetyOfficer"}, [])
+    assert (card.headline, card.colour) == ("Safety review: REVISE, severity CRITICAL", "red")
+    assert card.lines == (("issue", "unsafe"), ("issue", "unclear"))
+    hypothesis = {"evidence": ["It fell by half."], "comparison": "c", "claim": "d", "answer": "no"}
+    (card,) = cards({"refined_hypothesis": hypothesis, "critical_revisions": 1}, [("7", "Yes. It fell by half. So.")])
+    assert card.headline == "Refined hypothesis: no (revised after a CRITICAL review)"
+    assert card.lines[0] == ("evidence", "“It fell by half.” [7]")
+    (card,) = cards({"final_evaluation": {"scores": {"novelty": None, "impact": 0.5}, "error": "judge is away"}}, [])
+    assert card.lines == (("novelty", "not scored"), ("impact", "0.50"), ("error", "judge is away"))
+
+
+def test_help_names_the_command(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    assert "--context" in capsys.readouterr().out
