@@ -3,6 +3,8 @@
 import asyncio
 import json
 import multiprocessing
+import os
+import sqlite3
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.excerpts import GAP, excerpt, split_sentences
+from agents.fulltext import Database
 from agents.literature import LiteratureIndex, describes_trial
 from agents.passages import MAX_QUERY, Passage, Query, ToolError, clean
 from agents.roles import ROLES
@@ -342,6 +345,26 @@ def test_a_forked_process_searches_the_index_of_its_parent():
     assert [passage.id for passage in INDEX.search("zinc", 1)] == ["101"]
 
 
+def test_a_forked_process_opens_its_own_connection():
+    opened = []
+
+    def opener() -> sqlite3.Connection:
+        opened.append(os.getpid())
+        return sqlite3.connect(":memory:")
+
+    database = Database(opener)
+    database.query("SELECT 1")
+    database.query("SELECT 1")
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=lambda: sender.send((database.query("SELECT 2"), opened)))
+    child.start()
+    assert receiver.poll(30)
+    assert receiver.recv() == ([(2,)], [os.getpid(), child.pid])
+    child.join()
+    assert opened == [os.getpid()]
+
+
 def test_real_questions_find_their_own_abstract():
     if not PUBMEDQA.exists():
         pytest.skip("the PubMedQA file is not at hand (../shared/pubmedqa/ori_pqal.json)")
@@ -391,6 +414,16 @@ def test_results_with_statistics_about_the_question_stay():
     assert excerpt(ABSTRACT, "Does zinc shorten the duration?", 100) == (
         "RESULTS: Zinc cut the duration by 2.7 days (p = .002; 95% CI 1.1 to 4.3). Taste was bad."
     )
+
+
+def test_results_stay_before_other_sections_and_statistics_before_other_sentences():
+    text = (
+        "METHODS: We looked at them all day. RESULTS: We looked at them all day. It went up with p=0.03. It went away."
+    )
+    assert excerpt(text, "zinc", 48) == "RESULTS: It went up with p=0.03. It went away."
+    assert excerpt(text, "zinc", 45) == "RESULTS: It went up with p=0.03."
+    plain = "METHODS: They were all very well. RESULTS: They were all quite well."
+    assert excerpt(plain, "zinc", 40) == "RESULTS: They were all quite well."
 
 
 def test_a_gap_inside_a_section_is_marked():
