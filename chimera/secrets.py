@@ -21,8 +21,16 @@ SECRETS: Mapping[str, str] = {
 }
 """Every secret that the system can use; none is required. `.env.example` lists the same names."""
 
-SETTINGS: Mapping[str, str] = {}
+SETTINGS: Mapping[str, str] = {
+    "HF_HOME": "folder in which the Hugging Face libraries keep models and data sets (default ~/.cache/huggingface)",
+    "HF_HUB_OFFLINE": "1 keeps the Hugging Face libraries off the network: what is in HF_HOME has to do",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "set to True unless you set it: LiteLLM then starts without asking the network",
+    "NO_COLOR": "any value: tables and progress are printed without colour",
+}
 """Other environment variables that decide something; they are read from the environment, never from `.env`."""
+
+READ_BY_LIBRARIES = ("HF_TOKEN", "WANDB_API_KEY")
+"""Secrets that libraries look up in the environment themselves, so those in `.env` are put there."""
 
 ENVIRONMENT: Mapping[str, str] = {**SECRETS, **SETTINGS}
 """Every environment variable that Chimera reads, with its purpose."""
@@ -53,7 +61,7 @@ class Secrets(Mapping[str, str]):
 def load_secrets(names: Iterable[str] = (), *, env_file: Path | str = ".env") -> Secrets:
     """Read the known secrets and those in `names` (see `api_key_names`) and have `redact` hide them from now on.
 
-    The environment wins over `env_file`; empty values count as unset and other names in the file are left alone.
+    The environment wins over `env_file`, from which `READ_BY_LIBRARIES` are copied to it; empty values count as unset and other names in the file are left alone.
     """
     from dotenv import dotenv_values
 
@@ -66,6 +74,8 @@ def load_secrets(names: Iterable[str] = (), *, env_file: Path | str = ".env") ->
             values[name] = value.strip()
     for name, value in values.items():
         register_secret(name, value)
+        if name in READ_BY_LIBRARIES:
+            os.environ[name] = value
     return Secrets(values)
 
 

@@ -169,7 +169,7 @@ def environment_reads(tree: ast.AST) -> set[str]:
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
             owner, name = ast.unparse(node.value), node.slice
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
-            reads = {"get": "os.environ", "pop": "os.environ", "getenv": "os"}
+            reads = {"get": "os.environ", "pop": "os.environ", "setdefault": "os.environ", "getenv": "os"}
             if reads.get(node.func.attr) == ast.unparse(node.func.value):
                 owner, name = "os.environ", node.args[0]
         if owner == "os.environ" and isinstance(name, ast.Constant):

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import os
 import pickle
 from pathlib import Path
 from urllib.parse import quote
@@ -60,6 +61,14 @@ def test_only_known_names_and_those_of_the_models_are_read(clean: Path, monkeypa
 def test_dollar_signs_in_the_file_are_taken_literally(clean: Path):
     (clean / ".env").write_text("OPENAI_API_KEY=a$HOME-${PATH}b\n")
     assert load_secrets()["OPENAI_API_KEY"] == "a$HOME-${PATH}b"
+
+
+def test_what_libraries_look_up_themselves_is_put_into_the_environment(clean: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("HF_TOKEN", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, "")
+    (clean / ".env").write_text("HF_TOKEN=hf-from-the-file\nOPENAI_API_KEY=sk-from-the-file\n")
+    load_secrets()
+    assert (os.environ["HF_TOKEN"], os.environ["OPENAI_API_KEY"]) == ("hf-from-the-file", "")
 
 
 def test_secrets_show_names_only():
