@@ -1,1 +1,6 @@
 """Rewards, rollouts through Agent Lightning, and the phases that train each role."""
+
+import os
+
+# Importing LiteLLM (through Agent Lightning 0.3.0) otherwise waits for a price list from the network.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")

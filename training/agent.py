@@ -29,12 +29,16 @@ _responses: contextvars.ContextVar[list[str]] = contextvars.ContextVar("response
 
 
 class TracedModel(HttpModel):
-    """The HTTP model, which notes each response's id for the visit that asked."""
+    """The HTTP model, which notes each response's id for the visit that asked, and the weights behind it."""
+
+    weights_versions: dict[str, set[str]]
 
     async def complete(self, key: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Completion:
         """Answer as `HttpModel` does."""
         completion = await super().complete(key, messages, **options)
         _responses.get().append(completion.response_id)
+        if completion.weights_version is not None:
+            self.weights_versions.setdefault(key, set()).add(completion.weights_version)
         return completion
 
 
@@ -81,6 +85,7 @@ class MedicalResearchAgent(agl.LitAgent[dict[str, Any]]):
         assert isinstance(rollout, agl.AttemptedRollout)
         given = RolloutInput.load(task)
         self._model.route(model_resources.endpoints(resources, rollout, self._config.models, self._key))
+        self._model.weights_versions = {}
         self._records = []
         started = time.perf_counter()
         try:
@@ -109,16 +114,12 @@ class MedicalResearchAgent(agl.LitAgent[dict[str, Any]]):
             raise RoleError("society", f"took longer than {limit:g} s (rollouts.timeout_s)") from error
 
     def _outcome(self, outputs: dict[str, Any], reward: Reward | None, started: float, error: str | None) -> Outcome:
-        versions: dict[str, set[str]] = {}
-        for record in self._records:
-            if isinstance(record, ModelCall) and record.weights_version is not None:
-                versions.setdefault(record.model, set()).add(record.weights_version)
         return Outcome(
             error=error,
             outputs=outputs,
             reward=None if reward is None else reward.total,
             parts={} if reward is None else dict(reward.parts),
-            weights_versions={model: sorted(seen) for model, seen in versions.items()},
+            weights_versions={model: sorted(seen) for model, seen in self._model.weights_versions.items()},
             counts=count(self._records),
             calls=[{"kind": type(record).__name__, **asdict(record)} for record in self._records],
             seconds=round(time.perf_counter() - started, 3),

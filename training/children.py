@@ -10,6 +10,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -29,10 +30,14 @@ _context = multiprocessing.get_context("forkserver")
 
 def prepare() -> None:
     """Start the fork server; it imports agents and Agent Lightning while the caller goes on. Call it early."""
-    # Without it, importing LiteLLM waits for a price list from the network.
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     _context.set_forkserver_preload([PRELOAD])
     forkserver.ensure_running()
+
+
+def free_port() -> int:
+    """A loopback port that nobody uses now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 def pipe() -> tuple[Connection, Connection]:
@@ -79,6 +84,10 @@ class Child:
     def kill(self) -> None:
         """End the process at once."""
         self.signal(signal.SIGKILL)
+
+    def killed(self) -> bool:
+        """Whether a signal ended it."""
+        return (self._process.exitcode or 0) < 0
 
     def ending(self) -> str:
         """How the process ended, for messages."""
@@ -137,9 +146,13 @@ async def receive(connection: Connection, child: Child, *, seconds: float) -> An
     finally:
         for descriptor in descriptors:
             loop.remove_reader(descriptor)
-    if not connection.poll():
-        raise RunError(f"{child.ending()} while starting: {child.last_words()} (see {child.log_file})")
-    return connection.recv()
+    try:
+        if connection.poll():
+            return connection.recv()
+    except EOFError:
+        pass  # It ended without sending: the same as ending before the other end of the pipe was closed.
+    child.join(1.0)
+    raise RunError(f"{child.ending()} while starting: {child.last_words()} (see {child.log_file})")
 
 
 def _main(target: Callable[..., None], args: tuple[Any, ...], log_file: str) -> None:

@@ -21,6 +21,7 @@ from chimera.config import ModelsConfig
 from chimera.errors import ChimeraError, RunError
 from chimera.serving.client import Endpoint
 from training import children
+from training.telemetry import ExchangeTelemetry, use_plain_resources
 
 START_SECONDS = 60.0
 MAX_RESTARTS = 3
@@ -56,11 +57,11 @@ class Gateway:
         on_failure: Callable[[ChimeraError], None],
     ) -> None:
         self.key = f"sk-{secrets.token_hex(24)}"
-        self.url = ""
+        self._port = children.free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
         self._spec = GatewaySpec(store_url, models, endpoints, self.key)
         self._log_file = log_file
         self._on_failure = on_failure
-        self._port: int | None = None
         self._child: children.Child | None = None
         self._restarts = 0
         self._restarting: asyncio.Task[None] | None = None
@@ -81,9 +82,8 @@ class Gateway:
         child.start()
         self._child = child
         sender.close()
-        self._port = await children.receive(receiver, child, seconds=START_SECONDS)
+        await children.receive(receiver, child, seconds=START_SECONDS)
         receiver.close()
-        self.url = f"http://127.0.0.1:{self._port}"
         asyncio.get_running_loop().add_reader(child.sentinel, self._died, child)
 
     def stop(self) -> None:
@@ -131,8 +131,9 @@ def model_list(models: ModelsConfig, endpoints: Mapping[str, Endpoint]) -> list[
     return entries
 
 
-def serve(spec: GatewaySpec, port: int | None, ready: Connection) -> None:
-    """The gateway process: serve until SIGTERM. Sends the port through `ready` once it answers."""
+def serve(spec: GatewaySpec, port: int, ready: Connection) -> None:
+    """The gateway process: serve until SIGTERM. Sends something through `ready` once it answers."""
+    use_plain_resources()
     os.environ["LITELLM_MASTER_KEY"] = spec.key
     for name, endpoint in spec.endpoints.items():
         os.environ[_key_variable(name)] = endpoint.api_key
@@ -143,7 +144,7 @@ def _key_variable(name: str) -> str:
     return f"CHIMERA_BACKEND_KEY_{name.upper()}"
 
 
-async def _serve(spec: GatewaySpec, port: int | None, ready: Connection) -> None:
+async def _serve(spec: GatewaySpec, port: int, ready: Connection) -> None:
     launcher = PythonServerLauncherArgs(
         port=port,
         host="127.0.0.1",
@@ -159,13 +160,13 @@ async def _serve(spec: GatewaySpec, port: int | None, ready: Connection) -> None
         model_list=model_list(spec.models, spec.endpoints),  # pyright: ignore[reportArgumentType]  a private TypedDict
         # A failed call is the society's to retry; a cool-down would answer for a server that is up again.
         litellm_config={"router_settings": {"disable_cooldowns": True, "num_retries": 0}},
-        callbacks=["opentelemetry"],
+        callbacks=[ExchangeTelemetry],
         middlewares=["rollout_attempt"],
         launcher_args=launcher,
     )
     await proxy.start()
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    ready.send(int(proxy.server_launcher.access_endpoint.rpartition(":")[2]))
+    ready.send("ready")
     await stop.wait()
     await proxy.stop()

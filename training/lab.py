@@ -235,7 +235,7 @@ class Lab:
 
     def _runner_died(self, worker: str, ending: str) -> None:
         self.store.dismiss(worker)
-        self.view.warn(f"{ending}; see {self._logs}")
+        self.view.warn(ending)
         self._losing = asyncio.create_task(self._fail_rollouts_of(worker, ending))
 
     async def _fail_rollouts_of(self, worker: str, reason: str) -> None:

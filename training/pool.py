@@ -78,11 +78,10 @@ class RunnerPool:
         child = self._runners.pop(worker)
         asyncio.get_running_loop().remove_reader(child.sentinel)
         child.join(1.0)
-        self._on_death(worker, child.ending())
+        ending = child.ending() if child.killed() else f"{child.ending()}: {child.last_words()}"
+        self._on_death(worker, f"{ending} (see {child.log_file})")
         self._unproductive += 1
         if self._unproductive <= UNPRODUCTIVE_DEATHS:
             self._add()
         elif not self._runners:
-            self._on_failure(
-                RunError(f"all runners died; the last: {child.ending()}: {child.last_words()} (see {child.log_file})")
-            )
+            self._on_failure(RunError(f"all runners died; the last: {ending} (see {child.log_file})"))

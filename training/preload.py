@@ -9,7 +9,8 @@ import agentlightning  # noqa: F401  imported for its side effect: loaded module
 import langgraph.graph  # noqa: F401  as above
 import openai  # noqa: F401  as above
 
-import training.agent  # noqa: F401  as above
+import training.gateway
+import training.runner  # noqa: F401  as above
 
 gc.collect()
 gc.freeze()

@@ -12,6 +12,7 @@ from agents.tools import Document, build_toolbox
 from chimera.config import Config
 from chimera.secrets import protect_logging, register_secret
 from training.agent import MedicalResearchAgent
+from training.telemetry import RolloutTracer, use_plain_resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,12 @@ def serve(spec: RunnerSpec, number: int) -> None:
     for name, value in {**spec.secrets, "gateway key": spec.gateway_key}.items():
         register_secret(name, value)
     protect_logging()
+    use_plain_resources()
     toolbox = build_toolbox(spec.config.tools, spec.documents, spec.secrets)
     agent = MedicalResearchAgent(spec.config, toolbox, spec.gateway_key)
     # The store answers a request for work only when there is some, so there is nothing to wait for between requests.
     runner: agl.LitAgentRunner[dict[str, Any]] = agl.LitAgentRunner(
-        tracer=agl.OtelTracer(), poll_interval=0.05, interval_jitter=0.02, heartbeat_interval=30.0
+        tracer=RolloutTracer(), poll_interval=0.05, interval_jitter=0.02, heartbeat_interval=30.0
     )
     runner.init(agent)
     runner.init_worker(number, agl.LightningStoreClient(spec.store_url))

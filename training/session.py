@@ -5,14 +5,17 @@ while the main process loads its own.
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from rich.console import Console
 
 from chimera.config import Config
 from chimera.data import Dataset
 from chimera.runs import Run
+from chimera.secrets import protect_logging
 from chimera.serving.process import serve
 from training import children
 from training.interrupt import interruptible
@@ -27,10 +30,20 @@ def train(run: Run, config: Config, dataset: Dataset, phases: Sequence[str], sec
         ChimeraError: A phase or a server failed.
     """
     children.prepare()
+    _log_to(run.path / "logs" / "main.log")
     try:
         asyncio.run(_train(run, config, dataset, phases, secrets))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
+
+
+def _log_to(file: Path) -> None:
+    """Libraries' warnings go to a file: on the terminal they would tear the live view."""
+    file.parent.mkdir(exist_ok=True)
+    logging.basicConfig(
+        filename=file, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    protect_logging()
 
 
 async def _train(run: Run, config: Config, dataset: Dataset, phases: Sequence[str], secrets: Mapping[str, str]) -> None:

@@ -13,6 +13,8 @@ import agentlightning as agl
 from agentlightning.types import AttemptStatus, EnqueueRolloutRequest
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
+from training.children import free_port
+
 LONG_POLL_SECONDS = 10.0
 SPAN_MEMORY_BYTES = 512 * 2**20
 FINAL_ATTEMPT: frozenset[AttemptStatus] = frozenset({"succeeded", "failed", "timeout"})
@@ -26,6 +28,7 @@ class LabStore(agl.LightningStoreServer):
         super().__init__(
             agl.InMemoryLightningStore(thread_safe=True, eviction_memory_threshold=SPAN_MEMORY_BYTES),
             launcher_args=PythonServerLauncherArgs(
+                port=free_port(),
                 host="127.0.0.1",
                 access_host="127.0.0.1",
                 launch_mode="thread",

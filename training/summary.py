@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from chimera.types import DECISION_OF_LABEL
+from evaluation import alignment
 from training.rollouts import RolloutRecord
 
 
@@ -16,7 +16,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 def aligned(record: RolloutRecord) -> bool | None:
     """Whether the decision corresponds to the label; None when there is no decision."""
-    return None if record.decision is None else record.decision == DECISION_OF_LABEL[record.label]
+    return None if record.decision is None else alignment.aligned(record.decision, record.label)
 
 
 def part_means(records: Sequence[RolloutRecord]) -> dict[str, float | None]:

@@ -85,7 +85,8 @@ def visits(spans: Iterable[agl.Span]) -> Iterator[tuple[agl.Span, list[str]]]:
     """Our span of each visit of a role, with the ids of the responses it got."""
     for span in spans:
         if span.name == AGL_OPERATION and "role" in span.attributes:
-            yield span, [str(value) for key, value in span.attributes.items() if key.startswith(_RESPONSES)]
+            responses = span.attributes.get(_RESPONSES, ())
+            yield span, [str(response) for response in responses] if isinstance(responses, list | tuple) else []
 
 
 def model_calls(spans: Sequence[agl.Span]) -> list[TracedCall]:
