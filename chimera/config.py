@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from chimera.config_loader import Section, build, check_keys, effective
+from chimera.config_loader import Section, check_keys, effective, refuse_unused, unused_keys, validate
 from chimera.config_source import Setting, parse_overrides, read_yaml, to_yaml
 from chimera.errors import ConfigError
 
@@ -137,6 +137,12 @@ class SocietyConfig(Section):
     node_timeout_s: float = Field(default=180.0, gt=0, description="seconds that one role may take in one visit")
     node_retries: int = Field(default=1, ge=0, description="further tries of a role after a retriable model error")
 
+    def unused(self) -> Mapping[str, str]:
+        """Without revisions in total, their kinds do not matter."""
+        if self.max_revisions > 0:
+            return {}
+        return dict.fromkeys(("max_major_revisions", "max_critical_revisions"), "society.max_revisions is 0")
+
 
 class ToolsConfig(Section):
     """The tools' back ends. Live ones need the network, and only Tavily needs a key."""
@@ -240,8 +246,14 @@ def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), *
     Raises:
         ConfigError: names the key, where it was set, and the nearest valid key or what is allowed.
     """
-    settings = {} if path is None else read_yaml(Path(path))
-    config = build(Config, _inherit(check_keys(Config, settings | parse_overrides(overrides))))
+    file = check_keys(Config, {} if path is None else read_yaml(Path(path)))
+    given = check_keys(Config, parse_overrides(overrides))
+    settings = _inherit(file | given)
+    config = validate(Config, settings)
+    if outdated := _outdated(file, given, config):
+        settings = _inherit({key: setting for key, setting in file.items() if key not in outdated} | given)
+        config = validate(Config, settings)
+    refuse_unused(config, settings)
     if not own_question:
         _check_evidence(config)
     return config
@@ -250,6 +262,18 @@ def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), *
 def dump_config(config: Config) -> str:
     """The whole tree as YAML, inherited values included, without keys that have no effect; loads to an equal tree."""
     return to_yaml(effective(config))
+
+
+def _outdated(file: Mapping[str, Setting], given: Mapping[str, Setting], config: Config) -> set[str]:
+    """Keys of the file that have an effect there, and have none only because of an override: the override wins."""
+    unused = {key for key in unused_keys(config) if key in file and key not in given}
+    if not unused or not given:
+        return set()
+    try:
+        alone = validate(Config, _inherit(file))
+    except ConfigError:  # the file needs its overrides to be valid, so it cannot tell what it would do without them
+        return set()
+    return unused - set(unused_keys(alone))
 
 
 def _inherit(settings: Mapping[str, Setting]) -> dict[str, Setting]:

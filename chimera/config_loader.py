@@ -62,15 +62,14 @@ def keys(tree: Section, prefix: str = "") -> Iterator[Key]:
             yield Key(f"{prefix}{name}", _type_name(field), value, field.description or "")
 
 
-def build(tree: type[Tree], settings: Mapping[str, Setting]) -> Tree:
-    """Build `tree` from settings by dotted key; a section that is set to nothing keeps its defaults.
+def validate(tree: type[Tree], settings: Mapping[str, Setting]) -> Tree:
+    """Build `tree` from settings that passed `check_keys`.
 
     Raises:
-        ConfigError: an unknown key, a wrong type or value, or a key that has no effect.
+        ConfigError: a wrong type or value; names the key, the value, the place and what is allowed.
     """
-    checked = check_keys(tree, settings)
     nested = tree().model_dump(mode="json")
-    for key, setting in checked.items():
+    for key, setting in settings.items():
         try:
             json.dumps(setting.value, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -81,13 +80,20 @@ def build(tree: type[Tree], settings: Mapping[str, Setting]) -> Tree:
             target = target[section]
         target[last] = setting.value
     try:
-        result = tree.model_validate_json(json.dumps(nested), strict=True)
+        return tree.model_validate_json(json.dumps(nested), strict=True)
     except ValidationError as error:
-        raise _explain(error, checked, {key.name: key.type for key in keys(tree())}) from error
-    for key, reason in unused_keys(result).items():
-        if key in checked and checked[key].value is not None:
-            raise ConfigError(f"{key} {checked[key].place} has no effect because {reason}: remove it")
-    return result
+        raise _explain(error, settings, {key.name: key.type for key in keys(tree())}) from error
+
+
+def refuse_unused(config: Section, settings: Mapping[str, Setting]) -> None:
+    """Make sure that every setting matters; null, which sets nothing, is allowed.
+
+    Raises:
+        ConfigError: a key that has no effect, with the reason.
+    """
+    for key, reason in unused_keys(config).items():
+        if key in settings and settings[key].value is not None:
+            raise ConfigError(f"{key} {settings[key].place} has no effect because {reason}: remove it")
 
 
 def unused_keys(section: Section, prefix: str = "") -> dict[str, str]:

@@ -61,7 +61,8 @@ class Secrets(Mapping[str, str]):
 def load_secrets(names: Iterable[str] = (), *, env_file: Path | str = ".env") -> Secrets:
     """Read the known secrets and those in `names` (see `api_key_names`) and have `redact` hide them from now on.
 
-    The environment wins over `env_file`, from which `READ_BY_LIBRARIES` are copied to it; empty values count as unset and other names in the file are left alone.
+    The environment wins over `env_file`, from which `READ_BY_LIBRARIES` are copied to it. Empty values count as unset,
+    and other names in the file are left alone.
     """
     from dotenv import dotenv_values
 

@@ -1,12 +1,13 @@
 """Configuration: a key set wrongly is one located sentence, and what was loaded can be dumped and loaded again."""
 
+import ast
 import re
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
@@ -15,7 +16,8 @@ from chimera.config_loader import Section, effective, keys, unused_keys
 from chimera.config_source import parse_yaml, to_yaml
 from chimera.errors import ConfigError
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+ROOT = Path(__file__).parents[1]
+CONFIGS = ROOT / "configs"
 ENDPOINT = ["kind=endpoint", "base_url=http://127.0.0.1:9/v1", "model=m"]
 
 
@@ -182,6 +184,7 @@ def test_a_wrong_override_is_one_sentence(override: str, words: list[str]):
         (["tools.protein=uniprot", "tools.ontology=quickgo", "tools.database=x.db"], "tools.database", "live"),
         (["tools.retries=3"], "tools.retries", "'local'"),
         (["tools.timeout_s=3"], "tools.timeout_s", "'local'"),
+        (["society.max_revisions=0", "society.max_major_revisions=1"], "society.max_major_revisions", "is 0"),
         (["models.junior.kind=rubric", "serving.slots=4"], "serving.slots", "embedded"),
     ],
 )
@@ -191,6 +194,28 @@ def test_a_key_that_has_no_effect_is_an_error_even_at_its_default(overrides: lis
     message = str(caught.value)
     assert message.startswith(f"{key} on the command line has no effect because")
     assert because in message
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["data.path=hub"],
+        ["society.max_revisions=0"],
+        ["models.junior.kind=rubric"],
+        endpoint("junior"),
+        endpoint("board"),
+    ],
+)
+def test_an_override_may_leave_settings_of_the_file_without_effect(overrides: list[str]):
+    assert load_config(CONFIGS / "local.yaml", overrides) == load_config(None, overrides)
+
+
+def test_what_has_no_effect_in_the_file_itself_is_an_error_whatever_is_overridden(tmp_path: Path):
+    file = written(tmp_path, "data:\n  path: hub\n  size: 20\n")
+    for overrides in ([], ["data.path=x.json"], ["gather.tasks=3"]):
+        with pytest.raises(ConfigError, match=r"data\.size at .*c\.yaml:3 has no effect"):
+            load_config(file, overrides)
+    assert load_config(file, ["data.path=generated"]).data.size == 20
 
 
 def test_an_endpoint_needs_its_address_and_model():
@@ -247,6 +272,31 @@ def test_a_key_is_not_inherited_to_another_server():
 def test_an_inherited_wrong_value_names_where_it_was_written(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"models\.junior\.temperature is 3 at .*c\.yaml:3"):
         load_config(written(tmp_path, "models:\n  junior:\n    temperature: 3\n"))
+
+
+@given(
+    st.text(st.characters(categories=["Ll"]), min_size=1), st.sampled_from(["", "data.", "models.junior.", "nothing."])
+)
+def test_any_unknown_key_names_a_valid_one(name: str, section: str):
+    known = {key.name for key in keys(Config())}
+    assume(not any(f"{other}.".startswith(f"{section}{name}.") for other in known))
+    assume("token" not in name and "secret" not in name and "key" not in name and "pass" not in name)
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [f"{section}{name}=1"])
+    nearest = re.search(r"the nearest key is (\S+) ", str(caught.value))
+    assert nearest
+    assert nearest[1] in known
+
+
+def test_every_key_is_read_by_some_code():
+    words: set[str] = set()
+    for file in (
+        file for package in ("chimera", "agents", "evaluation", "training") for file in (ROOT / package).rglob("*.py")
+    ):
+        if not file.name.startswith("config"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                words.add(getattr(node, "attr", None) or str(getattr(node, "value", "")))
+    assert [key.name for key in keys(Config()) if key.name.rpartition(".")[2] not in words] == []
 
 
 def test_the_tree_is_frozen():
