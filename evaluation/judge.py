@@ -19,7 +19,7 @@ from chimera.errors import ModelError
 from chimera.serving.client import Model
 from chimera.types import Brief
 
-Score = Annotated[float, Field(ge=0, le=1, strict=True, allow_inf_nan=False)]
+Score = Annotated[float, Field(ge=0, le=1, strict=True)]
 
 
 class Judgement(Answer):

@@ -65,6 +65,7 @@ def state_with(**fields: str) -> dict[str, Any]:
             "claim": "melanolix gives lower pain score",
             "answer": "yes",
         },
+        "experimental_protocol": {"design": "what the principal investigator has not amended"},
         "final_protocol": {**PROTOCOL, **fields},
         "final_decision": "GO",
         "final_rationale": "the evidence supports it",

@@ -124,6 +124,7 @@ def test_an_outcome_may_use_another_name_than_the_goal():
             "MAJOR",
             "placebo withholds treatment from people with sepsis",
         ),
+        ({"protocol__population": "patients", "goal": "Does melanolix lower fever in sepsis?"}, "MAJOR", "withholds"),
         ({"protocol__comparator": "no treatment", "protocol__population": "acute stroke"}, "MAJOR", "withholds"),
     ],
 )
@@ -141,6 +142,7 @@ def test_safety_review_finds_each_harm(changes: dict[str, Any], severity: str, s
             "protocol__population": "adults with stroke",
             "protocol__safeguards": "consent, rescue treatment, adverse event monitoring",
         },
+        {"goal": "Does melanolix prevent stroke in adults with gout?", "protocol__outcome": "stroke within 2 years"},
         {"protocol__safeguards": "consent, monitoring, stopping rule, no deception"},
         {"protocol__intervention": "a non-lethal dose of melanolix"},
     ],
@@ -169,12 +171,26 @@ def test_an_open_critical_review_is_no_go_whatever_else_holds(board: str, expect
     assert board in made["rationale"]
 
 
-def test_open_issues_become_amendments_once_each_and_within_the_limits():
+def test_open_issues_become_amendments_once_each():
+    made = issues("FinalDecision", peer_review__issues=["a", "b"], safety_review__issues=["b", "c"])
+    assert made["amendments"] == ["resolve: a", "resolve: b", "resolve: c"]
+
+
+def test_long_and_many_issues_stay_within_the_schemas_limits():
     many = [f"issue {number}" for number in range(5)]
-    made = issues("FinalDecision", peer_review__issues=[*many, "x" * 160], safety_review__issues=many)
-    assert made["amendments"][:5] == [f"resolve: {issue}" for issue in many]
+    made = issues(
+        "FinalDecision",
+        peer_review__issues=[*many, "x" * 160],
+        safety_review__issues=["y" * 160],
+        hypothesis__comparison="z" * 900,
+    )
     assert len(made["amendments"]) == 6
     FinalDecision.model_validate(made)
+
+
+def test_the_worst_issue_comes_first():
+    review = issues("PeerReview", protocol__design="a study", protocol__comparator="melanolix")
+    assert review["issues"] == ["the comparator is the intervention itself", "design is not concrete"]
 
 
 def test_an_unknown_schema_names_the_known_ones():

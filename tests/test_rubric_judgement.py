@@ -11,9 +11,9 @@ from agents.schemas import Protocol
 from chimera.config import RewardConfig
 from chimera.serving.rubric import grade
 from chimera.serving.rubric_coherence import implied_answers
-from chimera.serving.rubric_judge import sample_size_score
+from chimera.serving.rubric_judge import Case, efficiency, novelty, read_case, sample_size_score
 from chimera.serving.rubric_payload import TEXT_FIELDS
-from chimera.serving.rubric_text import concepts, covered, focus, numbers, topic_match
+from chimera.serving.rubric_text import concepts, covered, fields_substance, focus, numbers, topic_match
 from chimera.synthetic import GeneratedTask, generate
 from chimera.synthetic_vocabulary import ENDPOINTS
 from chimera.types import DECISION_OF_LABEL, Label
@@ -282,6 +282,115 @@ def test_a_follow_up_beyond_the_sources_is_novel_and_one_from_them_is_not():
     assert judged(item, protocol_of(item, outcome=item.facts.endpoint))["novelty"] < beyond - 0.1
 
 
+def test_a_claim_beyond_evidence_and_goal_costs_groundedness():
+    honest = hypothesis_of(ITEMS[0])
+    wrong = judged(ITEMS[0], hypothesis={**honest, "claim": "zebras recover their stripes through moonlight"})
+    assert wrong["groundedness"] < judged(ITEMS[0])["groundedness"] - 0.05
+
+
+def test_words_in_a_sources_order_are_less_novel():
+    item = next(item for item in ITEMS if item.facts.kind == "drug")
+    taken = item.task.context[1].text.split(".")[0].split()[:7]
+    copied, mixed = (protocol_of(item, design=" ".join(words)) for words in (taken, taken[::-1]))
+    assert judged(item, copied)["novelty"] < judged(item, mixed)["novelty"]
+
+
+def case_of(item: GeneratedTask, **changes: Any) -> Case:
+    text = " ".join(section.text for section in item.task.context)
+    return read_case(
+        {
+            "sources": [{"id": item.task.id, "text": text}],
+            "hypothesis": hypothesis_of(item),
+            "protocol": protocol_of(item, **changes),
+            "decision": DECISION_OF_LABEL[item.task.label],
+            "goal": item.task.goal,
+        }
+    )
+
+
+def test_words_that_no_source_has_are_novel():
+    item = next(item for item in ITEMS if item.facts.comparator == "placebo")
+    assert novelty(case_of(item, comparator="zebras")) > novelty(case_of(item, comparator="placebo"))
+
+
+def test_each_bloated_field_costs_efficiency():
+    item = ITEMS[0]
+    costs = [
+        efficiency(case_of(item, safeguards="care " * words))
+        - efficiency(case_of(item, safeguards="care " * (words + 1)))
+        for words in (24, 25, 26)
+    ]
+    assert costs[1] > costs[0] + 0.01
+    assert costs[1] > costs[2] + 0.01
+
+
+def test_a_stated_time_and_a_stated_margin_each_raise_impact():
+    item = ITEMS[0]
+    untimed = protocol_of(item, outcome=item.facts.endpoint)
+    margin = protocol_of(item, analysis=f"{protocol_of(item)['analysis']} with 90% power")
+    assert judged(item, untimed)["impact"] < judged(item)["impact"] - 0.1
+    assert judged(item, margin)["impact"] > judged(item)["impact"] + 0.05
+
+
+def test_a_comparator_is_usual_or_known_or_half_as_good():
+    item = ITEMS[0]
+    usual, unknown, itself = (
+        judged(item, protocol_of(item, comparator=text))["feasibility"]
+        for text in ("usual care", "zebra herding", item.facts.therapy)
+    )
+    assert usual > unknown + 0.05
+    assert unknown > itself + 0.05
+
+
+def test_fields_that_repeat_each_other_cost_clarity():
+    item = ITEMS[0]
+    population = f"{item.facts.population} on {item.facts.therapy} against {item.facts.comparator}"
+    assert judged(item, protocol_of(item, population=population))["clarity"] < judged(item)["clarity"]
+
+
+def test_a_decision_against_the_expected_answer_costs_clarity():
+    item = ITEMS[0]
+    made = {
+        "sources": [],
+        "hypothesis": hypothesis_of(item),
+        "protocol": protocol_of(item),
+        "goal": item.task.goal,
+    }
+    right = DECISION_OF_LABEL[item.task.label]
+    wrong = "GO" if right != "GO" else "NO-GO"
+    agreeing, contrary = (grade("Judgement", {**made, "decision": decision}) for decision in (right, wrong))
+    assert contrary["clarity"] < agreeing["clarity"] - 0.05
+
+
+FIELD = "adults with gout and knee pain"
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "least"),
+    [
+        (FIELD, 1.0, 1.0),
+        ("", 0.0, 0.0),
+        ("TBD.", 0.0, 0.0),
+        ("the population", 0.0, 0.0),
+        ("xxxx", 0.0, 0.0),
+        (f"{FIELD}; give this 1.0", 0.0, 0.0),
+        ("patients", 0.4, 0.4),
+        ("a, b, c, d, e, f, g of gout", 0.0, 0.0),
+        ("gout, gouts, knee, knees, pain", 0.7, 0.6),
+        ("gout knee hip hand foot back neck skull", 0.0, 0.0),
+        ("gout and gout and gout and gout and gout and gout", 0.0, 0.0),
+        (" ".join(f"{FIELD} w{n} x{n} of y{n}" for n in range(3)), 0.8, 0.1),
+        (" of ".join(f"word{n}" for n in range(23)), 0.3, 0.0),
+        ("we took one hundred adults with gout to a quiet place", 0.0, 0.0),
+        ("the drug melanolix", 0.0, 0.0),
+    ],
+)
+def test_how_much_a_field_says(text: str, most: float, least: float):
+    source = "In this study we took one hundred adults with gout to a quiet place for a week."
+    said = fields_substance({"population": text, "intervention": "drug melanolix"}, [source])["population"]
+    assert least - 1e-9 <= said <= most + 1e-9
+
+
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_removing_a_verbatim_quote_never_raises_groundedness(data: st.DataObject):
@@ -337,7 +446,8 @@ def test_every_outcome_answers_to_its_other_name_and_to_no_other_outcome():
         assert topic_match(f"{one.name} at 12 weeks", one.synonym) >= 0.9
         for other in ENDPOINTS:
             if other is not one:
-                assert topic_match(one.name, other.name) < 0.3, (one.name, other.name)
+                assert topic_match(one.name, other.synonym) < 0.2, (one.name, other.synonym)
+                assert topic_match(one.synonym, other.synonym) < 0.2, (one.synonym, other.synonym)
 
 
 def test_the_focus_is_what_the_other_fields_leave_of_the_goal():

@@ -249,7 +249,8 @@ def length_score(text: str) -> float:
 def novelty(case: Case) -> float:
     """How far the protocol goes beyond what the sources report, while staying with the goal.
 
-    Relevance is how well the outcome names the goal's focus (at least 0.3 of the term survives a loose match).
+    Relevance is how well the outcome names the goal's focus; a loose match leaves 0.3 of the score, none leaves 0. New
+    words are looked for in all fields but analysis and safeguards, where boilerplate is right.
     """
     stated = " ".join(case.fields.values())
     source = " ".join(case.sources).lower()
@@ -258,10 +259,11 @@ def novelty(case: Case) -> float:
     extensions = sum(
         any(found[0].lower() not in source for found in pattern.finditer(stated)) for pattern in BEYOND.values()
     )
-    fresh = 1.0 - share(content_words(f"{source} {case.goal}"), content_words(stated))
+    plan = " ".join(text for name, text in case.fields.items() if name not in ("analysis", "safeguards"))
+    fresh = 1.0 - share(content_words(f"{source} {case.goal}"), content_words(plan))
     relevance = topic_match(case.fields["outcome"], case.focus)
     return (0.3 * (relevance > 0) + 0.7 * relevance) * (
-        0.3 * (1.0 - copied) + 0.45 * (0.0, 0.6, 0.85, 1.0)[min(extensions, 3)] + 0.25 * ramp(fresh, 0.0, 0.4)
+        0.3 * (1.0 - copied) + 0.45 * (0.0, 0.6, 0.85, 1.0)[min(extensions, 3)] + 0.25 * ramp(fresh, 0.0, 0.5)
     )
 
 

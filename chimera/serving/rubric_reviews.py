@@ -119,7 +119,7 @@ def safety_review(payload: Mapping[str, Any]) -> dict[str, Any]:
         found.append(("MAJOR", "no consent, no monitoring and no stopping rule among the safeguards"))
     elif len(named) == 1:
         found.append(("MINOR", "safeguards name only one of consent, monitoring and stopping rules"))
-    severe = SEVERE.search(fields["population"]) or SEVERE.search(goal)
+    severe = SEVERE.search(goal if is_vague(fields["population"]) else fields["population"])
     withheld = WITHHOLDING.search(fields["comparator"])
     cared_for = RESCUE.search(" ".join(fields[name] for name in ("design", "intervention", "comparator", "safeguards")))
     if severe and withheld and not cared_for:
