@@ -152,6 +152,34 @@ def test_given_evidence_is_in_the_prompt_and_listed_as_a_source(answers, abstrac
     assert f"“{QUOTE}” [question]" in out
 
 
+def test_the_runs_seed_is_used_nothing_is_hidden_and_connections_are_closed(answers, abstract, monkeypatch):
+    import agents.tools
+    from chimera.serving.client import HttpModel
+
+    build, close, options, closed = agents.tools.build_toolbox, HttpModel.aclose, [], []
+
+    async def aclose(self):
+        closed.append(self)
+        await close(self)
+
+    def build_toolbox(*arguments, **keywords):
+        options.append(keywords)
+        return build(*arguments, **keywords)
+
+    monkeypatch.setattr(HttpModel, "aclose", aclose)
+    monkeypatch.setattr(agents.tools, "build_toolbox", build_toolbox)
+    seeds = []
+    for seed in (3, 3, 4):
+        with FakeServer(answers) as server:
+            ask(QUESTION, "--context", abstract, f"seed={seed}", *server.overrides)
+            seeds.append({body["seed"] for body in server.bodies if "seed" in body})
+    assert len(seeds[0]) == 12, "three juniors call a tool and answer, six other roles answer"
+    assert seeds[0] == seeds[1]
+    assert not seeds[0] & seeds[2]
+    assert options == [{"block_source": False}] * 3
+    assert len(closed) == 3
+
+
 def test_without_an_abstract_the_data_is_searched_and_invented_quotes_are_named(answers, capsys):
     with FakeServer(answers) as server:
         ask(QUESTION, *server.overrides)

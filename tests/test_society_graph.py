@@ -15,7 +15,7 @@ from agents.context import Choice, RunContext, SupervisorChoice
 from agents.graph import build_graph, step_limit
 from agents.nodes import DESKS, role_node
 from agents.prompting import payload_of
-from agents.record import ModelCall, no_observer, no_operation
+from agents.record import ModelCall, ToolUse, no_observer, no_operation
 from agents.roles import JUNIORS, ROLES
 from agents.sources import sources_seen
 from agents.state import ResearchState
@@ -110,6 +110,11 @@ async def test_the_supervisor_joins_once_whatever_the_juniors_tool_calls(society
         answered = [message["tool_call_id"] for message in last if message["role"] == "tool"]
         assert answered == [call["id"] for message in last for call in message.get("tool_calls", ())]
         assert len(answered) == count
+
+
+def test_the_join_waits_for_all_juniors_by_its_own_edge():
+    """Today each junior is one step, so three single edges would join once too; with a longer branch they would not."""
+    assert build_graph(SocietyConfig()).builder.waiting_edges == {(JUNIORS, "Supervisor")}
 
 
 async def test_juniors_work_at_the_same_time(society_kit):
@@ -242,6 +247,16 @@ async def test_revisions_stop_at_the_caps_and_the_run_fits_the_step_limit(societ
         await society_kit.make(society_kit.Model(SafetyOfficer=[CRITICAL] * 99), **caps).run(society_kit.brief)
 
 
+@pytest.mark.parametrize(("major", "total", "expected"), [(2, 9, 2), (9, 3, 3), (0, 9, 0)])
+async def test_major_revisions_stop_at_their_cap_and_at_the_total(society_kit, major, total, expected):
+    model = society_kit.Model(PeerReviewer=[MAJOR] * 99)
+    caps = {"max_critical_revisions": 9, "max_major_revisions": major, "max_revisions": total}
+    state = await society_kit.make(model, **caps).run(society_kit.brief)
+    assert (state["major_revisions"], state["critical_revisions"]) == (expected, 0)
+    assert state["turn_count"] == 9 + 3 * expected
+    assert state["final_decision"] == "GO", "only CRITICAL is a veto"
+
+
 @pytest.mark.parametrize("reviewer", ["PeerReviewer", "SafetyOfficer"])
 @pytest.mark.parametrize("decision", ["GO", "NO-GO", "UNDECIDED"])
 async def test_an_unresolved_critical_review_never_gets_go(society_kit, reviewer, decision):
@@ -350,6 +365,8 @@ async def test_a_role_is_tried_again_after_a_retriable_model_error(society_kit):
         (2, 1, None),
         (2, 2, None),
     ]
+    uses = [record for record in records if isinstance(record, ToolUse)]
+    assert [(use.attempt, use.step) for use in uses] == [(1, 1), (2, 1)]
     seeds = [request.seed for request in model.of("Geneticist")]
     assert seeds[:2] == seeds[2:]
 

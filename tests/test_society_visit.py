@@ -179,7 +179,8 @@ async def test_what_is_no_answer_is_asked_again(society_kit, text):
     model = society_kit.Model(Supervisor=[text])
     state = await society_kit.make(model).run(society_kit.brief)
     assert state["selected_hypothesis"]["author"] == society_kit.answers["Supervisor"]["choice"]
-    assert len(model.of("Supervisor")) == 2
+    _, repair = model.of("Supervisor")
+    assert all(isinstance(message["content"], str) for message in repair.messages), "servers refuse null content"
 
 
 async def test_a_markdown_fence_around_the_answer_is_no_error(society_kit):
@@ -293,6 +294,10 @@ async def test_seeds_depend_on_run_role_visit_and_step_only(society_kit):
 
     first, again, other, none = [await seeds(seed) for seed in (1, 1, 2, None)]
     assert first == again
+    streamed = scripted()
+    async for _ in society_kit.make(streamed).stream(society_kit.brief, 1):
+        pass
+    assert {role: [request.seed for request in streamed.of(role)] for role in ROLES} == first
     flat = [seed for role in first.values() for seed in role]
     assert len(set(flat)) == len(flat) == 13
     assert not set(flat) & {seed for role in other.values() for seed in role}
