@@ -6,10 +6,9 @@ Everything here is shared memory to them; `gc.freeze` keeps the collector from t
 import gc
 
 import agentlightning  # noqa: F401  imported for its side effect: loaded modules
-import langgraph.graph  # noqa: F401  as above
 import openai  # noqa: F401  as above
 
-import training.gateway
+import training.gateway  # noqa: F401  as above; training.runner brings LangGraph with it
 import training.runner  # noqa: F401  as above
 
 gc.collect()
