@@ -247,3 +247,105 @@ def serving_model(tmp_path_factory):
         return folders[key]
 
     return make
+
+
+# --- rollouts: a scripted OpenAI server
+
+
+class ScriptedOpenAI:
+    """Answers every role over HTTP. `hooks` are asked first, in order: a hook takes the request and gives None (not
+    mine), an answer (dict), raw text (str), or (status, message) for an error. Every request is kept in `requests`."""
+
+    def __init__(self) -> None:
+        self.hooks: list[Any] = []
+        self.requests: list[dict[str, Any]] = []
+        self.tokens: dict[str, tuple[list[int], list[int]]] = {}
+        self.url = ""
+
+    @staticmethod
+    def goal(request):
+        return json.loads(request["messages"][1]["content"])["goal"]
+
+    @staticmethod
+    def role(request):
+        return request["messages"][0]["content"].partition(".")[0].removeprefix("You are the ")
+
+    async def answer(self, request):
+        self.requests.append(request)
+        found = None
+        for hook in self.hooks:
+            found = found if found is not None else hook(request)
+        if asyncio.iscoroutine(found):
+            found = await found
+        if isinstance(found, tuple):
+            return found
+        if found is None and request.get("tools") and request["messages"][-1]["role"] == "user":
+            found = [("literature_search", {"query": self.goal(request)})]
+        elif found is None:
+            found = self.standard(request)
+        completion = society_completion(found)
+        number = len(self.tokens)
+        name = f"scripted-{number}"
+        self.tokens[name] = ([1000 + number, 7, 8], [2000 + number, 9])
+        prompt_ids, response_ids = self.tokens[name]
+        message = {"tool_calls": None, **completion.message}
+        choice = {
+            "index": 0,
+            "message": message,
+            "token_ids": response_ids,
+            "finish_reason": "tool_calls" if completion.tool_calls else "stop",
+        }
+        return 200, {
+            "id": name,
+            "object": "chat.completion",
+            "created": 1,
+            "model": request["model"],
+            "weights_version": f"weights-of-{request['model']}",
+            "prompt_token_ids": prompt_ids,
+            "choices": [choice],
+            "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+        }
+
+    def standard(self, request):
+        schema = request["response_format"]["json_schema"]["name"]
+        if schema == "Judgement":
+            criteria = ("novelty", "feasibility", "impact", "clarity", "groundedness", "efficiency")
+            return dict.fromkeys(criteria, 0.5)
+        if schema == "Hypothesis" and request["messages"][-1]["role"] == "tool":
+            text = json.loads(request["messages"][-1]["content"])["results"][0]["text"]
+            return {**HYPOTHESIS, "evidence": [text[:60]]}
+        return SOCIETY_ANSWERS[self.role(request)]
+
+
+@pytest.fixture(scope="module")
+def scripted_openai():
+    """A running `ScriptedOpenAI`; its `url` ends in /v1."""
+    import threading
+
+    import uvicorn
+    from fastapi import FastAPI, Request
+    from fastapi.responses import JSONResponse
+
+    scripted, app, ready = ScriptedOpenAI(), FastAPI(), threading.Event()
+
+    async def chat(request: Request):
+        status, body = await scripted.answer(await request.json())
+        return JSONResponse(body if status == 200 else {"error": {"message": body}}, status_code=status)
+
+    app.post("/v1/chat/completions")(chat)
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
+
+    async def serve():
+        task = asyncio.create_task(server.serve())
+        while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
+            await asyncio.sleep(0.01)
+        ready.set()
+        await task
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread.start()
+    ready.wait(30)
+    scripted.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
+    yield scripted
+    server.force_exit = server.should_exit = True
+    thread.join(10)

@@ -40,7 +40,7 @@ def main() -> int:
     try:
         service = Service(models, serving)
     except ChimeraError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        print(error, file=sys.stderr, flush=True)
         return error.exit_code
     config = uvicorn.Config(
         create_app(service, settings["api_key"]),

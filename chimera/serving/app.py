@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import HTTPException
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from chimera.serving.protocol import ApiError, BadRequest, NotFound, Unauthorized, parse_request
 from chimera.serving.service import Service

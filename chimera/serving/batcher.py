@@ -19,6 +19,7 @@ from torch import Tensor
 
 from chimera.serving.engine import Engine
 from chimera.serving.grammar import allowed_tokens
+from chimera.serving.protocol import Unavailable
 from chimera.serving.rows import RowTable
 from chimera.serving.sampling import choose
 
@@ -119,9 +120,9 @@ class Lane:
         """Admit what fits, then produce one token for every running job."""
         while self.waiting and len(self._live) < self.slots:
             job = self.waiting.popleft()
-            if not job.done.cancelled():
+            if not _given_up(job):
                 self._admit(job, counters)
-        for row in [row for row, job in self._live.items() if job.done.cancelled()]:
+        for row in [row for row, job in self._live.items() if _given_up(job)]:
             self._release(row)
         if self._live:
             self._sample(counters)
@@ -232,6 +233,11 @@ class Lane:
         counters.decode_steps += 1
 
 
+def _given_up(job: Job) -> bool:
+    """Whether its client cancelled `job`; tells those who wait for the job's end that it has come."""
+    return job.done.cancelled() and not job.done.set_running_or_notify_cancel()
+
+
 def _cut(job: Job, seen: int) -> bool:
     """Cut the text before the first stop string that the bytes after `seen` completed; whether there was one."""
     found = [job.text.find(stop, max(0, seen - len(stop) + 1)) for stop in job.stops]
@@ -257,7 +263,7 @@ class Batcher:
         return job.done
 
     def close(self) -> None:
-        """Stop the thread after its current step; unfinished jobs are cancelled."""
+        """Stop the thread after its current step; unfinished jobs end with `Unavailable`."""
         self._inbox.put(None)
         self._thread.join()
 
@@ -274,8 +280,12 @@ class Batcher:
                         logger.exception("a batch failed")
                         lane.fail(error)
                 busy = [lane for lane in busy if lane.busy]
+        while not self._inbox.empty():
+            if item := self._inbox.get():
+                item[0].waiting.append(item[1])
+                busy.append(item[0])
         for lane in busy:
-            lane.fail(RuntimeError("the server is shutting down"))
+            lane.fail(Unavailable("the server is shutting down"))
 
     def _receive(self, busy: list[Lane]) -> bool:
         """Move arrived jobs to their lanes, waiting for one if there is nothing to do; False to stop."""

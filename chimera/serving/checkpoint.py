@@ -103,7 +103,7 @@ def load_checkpoint(path: str) -> Checkpoint:
         )
     tokenizer_settings = _read_json(folder / "tokenizer_config.json", optional=True)
     return Checkpoint(
-        name="nano" if path == "nano" else folder.name,
+        name=path if folder == NANO else path.rstrip("/").rpartition("/")[-1],
         folder=folder,
         shape=shape,
         weights=load_weights(folder, shape),

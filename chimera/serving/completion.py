@@ -111,7 +111,7 @@ def make_response(
 def _choice(request: ChatRequest, text: TextSide, index: int, answer: Answer) -> dict[str, Any]:
     offered = bool(request.tools) and request.tool_choice != "none"
     parsed = parse_answer(answer.text, tools_offered=offered)
-    message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
     if parsed.calls:
         message["tool_calls"] = [
             {

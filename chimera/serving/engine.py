@@ -42,10 +42,10 @@ class Engine:
         self._head = self._embed if shape.tied else weights["lm_head.weight"].contiguous()
         frequencies = 1.0 / shape.rope_theta ** (torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
         angles = torch.outer(torch.arange(context + 1).float(), frequencies)
-        angles = torch.cat([angles, angles], -1)
-        self._cos, self._sin = angles.cos(), angles.sin()
-        size = (shape.layers, rows, shape.kv_heads, context + 1, shape.head_dim)
-        self._keys, self._values = torch.zeros(size), torch.zeros(size)
+        cos, sin = angles.cos(), angles.sin()
+        # Rotation is x * cos + swapped_halves(x) * sin with the sign of the first half's sine turned.
+        self._cos, self._sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+        self._cache = torch.zeros(shape.layers, rows, 2 * shape.kv_heads, context + 1, shape.head_dim)
 
     @property
     def idle_position(self) -> int:
@@ -61,19 +61,16 @@ class Engine:
         shape, n = self.shape, len(tokens)
         heads, kv, dim = shape.heads, shape.kv_heads, shape.head_dim
         groups, end = heads // kv, start + n
-        cos, sin = self._cos[start:end], self._sin[start:end]
+        cos, sin = self._cos[start:end, None], self._sin[start:end, None]
         later = torch.ones(n, end, dtype=torch.bool).triu(start + 1)
         mask = torch.zeros(n, end).masked_fill_(later, float("-inf")).repeat(groups, 1)
         x = functional.embedding(tokens, self._embed)
-        for index, layer in enumerate(self._layers):
-            q, k, v = self._project(x, layer, n)
-            keys, values = self._keys[index, row], self._values[index, row]
-            keys[:, start:end] = _rotate(k.transpose(0, 1), cos, sin)
-            values[:, start:end] = v.transpose(0, 1)
-            q = _rotate(q.transpose(0, 1), cos, sin).reshape(1, kv, groups * n, dim)
-            mixed = functional.scaled_dot_product_attention(
-                q, keys[None, :, :end], values[None, :, :end], attn_mask=mask
-            )
+        for cache, layer in zip(self._cache[:, row], self._layers, strict=True):
+            projected = self._project(x, layer, cos, sin)
+            cache[:, start:end] = projected[:, heads:].transpose(0, 1)
+            q = projected[:, :heads].transpose(0, 1).reshape(1, kv, groups * n, dim)
+            keys, values = cache[None, :kv, :end], cache[None, kv:, :end]
+            mixed = functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
             x = self._finish(x, mixed.view(heads, n, dim).transpose(0, 1).reshape(n, heads * dim), layer)
         return functional.linear(self._normed(x[-1:], self._norm), self._head)[0]
 
@@ -93,33 +90,32 @@ class Engine:
         mask = torch.zeros(batch, columns).masked_fill_(later, float("-inf"))[:, None, None]
         every = torch.arange(batch)
         x = functional.embedding(tokens, self._embed)
-        for index, layer in enumerate(self._layers):
-            q, k, v = self._project(x, layer, batch)
-            keys, values = self._keys[index], self._values[index]
-            keys[every, :, positions] = _rotate(k, cos, sin)
-            values[every, :, positions] = v
-            q = _rotate(q, cos, sin).view(batch, kv, heads // kv, dim)
-            mixed = functional.scaled_dot_product_attention(
-                q, keys[:batch, :, :columns], values[:batch, :, :columns], attn_mask=mask
-            )
+        for cache, layer in zip(self._cache, self._layers, strict=True):
+            projected = self._project(x, layer, cos, sin)
+            cache[every, :, positions] = projected[:, heads:]
+            q = projected[:, :heads].reshape(batch, kv, heads // kv, dim)
+            keys, values = cache[:batch, :kv, :columns], cache[:batch, kv:, :columns]
+            mixed = functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
             x = self._finish(x, mixed.reshape(batch, heads * dim), layer)
         return functional.linear(self._normed(x, self._norm), self._head)
 
     @torch.inference_mode()
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` cached positions of one row to another."""
-        self._keys[:, target, :, :length] = self._keys[:, source, :, :length]
-        self._values[:, target, :, :length] = self._values[:, source, :, :length]
+        self._cache[:, target, :, :length] = self._cache[:, source, :, :length]
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(x, (self.shape.hidden,), weight, self.shape.norm_eps)
+        return torch.rms_norm(x, (self.shape.hidden,), weight, self.shape.norm_eps)
 
-    def _project(self, x: Tensor, layer: _Layer, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, layer: _Layer, cos: Tensor, sin: Tensor) -> Tensor:
+        """Queries, keys and values (n, H + 2K, D) of x (n, hidden), the first two rotated to their positions."""
         shape = self.shape
         fused = functional.linear(self._normed(x, layer.norm), layer.qkv, layer.qkv_bias)
-        fused = fused.view(n, shape.heads + 2 * shape.kv_heads, shape.head_dim)
-        q, k, v = fused.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
-        return q, k, v
+        fused = fused.view(len(x), shape.heads + 2 * shape.kv_heads, shape.head_dim)
+        turned = fused[:, : shape.heads + shape.kv_heads]
+        first, second = turned.chunk(2, -1)
+        turned.copy_(torch.addcmul(turned * cos, torch.cat([second, first], -1), sin))
+        return fused
 
     def _finish(self, x: Tensor, mixed: Tensor, layer: _Layer) -> Tensor:
         x = x + functional.linear(mixed, layer.out)
@@ -145,9 +141,3 @@ def _fuse(weights: dict[str, Tensor], index: int) -> _Layer:
         gate_up=torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")]),
         down=get("mlp.down_proj.weight"),
     )
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding in the Hugging Face layout (halves, not interleaved pairs)."""
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin

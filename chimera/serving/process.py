@@ -21,6 +21,7 @@ import httpx
 
 from chimera.config import ModelConfig, ModelsConfig, ServingConfig
 from chimera.errors import ConfigError, ModelError
+from chimera.serving.checkpoint import locate
 from chimera.serving.client import Endpoint
 
 START_TIMEOUT_S = 120.0
@@ -79,7 +80,7 @@ def serve(
         log_file: the server process appends its output here.
 
     Raises:
-        ConfigError: an endpoint lacks its address, model name or key.
+        ConfigError: an endpoint lacks its address, model name or key, or a model's folder cannot be used.
         ModelError: the server process did not start; the message ends with its last log lines.
     """
     configured: dict[str, ModelConfig] = {key: getattr(models, key) for key in ModelsConfig.model_fields}
@@ -88,6 +89,9 @@ def serve(
     if not own:
         yield ModelServers(endpoints, None)
         return
+    for one in own.values():
+        if one.kind == "embedded":
+            locate(one.path)  # A download takes its time here, not out of the server's time to start.
     server = ServerProcess(own, serving, log_file)
     try:
         server.wait_until_ready()
@@ -134,7 +138,8 @@ class ServerProcess:
         """Return when the server answers.
 
         Raises:
-            ModelError: it ended, or did not answer in time; with its last log lines.
+            ConfigError: a model's folder cannot be used.
+        ModelError: it ended, or did not answer in time; with its last log lines.
         """
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
@@ -142,10 +147,13 @@ class ServerProcess:
                 httpx.get(f"{self.url}/health", timeout=2.0, trust_env=False).raise_for_status()
                 return
             except httpx.HTTPError:
-                if self._process.poll() is not None:
+                code = self._process.poll()
+                if code == ConfigError.exit_code:
+                    raise ConfigError(self._log_tail().splitlines()[-1]) from None
+                if code is not None:
                     raise ModelError(
-                        f"the model server ended with code {self._process.returncode} while starting. Its last log "
-                        f"lines ({self._log_file}):\n{self._log_tail()}"
+                        f"the model server ended with code {code} while starting. Its last log lines "
+                        f"({self._log_file}):\n{self._log_tail()}"
                     ) from None
         raise ModelError(
             f"the model server did not answer within {START_TIMEOUT_S:g} s. Its last log lines ({self._log_file}):\n"

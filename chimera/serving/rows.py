@@ -50,8 +50,8 @@ class RowTable:
         """Choose a decode row outside `live` for `prompt` and update the histories as if the plan were carried out.
 
         The row with the longest common prefix is taken where it stands if that does not lengthen the decode
-        batch; otherwise the prefix is copied to the lowest free row, so that batches stay short. What a taken row held
-        moves to the least recently used spare row.
+        batch; otherwise the prefix is copied to the lowest free row, so that batches stay short. What a taken row
+        held beyond that prefix moves to the least recently used spare row.
         """
         wanted = np.asarray(prompt, np.int32)
         best, reused = self._longest(wanted)
@@ -60,7 +60,8 @@ class RowTable:
         in_place = best in free and (best < top or best == free[0])
         row = best if in_place and reused else free[0]
         copy_from = best if reused and row != best else None
-        stash_to = None if row == best else self._stash(row, keep=copy_from)
+        stays = reused if row == best else 0
+        stash_to = self._stash(copy_from) if len(self._history[row]) - stays >= MIN_REUSE else None
         if stash_to is not None:
             self._history[stash_to], self._used[stash_to] = self._history[row], self._used[row]
         if copy_from is not None:
@@ -81,9 +82,7 @@ class RowTable:
                 best, length = row, common
         return (best, length) if best >= 0 else (-1, 0)
 
-    def _stash(self, row: int, keep: int | None) -> int | None:
-        """The spare row, other than `keep`, to overwrite with `row`'s history, if that is worth anything."""
+    def _stash(self, keep: int | None) -> int | None:
+        """The least recently used spare row other than `keep`, None if there is none."""
         spares = [spare for spare in range(self.slots, len(self._history)) if spare != keep]
-        if not spares or len(self._history[row]) < MIN_REUSE:
-            return None
-        return min(spares, key=self._used.__getitem__)
+        return min(spares, key=self._used.__getitem__, default=None)

@@ -209,7 +209,7 @@ def _grade(request: ChatRequest) -> dict[str, Any]:
     for index in range(request.n or 1):
         choice: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": content, "refusal": None},
+            "message": {"role": "assistant", "content": content},
             "finish_reason": "stop",
             "logprobs": None,
         }

@@ -1,0 +1,522 @@
+"""The chat API over the application itself (no sockets): answers, constraints, errors, weight changes."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types.chat import ChatCompletion
+
+from agents.prompting import opening, response_format, schema_format
+from agents.roles import ROLES
+from chimera.config import ModelConfig, ServingConfig
+from chimera.serving.app import create_app
+from chimera.serving.service import Service
+
+KEY = "right-key"
+CONTEXT = 1200
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "literature_search",
+        "parameters": {
+            "type": "object",
+            "properties": {"query": {"type": "string", "maxLength": 8}},
+            "required": ["query"],
+            "additionalProperties": False,
+        },
+    },
+}
+OTHER = {"type": "function", "function": {"name": "other_tool", "parameters": {"type": "object", "properties": {}}}}
+QUESTION = [{"role": "user", "content": "the rate?"}]
+LONG = schema_format("Long", {"type": "string", "minLength": 400, "maxLength": 500})
+
+
+@pytest.fixture(scope="module")
+def service(serving_model):
+    one, two = (ModelConfig(path=str(serving_model(seed=seed))) for seed in (0, 1))
+    models = {"junior": one, "supervisor": one, "senior": one, "other": two, "board": ModelConfig(kind="rubric")}
+    service = Service(models, ServingConfig(slots=4, context_length=CONTEXT))
+    yield service
+    service.close()
+
+
+@pytest.fixture
+async def client(service):
+    transport = httpx.ASGITransport(create_app(service, KEY), raise_app_exceptions=False)
+    headers = {"Authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://server", headers=headers) as client:
+        yield client
+
+
+async def chat(client, **fields):
+    body = {"model": "junior", "messages": QUESTION, "max_tokens": 20, "seed": 1} | fields
+    response = await client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    ChatCompletion.model_validate(response.json(), strict=False)
+    return response.json()
+
+
+def tokens_of(answer):
+    return [choice["token_ids"] for choice in answer["choices"]]
+
+
+# --- answers
+
+
+async def test_an_answer_has_openais_form_and_vllms_token_ids(client):
+    answer = await chat(client, return_token_ids=True)
+    assert answer["object"] == "chat.completion"
+    assert answer["model"] == "junior"
+    usage, choice = answer["usage"], answer["choices"][0]
+    assert usage["prompt_tokens"] == len(answer["prompt_token_ids"])
+    assert usage["completion_tokens"] == len(choice["token_ids"])
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert answer["weights_version"] == answer["system_fingerprint"]
+    plain = await chat(client)
+    assert "prompt_token_ids" not in plain
+    assert "token_ids" not in plain["choices"][0]
+    assert plain["id"] != answer["id"]
+
+
+async def test_all_n_samples_come_and_are_reproducible(client):
+    first = await chat(client, n=6, return_token_ids=True)
+    assert [choice["index"] for choice in first["choices"]] == list(range(6))
+    assert len({tuple(tokens) for tokens in tokens_of(first)}) > 1
+    assert first["usage"]["completion_tokens"] == sum(map(len, tokens_of(first)))
+    assert tokens_of(await chat(client, n=6, return_token_ids=True)) == tokens_of(first)
+    assert tokens_of(await chat(client, n=2, return_token_ids=True)) == tokens_of(first)[:2]
+    assert tokens_of(await chat(client, n=6, seed=2, return_token_ids=True)) != tokens_of(first)
+    unseeded = [await chat(client, seed=None, return_token_ids=True) for _ in range(4)]
+    assert len({tuple(tokens_of(answer)[0]) for answer in unseeded}) > 1
+
+
+async def test_temperature_zero_and_tiny_top_p_are_greedy(client):
+    greedy = await chat(client, temperature=0, return_token_ids=True)
+    narrow = await chat(client, top_p=1e-6, return_token_ids=True, seed=9)
+    hot = await chat(client, temperature=1.5, return_token_ids=True, seed=9)
+    assert tokens_of(greedy) == tokens_of(narrow) != tokens_of(hot)
+
+
+async def test_the_limit_ends_an_answer(client):
+    answer = await chat(client, max_tokens=3, response_format=LONG, return_token_ids=True)
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert len(tokens_of(answer)[0]) == 3
+    both = await chat(client, max_tokens=7, max_completion_tokens=2, response_format=LONG)
+    assert both["usage"]["completion_tokens"] == 2
+
+
+async def test_a_stop_string_ends_an_answer_and_is_left_out(client):
+    free = await chat(client, temperature=0, response_format=LONG, max_tokens=40, return_token_ids=True)
+    text = free["choices"][0]["message"]["content"]
+    stop = text[5:8]
+    answer = await chat(
+        client, temperature=0, response_format=LONG, max_tokens=40, stop=["never in it", stop], return_token_ids=True
+    )
+    choice = answer["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["content"] == text[: text.index(stop)]
+    assert choice["token_ids"] == tokens_of(free)[0][: len(choice["token_ids"])]
+    assert len(choice["token_ids"]) < 40
+
+
+async def test_log_probs_of_model_and_of_the_sampled_distribution(client):
+    answer = await chat(
+        client, logprobs=True, top_logprobs=2, return_token_ids=True, response_format=LONG, temperature=0.5
+    )
+    choice = answer["choices"][0]
+    content, sampled = choice["logprobs"]["content"], choice["sampled_logprobs"]
+    assert len(content) == len(sampled) == len(choice["token_ids"])
+    assert bytes(byte for one in content for byte in one["bytes"]).decode() == choice["message"]["content"]
+    for one in content:
+        first, second = one["top_logprobs"]
+        assert first["logprob"] >= second["logprob"]
+        assert first["logprob"] >= one["logprob"]
+    assert sampled != pytest.approx([one["logprob"] for one in content], abs=1e-3)
+    called = await chat(client, logprobs=True, tools=[TOOL], tool_choice="required", max_tokens=1)
+    (only,) = called["choices"][0]["logprobs"]["content"]
+    assert only["token"] == "<tool_call>"
+    assert only["logprob"] < -0.1
+    assert called["choices"][0]["sampled_logprobs"] == [pytest.approx(0, abs=1e-6)]
+
+
+async def test_an_answer_ends_with_the_end_token_but_its_text_does_not(client):
+    form = schema_format("Tiny", {"enum": ["yes"]})
+    choice = (await chat(client, response_format=form, return_token_ids=True))["choices"][0]
+    assert choice["message"]["content"] == '"yes"'
+    assert choice["finish_reason"] == "stop"
+    assert choice["token_ids"][-1] == 1
+
+
+async def test_many_requests_at_once_each_get_their_own_answer(client):
+    async def one(index):
+        return await chat(
+            client, messages=[{"role": "user", "content": f"{index}" * (index + 1)}], seed=index, n=1 + index % 3
+        )
+
+    alone = [await one(index) for index in range(12)]
+    crowd = await asyncio.gather(*[one(index) for index in range(12)])
+    assert [[c["message"] for c in a["choices"]] for a in crowd] == [
+        [c["message"] for c in a["choices"]] for a in alone
+    ]
+
+
+# --- constrained answers
+
+
+@pytest.mark.parametrize("role", ROLES.values(), ids=ROLES)
+async def test_every_role_gets_answers_of_its_schema_from_random_weights(client, role):
+    messages = [{"role": "user", "content": role.name}]
+    answer = await chat(client, messages=messages, response_format=response_format(role), n=8, max_tokens=None)
+    finished = [one["message"]["content"] for one in answer["choices"] if one["finish_reason"] == "stop"]
+    assert len(finished) >= 4
+    for content in finished:
+        role.schema.model_validate_json(content)
+        assert json.dumps(json.loads(content), ensure_ascii=False, separators=(",", ":")).count('":') == content.count(
+            '":'
+        )
+
+
+def schemas():
+    leaves = st.one_of(
+        st.just({"type": "boolean"}),
+        st.builds(
+            lambda low, more: {"type": "integer", "minimum": low, "maximum": low + more},
+            st.integers(-50, 50),
+            st.integers(0, 99),
+        ),
+        st.builds(lambda size: {"type": "string", "maxLength": size}, st.integers(0, 6)),
+        st.builds(
+            lambda words: {"enum": words},
+            st.lists(st.sampled_from(["yes", "no", 'q"', "é", "{"]), min_size=1, unique=True),
+        ),
+    )
+
+    def nest(inner):
+        arrays = st.builds(
+            lambda items, low: {"type": "array", "items": items, "minItems": low, "maxItems": low + 1},
+            inner,
+            st.integers(0, 2),
+        )
+        names = st.lists(st.sampled_from(["a", "b c", "ü", "x_1"]), min_size=1, max_size=3, unique=True)
+        objects = st.builds(
+            lambda keys, value: {
+                "type": "object",
+                "properties": dict.fromkeys(keys, value),
+                "required": keys,
+                "additionalProperties": False,
+            },
+            names,
+            inner,
+        )
+        return st.one_of(arrays, objects)
+
+    return st.recursive(leaves, nest, max_leaves=4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(schema=schemas(), seed=st.integers(0, 2**40), temperature=st.sampled_from([0.0, 0.7, 2.0]))
+def test_any_schema_is_obeyed(service, schema, seed, temperature):
+    import jsonschema
+
+    from chimera.serving.protocol import parse_request
+
+    body = {"model": "junior", "messages": QUESTION, "response_format": schema_format("Any", schema)}
+    answer = asyncio.run(service.complete(parse_request(body | {"seed": seed, "temperature": temperature})))
+    choice = answer["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    jsonschema.validate(json.loads(choice["message"]["content"]), schema)
+
+
+async def test_json_object_mode_gives_an_object(client):
+    answer = await chat(client, response_format={"type": "json_object"}, n=4, max_tokens=None)
+    finished = [one["message"]["content"] for one in answer["choices"] if one["finish_reason"] == "stop"]
+    assert finished
+    assert all(isinstance(json.loads(content), dict) for content in finished)
+
+
+async def test_with_tools_and_a_schema_an_answer_is_either(client):
+    form = response_format(ROLES["Geneticist"])
+    answer = await chat(
+        client, tools=[TOOL, OTHER], response_format=form, n=24, max_tokens=None, parallel_tool_calls=False
+    )
+    kinds = {choice["finish_reason"] for choice in answer["choices"]}
+    assert {"tool_calls", "stop"} <= kinds
+    for choice in answer["choices"]:
+        message = choice["message"]
+        if choice["finish_reason"] == "tool_calls":
+            assert message["content"] is None
+            (call,) = message["tool_calls"]
+            arguments = json.loads(call["function"]["arguments"])
+            if call["function"]["name"] == "literature_search":
+                assert list(arguments) == ["query"]
+                assert len(arguments["query"]) <= 8
+            else:
+                assert call["function"]["name"] == "other_tool"
+        elif choice["finish_reason"] == "stop":
+            ROLES["Geneticist"].schema.model_validate_json(message["content"])
+    ids = [call["id"] for choice in answer["choices"] for call in choice["message"].get("tool_calls", [])]
+    assert len(set(ids)) == len(ids)
+
+
+async def test_tool_choice_is_obeyed(client):
+    many = {"tools": [TOOL, OTHER], "n": 6, "max_tokens": 60}
+    required = await chat(client, tool_choice="required", **many)
+    named = await chat(client, tool_choice={"type": "function", "function": {"name": "literature_search"}}, **many)
+    none = await chat(client, tool_choice="none", **many)
+    called = [choice for choice in required["choices"] if choice["finish_reason"] != "length"]
+    assert called
+    assert all(choice["message"]["tool_calls"] for choice in called)
+    assert {choice["finish_reason"] for choice in named["choices"]} == {"tool_calls"}
+    for choice in named["choices"]:
+        assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["literature_search"]
+    assert all("tool_calls" not in choice["message"] for choice in none["choices"])
+
+
+async def test_a_conversation_with_a_call_goes_on(client):
+    called = await chat(client, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, max_tokens=60)
+    message = called["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": '{"results":[]}'}
+    answer = await chat(client, messages=[*QUESTION, message, result], tools=[TOOL])
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= called["usage"]["prompt_tokens"]
+
+
+# --- errors
+
+
+async def test_too_long_a_prompt_is_refused_with_both_numbers(client):
+    response = await client.post(
+        "/v1/chat/completions", json={"model": "junior", "messages": [{"role": "user", "content": "x1" * CONTEXT}]}
+    )
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert error["code"] == "context_length_exceeded"
+    assert f"context length is {CONTEXT}" in error["message"]
+    assert "the prompt has 24" in error["message"]
+
+
+async def test_the_longest_prompt_that_fits_gets_exactly_one_token(client):
+    base = (await chat(client, messages=[{"role": "user", "content": ""}]))["usage"]["prompt_tokens"]
+    longest = [{"role": "user", "content": "\x00" * (CONTEXT - 1 - base)}]
+    answer = await chat(client, messages=longest, max_tokens=50)
+    assert answer["usage"]["total_tokens"] == CONTEXT
+    longer = [{"role": "user", "content": "\x00" * (CONTEXT - base)}]
+    response = await client.post("/v1/chat/completions", json={"model": "junior", "messages": longer})
+    assert response.status_code == 400
+
+
+@pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {KEY}"}])
+async def test_without_the_key_nothing_but_health_answers(service, header):
+    transport = httpx.ASGITransport(create_app(service, KEY))
+    async with httpx.AsyncClient(transport=transport, base_url="http://server", headers=header) as client:
+        for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("POST", "/admin/weights")):
+            response = await client.request(method, path, json={})
+            assert response.status_code == 401
+            assert response.json()["error"]["code"] == "invalid_api_key"
+            assert KEY not in response.text
+        assert (await client.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status", "message"),
+    [
+        ("/v1/chat/completions", {"model": "nobody", "messages": QUESTION}, 404, "unknown model 'nobody'"),
+        ("/v1/chat/completions", {"model": "junior", "messages": QUESTION, "stream": True}, 400, "stream=True"),
+        ("/v1/chat/completions", b"{", 400, "not valid JSON"),
+        ("/v1/completions", {}, 404, "POST /v1/completions"),
+        ("/admin/weights", {"model": "junior"}, 400, "the body must be"),
+        ("/admin/weights", {"model": "board", "folder": "/x"}, 404, "no embedded model 'board'"),
+        ("/admin/weights", {"model": "junior", "folder": "/nowhere"}, 400, "stay"),
+    ],
+)
+async def test_errors_come_in_openais_form(client, path, content, status, message):
+    content = content if isinstance(content, bytes) else json.dumps(content).encode()
+    response = await client.post(path, content=content)
+    assert response.status_code == status
+    assert message in response.json()["error"]["message"]
+
+
+async def test_a_schema_that_cannot_constrain_is_refused(client):
+    form = schema_format("Bad", {"type": "string", "not": {"const": "x"}, "$ref": "#/nowhere"})
+    response = await client.post(
+        "/v1/chat/completions", json={"model": "junior", "messages": QUESTION, "response_format": form}
+    )
+    assert response.status_code == 400
+    assert "cannot constrain decoding" in response.json()["error"]["message"]
+
+
+async def test_a_failing_batch_is_an_error_of_its_requests_only(service, client, monkeypatch):
+    engine = service._bindings["other"].lane.engine
+
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "decode", fail)
+        asked = {"model": "other", "messages": QUESTION, "response_format": LONG}
+        broken, fine = await asyncio.gather(client.post("/v1/chat/completions", json=asked), chat(client))
+    assert broken.status_code == 500
+    assert "out of memory" in broken.json()["error"]["message"]
+    assert fine["choices"]
+    assert (await chat(client, model="other"))["choices"]
+
+
+async def test_an_abandoned_request_leaves_the_batch(service):
+    from chimera.serving.protocol import parse_request
+
+    request = parse_request({"model": "other", "messages": QUESTION, "response_format": LONG, "n": 12})
+    task = asyncio.create_task(service.complete(request))
+    binding = service._bindings["other"]
+    await asyncio.sleep(0)
+    assert len(binding.running) == 12
+    before = service.counters()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not binding.running
+    await service.complete(parse_request({"model": "other", "messages": QUESTION, "max_tokens": 2}))
+    after = service.counters()
+    assert after["answers"] - before["answers"] == 1
+    assert after["generated_tokens"] - before["generated_tokens"] < 12 * 100
+
+
+# --- weights
+
+
+async def test_models_are_listed_with_their_weights(client):
+    listed = {entry["id"]: entry for entry in (await client.get("/v1/models")).json()["data"]}
+    assert set(listed) == {"junior", "supervisor", "senior", "other", "board"}
+    assert listed["junior"]["max_model_len"] == CONTEXT
+    assert listed["board"]["kind"] == "rubric"
+    health = (await client.get("/health")).json()
+    assert health["models"]["junior"] == listed["junior"]["weights_version"]
+    assert health["counters"]["answers"] > 0
+
+
+@pytest.fixture
+def swapping(serving_model):
+    one = ModelConfig(path=str(serving_model(seed=0)))
+    service = Service({"junior": one, "senior": one}, ServingConfig(slots=2, context_length=CONTEXT))
+    yield service
+    service.close()
+
+
+async def complete(service, **fields):
+    from chimera.serving.protocol import parse_request
+
+    body = {"model": "senior", "messages": QUESTION, "seed": 1, "return_token_ids": True, "max_tokens": 15}
+    return await service.complete(parse_request(body | fields))
+
+
+async def test_models_with_one_path_share_a_batch_until_one_gets_new_weights(swapping, serving_model):
+    lanes = {key: binding.lane for key, binding in swapping._bindings.items()}
+    assert lanes["junior"] is lanes["senior"]
+    old = await complete(swapping)
+    assert await asyncio.to_thread(swapping.load_weights, "senior", serving_model(seed=1)) == "senior@1"
+    new, junior = await asyncio.gather(complete(swapping), complete(swapping, model="junior"))
+    assert new["weights_version"] == "senior@1"
+    assert junior["weights_version"] == old["weights_version"] != "senior@1"
+    assert tokens_of(junior) == tokens_of(old) != tokens_of(new)
+    assert await asyncio.to_thread(swapping.load_weights, "senior", serving_model(seed=0), "base") == "base"
+    assert tokens_of(await complete(swapping)) == tokens_of(old)
+    assert await asyncio.to_thread(swapping.load_weights, "senior", serving_model(seed=0)) == "senior@3"
+
+
+async def test_no_request_is_dropped_or_mixes_versions_while_weights_change(swapping, serving_model):
+    folders = [serving_model(seed=seed) for seed in (0, 1, 2)]
+    truth = {}
+    for number, folder in enumerate(folders):
+        version = await asyncio.to_thread(swapping.load_weights, "senior", folder, f"v{number}")
+        for seed in range(4):
+            truth[version, seed] = tokens_of(
+                await complete(swapping, seed=seed, response_format=LONG, max_tokens=60, n=2)
+            )
+    seen = []
+
+    async def keep_asking(seed):
+        for _ in range(6):
+            answer = await complete(swapping, seed=seed, response_format=LONG, max_tokens=60, n=2)
+            assert tokens_of(answer) == truth[answer["weights_version"], seed]
+            seen.append(answer["weights_version"])
+
+    async def keep_swapping():
+        for number in (0, 1, 2):
+            await asyncio.to_thread(swapping.load_weights, "senior", folders[number], f"v{number}")
+            assert (await complete(swapping, max_tokens=1))["weights_version"] == f"v{number}"
+
+    await asyncio.gather(keep_swapping(), *[keep_asking(seed) for seed in range(4)])
+    assert len(seen) == 24
+    assert seen[-1] == "v2"
+
+
+async def test_a_change_returns_when_no_old_answer_can_come_any_more(swapping, serving_model):
+    running = asyncio.create_task(complete(swapping, response_format=LONG, max_tokens=None))
+    await asyncio.sleep(0)
+    old = swapping._bindings["senior"]
+    assert old.running
+    await asyncio.to_thread(swapping.load_weights, "senior", serving_model(seed=1))
+    assert not old.running
+    assert (await running)["weights_version"] == old.version
+
+
+async def test_weights_of_another_model_are_refused_and_change_nothing(swapping, serving_model, tmp_path):
+    from chimera.serving.protocol import BadRequest
+
+    for file in serving_model().iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    tokenizer["added_tokens"][0]["content"] = "<|start|>"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(BadRequest, match=r"stay .*@0: the tokenizer .* differs"):
+        swapping.load_weights("senior", tmp_path)
+    assert (await complete(swapping))["weights_version"].endswith("@0")
+
+
+# --- rubric
+
+
+async def test_rubric_models_answer_in_the_same_form(client):
+    from chimera.serving.rubric import grade
+
+    payload = {
+        "protocol": {
+            "design": "randomised trial",
+            "population": "adults",
+            "intervention": "drug",
+            "comparator": "placebo",
+            "outcome": "rate",
+            "sample_size": 120,
+            "analysis": "log-rank test",
+            "safeguards": "monitoring board",
+            "expected": "yes",
+        },
+        "hypothesis": {"evidence": ["It fell."], "comparison": "lower", "claim": "It works", "answer": "yes"},
+        "peer_review": {"issues": [], "severity": "NONE", "verdict": "APPROVE"},
+    }
+    role = ROLES["SafetyOfficer"]
+    messages = opening(role, "Does it work?", **payload)
+    answer = await chat(
+        client, model="board", messages=messages, response_format=response_format(role), return_token_ids=True
+    )
+    assert json.loads(answer["choices"][0]["message"]["content"]) == grade(
+        "SafetyReview", json.loads(messages[1]["content"])
+    )
+    assert answer["weights_version"] == "rubric"
+    assert answer["prompt_token_ids"] == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "send one"),
+        ({"response_format": schema_format("Unknown", {"type": "object"})}, "'Unknown'"),
+        ({"response_format": response_format(ROLES["SafetyOfficer"])}, "cannot grade"),
+    ],
+)
+async def test_what_a_rubric_cannot_grade_is_refused(client, fields, message):
+    body = {"model": "board", "messages": QUESTION} | fields
+    response = await client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert message in response.json()["error"]["message"]

@@ -1,0 +1,334 @@
+"""The engine, its cache bookkeeping and the sampler, against Hugging Face and against their own definitions."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chimera.config import ModelConfig, ServingConfig
+from chimera.errors import ConfigError
+from chimera.serving.checkpoint import NANO, load_checkpoint
+from chimera.serving.protocol import parse_request
+from chimera.serving.rows import MIN_REUSE, RowTable
+from chimera.serving.sampling import choose, nucleus
+from chimera.serving.service import Service
+
+VARIANTS = [{"tied": True, "kv_heads": 2}, {"tied": False, "kv_heads": 1}, {"tied": False, "kv_heads": 4}]
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=["tied", "untied-mqa", "untied-mha"])
+def pair(request, serving_model):
+    """The same random model behind our server and in transformers."""
+    from transformers import AutoModelForCausalLM
+
+    folder = serving_model(**request.param)
+    service = Service({"junior": ModelConfig(path=str(folder))}, ServingConfig(slots=4, context_length=512))
+    yield service, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    service.close()
+
+
+def ask(service, *bodies):
+    """Answers to all bodies, asked at once."""
+
+    async def go():
+        base = {"model": "junior", "return_token_ids": True, "logprobs": True}
+        return await asyncio.gather(*[service.complete(parse_request(base | body)) for body in bodies])
+
+    return asyncio.run(go())
+
+
+def talk(text):
+    return [{"role": "system", "content": "You are the Geneticist."}, {"role": "user", "content": text}]
+
+
+def assert_greedy(model, answer, tokens):
+    prompt, eos = torch.tensor([answer["prompt_token_ids"]]), model.config.eos_token_id
+    expected = model.generate(prompt, do_sample=False, max_new_tokens=tokens, eos_token_id=eos, pad_token_id=eos)
+    assert answer["choices"][0]["token_ids"] == expected[0, prompt.shape[1] :].tolist()
+
+
+def test_greedy_answers_equal_transformers_generate(pair):
+    service, model = pair
+    texts = ["the rate", "was lower " * 20, "yes", "p=0.01 " * 35, "the rate was lower", "?"]
+    for answer in ask(service, *[{"messages": talk(text), "temperature": 0, "max_tokens": 40} for text in texts]):
+        assert_greedy(model, answer, 40)
+
+
+def test_log_probs_equal_transformers(pair):
+    service, model = pair
+    texts = ["the rate", "was lower " * 20, "the rate was higher", "was lower " * 19 + "not", "a", "b"]
+    bodies = [{"messages": talk(text), "seed": 1, "max_tokens": 30, "top_logprobs": 3} for text in texts]
+    for answer in ask(service, *bodies, *bodies):
+        prompt, generated = answer["prompt_token_ids"], answer["choices"][0]["token_ids"]
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + generated])).logits[0, len(prompt) - 1 : -1]
+        expected = torch.log_softmax(logits, -1)
+        content = answer["choices"][0]["logprobs"]["content"]
+        chosen = expected.gather(1, torch.tensor(generated)[:, None])[:, 0]
+        assert [one["logprob"] for one in content] == pytest.approx(chosen.tolist(), abs=1e-4)
+        top = expected.topk(3).values
+        assert np.array([[t["logprob"] for t in one["top_logprobs"]] for one in content]) == pytest.approx(
+            top.numpy(), abs=1e-4
+        )
+
+
+def test_a_cached_prefix_changes_no_answer(pair):
+    service, model = pair
+    for text in ("1 2 3 " * 12, "1 2 3 " * 12 + "more", "1 2 3 " * 11 + "other", "1 2 3 " * 12):
+        answer = ask(service, {"messages": talk(text), "temperature": 0, "max_tokens": 12})[0]
+        assert_greedy(model, answer, 12)
+    usage = answer["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1
+
+
+def test_a_seeded_answer_does_not_depend_on_the_batch(pair):
+    service, _ = pair
+    body = {"messages": talk("the rate"), "seed": 7, "temperature": 1.3, "top_p": 0.9, "max_tokens": 40}
+    others = [{"messages": talk(f"number {i}"), "temperature": 1.0, "max_tokens": 10 + 7 * i} for i in range(7)]
+    alone = ask(service, body)[0]
+    crowded = ask(service, *others[:3], body, *others[3:])[3]
+    assert alone["choices"][0]["token_ids"] == crowded["choices"][0]["token_ids"]
+    different = ask(service, body | {"seed": 8})[0]
+    assert alone["choices"][0]["token_ids"] != different["choices"][0]["token_ids"]
+
+
+# --- cache rows
+
+
+class Cache:
+    """What an engine's rows would hold if `RowTable`'s plans were carried out: a token list each."""
+
+    def __init__(self, slots, spares):
+        self.table = RowTable(slots, spares)
+        self.rows = [[] for _ in range(slots + spares)]
+        self.live = {}
+
+    def admit(self, prompt):
+        plan = self.table.place(prompt, self.live)
+        assert plan.row < self.table.slots
+        assert plan.row not in self.live
+        assert plan.stash_to not in self.live
+        if plan.stash_to is not None:
+            self.rows[plan.stash_to] = list(self.rows[plan.row])
+        if plan.copy_from is not None:
+            self.rows[plan.row][: plan.reused] = self.rows[plan.copy_from][: plan.reused]
+        assert self.rows[plan.row][: plan.reused] == prompt[: plan.reused]
+        assert plan.reused < len(prompt)
+        self.rows[plan.row] = list(prompt)
+        self.live[plan.row] = prompt
+        return plan
+
+    def finish(self, row, generated):
+        self.rows[row] = self.live.pop(row) + generated
+        self.table.record(row, self.rows[row])
+
+    def check(self):
+        for row, tokens in enumerate(self.rows):
+            history = self.table.history(row).tolist()
+            assert tokens[: len(history)] == history
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    slots=st.integers(1, 4),
+    spares=st.integers(0, 3),
+    moves=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(1, 20), st.booleans()), min_size=1, max_size=40
+    ),
+)
+def test_histories_always_say_what_the_rows_hold(slots, spares, moves):
+    cache = Cache(slots, spares)
+    for family, shared, own, ends in moves:
+        if len(cache.live) == slots or (ends and cache.live):
+            cache.finish(next(iter(cache.live)), [500 + own] * (own % 5))
+        cache.admit([family] * shared + [100 + own] * own)
+        cache.check()
+
+
+def test_prefixes_survive_in_spare_rows_and_batches_stay_short():
+    cache = Cache(slots=2, spares=2)
+    prompts = [[kind] * 50 for kind in (1, 2, 3, 4)]
+    for prompt in prompts[:3]:
+        assert cache.admit(prompt).row == 0
+        cache.finish(0, [9])
+    again = cache.admit([*prompts[0], 7])
+    assert (again.row, again.reused) == (0, 50)
+    following = cache.admit([*prompts[0], 7, 8])
+    assert (following.row, following.reused, following.copy_from) == (1, 51, 0)
+
+
+def test_a_prompt_seen_before_recomputes_only_its_last_token():
+    cache = Cache(slots=1, spares=0)
+    cache.admit([1] * 20)
+    cache.finish(0, [2, 3])
+    assert cache.admit([1] * 20).reused == 19
+    cache.finish(0, [])
+    assert cache.admit([1] * (MIN_REUSE - 1) + [5]).reused == 0
+
+
+# --- sampling
+
+
+def sample(logits, temperature, top_p, uniform, allowed=None):
+    return choose(
+        torch.tensor(logits),
+        torch.tensor(temperature),
+        None if top_p is None else torch.tensor(top_p),
+        torch.tensor(uniform, dtype=torch.float64),
+        None if allowed is None else torch.tensor(allowed),
+        want_log_probs=True,
+    )
+
+
+def test_tokens_come_in_the_proportions_of_their_probabilities():
+    logits = [0.3, -1.0, 2.0, 0.0]
+    uniform = (np.arange(4000) + 0.5) / 4000
+    choice = sample([logits] * 4000, [0.7] * 4000, None, uniform)
+    expected = torch.softmax(torch.tensor(logits) / 0.7, -1)
+    counted = torch.bincount(choice.tokens, minlength=4) / 4000
+    assert counted.tolist() == pytest.approx(expected.tolist(), abs=1e-3)
+    assert choice.log_probs is not None
+    assert choice.log_probs[0].exp().tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    logits=st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=12),
+    top_p=st.floats(0.01, 1),
+    uniform=st.floats(0, 1, exclude_max=True),
+    temperature=st.floats(0.1, 2),
+    data=st.data(),
+)
+def test_sampling_respects_mask_and_nucleus(logits, top_p, uniform, temperature, data):
+    allowed = data.draw(st.lists(st.booleans(), min_size=len(logits), max_size=len(logits)).filter(any))
+    choice = sample([logits] * 2, [temperature, 0.0], [top_p, top_p], [uniform] * 2, [allowed] * 2)
+    drawn, greedy = choice.tokens.tolist()
+    assert allowed[drawn]
+    assert allowed[greedy]
+    best = max(value for value, ok in zip(logits, allowed, strict=True) if ok)
+    assert logits[greedy] == best
+    masked = torch.tensor(logits).masked_fill(~torch.tensor(allowed), float("-inf"))
+    probabilities = torch.softmax(masked / temperature, -1)
+    more_likely = probabilities[probabilities > probabilities[drawn]].sum()
+    assert float(more_likely) < top_p + 1e-5
+    assert choice.log_probs is not None
+    assert float(choice.log_probs[0, drawn]) > float("-inf")
+    assert float(choice.log_probs[1, greedy]) == 0.0
+
+
+def test_nucleus_keeps_the_smallest_sufficient_set():
+    kept = nucleus(torch.tensor([[0.1, 0.5, 0.25, 0.15]] * 3), torch.tensor([0.4, 0.7, 1.0]))
+    assert kept.tolist() == pytest.approx(
+        np.array([[0, 0.5, 0, 0], [0, 0.5, 0.25, 0], [0.1, 0.5, 0.25, 0.15]]), abs=1e-6
+    )
+
+
+# --- folders that cannot be served
+
+
+def edit_config(**changes):
+    def edit(folder):
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return edit
+
+
+def remove(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def overwrite(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def edit_tokenizer_config(folder):
+    (folder / "tokenizer_config.json").write_text("{}")
+    edit_config(eos_token_id=None)(folder)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (edit_config(model_type="gpt2"), "model_type 'gpt2'.*kind: endpoint"),
+        (edit_config(rope_scaling={"rope_type": "yarn", "factor": 4.0}), "'yarn'.*kind: endpoint"),
+        (edit_config(use_sliding_window=True), "sliding-window"),
+        (edit_config(hidden_act="gelu"), "'gelu'"),
+        (edit_config(num_hidden_layers=3), r"lacks the tensor model\.layers\.2"),
+        (edit_config(hidden_size=64), "config.json says"),
+        (edit_config(vocab_size=300), r"has \d+ tokens.*only 300"),
+        (remove("config.json"), "config.json is missing"),
+        (overwrite("config.json", b"{"), "not valid JSON"),
+        (overwrite("config.json", b"[]"), "JSON object, not a list"),
+        (remove("tokenizer.json"), "no tokenizer.json"),
+        (remove("chat_template.jinja"), "no chat template"),
+        (remove("model.safetensors"), "no \\*.safetensors"),
+        (overwrite("model.safetensors", b"cut off"), "model.safetensors cannot be read"),
+        (edit_tokenizer_config, "names no eos token"),
+    ],
+)
+def test_a_folder_that_cannot_be_served_is_refused_with_the_reason(serving_model, tmp_path, break_it, message):
+    for file in serving_model().iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    load_checkpoint(str(tmp_path))
+    break_it(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        load_checkpoint(str(tmp_path))
+
+
+def test_a_path_that_is_nowhere_is_refused(monkeypatch):
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def offline(name, **_):
+        raise LocalEntryNotFoundError(f"cannot reach the hub for {name}")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(ConfigError, match=r"'someone/model'.*cannot be fetched from the hub"):
+        load_checkpoint("someone/model")
+    with pytest.raises(ConfigError, match=r"'./nowhere' is no folder"):
+        load_checkpoint("./nowhere")
+
+
+def test_a_hub_name_is_served_under_its_own_name(serving_model, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(serving_model()))
+    assert load_checkpoint("someone/model").name == "model"
+
+
+@pytest.mark.skipif(not (NANO / "model.safetensors").is_file(), reason="the bundled model has not been made yet")
+def test_the_bundled_model_loads_and_can_call_tools():
+    from chimera.serving.completion import TextSide
+
+    checkpoint = load_checkpoint("nano")
+    assert checkpoint.name == "nano"
+    assert TextSide(checkpoint, ServingConfig()).chat.tool_style is not None
+    assert sum(file.stat().st_size for file in NANO.glob("*.safetensors")) <= 10 * 2**20
+
+
+def test_rope_theta_is_read_in_both_forms(serving_model, tmp_path):
+    for file in serving_model().iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    edit_config(rope_theta=None, rope_parameters={"rope_theta": 5e5, "rope_type": "default"})(tmp_path)
+    assert load_checkpoint(str(tmp_path)).shape.rope_theta == 5e5
+    edit_config(rope_theta=2e4, rope_parameters=None)(tmp_path)
+    assert load_checkpoint(str(tmp_path)).shape.rope_theta == 2e4
+
+
+def test_weights_may_be_sharded(serving_model, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    for file in serving_model().iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    whole = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    names = list(whole)
+    for index, part in enumerate((names[:9], names[9:])):
+        save_file({name: whole[name] for name in part}, tmp_path / f"model-{index}.safetensors")
+    loaded = load_checkpoint(str(tmp_path)).weights
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in whole.items())
