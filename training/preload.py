@@ -8,7 +8,7 @@ import gc
 import agentlightning  # noqa: F401  imported for its side effect: loaded modules
 import openai  # noqa: F401  as above
 
-import training.gateway  # noqa: F401  as above; training.runner brings LangGraph with it
+import training.gateway
 import training.runner  # noqa: F401  as above
 
 gc.collect()
