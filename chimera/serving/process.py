@@ -80,7 +80,7 @@ def serve(
         log_file: the server process appends its output here.
 
     Raises:
-        ConfigError: an endpoint lacks its address, model name or key, or a model's folder cannot be used.
+        ConfigError: an endpoint's key is not set, or a model's folder cannot be used.
         ModelError: the server process did not start; the message ends with its last log lines.
     """
     configured: dict[str, ModelConfig] = {key: getattr(models, key) for key in ModelsConfig.model_fields}
@@ -202,9 +202,8 @@ class ServerProcess:
 
 
 def _user_endpoint(key: str, model: ModelConfig, secrets: Mapping[str, str]) -> Endpoint:
-    if model.base_url is None or model.model is None:
-        missing = "base_url" if model.base_url is None else "model"
-        raise ConfigError(f"models.{key}.kind is endpoint, so models.{key}.{missing} must be set")
+    assert model.base_url is not None
+    assert model.model is not None
     # Servers without keys (Ollama, a local vLLM) ignore the value, but OpenAI's client insists on one.
     api_key = "none"
     if model.api_key_env is not None:

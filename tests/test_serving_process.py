@@ -1,0 +1,312 @@
+"""The server as a process: start, endpoints, weight changes over HTTP, and every way to end."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import psutil
+import pytest
+
+from agents.prompting import opening, response_format, schema_format
+from agents.roles import ROLES
+from chimera.config import ModelConfig, ModelsConfig, ServingConfig
+from chimera.errors import ConfigError, ModelError
+from chimera.serving.client import HttpModel
+from chimera.serving.process import ServerProcess, serve
+
+RUBRIC = ModelConfig(kind="rubric")
+ELSEWHERE = ModelConfig(
+    kind="endpoint", base_url="http://127.0.0.1:9/v1", model="big", api_key_env="BIG_KEY", temperature=0.3
+)
+LONG = schema_format("Long", {"type": "string", "minLength": 1400, "maxLength": 1500})
+
+
+def models(folder, **others):
+    own = ModelConfig(path=str(folder), max_tokens=30)
+    return ModelsConfig(**({"junior": own, "supervisor": own, "senior": own} | others))
+
+
+@pytest.fixture(scope="module")
+def running(serving_model, tmp_path_factory):
+    """One server process for the tests that leave it running."""
+    log_file = tmp_path_factory.mktemp("serving") / "logs" / "server.log"
+    config = models(serving_model(seed=0), judge=ELSEWHERE)
+    with serve(config, ServingConfig(slots=4), {"BIG_KEY": "sk-big"}, log_file=log_file) as servers:
+        yield SimpleNamespace(servers=servers, log_file=log_file)
+
+
+def ask(endpoint, **fields):
+    body = {
+        "model": endpoint.model,
+        "messages": [{"role": "user", "content": "q"}],
+        "seed": 1,
+        "return_token_ids": True,
+    }
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    return httpx.post(f"{endpoint.base_url}/chat/completions", json=body | fields, headers=headers, timeout=60)
+
+
+def ends(pid, url, seconds=20.0):
+    """Whether the process ends and its port closes within `seconds`; one that nobody reaps counts as ended."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not alive(pid) and refuses(url):
+            return True
+        threading.Event().wait(0.05)
+    return False
+
+
+def alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def refuses(url):
+    host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) != 0
+
+
+# --- running
+
+
+async def test_the_society_s_client_talks_to_every_logical_model(running):
+    model = HttpModel(running.servers.endpoints)
+    role = ROLES["Supervisor"]
+    messages = opening(role, "does it work?")
+    for key in ("junior", "supervisor", "senior"):
+        completion = await model.complete(key, messages, response_format=response_format(role), seed=3)
+        assert completion.prompt_tokens > 0
+        assert completion.weights_version == running.servers.versions()[key]
+    with pytest.raises(ModelError, match="'PeerReview' cannot grade"):
+        await model.complete("board", messages, response_format=response_format(ROLES["PeerReviewer"]))
+    await model.aclose()
+
+
+def test_endpoints_carry_the_configuration(running):
+    endpoints = running.servers.endpoints
+    assert list(endpoints) == list(ModelsConfig.model_fields)
+    assert endpoints["junior"].max_tokens == 30
+    assert endpoints["junior"].base_url == endpoints["board"].base_url
+    assert endpoints["judge"].base_url == "http://127.0.0.1:9/v1"
+    assert (endpoints["judge"].model, endpoints["judge"].api_key, endpoints["judge"].temperature) == (
+        "big",
+        "sk-big",
+        0.3,
+    )
+    assert set(running.servers.versions()) == {"junior", "supervisor", "senior", "board", "principal"}
+
+
+def test_the_server_listens_on_loopback_only_and_hides_its_key(running):
+    process = psutil.Process(running.servers.pid)
+    listening = [c.laddr.ip for c in process.net_connections(kind="tcp") if c.status == psutil.CONN_LISTEN]
+    assert listening == ["127.0.0.1"]
+    key = running.servers.endpoints["junior"].api_key
+    assert key not in " ".join(process.cmdline())
+    assert key not in str(process.environ())
+    assert key not in running.log_file.read_text()
+    assert key not in repr(running.servers.endpoints)
+    assert ask(running.servers.endpoints["junior"], messages=[]).status_code == 400
+    assert httpx.get(f"{running.servers.endpoints['junior'].base_url}/models").status_code == 401
+
+
+def test_a_request_in_flight_keeps_its_weights_when_they_change(running, serving_model):
+    junior, servers = running.servers.endpoints["junior"], running.servers
+    before = servers.versions()["junior"]
+    long = {"response_format": LONG, "max_tokens": 400, "n": 4}
+    expected = [choice["token_ids"] for choice in ask(junior, **long).json()["choices"]]
+
+    def generated():
+        url = junior.base_url.removesuffix("/v1") + "/health"
+        return httpx.get(url).json()["counters"]["generated_tokens"]
+
+    start = generated()
+    with ThreadPoolExecutor(8) as pool:
+        flying = pool.submit(ask, junior, **long)
+        while generated() == start:
+            assert not flying.done()
+        changing = pool.submit(servers.load_weights, "junior", serving_model(seed=1), version="trained@7")
+        meanwhile = [pool.submit(ask, junior, max_tokens=5, seed=seed) for seed in range(6)]
+        assert changing.result() == "trained@7"
+        after = ask(junior, max_tokens=5).json()
+        old = flying.result().json()
+        assert all(one.result().status_code == 200 for one in meanwhile)
+    assert old["weights_version"] == before
+    assert [choice["token_ids"] for choice in old["choices"]] == expected
+    assert after["weights_version"] == servers.versions()["junior"] == "trained@7"
+    assert servers.versions()["senior"] == before
+
+
+def test_a_refused_change_says_why_and_leaves_the_weights(running, tmp_path):
+    before = running.servers.versions()
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
+        running.servers.load_weights("senior", tmp_path)
+    with pytest.raises(ModelError, match="no embedded model 'judge'"):
+        running.servers.load_weights("judge", tmp_path)
+    assert running.servers.versions() == before
+
+
+async def test_a_client_that_goes_away_frees_its_rows(running):
+    senior = running.servers.endpoints["senior"]
+    body = {"model": "senior", "messages": [{"role": "user", "content": "q"}]}
+    async with httpx.AsyncClient(headers={"Authorization": f"Bearer {senior.api_key}"}, timeout=30) as client:
+        url, health = f"{senior.base_url}/chat/completions", senior.base_url.removesuffix("/v1") + "/health"
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post(url, json=body | {"response_format": LONG, "n": 100}, timeout=0.3)
+        before = (await client.get(health)).json()["counters"]
+        assert (await client.post(url, json=body | {"max_tokens": 3})).status_code == 200
+        after = (await client.get(health)).json()["counters"]
+    assert after["answers"] - before["answers"] < 10
+
+
+# --- endings
+
+
+def test_leaving_the_block_ends_the_server_and_frees_the_port(serving_model, tmp_path):
+    with serve(models(serving_model()), ServingConfig(slots=2), {}, log_file=tmp_path / "log") as servers:
+        pid, url = servers.pid, servers.endpoints["junior"].base_url
+        assert not refuses(url)
+    assert not alive(pid)
+    assert refuses(url)
+    assert "ERROR" not in (tmp_path / "log").read_text()
+
+
+def test_sigterm_lets_running_requests_finish_and_later_calls_say_that_it_is_gone(serving_model, tmp_path):
+    server = ServerProcess({"junior": models(serving_model()).junior}, ServingConfig(slots=2), tmp_path / "log")
+    try:
+        server.wait_until_ready()
+        endpoint = SimpleNamespace(base_url=f"{server.url}/v1", model="junior", api_key=server.api_key)
+        with ThreadPoolExecutor(1) as pool:
+            flying = pool.submit(ask, endpoint, response_format=LONG, max_tokens=300)
+            while httpx.get(f"{server.url}/health").json()["counters"]["generated_tokens"] == 0:
+                assert not flying.done()
+            os.kill(server.pid, signal.SIGTERM)
+            answer = flying.result()
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["completion_tokens"] == 300
+        assert server._process.wait(20) == -signal.SIGTERM  # uvicorn raises the signal again after it shut down.
+        with pytest.raises(ModelError, match=r"does not answer /health") as caught:
+            server.request("GET", "/health")
+        assert not caught.value.retriable
+        assert "Shutting down" in str(caught.value)
+    finally:
+        server.stop()
+
+
+PARENT = """
+import sys, threading
+from pathlib import Path
+from chimera.config import ModelConfig, ModelsConfig, ServingConfig
+from chimera.serving.process import serve
+
+own = ModelConfig(path=sys.argv[1])
+rubric = ModelConfig(kind="rubric")
+models = ModelsConfig(junior=own, supervisor=own, senior=own)
+with serve(models, ServingConfig(slots=2), {}, log_file=Path(sys.argv[2])) as servers:
+    print(servers.pid, servers.endpoints["junior"].base_url, flush=True)
+    threading.Event().wait()
+"""
+
+
+def test_the_server_ends_when_its_parent_is_killed(serving_model, tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(PARENT), str(serving_model()), str(tmp_path / "log")]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert parent.stdout is not None
+        pid, url = parent.stdout.readline().split()
+        assert not refuses(url)
+        parent.kill()
+        parent.wait()
+        assert ends(int(pid), url)
+    finally:
+        parent.kill()
+        parent.wait()
+
+
+# --- not starting
+
+
+def test_a_folder_that_cannot_be_served_is_a_configuration_error(serving_model, tmp_path):
+    for file in serving_model().iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"broken")
+    with (
+        pytest.raises(ConfigError, match=r"^[^\n]*model\.safetensors cannot be read[^\n]*$"),
+        serve(models(tmp_path), ServingConfig(), {}, log_file=tmp_path / "log"),
+    ):
+        pytest.fail("a broken model was served")
+
+
+def test_a_server_that_dies_while_starting_is_reported_with_its_last_lines(tmp_path, monkeypatch):
+    crash = tmp_path / "site" / "sitecustomize.py"
+    crash.parent.mkdir()
+    crash.write_text("import os, sys\nif 'chimera.serving' in sys.orig_argv: print('boom', flush=True); os._exit(7)\n")
+    monkeypatch.setenv("PYTHONPATH", str(crash.parent))
+    (tmp_path / "log").write_text("an earlier run\n")
+    rubrics = dict.fromkeys(ModelsConfig.model_fields, RUBRIC)
+    with (
+        pytest.raises(ModelError, match=r"ended with code 7 while starting[^\0]*boom") as caught,
+        serve(ModelsConfig(**rubrics), ServingConfig(), {}, log_file=tmp_path / "log"),
+    ):
+        pytest.fail("a crashed server was served")
+    assert "an earlier run" not in str(caught.value)
+
+
+def test_with_endpoints_only_no_process_starts(tmp_path):
+    everywhere = ModelsConfig(
+        **dict.fromkeys(ModelsConfig.model_fields, ELSEWHERE.model_copy(update={"api_key_env": None}))
+    )
+    with serve(everywhere, ServingConfig(), {}, log_file=tmp_path / "log") as servers:
+        assert servers.pid is None
+        assert servers.versions() == {}
+        assert {endpoint.api_key for endpoint in servers.endpoints.values()} == {"none"}
+        with pytest.raises(ModelError, match="'junior' is not embedded"):
+            servers.load_weights("junior", tmp_path)
+    assert not (tmp_path / "log").exists()
+
+
+def test_an_endpoint_whose_key_is_not_set_is_a_configuration_error(serving_model, tmp_path):
+    config = models(serving_model(), judge=ELSEWHERE)
+    with (
+        pytest.raises(ConfigError, match=r"models\.judge\.api_key_env names BIG_KEY, which is not set"),
+        serve(config, ServingConfig(), {"OTHER_KEY": "x"}, log_file=tmp_path / "log"),
+    ):
+        pytest.fail("an endpoint without its key was served")
+    assert not (tmp_path / "log").exists()
+
+
+def test_rubrics_alone_need_no_torch():
+    code = """
+import sys
+import chimera.serving.app, chimera.serving.process
+from chimera.config import ModelConfig, ServingConfig
+from chimera.serving.service import Service
+Service({"judge": ModelConfig(kind="rubric")}, ServingConfig())
+print("torch" in sys.modules, "transformers" in sys.modules)
+"""
+    root = Path(__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=False)
+    assert done.stdout.split() == ["False", "False"], done.stderr
+
+
+def test_settings_reach_the_server(serving_model, tmp_path):
+    config = ServingConfig(slots=2, context_length=64)
+    with serve(models(serving_model()), config, {}, log_file=tmp_path / "log") as servers:
+        endpoint = servers.endpoints["junior"]
+        refused = ask(endpoint, messages=[{"role": "user", "content": "x1" * 64}])
+        threads = psutil.Process(servers.pid).environ()["OMP_NUM_THREADS"]
+    assert refused.status_code == 400
+    assert "context length is 64" in json.dumps(refused.json())
+    assert threads == "1"
