@@ -5,8 +5,9 @@ roles' words) is a JSON string in it, so braces, tags or quotes in it cannot alt
 comes last, after untrusted text: small models read better when the question follows the evidence, and large ones are
 reminded of their task after whatever the text asked of them.
 
-A tokenizer may read `<|im_end|>` or `<tool_call>` as a control token even inside a JSON string, so the first character of
-anything like a tag is written as a JSON escape: the structure holds, and reading the JSON gives the text back unchanged.
+A tokenizer may read `<|im_end|>` or `<tool_call>` as a control token even inside a JSON string, so the first
+character of anything like a tag is written as a JSON escape: the structure holds, and reading the JSON gives the text
+back unchanged.
 """
 
 import json

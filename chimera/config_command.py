@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int | None:
 
     table = Table(box=None, pad_edge=False)
     for column in ("key", "type", "default", "meaning"):
-        table.add_column(column, no_wrap=column == "key")
+        table.add_column(column, no_wrap=column == "key", overflow="fold")
     for row in key_table():
         table.add_row(*row)
     Console(markup=False).print(table)
