@@ -1,11 +1,11 @@
 """The run as an Agent Lightning algorithm: its phases, one after another, over one lab."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import agentlightning as agl
 
-from chimera.secrets import redact
 from training.lab import Lab
 from training.phases import Phase
 
@@ -27,9 +27,11 @@ class Pipeline(agl.Algorithm):
             run.ledger("phase_started", phase=phase.name, policy_versions=self._lab.policy_versions)
             try:
                 figures = await phase.run(self._lab)
-            except BaseException as error:
-                reason = redact(f"{type(error).__name__}: {error}".removesuffix(": "))
-                run.ledger("phase_failed", phase=phase.name, error=reason)
+            except asyncio.CancelledError:
+                run.ledger("phase_interrupted", phase=phase.name)
+                raise
+            except Exception as error:
+                run.ledger("phase_failed", phase=phase.name, error=f"{type(error).__name__}: {error}")
                 raise
             file = run.rollouts_file(phase.name)
             artifacts = [file.relative_to(run.path)] if file.exists() else []

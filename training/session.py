@@ -35,6 +35,8 @@ def train(run: Run, config: Config, dataset: Dataset, phases: Sequence[str], sec
         asyncio.run(_train(run, config, dataset, phases, secrets))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
+    finally:
+        children.finish()
 
 
 def _log_to(file: Path) -> None:

@@ -16,6 +16,8 @@ from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from training.children import free_port
 
 LONG_POLL_SECONDS = 10.0
+SCAN_SECONDS = 1.0
+"""How often the store looks for rollouts over their time."""
 SPAN_MEMORY_BYTES = 512 * 2**20
 FINAL_ATTEMPT: frozenset[AttemptStatus] = frozenset({"succeeded", "failed", "timeout"})
 
@@ -26,7 +28,9 @@ class LabStore(agl.LightningStoreServer):
     def __init__(self, on_ended: Callable[[str], None]) -> None:
         """`on_ended(rollout_id)` is called, in any thread, when an attempt has come to its end."""
         super().__init__(
-            agl.InMemoryLightningStore(thread_safe=True, eviction_memory_threshold=SPAN_MEMORY_BYTES),
+            agl.InMemoryLightningStore(
+                thread_safe=True, eviction_memory_threshold=SPAN_MEMORY_BYTES, scan_debounce_seconds=SCAN_SECONDS
+            ),
             launcher_args=PythonServerLauncherArgs(
                 port=free_port(),
                 host="127.0.0.1",

@@ -1,0 +1,359 @@
+"""Rollouts through the real store, gateway and runner processes, against a scripted OpenAI server on loopback."""
+
+import asyncio
+import gzip
+import json
+import os
+import signal
+from collections import Counter
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from chimera.config import Config
+from chimera.data import Dataset
+from chimera.errors import ConfigError, RunError
+from chimera.runs import Run
+from chimera.serving.process import serve
+from chimera.types import ResearchTask, Section
+from training import children
+from training.gather import choose
+from training.phases import PHASES, check_names
+from training.rollouts import RolloutInput, RolloutRecord
+from training.summary import summarize
+
+CONCLUSION = "the conclusion that nobody may read"
+SECRET = "sk-a-users-own-secret-key-42"
+ROLE_MODELS = {
+    "Geneticist": "junior",
+    "Pharmacologist": "junior",
+    "Neurologist": "junior",
+    "Supervisor": "supervisor",
+    "HypothesisRefiner": "senior",
+    "ProtocolDesigner": "senior",
+    "PeerReviewer": "board",
+    "SafetyOfficer": "board",
+    "PrincipalInvestigator": "principal",
+    "Evaluation": "judge",
+}
+
+
+def task(name, label="yes"):
+    context = (Section("METHODS", f"We studied {name}."), Section("RESULTS", f"The rate of {name} was lower (p=0.01)."))
+    return ResearchTask(name, f"Does {name} lower the rate?", context, label, "generated", CONCLUSION, 1)
+
+
+def config_for(url, folder, **rollouts):
+    models = {
+        key: {"kind": "endpoint", "base_url": url, "model": f"scripted-{key}", "api_key_env": "TEST_KEY"}
+        for key in ("junior", "supervisor", "senior", "board", "principal", "judge")
+    }
+    return Config.model_validate(
+        {"runs_dir": folder, "models": models, "society": {"node_retries": 0}, "rollouts": {"runners": 2, **rollouts}}
+    )
+
+
+@asynccontextmanager
+async def open_lab(url, folder, tasks, name="run", config=None, **rollouts):
+    from training.lab import Lab
+    from training.view import make_view
+
+    config = config or config_for(url, folder, **rollouts)
+    dataset = Dataset(tuple(tasks), (), (), "generated", "test")
+    secrets = {"TEST_KEY": SECRET}
+    children.prepare()
+    with (
+        Run.create(name, config) as run,
+        serve(config.models, config.serving, secrets, log_file=run.path / "logs" / "models.log") as servers,
+        (run.path / "view.txt").open("w") as output,
+    ):
+        view = make_view(Console(file=output, width=120))
+        async with Lab(run, config, dataset, servers, secrets, view) as lab:
+            yield lab
+
+
+async def collect(lab, tasks, phase="gather"):
+    inputs = [RolloutInput.of(one, phase, 0, 0) for one in tasks]
+    return {record.task_id: record async for record in lab.rollouts(inputs)}
+
+
+async def until(condition):
+    while not condition():  # noqa: ASYNC110  what is awaited happens in other processes
+        await asyncio.sleep(0.02)
+
+
+def attempts_seen(server, name):
+    return sum(server.role(request) == "Geneticist" and f"Does {name} " in server.goal(request)
+               and request["messages"][-1]["role"] == "user" for request in server.requests)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def gathered(scripted_openai, tmp_path_factory):
+    """One lab: good, failing, unscored and retried rollouts, a killed runner, and a killed gateway."""
+    server = scripted_openai
+    flaws = {"unreadable", "unscored", "stumbling", "killed"}
+    asked = {}
+
+    def script(request):
+        name = server.goal(request).split()[1]
+        role = server.role(request)
+        if name == "unreadable" and role == "Supervisor":
+            return "no JSON at all"
+        if name == "unscored" and role == "Judge":
+            return "no scores"
+        if name == "stumbling" and role == "Supervisor" and not asked.setdefault(name, False):
+            asked[name] = True
+            return 400, "stumbled"
+        if name == "repairing" and role == "Supervisor" and len(request["messages"]) == 2:
+            return "no JSON yet"
+        if name == "killed" and role == "Supervisor":
+            asked[name] = True
+            return asyncio.sleep(60)
+        return None
+
+    server.hooks[:] = [script]
+    good = [task(f"drug{number}", label) for number, label in enumerate(("yes", "no", "maybe"))]
+    tasks = [*good, task("repairing"), *(task(name) for name in sorted(flaws - {"killed"}))]
+    folder = tmp_path_factory.mktemp("runs")
+
+    async def scenario():
+        async with open_lab(server.url, folder, [*tasks, task("killed"), task("late")], max_attempts=2) as lab:
+            records = await collect(lab, tasks)
+            before = dict(lab.pool.pids())
+            killed = await kill_runner(lab, asked)
+            after = dict(lab.pool.pids())
+            os.kill(lab.gateway.pid, signal.SIGKILL)
+            records |= {"killed": killed} | await collect(lab, [task("late")])
+            keys = [SECRET, lab.gateway.key]
+            return SimpleNamespace(
+                records=records, run=lab.run, before=before, after=after, keys=keys, server=server, folder=folder
+            )
+
+    async def kill_runner(lab, asked):
+        """Twice, since two attempts are allowed."""
+        collecting = asyncio.create_task(collect(lab, [task("killed")]))
+        for attempt in (1, 2):
+            await until(lambda: asked.pop("killed", False))
+            running = (await lab.store.query_rollouts(status_in=["preparing", "running"])).items
+            latest = await lab.store.get_latest_attempt(running[0].rollout_id)
+            assert latest.sequence_id == attempt
+            os.kill(lab.pool.pids()[latest.worker_id], signal.SIGKILL)
+        return (await collecting)["killed"]
+
+    return asyncio.run(scenario())
+
+
+def test_a_good_rollout_is_recorded_completely(gathered):
+    record = gathered.records["drug0"]
+    assert (record.status, record.error, record.attempt) == ("succeeded", None, 1)
+    assert (record.decision, record.label, record.source, record.phase) == ("GO", "yes", "generated", "gather")
+    assert record.policy_versions == {key: f"scripted-{key}" for key in set(ROLE_MODELS.values())}
+    assert record.weights_versions == {key: [f"weights-of-scripted-{key}"] for key in set(ROLE_MODELS.values())}
+    assert record.outputs["final_rationale"] == "the evidence says so"
+    assert "messages" not in record.outputs
+    assert record.counts["model_calls"] == 14  # the society's; the judge's is not among them
+    assert record.counts["tool_calls"] == 5
+    assert (record.counts["prompt_tokens"], record.counts["completion_tokens"]) == (14 * 3, 14 * 2)
+
+
+def test_records_are_on_disk_as_they_were_given(gathered):
+    stored = {data["task_id"]: RolloutRecord.load(data) for data in gathered.run.rollouts("gather")}
+    assert stored == gathered.records
+    assert len(list(gathered.run.rollouts("gather"))) == len(stored)
+
+
+def test_reward_parts_sum_to_the_reward(gathered):
+    for record in gathered.records.values():
+        if record.reward is not None:
+            assert record.reward == pytest.approx(sum(record.parts.values()))
+    aligned, not_aligned = gathered.records["drug0"], gathered.records["drug1"]
+    assert aligned.reward - not_aligned.reward == pytest.approx(1.0)
+    assert aligned.parts["alignment"] == 1.0
+    assert aligned.parts["impact"] == pytest.approx(0.3 * 0.5)
+
+
+def test_reward_and_parts_are_emitted_as_one_reward_span(gathered):
+    import agentlightning as agl
+
+    from training import traces
+
+    record = gathered.records["drug0"]
+    (span,) = [span for span in traces.read(gathered.run.path / record.trace) if agl.get_rewards_from_span(span)]
+    emitted = {reward.name: reward.value for reward in agl.get_rewards_from_span(span)}
+    assert agl.get_reward_value(span) == pytest.approx(record.reward)
+    assert emitted == pytest.approx({"reward": record.reward, **record.parts})
+
+
+def test_every_model_call_has_its_token_ids_once_and_its_role(gathered):
+    from training import traces
+
+    for record in gathered.records.values():
+        if record.status == "failed":
+            continue
+        calls = traces.model_calls(traces.read(gathered.run.path / record.trace))
+        assert record.untraced_calls == 0
+        assert len({call.response_id for call in calls}) == len(calls)
+        for call in calls:
+            assert (call.prompt_ids, call.response_ids) == gathered.server.tokens[call.response_id]
+            assert call.model == f"scripted-{ROLE_MODELS[call.role]}"
+            assert call.weights_version == f"weights-of-scripted-{ROLE_MODELS[call.role]}"
+            prompt = gathered.server.role({"messages": call.messages})
+            assert prompt == ("Judge" if call.role == "Evaluation" else call.role)
+    counts = Counter(call.role for call in calls)
+    twice = {"Geneticist", "Pharmacologist", "Neurologist", "HypothesisRefiner", "ProtocolDesigner"}
+    assert counts == {role: 2 if role in twice else 1 for role in ROLE_MODELS}
+
+
+def test_every_exchange_of_the_server_is_in_exactly_one_trace(gathered):
+    from training import traces
+
+    spans = [traces.read(path) for path in (gathered.run.path / "traces").rglob("*.gz")]
+    found = [span.attributes["llm.hosted_vllm.id"] for trace in spans for span in trace if span.name == traces.EXCHANGE]
+    assert sorted(found) == sorted(gathered.server.tokens)
+
+
+def test_an_unreadable_role_fails_its_rollout_with_the_reason(gathered):
+    record = gathered.records["unreadable"]
+    assert record.status == "failed"
+    assert record.error.startswith("Supervisor: ")
+    assert (record.reward, record.decision, record.parts) == (None, None, {})
+    assert record.attempt == 2
+    assert attempts_seen(gathered.server, "unreadable") == 2
+
+
+def test_a_second_attempt_can_succeed(gathered):
+    record = gathered.records["stumbling"]
+    assert (record.status, record.attempt, record.error) == ("succeeded", 2, None)
+
+
+def test_a_repaired_answer_is_counted_and_both_its_calls_are_traced(gathered):
+    from training import traces
+
+    record = gathered.records["repairing"]
+    assert (record.status, record.counts["repairs"]) == ("succeeded", 1)
+    calls = traces.model_calls(traces.read(gathered.run.path / record.trace))
+    assert [call.choice["message"]["content"] == "no JSON yet" for call in calls if call.role == "Supervisor"] == [
+        True,
+        False,
+    ]
+
+
+def test_a_failed_judge_leaves_the_reward_missing_not_the_rollout_failed(gathered):
+    record = gathered.records["unscored"]
+    assert (record.status, record.error, record.reward) == ("succeeded", None, None)
+    assert record.missing == ["novelty", "feasibility", "impact", "clarity", "groundedness", "efficiency"]
+    assert record.parts["alignment"] == 1.0
+    assert record.decision == "GO"
+
+
+def test_a_killed_runner_fails_only_its_rollout_and_is_replaced(gathered):
+    record = gathered.records["killed"]
+    assert (record.status, record.attempt) == ("failed", 2)
+    assert "was killed by SIGKILL" in record.error
+    assert len(gathered.after) == len(gathered.before) == 2
+    assert record.worker not in gathered.after
+
+
+def test_a_killed_gateway_comes_back(gathered):
+    assert gathered.records["late"].status == "succeeded"
+
+
+def test_neither_conclusion_nor_key_is_anywhere_in_the_run(gathered):
+    files = [path for path in gathered.run.path.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    for path in files:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        for secret in (CONCLUSION, *gathered.keys):
+            assert secret.encode() not in data, path
+    assert SECRET not in json.dumps(gathered.server.requests)
+    assert CONCLUSION not in json.dumps(gathered.server.requests)
+
+
+def test_summary_counts_failures_and_leaves_missing_rewards_out(gathered):
+    figures = summarize(list(gathered.records.values()))
+    assert (figures["rollouts"], figures["failed"], figures["unscored"]) == (9, 2, 1)
+    rewards = [record.reward for record in gathered.records.values() if record.reward is not None]
+    assert figures["reward"] == pytest.approx(sum(rewards) / len(rewards))
+    # Two of nine failed, and the two labels that are not yes were answered with GO.
+    assert figures["alignment_rate"] == pytest.approx(5 / 9)
+    assert figures["parts"]["impact"] == pytest.approx(0.15)
+
+
+async def test_late_and_hanging_rollouts_fail_and_the_hanging_runner_is_replaced(
+    scripted_openai, tmp_path, monkeypatch
+):
+    from training import lab as lab_module
+
+    monkeypatch.setattr(lab_module, "GRACE_SECONDS", 1.0)
+    arrived = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def script(request):
+        if "hanging" in scripted_openai.goal(request):
+            loop.call_soon_threadsafe(arrived.set)
+        return asyncio.sleep(60)
+
+    scripted_openai.hooks[:] = [script]
+    async with open_lab(scripted_openai.url, tmp_path, [task("late")], timeout_s=1.0, runners=1) as lab:
+        late = (await collect(lab, [task("late")]))["late"]
+        assert late.status == "failed"
+        assert "longer than 1 s (rollouts.timeout_s)" in late.error
+        (pid,) = lab.pool.pids().values()
+        collecting = asyncio.create_task(collect(lab, [task("hanging")]))
+        await arrived.wait()
+        os.kill(pid, signal.SIGSTOP)
+        hanging = (await collecting)["hanging"]
+        assert hanging.status == "failed"
+        assert "gave no result in time" in hanging.error
+        scripted_openai.hooks[:] = []
+        await until(lambda: pid not in lab.pool.pids().values())
+        scripted_openai.hooks[:] = [lambda request: (400, "stop here")]
+        refused = (await collect(lab, [task("refused")]))["refused"]
+        assert "stop here" in refused.error
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_a_run_whose_runners_all_die_ends_with_their_reason(scripted_openai, tmp_path):
+    broken = tmp_path / "no-database.sqlite"
+    broken.write_text("not a database, but long enough to be read as one: " + "x" * 200)
+    config = config_for(scripted_openai.url, tmp_path, runners=1)
+    config = Config.model_validate({**config.model_dump(), "tools": {"database": str(broken)}})
+    with pytest.raises(RunError, match=r"all runners died.*no-database\.sqlite"):
+        async with open_lab(scripted_openai.url, tmp_path, [task("any")], config=config) as lab:
+            await collect(lab, [task("any")])
+
+
+def test_gather_draws_tasks_without_replacement_and_by_seed():
+    dataset = Dataset(tuple(task(f"drug{number}") for number in range(20)), (), (), "generated", "test")
+    config = Config.model_validate({"gather": {"tasks": 5, "repeats": 2}})
+    chosen = choose(dataset, config)
+    names = [given.task.id for given in chosen]
+    assert len(set(names[:5])) == 5
+    assert names[:5] == names[5:]
+    assert len({given.seed for given in chosen}) == 10
+    assert choose(dataset, config) == chosen
+    assert choose(dataset, config.model_copy(update={"seed": 1})) != chosen
+    with pytest.raises(ConfigError, match=r"gather\.tasks=21, but there are 20"):
+        choose(dataset, Config.model_validate({"gather": {"tasks": 21}}))
+
+
+def test_what_runners_are_given_holds_no_conclusion():
+    given = RolloutInput.of(task("drug"), "gather", 1, 7)
+    assert CONCLUSION not in json.dumps(given.dump())
+    loaded = RolloutInput.load(json.loads(json.dumps(given.dump())))
+    assert loaded.task.brief() == given.task.brief()
+    assert (loaded.task.label, loaded.seed, loaded.repeat) == ("yes", given.seed, 1)
+
+
+@pytest.mark.parametrize("text", ["gahter", "gather,ppo2", "", "gather,gather"])
+def test_wrong_phases_are_refused_with_the_valid_ones(text):
+    with pytest.raises(ConfigError, match="gather"):
+        check_names(text)
+
+
+def test_all_phases_run_by_default():
+    assert check_names(None) == PHASES
+    assert check_names(" gather ") == ("gather",)

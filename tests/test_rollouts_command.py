@@ -1,0 +1,143 @@
+"""`python -m chimera.train` as a process: what it prints and writes, and that nothing outlives it, however it ends."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import yaml
+
+from chimera.jsonl import read_lines
+
+CLEAN_STOP_SECONDS = 10.0
+
+
+@pytest.fixture(scope="module")
+def start_training(scripted_openai, tmp_path_factory):
+    """`start(*overrides)` runs the command on generated tasks; trained roles are scripted, the rest are rubrics."""
+    folder = tmp_path_factory.mktemp("command")
+    endpoint = {"kind": "endpoint", "base_url": scripted_openai.url, "model": "scripted"}
+    config = {
+        "runs_dir": str(folder),
+        "models": dict.fromkeys(("junior", "supervisor", "senior"), endpoint),
+        "rollouts": {"runners": 2},
+        "data": {"size": 50},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    started = []
+
+    def start(name, *overrides):
+        command = [sys.executable, "-m", "chimera.train", "--phases", "gather", "--name", name]
+        command += ["--config", str(folder / "config.yaml"), *overrides]
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        started.append(process)
+        process.run = folder / name
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def read_until(process, text):
+    """The output up to the line that contains `text`."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if text in line:
+            return "".join(lines)
+    raise AssertionError(f"{text!r} did not appear in:\n{''.join(lines)}")
+
+
+def family(process):
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def assert_all_gone(processes, at_least=6):
+    """`processes` were a run's two runners, gateway, model server, fork server and resource tracker."""
+    assert len(processes) >= at_least
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    assert [one.cmdline() for one in alive] == []
+
+
+def test_a_run_from_start_to_end(start_training):
+    process = start_training("whole", "gather.tasks=4")
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert "generated tasks" in output
+    assert "PubMedQA" not in output
+    assert re.search(r"succeeded\s+│\s+4", output)
+    assert re.search(r"failed\s+│\s+0", output)
+    records = list(read_lines(process.run / "rollouts" / "gather.jsonl"))
+    assert len(records) == 4
+    for record in records:
+        assert (process.run / record["trace"]).is_file()
+        assert record["policy_versions"]["board"]
+        assert record["weights_versions"]["principal"] == [record["policy_versions"]["principal"]]
+        assert record["reward"] == pytest.approx(sum(record["parts"].values()))
+    events = [event["event"] for event in read_lines(process.run / "ledger.jsonl")]
+    assert events == ["created", "phase_started", "phase_finished"]
+    (metrics,) = read_lines(process.run / "metrics.jsonl")
+    assert (metrics["phase"], metrics["rollouts"], metrics["failed"]) == ("gather", 4, 0)
+
+
+def test_ctrl_c_stops_cleanly_and_keeps_finished_rollouts(start_training):
+    process = start_training("interrupted", "gather.tasks=40", "gather.repeats=50")
+    read_until(process, "gather: 1/")
+    processes = family(process)
+    begun = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate()
+    assert time.monotonic() - begun < CLEAN_STOP_SECONDS
+    assert process.returncode == 130
+    assert "stopping" in output
+    assert "interrupted" in output
+    assert "Traceback" not in output
+    assert_all_gone(processes)
+    records = list(read_lines(process.run / "rollouts" / "gather.jsonl"))
+    assert records
+    assert all((process.run / record["trace"]).is_file() for record in records)
+    assert [event["event"] for event in read_lines(process.run / "ledger.jsonl")][-1] == "phase_interrupted"
+
+
+def test_nothing_outlives_a_main_process_that_is_killed(start_training):
+    process = start_training("killed", "gather.tasks=40", "gather.repeats=50")
+    read_until(process, "gather: 1/")
+    processes = family(process)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert_all_gone(processes)
+    assert list(read_lines(process.run / "rollouts" / "gather.jsonl"))
+
+
+def test_a_second_ctrl_c_kills_at_once_even_while_starting(start_training):
+    process = start_training("interrupted-twice")
+    read_until(process, "run ")
+    while len(processes := family(process)) < 3:
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    read_until(process, "once more kills at once")
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    assert_all_gone(processes, at_least=3)
+
+
+def test_an_unknown_phase_names_the_valid_ones():
+    command = [sys.executable, "-m", "chimera.train", "--phases", "gahter"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "error: there is no phase 'gahter': the phases are gather"
