@@ -310,3 +310,24 @@ def test_settings_reach_the_server(serving_model, tmp_path):
     assert refused.status_code == 400
     assert "context length is 64" in json.dumps(refused.json())
     assert threads == "1"
+
+
+def test_answers_do_not_wait_for_delayed_acknowledgements():
+    """asyncio turns Nagle's algorithm off for sockets it knows to be TCP; a mistaken family costs 40 ms an answer."""
+    code = """
+import socket, sys, uvicorn
+from chimera.serving.__main__ import main
+uvicorn.Server.run = lambda self, sockets: print(*[(one.family.name, one.proto) for one in sockets])
+sys.exit(main())
+"""
+    settings = {"api_key": "k", "models": {"judge": {"kind": "rubric"}}, "serving": {}}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        done = subprocess.run(
+            [sys.executable, "-c", code, "--fd", str(listener.fileno()), "--parent", str(os.getpid())],
+            input=json.dumps(settings),
+            pass_fds=[listener.fileno()],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.stdout.strip() == f"('AF_INET', {socket.IPPROTO_TCP})", done.stderr

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -44,12 +45,12 @@ def main() -> int:
         return error.exit_code
     config = uvicorn.Config(
         create_app(service, settings["api_key"]),
-        fd=options.fd,
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=GRACE_S,
     )
-    uvicorn.Server(config).run()
+    # uvicorn 0.54's own `fd` takes the socket for a Unix one, so TCP_NODELAY stays off: 40 ms for every answer.
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=options.fd)])
     return 0
 
 
