@@ -191,6 +191,11 @@ def _visits(messages: Mapping[str, Sequence[Mapping[str, Any]]], role: str) -> i
     return sum(message["role"] == "system" for message in messages.get(role, ()))
 
 
+def _attempt(runtime: Runtime[RunContext]) -> int:
+    """Which try of this visit LangGraph is making, from 1."""
+    return runtime.execution_info.node_attempt if runtime.execution_info else 1
+
+
 def role_node(desk: Desk) -> Node:
     """The graph node of one role: one visit inside one operation span, returned as one update."""
     role = desk.role
@@ -198,7 +203,7 @@ def role_node(desk: Desk) -> Node:
     async def node(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
         context = runtime.context
         number = _visits(state["messages"], role.name) + 1
-        attempt = runtime.execution_info.node_attempt if runtime.execution_info else 1
+        attempt = _attempt(runtime)
         attributes = {"role": role.name, "model": role.model, "visit": number, "attempt": attempt}
         with context.operation(role.name, attributes):
             try:
@@ -217,7 +222,8 @@ def role_node(desk: Desk) -> Node:
 async def evaluation_node(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
     """The last node: hands the finished state to the injected evaluator."""
     context = runtime.context
-    with context.operation("Evaluation", {"role": "Evaluation", "visit": 1}):
+    attributes = {"role": "Evaluation", "model": "judge", "visit": 1, "attempt": _attempt(runtime)}
+    with context.operation("Evaluation", attributes):
         try:
             scores = await context.evaluate(state, context.brief)
         except ChimeraError as error:

@@ -111,7 +111,7 @@ async def _work(
                 for card in cards(update, texts):
                     show(console, card)
                 if status is not None:
-                    status.update(f"after {node}")
+                    status.update(f"{node} is done, the next one works")
     finally:
         await model.aclose()
     sources = [{"id": one["id"], "title": "your abstract", "url": None} for one in given] + log.listing()
@@ -131,7 +131,7 @@ def _toolbox(brief: Brief, config: "Config", secrets: Mapping[str, str]) -> "tup
         documents += data.documents()
         searched.append(data.describe())
     if brief.context:
-        documents += [Document(one["id"], brief.goal, one["text"]) for one in given_sources(brief) or ()]
+        documents += [Document(one["id"], "your abstract", one["text"]) for one in given_sources(brief) or ()]
         searched.append("your abstract")
     # A user's question has no answer key, so nothing needs to be hidden from live searches.
     return build_toolbox(config.tools, documents, secrets, block_source=False), "; ".join(searched)

@@ -136,7 +136,7 @@ def test_a_question_with_an_abstract_from_hypotheses_to_sources(answers, abstrac
         ["rationale", "the evidence says so"],
     ]
     assert ["novelty", "0.75"] in [line.split() for line in blocks[10]]
-    assert blocks[11][1:] == [f"  question  {QUESTION}"]
+    assert blocks[11][1:] == ["  question  your abstract"]
     assert "\x1b" not in out
     assert "╭" not in out
 

@@ -4,6 +4,7 @@ import itertools
 import json
 from collections import defaultdict
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import get_type_hints
 
 import pytest
@@ -502,7 +503,7 @@ async def test_each_visit_is_one_operation(society_kit):
     model = society_kit.Model(SafetyOfficer=[MAJOR], PeerReviewer=flaky(1))
     await society_kit.make(model, operation=operation).run(society_kit.brief)
     assert sorted(name for name, _ in opened[:3]) == sorted(JUNIORS)
-    assert [(name, a["visit"], a.get("attempt", 1)) for name, a in opened[3:]] == [
+    assert [(name, a["visit"], a["attempt"]) for name, a in opened[3:]] == [
         ("Supervisor", 1, 1),
         ("HypothesisRefiner", 1, 1),
         ("ProtocolDesigner", 1, 1),
@@ -516,7 +517,40 @@ async def test_each_visit_is_one_operation(society_kit):
         ("Evaluation", 1, 1),
     ]
     assert all(attributes["role"] == name for name, attributes in opened)
+    assert {name: a["model"] for name, a in opened} == {
+        **{role.name: role.model for role in ROLES.values()},
+        "Evaluation": "judge",
+    }
     assert sorted(closed) == sorted(name for name, _ in opened)
+
+
+async def test_spans_nest_run_then_operation_then_model_call(society_kit):
+    """OpenTelemetry keeps the current span in a context variable: it must reach the nodes and their model calls."""
+    current = ContextVar("span", default="none")
+    parents, callers = [], []
+
+    @contextmanager
+    def operation(name, attributes):
+        parents.append(current.get())
+        token = current.set(name)
+        yield
+        current.reset(token)
+
+    model = society_kit.Model()
+    complete = model.complete
+
+    async def complete_in_span(key, messages, **options):
+        completion = await complete(key, messages, **options)
+        callers.append((current.get(), model.requests[-1].role))
+        return completion
+
+    model.complete = complete_in_span
+    current.set("rollout")
+    await society_kit.make(model, operation=operation).run(society_kit.brief)
+    assert parents == ["rollout"] * 10
+    assert len(callers) == 9
+    assert all(span == role for span, role in callers)
+    assert current.get() == "rollout"
 
 
 async def test_runs_at_the_same_time_do_not_mix(society_kit):
