@@ -1,0 +1,228 @@
+"""What orchestration costs: `python benchmarks/orchestration.py [--rollouts N] [--runners N]`.
+
+The same society answers the same tasks with a model that takes no time: once invoked directly in this process, once as
+real rollouts through store, gateway and runner processes. The difference is the overhead per rollout. Processor time
+is counted per process, so that it holds on a busy machine too.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import psutil
+import uvicorn
+from fastapi import FastAPI, Request
+from rich.console import Console
+from rich.table import Table
+
+from agents.society import Society
+from agents.tools import build_toolbox
+from chimera.config import Config, ModelsConfig
+from chimera.data import Dataset, load
+from chimera.runs import Run
+from chimera.serving.client import Completion, ToolCall
+from chimera.serving.process import serve
+from evaluation.judge import CRITERIA, Judge
+from training import children
+from training.gather import choose
+
+REVIEW = {"issues": [], "severity": "NONE", "verdict": "APPROVE"}
+FIELDS = ("design", "population", "intervention", "comparator", "outcome", "analysis", "safeguards")
+ANSWERS: dict[str, dict[str, Any]] = {
+    "Selection": {"choice": "Neurologist", "justification": "Its evidence is about the outcome."},
+    "Protocol": {**dict.fromkeys(FIELDS, "as usual"), "sample_size": 200, "expected": "yes"},
+    "PeerReview": REVIEW,
+    "SafetyReview": REVIEW,
+    "FinalDecision": {"amendments": [], "decision": "GO", "rationale": "The evidence says so."},
+    "Judgement": dict.fromkeys(CRITERIA, 0.5),
+}
+PROMPT_IDS, RESPONSE_IDS = list(range(400)), list(range(100))
+_numbers = itertools.count()
+
+
+def message_for(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], schema: str) -> dict[str, Any]:
+    """A literature search first where tools are offered, then the schema's canned answer."""
+    payload = json.loads(messages[-1]["content"])
+    if tools and messages[-1]["role"] == "user":
+        function = {"name": "literature_search", "arguments": json.dumps({"query": payload["goal"]})}
+        call = {"id": f"call-{next(_numbers)}", "type": "function", "function": function}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+    if schema != "Hypothesis":
+        return {"role": "assistant", "content": json.dumps(ANSWERS[schema])}
+    found = payload.get("results") or [{"text": "Nothing was found"}]
+    quote = found[0]["text"].split(". ")[0][:400]
+    answer = {"evidence": [quote], "comparison": "higher? higher", "claim": "It is so.", "answer": "yes"}
+    return {"role": "assistant", "content": json.dumps(answer)}
+
+
+class DirectModel:
+    """The canned answers in this process, as a `chimera.serving.client.Model`."""
+
+    async def complete(
+        self,
+        key: str,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        response_format: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+    ) -> Completion:
+        """Answer at once."""
+        assert response_format is not None
+        message = message_for(messages, tools, response_format["json_schema"]["name"])
+        calls = tuple(
+            ToolCall(call["id"], function["name"], json.loads(function["arguments"]), function["arguments"])
+            for call in message.get("tool_calls", ())
+            for function in [call["function"]]
+        )
+        text = message["content"] or ""
+        return Completion(message, text, calls, "stop", 400, 100, f"direct-{next(_numbers)}", "canned")
+
+
+@contextmanager
+def canned_server() -> Iterator[str]:
+    """The canned answers over HTTP, in a thread; yields the base URL."""
+    app, ready = FastAPI(), threading.Event()
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> dict[str, Any]:
+        asked = await request.json()
+        schema = asked["response_format"]["json_schema"]["name"]
+        message = message_for(asked["messages"], asked.get("tools", ()), schema)
+        finish = "tool_calls" if "tool_calls" in message else "stop"
+        choice = {"index": 0, "message": message, "finish_reason": finish, "token_ids": RESPONSE_IDS}
+        return {
+            "id": f"canned-{next(_numbers)}",
+            "object": "chat.completion",
+            "created": 0,
+            "model": asked["model"],
+            "weights_version": "canned",
+            "prompt_token_ids": PROMPT_IDS,
+            "choices": [choice],
+            "usage": {"prompt_tokens": 400, "completion_tokens": 100, "total_tokens": 500},
+        }
+
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
+
+    async def run() -> None:
+        serving = asyncio.create_task(server.serve())
+        while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
+            await asyncio.sleep(0.01)
+        ready.set()
+        await serving
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),), daemon=True)
+    thread.start()
+    ready.wait()
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Wall seconds of `rollouts` rollouts, and processor seconds by kind of process."""
+
+    rollouts: int
+    wall: float
+    cpu: dict[str, float]
+
+    def row(self) -> list[str]:
+        """Table cells: rollouts per minute, then milliseconds per rollout."""
+        each = [f"{1000 * seconds / self.rollouts:.0f}" for seconds in (self.wall, sum(self.cpu.values()))]
+        split = ", ".join(f"{name} {1000 * seconds / self.rollouts:.0f}" for name, seconds in self.cpu.items())
+        return [f"{60 * self.rollouts / self.wall:.0f}", *each, split]
+
+
+async def direct(config: Config, dataset: Dataset) -> Cost:
+    """The graph invoked in this process, one task after another."""
+    model = DirectModel()
+    toolbox = build_toolbox(config.tools, dataset.documents(), {})
+    society = Society(model, toolbox, config.society, evaluate=Judge(model).evaluate)
+    chosen = choose(dataset, config)
+    await society.run(chosen[0].task.brief(), seed=0)
+    wall, cpu = time.perf_counter(), time.process_time()
+    for given in chosen:
+        state = await society.run(given.task.brief(), seed=given.seed)
+        assert state["final_decision"] == "GO"
+    return Cost(len(chosen), time.perf_counter() - wall, {"this process": time.process_time() - cpu})
+
+
+async def orchestrated(config: Config, dataset: Dataset, folder: Path) -> Cost:
+    """The same tasks as rollouts."""
+    from training.lab import Lab
+    from training.view import make_view
+
+    view = make_view(Console(file=StringIO()))
+    with (
+        Run.create(None, config) as run,
+        serve(config.models, config.serving, {}, log_file=folder / "models.log") as servers,
+    ):
+        async with Lab(run, config, dataset, servers, {}, view) as lab:
+            chosen = choose(dataset, config)
+            async for _ in lab.rollouts(chosen[: 2 * config.rollouts.runners]):
+                pass  # Every runner's first rollout is slower.
+            assert lab.gateway.pid is not None
+            groups = {
+                "gateway": [lab.gateway.pid],
+                "runners": [*lab.pool.pids().values()],
+                "main with store and canned server": [psutil.Process().pid],
+            }
+            before = {name: spent(pids) for name, pids in groups.items()}
+            started = time.perf_counter()
+            async for record in lab.rollouts(chosen):
+                assert record.status == "succeeded", record.error
+                assert record.untraced_calls == 0
+            wall = time.perf_counter() - started
+            return Cost(len(chosen), wall, {name: spent(pids) - before[name] for name, pids in groups.items()})
+
+
+def spent(pids: Sequence[int]) -> float:
+    """Processor seconds of these processes so far."""
+    return sum(times.user + times.system for pid in pids for times in [psutil.Process(pid).cpu_times()])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rollouts", type=int, default=80)
+    parser.add_argument("--runners", type=int, default=8)
+    arguments = parser.parse_args()
+    children.prepare()
+    with tempfile.TemporaryDirectory() as folder, canned_server() as url:
+        canned = {
+            key: {"kind": "endpoint", "base_url": url, "model": "canned", "structured": "always"}
+            for key in ModelsConfig.model_fields
+        }
+        settings = {"runs_dir": folder, "models": canned, "gather": {"tasks": arguments.rollouts}}
+        config = Config.model_validate(settings)
+        dataset = load(config.data)
+        table = Table(title=f"{arguments.rollouts} rollouts with a model that answers at once (14 calls + judge)")
+        for column in ("", "rollouts/min", "wall ms each", "CPU ms each", "of which"):
+            table.add_column(column, justify="left" if column in ("", "of which") else "right")
+        plain = asyncio.run(direct(config, dataset))
+        table.add_row("graph invoked directly", *plain.row())
+        for runners in (1, arguments.runners):
+            config = Config.model_validate({**settings, "rollouts": {"runners": runners}})
+            cost = asyncio.run(orchestrated(config, dataset, Path(folder)))
+            table.add_row(f"store + gateway + {runners} runner(s)", *cost.row())
+            extra = 1000 * (sum(cost.cpu.values()) - sum(plain.cpu.values())) / cost.rollouts
+            delay = 1000 * (cost.wall - plain.wall) / cost.rollouts
+            table.add_row("  overhead per rollout", "", f"{delay:+.0f}", f"{extra:+.0f}", "")
+        Console(width=150).print(table)
+    children.finish()
+
+
+if __name__ == "__main__":
+    main()
