@@ -1,18 +1,17 @@
-"""The chat API over the application itself (no sockets): answers, constraints, errors, weight changes."""
+"""The chat API over the application itself (no sockets): answers, errors, the list of models, rubrics."""
 
 import asyncio
 import json
 
 import httpx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 
 from agents.prompting import opening, response_format, schema_format
 from agents.roles import ROLES
 from chimera.config import ModelConfig, ServingConfig
 from chimera.serving.app import create_app
+from chimera.serving.protocol import parse_request
 from chimera.serving.service import Service
 
 KEY = "right-key"
@@ -29,7 +28,6 @@ TOOL = {
         },
     },
 }
-OTHER = {"type": "function", "function": {"name": "other_tool", "parameters": {"type": "object", "properties": {}}}}
 QUESTION = [{"role": "user", "content": "the rate?"}]
 LONG = schema_format("Long", {"type": "string", "minLength": 400, "maxLength": 500})
 
@@ -163,126 +161,6 @@ async def test_many_requests_at_once_each_get_their_own_answer(client):
     ]
 
 
-# --- constrained answers
-
-
-@pytest.mark.parametrize("role", ROLES.values(), ids=ROLES)
-async def test_every_role_gets_answers_of_its_schema_from_random_weights(client, role):
-    messages = [{"role": "user", "content": role.name}]
-    answer = await chat(client, messages=messages, response_format=response_format(role), n=8, max_tokens=None)
-    finished = [one["message"]["content"] for one in answer["choices"] if one["finish_reason"] == "stop"]
-    assert len(finished) >= 4
-    for content in finished:
-        role.schema.model_validate_json(content)
-        assert json.dumps(json.loads(content), ensure_ascii=False, separators=(",", ":")).count('":') == content.count(
-            '":'
-        )
-
-
-def schemas():
-    leaves = st.one_of(
-        st.just({"type": "boolean"}),
-        st.builds(
-            lambda low, more: {"type": "integer", "minimum": low, "maximum": low + more},
-            st.integers(-50, 50),
-            st.integers(0, 99),
-        ),
-        st.builds(lambda size: {"type": "string", "maxLength": size}, st.integers(0, 6)),
-        st.builds(
-            lambda words: {"enum": words},
-            st.lists(st.sampled_from(["yes", "no", 'q"', "é", "{"]), min_size=1, unique=True),
-        ),
-    )
-
-    def nest(inner):
-        arrays = st.builds(
-            lambda items, low: {"type": "array", "items": items, "minItems": low, "maxItems": low + 1},
-            inner,
-            st.integers(0, 2),
-        )
-        names = st.lists(st.sampled_from(["a", "b c", "ü", "x_1"]), min_size=1, max_size=3, unique=True)
-        objects = st.builds(
-            lambda keys, value: {
-                "type": "object",
-                "properties": dict.fromkeys(keys, value),
-                "required": keys,
-                "additionalProperties": False,
-            },
-            names,
-            inner,
-        )
-        return st.one_of(arrays, objects)
-
-    return st.recursive(leaves, nest, max_leaves=4)
-
-
-@settings(max_examples=25, deadline=None)
-@given(schema=schemas(), seed=st.integers(0, 2**40), temperature=st.sampled_from([0.0, 0.7, 2.0]))
-def test_any_schema_is_obeyed(service, schema, seed, temperature):
-    import jsonschema
-
-    from chimera.serving.protocol import parse_request
-
-    body = {"model": "junior", "messages": QUESTION, "response_format": schema_format("Any", schema)}
-    answer = asyncio.run(service.complete(parse_request(body | {"seed": seed, "temperature": temperature})))
-    choice = answer["choices"][0]
-    assert choice["finish_reason"] == "stop"
-    jsonschema.validate(json.loads(choice["message"]["content"]), schema)
-
-
-async def test_json_object_mode_gives_an_object(client):
-    answer = await chat(client, response_format={"type": "json_object"}, n=4, max_tokens=None)
-    finished = [one["message"]["content"] for one in answer["choices"] if one["finish_reason"] == "stop"]
-    assert finished
-    assert all(isinstance(json.loads(content), dict) for content in finished)
-
-
-async def test_with_tools_and_a_schema_an_answer_is_either(client):
-    form = response_format(ROLES["Geneticist"])
-    answer = await chat(
-        client, tools=[TOOL, OTHER], response_format=form, n=24, max_tokens=None, parallel_tool_calls=False
-    )
-    kinds = {choice["finish_reason"] for choice in answer["choices"]}
-    assert {"tool_calls", "stop"} <= kinds
-    for choice in answer["choices"]:
-        message = choice["message"]
-        if choice["finish_reason"] == "tool_calls":
-            assert message["content"] is None
-            (call,) = message["tool_calls"]
-            arguments = json.loads(call["function"]["arguments"])
-            if call["function"]["name"] == "literature_search":
-                assert list(arguments) == ["query"]
-                assert len(arguments["query"]) <= 8
-            else:
-                assert call["function"]["name"] == "other_tool"
-        elif choice["finish_reason"] == "stop":
-            ROLES["Geneticist"].schema.model_validate_json(message["content"])
-    ids = [call["id"] for choice in answer["choices"] for call in choice["message"].get("tool_calls", [])]
-    assert len(set(ids)) == len(ids)
-
-
-async def test_tool_choice_is_obeyed(client):
-    many = {"tools": [TOOL, OTHER], "n": 6, "max_tokens": 60}
-    required = await chat(client, tool_choice="required", **many)
-    named = await chat(client, tool_choice={"type": "function", "function": {"name": "literature_search"}}, **many)
-    none = await chat(client, tool_choice="none", **many)
-    called = [choice for choice in required["choices"] if choice["finish_reason"] != "length"]
-    assert called
-    assert all(choice["message"]["tool_calls"] for choice in called)
-    assert {choice["finish_reason"] for choice in named["choices"]} == {"tool_calls"}
-    for choice in named["choices"]:
-        assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["literature_search"]
-    assert all("tool_calls" not in choice["message"] for choice in none["choices"])
-
-
-async def test_a_conversation_with_a_call_goes_on(client):
-    called = await chat(client, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, max_tokens=60)
-    message = called["choices"][0]["message"]
-    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": '{"results":[]}'}
-    answer = await chat(client, messages=[*QUESTION, message, result], tools=[TOOL])
-    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= called["usage"]["prompt_tokens"]
-
-
 # --- errors
 
 
@@ -364,8 +242,6 @@ async def test_a_failing_batch_is_an_error_of_its_requests_only(service, client,
 
 
 async def test_an_abandoned_request_leaves_the_batch(service):
-    from chimera.serving.protocol import parse_request
-
     request = parse_request({"model": "other", "messages": QUESTION, "response_format": LONG, "n": 12})
     task = asyncio.create_task(service.complete(request))
     binding = service._bindings["other"]
@@ -382,9 +258,6 @@ async def test_an_abandoned_request_leaves_the_batch(service):
     assert after["generated_tokens"] - before["generated_tokens"] < 12 * 100
 
 
-# --- weights
-
-
 async def test_models_are_listed_with_their_weights(client):
     listed = {entry["id"]: entry for entry in (await client.get("/v1/models")).json()["data"]}
     assert set(listed) == {"junior", "supervisor", "senior", "other", "board"}
@@ -393,85 +266,6 @@ async def test_models_are_listed_with_their_weights(client):
     health = (await client.get("/health")).json()
     assert health["models"]["junior"] == listed["junior"]["weights_version"]
     assert health["counters"]["answers"] > 0
-
-
-@pytest.fixture
-def swapping(serving_model):
-    one = ModelConfig(path=str(serving_model(seed=0)))
-    service = Service({"junior": one, "senior": one}, ServingConfig(slots=2, context_length=CONTEXT))
-    yield service
-    service.close()
-
-
-async def complete(service, **fields):
-    from chimera.serving.protocol import parse_request
-
-    body = {"model": "senior", "messages": QUESTION, "seed": 1, "return_token_ids": True, "max_tokens": 15}
-    return await service.complete(parse_request(body | fields))
-
-
-async def test_models_with_one_path_share_a_batch_until_one_gets_new_weights(swapping, serving_model):
-    lanes = {key: binding.lane for key, binding in swapping._bindings.items()}
-    assert lanes["junior"] is lanes["senior"]
-    old = await complete(swapping)
-    assert await asyncio.to_thread(swapping.load_weights, "senior", serving_model(seed=1)) == "senior@1"
-    new, junior = await asyncio.gather(complete(swapping), complete(swapping, model="junior"))
-    assert new["weights_version"] == "senior@1"
-    assert junior["weights_version"] == old["weights_version"] != "senior@1"
-    assert tokens_of(junior) == tokens_of(old) != tokens_of(new)
-    assert await asyncio.to_thread(swapping.load_weights, "senior", serving_model(seed=0), "base") == "base"
-    assert tokens_of(await complete(swapping)) == tokens_of(old)
-    assert await asyncio.to_thread(swapping.load_weights, "senior", serving_model(seed=0)) == "senior@3"
-
-
-async def test_no_request_is_dropped_or_mixes_versions_while_weights_change(swapping, serving_model):
-    folders = [serving_model(seed=seed) for seed in (0, 1, 2)]
-    truth = {}
-    for number, folder in enumerate(folders):
-        version = await asyncio.to_thread(swapping.load_weights, "senior", folder, f"v{number}")
-        for seed in range(4):
-            truth[version, seed] = tokens_of(
-                await complete(swapping, seed=seed, response_format=LONG, max_tokens=60, n=2)
-            )
-    seen = []
-
-    async def keep_asking(seed):
-        for _ in range(6):
-            answer = await complete(swapping, seed=seed, response_format=LONG, max_tokens=60, n=2)
-            assert tokens_of(answer) == truth[answer["weights_version"], seed]
-            seen.append(answer["weights_version"])
-
-    async def keep_swapping():
-        for number in (0, 1, 2):
-            await asyncio.to_thread(swapping.load_weights, "senior", folders[number], f"v{number}")
-            assert (await complete(swapping, max_tokens=1))["weights_version"] == f"v{number}"
-
-    await asyncio.gather(keep_swapping(), *[keep_asking(seed) for seed in range(4)])
-    assert len(seen) == 24
-    assert seen[-1] == "v2"
-
-
-async def test_a_change_returns_when_no_old_answer_can_come_any_more(swapping, serving_model):
-    running = asyncio.create_task(complete(swapping, response_format=LONG, max_tokens=None))
-    await asyncio.sleep(0)
-    old = swapping._bindings["senior"]
-    assert old.running
-    await asyncio.to_thread(swapping.load_weights, "senior", serving_model(seed=1))
-    assert not old.running
-    assert (await running)["weights_version"] == old.version
-
-
-async def test_weights_of_another_model_are_refused_and_change_nothing(swapping, serving_model, tmp_path):
-    from chimera.serving.protocol import BadRequest
-
-    for file in serving_model().iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
-    tokenizer["added_tokens"][0]["content"] = "<|start|>"
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(BadRequest, match=r"stay .*@0: the tokenizer .* differs"):
-        swapping.load_weights("senior", tmp_path)
-    assert (await complete(swapping))["weights_version"].endswith("@0")
 
 
 # --- rubric

@@ -1,0 +1,94 @@
+"""Weights that change while requests run: which answer comes from which, and that none is lost."""
+
+import asyncio
+import json
+
+import pytest
+
+from agents.prompting import schema_format
+from chimera.config import ModelConfig, ServingConfig
+from chimera.serving.protocol import BadRequest, parse_request
+from chimera.serving.service import Service
+
+CONTEXT = 1200
+QUESTION = [{"role": "user", "content": "the rate?"}]
+LONG = schema_format("Long", {"type": "string", "minLength": 400, "maxLength": 500})
+
+
+def tokens_of(answer):
+    return [choice["token_ids"] for choice in answer["choices"]]
+
+
+@pytest.fixture
+def swapping(serving_model):
+    one = ModelConfig(path=str(serving_model(seed=0)))
+    service = Service({"junior": one, "senior": one}, ServingConfig(slots=2, context_length=CONTEXT))
+    yield service
+    service.close()
+
+
+async def complete(service, **fields):
+    body = {"model": "senior", "messages": QUESTION, "seed": 1, "return_token_ids": True, "max_tokens": 15}
+    return await service.complete(parse_request(body | fields))
+
+
+async def test_models_with_one_path_share_a_batch_until_one_gets_new_weights(swapping, serving_model):
+    lanes = {key: binding.lane for key, binding in swapping._bindings.items()}
+    assert lanes["junior"] is lanes["senior"]
+    old = await complete(swapping)
+    assert await asyncio.to_thread(swapping.load_weights, "senior", serving_model(seed=1)) == "senior@1"
+    new, junior = await asyncio.gather(complete(swapping), complete(swapping, model="junior"))
+    assert new["weights_version"] == "senior@1"
+    assert junior["weights_version"] == old["weights_version"] != "senior@1"
+    assert tokens_of(junior) == tokens_of(old) != tokens_of(new)
+    assert await asyncio.to_thread(swapping.load_weights, "senior", serving_model(seed=0), "base") == "base"
+    assert tokens_of(await complete(swapping)) == tokens_of(old)
+    assert await asyncio.to_thread(swapping.load_weights, "senior", serving_model(seed=0)) == "senior@3"
+
+
+async def test_no_request_is_dropped_or_mixes_versions_while_weights_change(swapping, serving_model):
+    folders = [serving_model(seed=seed) for seed in (0, 1, 2)]
+    truth = {}
+    for number, folder in enumerate(folders):
+        version = await asyncio.to_thread(swapping.load_weights, "senior", folder, f"v{number}")
+        for seed in range(4):
+            truth[version, seed] = tokens_of(
+                await complete(swapping, seed=seed, response_format=LONG, max_tokens=60, n=2)
+            )
+    seen = []
+
+    async def keep_asking(seed):
+        for _ in range(6):
+            answer = await complete(swapping, seed=seed, response_format=LONG, max_tokens=60, n=2)
+            assert tokens_of(answer) == truth[answer["weights_version"], seed]
+            seen.append(answer["weights_version"])
+
+    async def keep_swapping():
+        for number in (0, 1, 2):
+            await asyncio.to_thread(swapping.load_weights, "senior", folders[number], f"v{number}")
+            assert (await complete(swapping, max_tokens=1))["weights_version"] == f"v{number}"
+
+    await asyncio.gather(keep_swapping(), *[keep_asking(seed) for seed in range(4)])
+    assert len(seen) == 24
+    assert seen[-1] == "v2"
+
+
+async def test_a_change_returns_when_no_old_answer_can_come_any_more(swapping, serving_model):
+    running = asyncio.create_task(complete(swapping, response_format=LONG, max_tokens=None))
+    await asyncio.sleep(0)
+    old = swapping._bindings["senior"]
+    assert old.running
+    await asyncio.to_thread(swapping.load_weights, "senior", serving_model(seed=1))
+    assert not old.running
+    assert (await running)["weights_version"] == old.version
+
+
+async def test_weights_of_another_model_are_refused_and_change_nothing(swapping, serving_model, tmp_path):
+    for file in serving_model().iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    tokenizer["added_tokens"][0]["content"] = "<|start|>"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(BadRequest, match=r"stay .*@0: the tokenizer .* differs"):
+        swapping.load_weights("senior", tmp_path)
+    assert (await complete(swapping))["weights_version"].endswith("@0")
