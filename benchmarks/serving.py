@@ -74,7 +74,7 @@ class Measured:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="random", help="'nano', a folder, or 'random' (2M random weights)")
+    parser.add_argument("--model", default="nano", help="'nano', a folder, or 'random' (2M random weights)")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--repeats", type=int, default=3, help="the median of this many runs is printed")
     options = parser.parse_args()
