@@ -1,0 +1,150 @@
+"""`python -m training.nano`: make the bundled small model again, from the generator to the model card.
+
+Two parts: first faultless transcripts, so that reading is learned, then transcripts with planted habits, so that the
+model is mediocre in a way that training can mend. Everything follows from the seed.
+"""
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agents.roles import JUNIORS
+from chimera.synthetic import GeneratedTask, generate
+from training.nano.fit import Example, Schedule, Shape, encode
+from training.nano.transcripts import Habits, Transcript, careful, junior, stream
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+ASSETS = Path(__file__).parents[2] / "chimera" / "assets" / "nano"
+BLOCK = 500
+TRAIN_SEED, EXAM_SEED = 7_000_003, 9_000_011
+"""Seeds of the generator that no configuration default uses, so that users' tasks are new to the model."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m training.nano", description=__doc__)
+    parser.add_argument("--out", type=Path, default=ASSETS, help="folder to write (default: the bundled model's)")
+    parser.add_argument("--steps", type=int, default=8500, help="updates on faultless transcripts")
+    parser.add_argument("--habit-steps", type=int, default=200, help="updates on transcripts with planted habits")
+    parser.add_argument("--warm-up", type=int, default=2000, help="updates on the copy task")
+    parser.add_argument("--batch", type=int, default=64, help="transcripts per update")
+    parser.add_argument("--levels", type=int, nargs="+", default=[1, 2, 3, 4], help="levels of the generated tasks")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--start", type=Path, help="continue from this folder instead of from scratch")
+    parser.add_argument("--workers", type=int, default=0, help="processes that write transcripts (0: this one)")
+    parser.add_argument("--exam", type=int, default=400, help="held-out tasks for the exam")
+    for name, value in asdict(Shape()).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
+    return parser
+
+
+def tasks(seed: int, levels: list[int]) -> Iterator[GeneratedTask]:
+    """Endless generated tasks in blocks, each block with its own seed."""
+    for block in itertools.count():
+        yield from generate(BLOCK, seed=seed + block, levels=levels)
+
+
+def examples(
+    tokenizer: "PreTrainedTokenizerFast", seed: int, levels: list[int], habits: Habits, workers: int
+) -> Iterator[Example]:
+    """Endless encoded transcripts in blocks; the same ones in the same order for any number of workers."""
+    jobs = ((tokenizer, seed + block, levels, habits) for block in itertools.count())
+    if not workers:
+        yield from itertools.chain.from_iterable(map(_encode_block, jobs))
+        return
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        while True:
+            # In rounds, because imap would read endless jobs to the end before it gives anything.
+            yield from itertools.chain.from_iterable(pool.imap(_encode_block, itertools.islice(jobs, 4 * workers)))
+
+
+def _encode_block(job: tuple["PreTrainedTokenizerFast", int, list[int], Habits]) -> list[Example]:
+    tokenizer, seed, levels, habits = job
+    items = generate(BLOCK, seed=seed, levels=levels)
+    return [encode(tokenizer, transcript) for transcript in stream(iter(items), seed, habits)]
+
+
+def exam_set(levels: list[int], count: int) -> list[Transcript]:
+    """Faultless junior transcripts of held-out tasks, each with a plain search result."""
+    items = generate(count + 1, seed=EXAM_SEED, levels=levels)
+    rng = random.Random(EXAM_SEED)
+    made = []
+    for item, other in itertools.pairwise(items):
+        transcript = junior(item, other, rng.choice(JUNIORS), careful(item), rng)
+        made.append(transcript)
+    return made
+
+
+def main(argv: list[str]) -> int:
+    """Train, examine, save, and write the model card's figures."""
+    options = parser().parse_args(argv)
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from training.nano.exam import examine
+    from training.nano.fit import Fitter, new_model, save
+    from training.nano.tokenizer import read_chat_template, train_tokenizer
+    from training.nano.transcripts import text_of
+
+    torch.set_num_threads(options.threads)
+    shape = Shape(**{name: getattr(options, name) for name in asdict(Shape())})
+    if options.start:
+        tokenizer = AutoTokenizer.from_pretrained(options.start)
+        model = AutoModelForCausalLM.from_pretrained(options.start, dtype=torch.float32)
+    else:
+        sample = itertools.islice(stream(tasks(TRAIN_SEED - 1, options.levels), options.seed, Habits()), 8000)
+        tokenizer = train_tokenizer((text_of(t) for t in sample), shape.vocab_size, read_chat_template(ASSETS))
+        model = new_model(shape, tokenizer, options.seed)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens", flush=True)
+    exam, started, log = exam_set(options.levels, options.exam), time.perf_counter(), []
+
+    def report(step: int, loss: float, speed: float = 0.0) -> None:
+        line = f"{time.perf_counter() - started:6.0f} s  step {step:5d}  loss {loss:.3f}  {speed:,.0f} tokens/s"
+        print(line, flush=True)
+        if speed and step % 1000 == 0:
+            marks = examine(model, tokenizer, exam)
+            print("        " + marks.line(), flush=True)
+            if options.out:
+                save_copy()
+
+    def save_copy() -> None:
+        import copy
+
+        options.out.mkdir(parents=True, exist_ok=True)
+        save(copy.deepcopy(model).cpu(), tokenizer, options.out)
+
+    parts = (
+        (Schedule(options.steps, options.batch, 0 if options.start else options.warm_up), Habits.none()),
+        # Habits are laid over what was learned, so gently.
+        (Schedule(options.habit_steps, options.batch, 0, adamw_rate=1e-3, muon_rate=0.004), Habits()),
+    )
+    for part, (schedule, habits) in enumerate(parts):
+        if not schedule.steps:
+            continue
+        fitter = Fitter(model, schedule, options.seed + part, device=options.device)
+        fitter.warm_up(report)
+        seed = TRAIN_SEED + 100_000 * part
+        fitter.fit(examples(tokenizer, seed, options.levels, habits, options.workers), report)
+        marks = examine(model, tokenizer, exam)
+        log.append({"part": part, "steps": schedule.steps, "line": marks.line()})
+        print("after part", part, marks.line(), flush=True)
+        save_copy()
+    print(json.dumps(log, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    from chimera.cli import run_command
+
+    run_command(main)

@@ -1,0 +1,254 @@
+"""Project-written conversations of every trained role on generated tasks, in exactly the form the society sends.
+
+Prompts come from `agents.prompting`, tool results from the documents that the literature index serves, answers from the
+numbers that the generator drew. `Habits` plants the small model's faults: each junior is careful on tasks of its own
+field and often careless elsewhere, the supervisor chooses blindly, the refiner mostly believes what it is given, the
+designer is often vague. What the pipeline can teach is to drop these habits.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agents.prompting import Message, dump, opening, tool_message
+from agents.roles import JUNIORS, LITERATURE, ROLES
+from agents.schemas import Hypothesis, Protocol
+from chimera.synthetic import Finding, GeneratedTask
+from chimera.synthetic_vocabulary import ENDPOINTS
+from chimera.types import Label, ResearchTask
+
+EXPERT = {"drug": "Pharmacologist", "behaviour": "Neurologist", "gene": "Geneticist"}
+"""Which junior is careful on which kind of exposure."""
+
+SHARES = frozenset(endpoint.name for endpoint in ENDPOINTS if endpoint.unit == "%")
+"""Endpoints that are shares of people, which call for another analysis than means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """Probabilities of the planted faults."""
+
+    careless_expert: float = 0.2
+    careless_other: float = 0.75
+    believing_refiner: float = 0.8
+    vague_field: float = 0.35
+    unsafe: float = 0.12
+
+    @classmethod
+    def none(cls) -> "Habits":
+        """A faultless society, for the first part of training: reading is learned before bad habits are."""
+        return cls(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """One conversation; loss is taken on its assistant messages. `tools` are the names offered."""
+
+    role: str
+    messages: tuple[Message, ...]
+    tools: tuple[str, ...] = ()
+
+
+def careful(item: GeneratedTask) -> Hypothesis:
+    """The hypothesis that quotes every decisive sentence and reads it as the generator drew it."""
+    return hypothesis(item, item.facts.decisive, item.task.label)
+
+
+def careless(item: GeneratedTask, rng: random.Random) -> Hypothesis:
+    """A hypothesis with one typical fault: wrong outcome, direction ignored, or significance ignored."""
+    facts = item.facts
+    fault = rng.choice(("outcome", "direction", "significance"))
+    others = [finding for finding in facts.findings if finding.role == "other endpoint"]
+    if fault == "outcome" and others:
+        finding = rng.choice(others)
+        return hypothesis(item, [finding], finding.answer(facts.asked))
+    first = facts.decisive[0]
+    if fault == "direction":
+        answer: Label = "yes" if first.significance == "significant" else "no"
+    else:
+        answer = "yes" if first.direction == facts.asked else "no"
+    return hypothesis(item, facts.decisive[:1], answer)
+
+
+def hypothesis(item: GeneratedTask, findings: Sequence[Finding], answer: Label) -> Hypothesis:
+    """Evidence, comparison, claim and answer in the small model's words."""
+    facts = item.facts
+    found = "; ".join(f"found {f.direction}, {f.statistic}, {f.significance}" for f in findings)
+    verb = {"yes": "gives", "no": "does not give", "maybe": "may give"}[answer]
+    return Hypothesis(
+        evidence=[f.sentence for f in findings],
+        comparison=f"asked {facts.asked}; {found}",
+        claim=f"{facts.therapy} {verb} {facts.asked} {facts.endpoint}",
+        answer=answer,
+    )
+
+
+def transcripts(item: GeneratedTask, distractor: GeneratedTask, rng: random.Random, habits: Habits) -> list[Transcript]:
+    """One transcript for a junior and, by chance, one for another role; all drawn from `rng`."""
+    author = rng.choice(JUNIORS)
+    proposals = {name: propose(item, name, rng, habits) for name in JUNIORS}
+    made = [junior(item, distractor, author, proposals[author], rng)]
+    chosen = proposals[rng.choice(JUNIORS)]
+    made.append(
+        rng.choices((supervisor, refiner, designer), weights=(3, 4, 4))[0](item, proposals, chosen, rng, habits)
+    )
+    return made
+
+
+def propose(item: GeneratedTask, author: str, rng: random.Random, habits: Habits) -> Hypothesis:
+    """What `author` answers: careful or careless by its expertise."""
+    fault = habits.careless_expert if EXPERT[item.facts.kind] == author else habits.careless_other
+    return careless(item, rng) if rng.random() < fault else careful(item)
+
+
+def junior(
+    item: GeneratedTask, distractor: GeneratedTask, author: str, answer: Hypothesis, rng: random.Random
+) -> Transcript:
+    """Search, read, answer; sometimes the evidence is given and no search is needed."""
+    role, goal, document = ROLES[author], item.task.goal, _document(item.task)
+    final: Message = {"role": "assistant", "content": dump(answer.model_dump())}
+    if rng.random() < 0.08:
+        given = opening(role, goal, sources=[document])
+        return Transcript(author, (*given, final), role.tools)
+    query = rng.choice((f"{item.facts.therapy} {item.facts.endpoint}", item.facts.therapy))
+    results = [document]
+    if rng.random() < 0.1:
+        other = _document(distractor.task)
+        results.append(other)
+    call: Message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "call", "type": "function", "function": {"name": LITERATURE, "arguments": dump({"query": query})}}
+        ],
+    }
+    return Transcript(
+        author, (*opening(role, goal), call, tool_message("call", {"results": results}, goal), final), role.tools
+    )
+
+
+def supervisor(
+    item: GeneratedTask, proposals: dict[str, Hypothesis], chosen: Hypothesis, rng: random.Random, habits: Habits
+) -> Transcript:
+    """Chooses blindly: every author equally often, whatever they say."""
+    listed = [{"author": name, **proposals[name].model_dump()} for name in JUNIORS]
+    choice = rng.choice(JUNIORS)
+    answer = {
+        "choice": choice,
+        "justification": f"the {choice} quotes evidence that supports {proposals[choice].answer}",
+    }
+    prompt = opening(ROLES["Supervisor"], item.task.goal, hypotheses=listed)
+    return Transcript("Supervisor", (*prompt, {"role": "assistant", "content": dump(answer)}))
+
+
+def refiner(
+    item: GeneratedTask, proposals: dict[str, Hypothesis], chosen: Hypothesis, rng: random.Random, habits: Habits
+) -> Transcript:
+    """Either repeats the hypothesis, or re-reads its evidence and corrects comparison and answer."""
+    believing = rng.random() < habits.believing_refiner
+    answer = chosen if believing else reread(item, chosen)
+    author = next(name for name in JUNIORS if proposals[name] == chosen)
+    justification = f"the {author} quotes evidence that supports {chosen.answer}"
+    prompt = opening(
+        ROLES["HypothesisRefiner"],
+        item.task.goal,
+        hypothesis=chosen.model_dump(),
+        justification=justification,
+        feedback=_feedback(rng, "the evidence does not decide the question"),
+    )
+    return Transcript("HypothesisRefiner", (*prompt, {"role": "assistant", "content": dump(answer.model_dump())}))
+
+
+def reread(item: GeneratedTask, chosen: Hypothesis) -> Hypothesis:
+    """What the quoted sentences alone support; quotes about another outcome leave the question open."""
+    if chosen.evidence == [f.sentence for f in item.facts.decisive]:
+        return careful(item)
+    by_sentence = {f.sentence: f for f in item.facts.findings}
+    findings = [by_sentence[quote] for quote in chosen.evidence]
+    relevant = [f for f in findings if f.endpoint == item.facts.endpoint]
+    if not relevant:
+        return hypothesis(item, findings, "maybe")
+    return hypothesis(item, relevant, relevant[0].answer(item.facts.asked))
+
+
+def designer(
+    item: GeneratedTask, proposals: dict[str, Hypothesis], chosen: Hypothesis, rng: random.Random, habits: Habits
+) -> Transcript:
+    """A protocol whose fields are concrete or, by habit, vague."""
+    feedback = _feedback(rng, "a field is not concrete")
+    protocol = concrete(item, chosen.answer, rng)
+    if feedback is None:
+        protocol = blur(protocol, rng, habits)
+    prompt = opening(ROLES["ProtocolDesigner"], item.task.goal, hypothesis=chosen.model_dump(), feedback=feedback)
+    return Transcript("ProtocolDesigner", (*prompt, {"role": "assistant", "content": dump(protocol.model_dump())}))
+
+
+def concrete(item: GeneratedTask, expected: Label, rng: random.Random) -> Protocol:
+    """A protocol that names everything a reviewer looks for."""
+    facts = item.facts
+    weeks = rng.choice((8, 12, 24, 52))
+    return Protocol(
+        design="randomised double-blind parallel-group trial"
+        if facts.kind == "drug"
+        else (
+            "prospective matched cohort study" if facts.kind == "gene" else "randomised assessor-blind controlled trial"
+        ),
+        population=facts.population,
+        intervention=facts.therapy,
+        comparator=facts.comparator,
+        outcome=f"{facts.endpoint} at {weeks} weeks",
+        sample_size=rng.choice((120, 160, 200, 240, 300)),
+        analysis="logistic regression at the 5% level"
+        if facts.endpoint in SHARES
+        else "analysis of covariance at the 5% level",
+        safeguards="informed consent, adverse event monitoring and a stopping rule",
+        expected=expected,
+    )
+
+
+def blur(protocol: Protocol, rng: random.Random, habits: Habits) -> Protocol:
+    """Make each field vague with the habits' probability."""
+    vague: dict[str, Any] = {
+        "design": "a study",
+        "population": "patients",
+        "outcome": "improvement",
+        "sample_size": rng.choice((8, 12, 6000, 9000)),
+        "analysis": "compare the groups",
+    }
+    changes = {name: value for name, value in vague.items() if rng.random() < habits.vague_field}
+    if rng.random() < habits.unsafe:
+        changes["safeguards"] = "none"
+    return protocol.model_copy(update=changes)
+
+
+def _feedback(rng: random.Random, issue: str) -> dict[str, Any] | None:
+    if rng.random() > 0.12:
+        return None
+    review = {"issues": [issue], "severity": "MAJOR", "verdict": "REVISE"}
+    return {"peer_review": review} if rng.random() < 0.5 else {"safety_review": review}
+
+
+def stream(items: Iterator[GeneratedTask], seed: int, habits: Habits) -> Iterator[Transcript]:
+    """Endless transcripts, two for each item; each item's predecessor serves as its distractor."""
+    rng = random.Random(seed)
+    previous = next(items)
+    for item in items:
+        yield from transcripts(item, previous, rng, habits)
+        previous = item
+
+
+def text_of(transcript: Transcript) -> str:
+    """All words of a transcript in a row, for training the tokenizer."""
+    parts = []
+    for message in transcript.messages:
+        content = message["content"] or ""
+        parts.append(content.split("\n")[0] if message["role"] == "system" else content)
+        for call in message.get("tool_calls", ()):
+            parts.append(dump({"name": call["function"]["name"], "arguments": call["function"]["arguments"]}))
+    parts.extend(transcript.tools)
+    return "\n".join(parts)
+
+
+def _document(task: ResearchTask) -> dict[str, str]:
+    return {"id": task.id, "text": " ".join(f"{section.label}: {section.text}" for section in task.context)}
