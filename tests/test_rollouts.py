@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import os
+import re
 import signal
 from collections import Counter
 from contextlib import asynccontextmanager
@@ -271,6 +272,19 @@ def test_neither_conclusion_nor_key_is_anywhere_in_the_run(gathered):
     assert CONCLUSION not in json.dumps(gathered.server.requests)
 
 
+def test_the_view_shows_failures_once_a_kind_and_every_part(gathered):
+    from training.view import result_table
+
+    output = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115  closed with the console
+    output.print(result_table("gather", list(gathered.records.values()), 60.0))
+    text = output.export_text()
+    assert re.search(r"rollouts per minute\W+9\.0", text)
+    assert re.search(r"failed\W+2\W*\n", text)
+    assert re.search(r"runner # \(process #\) was killed by SIGKILL.*1", text)
+    assert re.search(r"without a reward.*1", text)
+    assert re.search(r"impact\W+0\.150", text)
+
+
 def test_summary_counts_failures_and_leaves_missing_rewards_out(gathered):
     figures = summarize(list(gathered.records.values()))
     assert (figures["rollouts"], figures["failed"], figures["unscored"]) == (9, 2, 1)
@@ -311,7 +325,7 @@ async def test_late_and_hanging_rollouts_fail_and_the_hanging_runner_is_replaced
         await until(lambda: pid not in lab.pool.pids().values())
         scripted_openai.hooks[:] = [lambda request: (400, "stop here")]
         refused = (await collect(lab, [task("refused")]))["refused"]
-        assert "stop here" in refused.error
+        assert re.fullmatch(r"\w+: model 'junior' answered 400: stop here", refused.error)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 

@@ -15,10 +15,11 @@ from agents.record import CallRecord, ModelCall, ToolUse
 from agents.society import Society
 from agents.tools import Toolbox
 from chimera.config import Config
-from chimera.errors import ChimeraError, RoleError
+from chimera.errors import ChimeraError, ModelError, RoleError
 from chimera.serving.client import Completion, HttpModel
 from evaluation.judge import Judge
 from training import resources as model_resources
+from training.gateway import plain_error
 from training.rewards import Reward, compute_reward
 from training.rollouts import Outcome, RolloutInput
 
@@ -35,7 +36,10 @@ class TracedModel(HttpModel):
 
     async def complete(self, key: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Completion:
         """Answer as `HttpModel` does."""
-        completion = await super().complete(key, messages, **options)
+        try:
+            completion = await super().complete(key, messages, **options)
+        except ModelError as error:
+            raise ModelError(plain_error(str(error)), retriable=error.retriable) from error
         _responses.get().append(completion.response_id)
         if completion.weights_version is not None:
             self.weights_versions.setdefault(key, set()).add(completion.weights_version)

@@ -5,7 +5,9 @@ to the server behind the logical model, and writes the exchange with its token i
 """
 
 import asyncio
+import json
 import os
+import re
 import secrets
 import signal
 from collections.abc import Callable, Mapping
@@ -22,6 +24,9 @@ from chimera.errors import ChimeraError, RunError
 from chimera.serving.client import Endpoint
 from training import children
 from training.telemetry import ExchangeTelemetry, use_plain_resources
+
+_ADDRESS = re.compile(r" \(\S+ at http\S+/rollout/\S+\)")
+_WRAPPED = re.compile(r"litellm\.\w+: .*?\w+Exception - (.*?)(?:\n\nLiteLLM: .*)?$", re.DOTALL)
 
 START_SECONDS = 60.0
 MAX_RESTARTS = 3
@@ -129,6 +134,19 @@ def model_list(models: ModelsConfig, endpoints: Mapping[str, Endpoint]) -> list[
             parameters["extra_body"] = {"return_token_ids": True}
         entries.append({"model_name": name, "litellm_params": parameters})
     return entries
+
+
+def plain_error(text: str) -> str:
+    """What the server behind the gateway said, without the rollout's address and what LiteLLM 1.106 puts around it."""
+    text = _ADDRESS.sub("", text)
+    wrapped = _WRAPPED.search(text)
+    if wrapped is None:
+        return text
+    try:
+        said = json.loads(wrapped[1])["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        said = wrapped[1]
+    return f"{text[: wrapped.start()]}{said}"
 
 
 def serve(spec: GatewaySpec, port: int, ready: Connection) -> None:

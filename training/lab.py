@@ -32,6 +32,8 @@ GRACE_SECONDS = 30.0
 """A runner ends a late rollout itself; after this much longer it counts as hanging and is killed."""
 TRACE_SECONDS = 10.0
 """How long a finished rollout's last exchanges may take from the gateway to the store."""
+SETTLE_SECONDS = 0.5
+"""How long to wait for late exchanges of a rollout whose runner could not tell what they are."""
 LOOK_SECONDS = 1.0
 """The store's own time-outs announce nothing, so it is looked at this often even when nothing is announced."""
 ENDED = ("succeeded", "failed", "cancelled")
@@ -167,7 +169,7 @@ class Lab:
     async def _collect(self, rollout: agl.Rollout, given: RolloutInput) -> RolloutRecord:
         """Bring trace and outcome together, and write both down."""
         attempt = await self.store.get_latest_attempt(rollout.rollout_id)
-        spans = await self._trace(rollout.rollout_id)
+        spans = await self._trace(rollout.rollout_id, attempt)
         path = Path("traces") / given.phase / f"{rollout.rollout_id}.jsonl.gz"
         if spans:
             traces.write(spans, self.run.path / path)
@@ -179,14 +181,18 @@ class Lab:
             self.pool.kill(attempt.worker_id)
         return record
 
-    async def _trace(self, rollout_id: str) -> Sequence[agl.Span]:
+    async def _trace(self, rollout_id: str, attempt: agl.Attempt | None) -> Sequence[agl.Span]:
         """The rollout's spans; the gateway writes an exchange just after answering, so the last may be on their way."""
         deadline = self._loop.time() + TRACE_SECONDS
-        while True:
+        spans = (await self.store.query_spans(rollout_id)).items
+        if attempt is not None and traces.outcome(spans, attempt.attempt_id) is None:
+            # The runner died: what it asked for last is not known.
+            await asyncio.sleep(SETTLE_SECONDS)
             spans = (await self.store.query_spans(rollout_id)).items
-            if not traces.untraced(spans) or self._loop.time() > deadline:
-                return spans
+        while traces.untraced(spans) and self._loop.time() < deadline:
             await asyncio.sleep(0.05)
+            spans = (await self.store.query_spans(rollout_id)).items
+        return spans
 
     def _record(
         self,

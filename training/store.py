@@ -21,6 +21,9 @@ SCAN_SECONDS = 1.0
 SPAN_MEMORY_BYTES = 512 * 2**20
 FINAL_ATTEMPT: frozenset[AttemptStatus] = frozenset({"succeeded", "failed", "timeout"})
 
+REVIVED = {("running", "failed"), ("running", "timeout")}
+"""Rollout and latest attempt in states that contradict each other."""
+
 
 class LabStore(agl.LightningStoreServer):
     """Store server in a thread of the main process, on loopback; spans beyond 512 MB are evicted, oldest first."""
@@ -81,6 +84,20 @@ class LabStore(agl.LightningStoreServer):
             self._wake()
             self._on_ended(rollout_id)
         return attempt
+
+    async def add_many_spans(self, spans: Sequence[agl.Span]) -> Sequence[agl.Span]:
+        """Add spans; a rollout that waits for another attempt goes on waiting.
+
+        agentlightning 0.3.0 takes a late span of a failed attempt (the gateway sends the last exchange after the
+        answer) for a sign of life and sets the rollout from "requeuing" to "running", so that no runner would get it.
+        """
+        added = await super().add_many_spans(spans)
+        for rollout_id in {span.rollout_id for span in spans}:
+            rollout = await self.get_rollout_by_id(rollout_id)
+            if isinstance(rollout, agl.AttemptedRollout) and (rollout.status, rollout.attempt.status) in REVIVED:
+                await self.update_rollout(rollout_id, status="requeuing")
+                self._wake()
+        return added
 
     def dismiss(self, worker_id: str) -> None:
         """Give no more work to this worker: its process has ended, though its last request may still wait here."""

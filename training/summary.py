@@ -1,5 +1,6 @@
 """Figures about a set of rollouts, as pure functions: what the view, the ledger and the metrics show."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
@@ -28,8 +29,9 @@ def part_means(records: Sequence[RolloutRecord]) -> dict[str, float | None]:
 
 
 def failures(records: Sequence[RolloutRecord]) -> Counter[str]:
-    """How often each reason of failure occurred."""
-    return Counter(record.error or "" for record in records if record.status == "failed")
+    """How often each kind of failure occurred: reasons that differ in numbers or after 90 characters are one kind."""
+    reasons = [record.error or "" for record in records if record.status == "failed"]
+    return Counter(re.sub(r"\d+", "#", reason)[:90] for reason in reasons)
 
 
 def summarize(records: Sequence[RolloutRecord]) -> dict[str, Any]:

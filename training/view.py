@@ -170,14 +170,14 @@ def result_table(name: str, records: Sequence[RolloutRecord], seconds: float) ->
     """The table at the end of a phase."""
     figures: dict[str, Any] = summarize(records)
     table = Table(title=f"{name}: {len(records)} rollouts in {seconds:.1f} s", title_justify="left")
-    table.add_column("figure")
-    table.add_column("value", justify="right")
+    table.add_column("figure", overflow="ellipsis", no_wrap=True, max_width=64)
+    table.add_column("value", justify="right", no_wrap=True, min_width=6)
     if seconds > 0:
         table.add_row("rollouts per minute", f"{60 * len(records) / seconds:.1f}")
     table.add_row("succeeded", str(figures["succeeded"]))
     table.add_row("failed", str(figures["failed"]))
     for reason, times in failures(records).most_common(5):
-        table.add_row(f"  {reason[:100]}", str(times))
+        table.add_row(f"  {reason}", str(times))
     if figures["unscored"]:
         table.add_row("without a reward (a part is missing)", str(figures["unscored"]))
     table.add_section()

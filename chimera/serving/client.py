@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from chimera.errors import ModelError
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+    from openai import APIStatusError, AsyncOpenAI
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class HttpModel:
             raise ModelError(f"{where} cannot be reached: is the server running?", retriable=True) from error
         except openai.APIStatusError as error:
             retriable = error.status_code == 429 or error.status_code >= 500
-            raise ModelError(f"{where} answered {error.status_code}: {error.message}", retriable=retriable) from error
+            raise ModelError(f"{where} answered {error.status_code}: {_said(error)}", retriable=retriable) from error
         return _parse(response.model_dump(), where)
 
     async def aclose(self) -> None:
@@ -144,6 +144,12 @@ class HttpModel:
             await self._connections.close()
         self._connections = None
         self._clients.clear()
+
+
+def _said(error: "APIStatusError") -> str:
+    """The server's own message; `error.message` is the whole body, as Python writes it."""
+    message = error.body.get("message") if isinstance(error.body, dict) else None
+    return message if isinstance(message, str) and message else error.message
 
 
 def _parse(response: dict[str, Any], where: str) -> Completion:
