@@ -90,7 +90,7 @@ def main(argv: list[str]) -> int:
     """Train, examine, save, and write the model card's figures."""
     options = parser().parse_args(argv)
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer, Qwen2ForCausalLM
 
     from training.nano.exam import examine
     from training.nano.fit import Fitter, new_model, save
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int:
     shape = Shape(**{name: getattr(options, name) for name in asdict(Shape())})
     if options.start:
         tokenizer = AutoTokenizer.from_pretrained(options.start)
-        model = AutoModelForCausalLM.from_pretrained(options.start, dtype=torch.float32)
+        model = Qwen2ForCausalLM.from_pretrained(options.start, dtype=torch.float32)
     else:
         sample = itertools.islice(stream(tasks(TRAIN_SEED - 1, options.levels), options.seed, Habits()), 8000)
         tokenizer = train_tokenizer((text_of(t) for t in sample), shape.vocab_size, read_chat_template(ASSETS))

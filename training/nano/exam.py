@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from agents.schemas import Hypothesis
 from chimera.types import LABELS
-from training.nano.fit import _render
+from training.nano.fit import render
 from training.nano.transcripts import Transcript
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def examine(
     batch: int = 200,
 ) -> Marks:
     """Let the model write each transcript's last turn and compare it with the transcript's own."""
-    prompts = [_render(tokenizer, t, len(t.messages) - 1, generation=True) for t in transcripts]
+    prompts = [render(tokenizer, t, len(t.messages) - 1, generation=True) for t in transcripts]
     truth = [Hypothesis.model_validate_json(t.messages[-1]["content"]) for t in transcripts]
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     given: dict[int, Hypothesis | None] = {}
@@ -94,7 +94,7 @@ def _generate(
     model.eval()
     sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
     with torch.inference_mode():
-        output = model.generate(
+        output = model.generate(  # pyright: ignore[reportAttributeAccessIssue] - transformers 5's protocol rejects its own class
             input_ids=encoded["input_ids"].to(model.device),
             attention_mask=encoded["attention_mask"].to(model.device),
             max_new_tokens=256,

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from training.nano.tokenizer import END, PAD
+
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
@@ -67,15 +69,16 @@ def encode(tokenizer: "PreTrainedTokenizerFast", transcript: "Transcript") -> Ex
     for position, message in enumerate(transcript.messages):
         if message["role"] != "assistant":
             continue
-        prompt = _render(tokenizer, transcript, position, generation=True)
-        answered = _render(tokenizer, transcript, position + 1, generation=False)
+        prompt = render(tokenizer, transcript, position, generation=True)
+        answered = render(tokenizer, transcript, position + 1, generation=False)
         append(prompt[len(rendered) :], False)
         append(answered[len(prompt) :].removesuffix("\n"), True)
         rendered = answered.removesuffix("\n")
     return Example(tokens, learned)
 
 
-def _render(tokenizer: "PreTrainedTokenizerFast", transcript: "Transcript", count: int, *, generation: bool) -> str:
+def render(tokenizer: "PreTrainedTokenizerFast", transcript: "Transcript", count: int, *, generation: bool) -> str:
+    """The first `count` messages as the model reads them; `generation` opens the assistant's turn."""
     text = tokenizer.apply_chat_template(
         list(transcript.messages[:count]),
         tools=[{"type": "function", "function": {"name": name}} for name in transcript.tools] or None,
@@ -103,10 +106,16 @@ def new_model(shape: Shape, tokenizer: "PreTrainedTokenizerFast", seed: int) -> 
             max_position_embeddings=shape.context_length,
             tie_word_embeddings=True,
             bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=_id_of(tokenizer, END),
+            pad_token_id=_id_of(tokenizer, PAD),
         )
     )
+
+
+def _id_of(tokenizer: "PreTrainedTokenizerFast", token: str) -> int:
+    number = tokenizer.convert_tokens_to_ids(token)
+    assert isinstance(number, int)
+    return number
 
 
 class Fitter:

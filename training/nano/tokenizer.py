@@ -46,12 +46,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, chat_template: str) -
     learned = json.loads(learner.to_str())["model"]
     tokenizer = Qwen2Tokenizer(
         vocab=learned["vocab"],
-        merges=[tuple(merge) for merge in learned["merges"]],
+        merges=[tuple(merge) for merge in learned["merges"]],  # pyright: ignore[reportArgumentType] - typed for text only
         eos_token=END,
         pad_token=PAD,
         extra_special_tokens=[START],
     )
-    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])
+    for mark in marks:
+        tokenizer.add_tokens(AddedToken(mark, special=False, normalized=False))  # pyright: ignore[reportArgumentType] - same class, re-exported
     tokenizer.chat_template = chat_template
     return tokenizer
 
