@@ -340,6 +340,31 @@ async def test_a_run_whose_runners_all_die_ends_with_their_reason(scripted_opena
             await collect(lab, [task("any")])
 
 
+async def test_the_death_of_the_model_server_ends_the_run_at_once_with_its_log(scripted_openai, tmp_path):
+    arrived = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def script(_request):
+        loop.call_soon_threadsafe(arrived.set)
+        return asyncio.sleep(60)
+
+    scripted_openai.hooks[:] = [script]
+    given = config_for(scripted_openai.url, tmp_path, runners=1).model_dump()
+    config = Config.model_validate({**given, "models": {**given["models"], "judge": {"kind": "rubric"}}})
+    async with open_lab(scripted_openai.url, tmp_path, [task("waiting")], config=config) as lab:
+        collecting = asyncio.create_task(collect(lab, [task("waiting")]))
+        await arrived.wait()
+        os.kill(lab.servers.pid, signal.SIGKILL)
+        with pytest.raises(RunError) as caught:
+            await collecting
+    message = str(caught.value)
+    assert f"process {lab.servers.pid}) was killed by SIGKILL" in message
+    assert str(lab.run.path / "logs" / "models.log") in message
+    assert "Application startup complete" in message
+    (rollout,) = (await lab.store.query_rollouts()).items
+    assert rollout.status == "cancelled"
+
+
 def test_gather_draws_tasks_without_replacement_and_by_seed():
     dataset = Dataset(tuple(task(f"drug{number}") for number in range(20)), (), (), "generated", "test")
     config = Config.model_validate({"gather": {"tasks": 5, "repeats": 2}})

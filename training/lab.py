@@ -35,7 +35,7 @@ TRACE_SECONDS = 10.0
 SETTLE_SECONDS = 0.5
 """How long to wait for late exchanges of a rollout whose runner could not tell what they are."""
 LOOK_SECONDS = 1.0
-"""The store's own time-outs announce nothing, so it is looked at this often even when nothing is announced."""
+"""The store's own time-outs and the model server's end announce nothing, so they are looked for this often."""
 ENDED = ("succeeded", "failed", "cancelled")
 
 
@@ -120,7 +120,7 @@ class Lab:
         Failed rollouts are yielded too. When the caller stops iterating, rollouts that have not started never will.
 
         Raises:
-            RunError: No runner is left, or the gateway cannot be kept up.
+            RunError: No runner is left, the gateway cannot be kept up, or the model server has ended.
         """
         policy = agl.RolloutConfig(
             timeout_seconds=self.config.rollouts.timeout_s + GRACE_SECONDS,
@@ -137,6 +137,7 @@ class Lab:
         collecting: set[asyncio.Task[RolloutRecord]] = set()
         try:
             while pending or collecting:
+                self._check()
                 for rollout in await self._ended(pending):
                     given = pending.pop(rollout.rollout_id)
                     collecting.add(asyncio.create_task(self._collect(rollout, given)))
@@ -163,8 +164,12 @@ class Lab:
         changed = asyncio.create_task(self._changed.wait())
         await asyncio.wait({changed, *collecting}, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         changed.cancel()
+
+    def _check(self) -> None:
+        """Raise what keeps all further rollouts from succeeding, if there is anything."""
         if self._failure is not None:
             raise self._failure
+        self.servers.check()
 
     async def _collect(self, rollout: agl.Rollout, given: RolloutInput) -> RolloutRecord:
         """Bring trace and outcome together, and write both down."""

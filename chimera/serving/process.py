@@ -8,6 +8,7 @@ does, however that ends.
 import json
 import os
 import secrets as random_secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -20,12 +21,13 @@ from typing import Any
 import httpx
 
 from chimera.config import ModelConfig, ModelsConfig, ServingConfig
-from chimera.errors import ConfigError, ModelError
+from chimera.errors import ConfigError, ModelError, RunError
 from chimera.serving.checkpoint import locate
 from chimera.serving.client import Endpoint
 
 START_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 15.0
+STOP_TIMEOUT_S = 5.0
+"""Then it is killed: Ctrl-C must have ended a run within 10 s."""
 SWAP_TIMEOUT_S = 300.0
 LOG_LINES = 15
 
@@ -60,6 +62,15 @@ class ModelServers:
     def versions(self) -> dict[str, str]:
         """The version of the weights behind each embedded or rubric model, by logical name."""
         return {} if self._server is None else self._server.request("GET", "/health")["models"]
+
+    def check(self) -> None:
+        """Return if the server process, when there is one, still runs.
+
+        Raises:
+            RunError: it has ended; with its last log lines.
+        """
+        if self._server is not None:
+            self._server.check()
 
     @property
     def pid(self) -> int | None:
@@ -139,7 +150,7 @@ class ServerProcess:
 
         Raises:
             ConfigError: a model's folder cannot be used.
-        ModelError: it ended, or did not answer in time; with its last log lines.
+            ModelError: it ended, or did not answer in time; with its last log lines.
         """
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
@@ -159,6 +170,20 @@ class ServerProcess:
             f"the model server did not answer within {START_TIMEOUT_S:g} s. Its last log lines ({self._log_file}):\n"
             f"{self._log_tail()}"
         )
+
+    def check(self) -> None:
+        """Return if the process still runs.
+
+        Raises:
+            RunError: it has ended; with its last log lines.
+        """
+        code = self._process.poll()
+        if code is not None:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            raise RunError(
+                f"the model server (process {self.pid}) {how} while the run needed it. Its last log lines "
+                f"({self._log_file}):\n{self._log_tail()}"
+            )
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """One call of the server's own routes.
