@@ -13,9 +13,11 @@ back unchanged.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from agents.roles import Role
+from agents.schemas import Answer
 
 Message = dict[str, Any]
 """One OpenAI chat message."""
@@ -53,8 +55,14 @@ def repair_message(error: str, goal: str) -> Message:
 
 
 def response_format(role: Role) -> dict[str, Any]:
-    """The OpenAI `response_format` for a role's schema; its name tells graders which role is asking."""
-    return schema_format(role.schema.__name__, role.schema.model_json_schema())
+    """The OpenAI `response_format` for a role's schema, the caller's own copy; its name tells graders who is asking."""
+    return schema_format(role.schema.__name__, json.loads(_schema_text(role.schema)))
+
+
+@cache
+def _schema_text(schema: type[Answer]) -> str:
+    """The JSON schema as text: pydantic takes long to make it for every model call, and text cannot be changed."""
+    return json.dumps(schema.model_json_schema())
 
 
 def schema_format(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import respx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.prompting import dump, payload_of
+from agents.prompting import dump, payload_of, response_format
 from agents.record import ModelCall, ToolUse
 from agents.roles import JUNIORS, ROLES
 from chimera.errors import RoleError
@@ -250,6 +250,23 @@ def shape(model):
 
     requests = sorted((request.role, len(request.messages), request) for request in model.requests)
     return [(role, [message_shape(message) for message in request.messages]) for role, _, request in requests]
+
+
+@pytest.mark.parametrize("role", ROLES.values(), ids=lambda role: role.name)
+def test_each_caller_gets_its_own_response_format_with_the_roles_schema(role):
+    expected = {"name": role.schema.__name__, "schema": role.schema.model_json_schema()}
+    mine = response_format(role)
+    assert mine == {"type": "json_schema", "json_schema": expected}
+    mine["json_schema"]["schema"]["properties"].clear()
+    mine["json_schema"]["name"] = "other"
+    assert response_format(role)["json_schema"] == expected
+
+
+def test_a_schema_is_made_once_whatever_the_number_of_calls(monkeypatch):
+    role = ROLES["Supervisor"]
+    expected = response_format(role)
+    monkeypatch.setattr(role.schema, "model_json_schema", lambda: pytest.fail("the schema was made again"))
+    assert response_format(role) == expected
 
 
 @given(st.dictionaries(st.text(max_size=8), st.text(max_size=40) | st.sampled_from(HOSTILE), max_size=4))
