@@ -138,10 +138,13 @@ class SocietyConfig(Section):
     node_retries: int = Field(default=1, ge=0, description="further tries of a role after a retriable model error")
 
     def unused(self) -> Mapping[str, str]:
-        """Without revisions in total, their kinds do not matter."""
-        if self.max_revisions > 0:
-            return {}
-        return dict.fromkeys(("max_major_revisions", "max_critical_revisions"), "society.max_revisions is 0")
+        """Without a total, the kinds of revision do not matter, nor does a total that the kinds cannot reach."""
+        if self.max_revisions == 0:
+            return dict.fromkeys(("max_major_revisions", "max_critical_revisions"), "society.max_revisions is 0")
+        reachable = self.max_major_revisions + self.max_critical_revisions
+        if self.max_revisions > reachable:
+            return {"max_revisions": f"max_major_revisions and max_critical_revisions allow only {reachable} in total"}
+        return {}
 
 
 class ToolsConfig(Section):
@@ -232,6 +235,8 @@ class Config(Section):
         models = [getattr(self.models, name) for name in ModelsConfig.model_fields]
         if all(model.kind != "embedded" for model in models):
             found |= {f"serving.{key}": "no model is 'embedded'" for key in ServingConfig.model_fields}
+        if self.society.max_tool_calls == 0:
+            found |= {f"tools.{key}": "society.max_tool_calls is 0" for key in ToolsConfig.model_fields}
         return found
 
 
@@ -254,6 +259,7 @@ def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), *
         settings = _inherit({key: setting for key, setting in file.items() if key not in outdated} | given)
         config = validate(Config, settings)
     refuse_unused(config, settings)
+    _check_players(config.models)
     if not own_question:
         _check_evidence(config)
     return config
@@ -293,6 +299,14 @@ def _inherit(settings: Mapping[str, Setting]) -> dict[str, Setting]:
                 continue
             merged[key] = Setting(source.value, f"from models.junior.{field} {source.place}")
     return merged
+
+
+def _check_players(models: ModelsConfig) -> None:
+    if graders := [name for name in ("junior", *HEIRS) if getattr(models, name).kind == "rubric"]:
+        raise ConfigError(
+            f"models.{graders[0]}.kind=rubric cannot work: a rubric grades what others wrote; "
+            "set it to embedded or endpoint"
+        )
 
 
 def _check_evidence(config: Config) -> None:

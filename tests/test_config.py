@@ -185,7 +185,10 @@ def test_a_wrong_override_is_one_sentence(override: str, words: list[str]):
         (["tools.retries=3"], "tools.retries", "'local'"),
         (["tools.timeout_s=3"], "tools.timeout_s", "'local'"),
         (["society.max_revisions=0", "society.max_major_revisions=1"], "society.max_major_revisions", "is 0"),
-        (["models.junior.kind=rubric", "serving.slots=4"], "serving.slots", "embedded"),
+        (["society.max_revisions=3"], "society.max_revisions", "only 2 in total"),
+        (["society.max_major_revisions=0", "society.max_revisions=2"], "society.max_revisions", "only 1 in total"),
+        (["society.evidence=given", "society.max_tool_calls=0", "tools.results=5"], "tools.results", "is 0"),
+        ([*endpoint("junior"), "serving.slots=4"], "serving.slots", "embedded"),
     ],
 )
 def test_a_key_that_has_no_effect_is_an_error_even_at_its_default(overrides: list[str], key: str, because: str):
@@ -201,7 +204,8 @@ def test_a_key_that_has_no_effect_is_an_error_even_at_its_default(overrides: lis
     [
         ["data.path=hub"],
         ["society.max_revisions=0"],
-        ["models.junior.kind=rubric"],
+        ["society.max_critical_revisions=0"],
+        ["society.evidence=given", "society.max_tool_calls=0"],
         endpoint("junior"),
         endpoint("board"),
     ],
@@ -258,9 +262,15 @@ def test_an_heir_of_another_kind_inherits_only_what_it_reads():
         "models.junior.timeout_s=9",
         *endpoint("senior"),
     ]
-    models = load_config(None, [*overrides, "models.supervisor.kind=rubric"]).models
+    models = load_config(None, overrides).models
     assert (models.senior.kind, models.senior.path, models.senior.temperature) == ("endpoint", "nano", 0.5)
-    assert (models.supervisor.kind, models.supervisor.path, models.supervisor.timeout_s) == ("rubric", "nano", 9)
+    assert (models.supervisor.kind, models.supervisor.path, models.supervisor.timeout_s) == ("embedded", "a", 9)
+
+
+@pytest.mark.parametrize("model", ["junior", *HEIRS])
+def test_a_rubric_grades_and_cannot_play_a_role_that_writes(model: str):
+    with pytest.raises(ConfigError, match=rf"models\.{model}\.kind=rubric cannot work: .* embedded or endpoint"):
+        load_config(None, [f"models.{model}.kind=rubric"])
 
 
 def test_a_key_is_not_inherited_to_another_server():
