@@ -201,7 +201,11 @@ def load_test_ids(path: Path) -> dict[str, Label | None]:
 
 def check_file(path: Path, remedy: str) -> None:
     """Raise a DataError unless `path` is a file; `remedy` says what to give instead of a missing one."""
-    if not path.exists():
+    try:
+        found = path.exists()
+    except OSError as error:  # such as a name that is too long
+        raise DataError(f"{path}: cannot be read: {error.strerror}; {remedy}") from error
+    if not found:
         raise DataError(f"{path}: no such file; {remedy}")
     if not path.is_file():
         raise DataError(f"{path}: is a folder, not a file; give the path of the file in it")

@@ -234,6 +234,8 @@ def test_missing_file_and_folder(tmp_path):
         load_test_ids(tmp_path / "ids.json")
     with pytest.raises(DataError, match="is a folder, not a file"):
         load_file(tmp_path)
+    with pytest.raises(DataError, match=r"cannot be read: .*; give a PubMedQA file"):
+        load_file(tmp_path / ("x" * 300))
 
 
 def test_test_ids_in_every_form(write):
