@@ -50,10 +50,16 @@ class Run:
         With `resume` an existing run is continued: changed settings are recorded in its ledger and replace config.yaml.
 
         Raises:
-            RunError: the name is unsafe or taken, another process writes the run, or `resume` would change its tasks.
+            RunError: the folder cannot be made, the name is unsafe or taken, another process writes the run, or
+                `resume` would change its tasks.
         """
         load_secrets(api_key_names(config.models.model_dump()))
-        path = _new_folder(config.runs_dir) if name is None else _named_folder(name, config.runs_dir, resume)
+        try:
+            path = _new_folder(config.runs_dir) if name is None else _named_folder(name, config.runs_dir, resume)
+        except OSError as error:
+            raise RunError(
+                f"runs_dir={config.runs_dir} cannot be written to ({error.strerror}): set runs_dir to another folder"
+            ) from error
         run = cls(path, writable=True)
         _take_ownership(path)
         try:
@@ -241,7 +247,7 @@ def _named_folder(name: str, runs_dir: Path, resume: bool) -> Path:
         path.mkdir()
     except FileExistsError as error:
         if not resume:
-            raise RunError(f"run {name!r} exists in {runs_dir}: resume it, or choose another name") from error
+            raise RunError(f"run {name!r} exists in {runs_dir}: choose another name") from error
     return path
 
 

@@ -17,14 +17,18 @@ def main(argv: list[str]) -> int | None:
     from chimera.data import load
     from chimera.runs import Run
     from chimera.secrets import api_key_names, load_secrets
-    from training.phases import check_names
+    from chimera.serving.process import check_models
+    from training.phases import check_names, make_phases
     from training.session import train
 
-    phases = check_names(arguments.phases)
+    phases = make_phases(check_names(arguments.phases))
     secrets = load_secrets(api_key_names(config.models.model_dump()))
     dataset = load(config.data)
+    check_models(config.models, secrets)
+    for phase in phases:
+        phase.check(config, dataset)
     with Run.create(arguments.name, config) as run:
-        print(f"run {run.path}: {', '.join(phases)} on {dataset.describe()}", flush=True)
+        print(f"run {run.path}: {', '.join(phase.name for phase in phases)} on {dataset.describe()}", flush=True)
         train(run, config, dataset, phases, secrets)
     return 0
 

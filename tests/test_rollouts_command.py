@@ -1,24 +1,34 @@
 """`python -m chimera.train` as a process: what it prints and writes, and that nothing outlives it, however it ends."""
 
+import asyncio
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import psutil
 import pytest
 import yaml
 
+from chimera.errors import ConfigError
 from chimera.jsonl import read_lines
 
 CLEAN_STOP_SECONDS = 10.0
 
 
+JUNIOR_CALLS = 6
+"""In one rollout: three juniors search and answer."""
+
+
 @pytest.fixture(scope="module")
 def start_training(scripted_openai, tmp_path_factory):
-    """`start(*overrides)` runs the command on generated tasks; trained roles are scripted, the rest are rubrics."""
+    """`start(name, *overrides)` runs the command on generated tasks; trained roles are scripted, the rest are rubrics.
+
+    When `endless`, each runner answers one task and then waits for its next model call until the run is stopped.
+    """
     folder = tmp_path_factory.mktemp("command")
     endpoint = {"kind": "endpoint", "base_url": scripted_openai.url, "model": "scripted"}
     config = {
@@ -29,17 +39,25 @@ def start_training(scripted_openai, tmp_path_factory):
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     started = []
+    calls = Counter()
 
-    def start(name, *overrides):
+    def wait(request):
+        calls[request["model"]] += 1
+        endless = request["model"].startswith("endless") and calls[request["model"]] > 2 * JUNIOR_CALLS
+        return asyncio.sleep(300) if endless else None
+
+    scripted_openai.hooks[:] = [wait]
+
+    def start(name, *overrides, endless=False):
         command = [sys.executable, "-m", "chimera.train", "--phases", "gather", "--name", name]
         command += ["--config", str(folder / "config.yaml"), *overrides]
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        command += [f"models.junior.model=endless-{name}", "gather.tasks=40"] if endless else []
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=environment,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
         )
         started.append(process)
@@ -96,7 +114,7 @@ def test_a_run_from_start_to_end(start_training):
 
 
 def test_ctrl_c_stops_cleanly_and_keeps_finished_rollouts(start_training):
-    process = start_training("interrupted", "gather.tasks=40", "gather.repeats=50")
+    process = start_training("interrupted", endless=True)
     read_until(process, "gather: 1/")
     processes = family(process)
     begun = time.monotonic()
@@ -115,7 +133,7 @@ def test_ctrl_c_stops_cleanly_and_keeps_finished_rollouts(start_training):
 
 
 def test_nothing_outlives_a_main_process_that_is_killed(start_training):
-    process = start_training("killed", "gather.tasks=40", "gather.repeats=50")
+    process = start_training("killed", endless=True)
     read_until(process, "gather: 1/")
     processes = family(process)
     process.kill()
@@ -141,3 +159,23 @@ def test_an_unknown_phase_names_the_valid_ones():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.strip() == "error: there is no phase 'gahter': the phases are gather"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["gather.tasks=801"], "gather.tasks=801, but there are 800 training tasks"),
+        (["models.junior.path=/no/model"], "'/no/model' is no folder"),
+        (
+            [f"models.judge.{key}" for key in ("kind=endpoint", "base_url=http://localhost/v1", "model=m")]
+            + ["models.judge.api_key_env=NO_SUCH_KEY"],
+            "NO_SUCH_KEY, which is not set",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_name_is_taken(overrides, message, tmp_path):
+    from chimera.train import main
+
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        main(["--name", "taken", *overrides, f"runs_dir={tmp_path}/runs"])
+    assert list(tmp_path.iterdir()) == []

@@ -168,10 +168,18 @@ def test_unsafe_names_are_refused(config: Config, name: str):
     assert [run.name for run in list_runs(config.runs_dir)] == ["a"]
 
 
+@pytest.mark.parametrize("name", ["a", None])
+def test_a_folder_that_cannot_be_made_is_named_with_the_remedy(config: Config, name: str | None):
+    config.runs_dir.parent.mkdir(parents=True, exist_ok=True)
+    config.runs_dir.write_text("a file stands where the folder should be")
+    with pytest.raises(RunError, match=r"runs_dir=.* cannot be written to \(.+\): set runs_dir to another folder"):
+        Run.create(name, config)
+
+
 def test_a_name_that_exists_is_an_error_unless_the_run_is_resumed(config: Config):
     with Run.create("a", config) as run:
         run.append_rollout({"n": 1}, phase="gather")
-    with pytest.raises(RunError, match=r"run 'a' exists in .*: resume it, or choose another name"):
+    with pytest.raises(RunError, match=r"run 'a' exists in .*: choose another name"):
         Run.create("a", config)
     with Run.create("a", config, resume=True) as run:
         run.append_rollout({"n": 2}, phase="gather")

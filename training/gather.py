@@ -2,14 +2,16 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chimera.config import Config
 from chimera.data import Dataset
 from chimera.errors import ConfigError, RunError
-from training.lab import Lab
 from training.rollouts import RolloutInput, RolloutRecord
 from training.summary import summarize
+
+if TYPE_CHECKING:
+    from training.lab import Lab
 
 
 class Gather:
@@ -17,11 +19,14 @@ class Gather:
 
     name = "gather"
 
-    async def run(self, lab: Lab) -> Mapping[str, Any]:
+    def check(self, config: Config, dataset: Dataset) -> None:
+        """Raise ConfigError if more tasks are asked for than there are."""
+        choose(dataset, config)
+
+    async def run(self, lab: "Lab") -> Mapping[str, Any]:
         """Gather the rollouts.
 
         Raises:
-            ConfigError: More tasks are asked for than there are.
             RunError: Not one rollout succeeded.
         """
         inputs = choose(lab.dataset, lab.config)

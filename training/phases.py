@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from chimera.errors import ConfigError
 
 if TYPE_CHECKING:
+    from chimera.config import Config
+    from chimera.data import Dataset
     from training.lab import Lab
 
 
@@ -19,6 +21,10 @@ class Phase(Protocol):
     @property
     def name(self) -> str:
         """The phase's name."""
+        ...
+
+    def check(self, config: "Config", dataset: "Dataset") -> None:
+        """Raise ConfigError if the phase cannot be run like this: called before anything is started or written."""
         ...
 
     async def run(self, lab: "Lab") -> Mapping[str, Any]:

@@ -19,10 +19,11 @@ from chimera.secrets import protect_logging
 from chimera.serving.process import serve
 from training import children
 from training.interrupt import interruptible
+from training.phases import Phase
 from training.view import make_view
 
 
-def train(run: Run, config: Config, dataset: Dataset, phases: Sequence[str], secrets: Mapping[str, str]) -> None:
+def train(run: Run, config: Config, dataset: Dataset, phases: Sequence[Phase], secrets: Mapping[str, str]) -> None:
     """Run `phases` and record everything in `run`.
 
     Raises:
@@ -48,7 +49,9 @@ def _log_to(file: Path) -> None:
     protect_logging()
 
 
-async def _train(run: Run, config: Config, dataset: Dataset, phases: Sequence[str], secrets: Mapping[str, str]) -> None:
+async def _train(
+    run: Run, config: Config, dataset: Dataset, phases: Sequence[Phase], secrets: Mapping[str, str]
+) -> None:
     task = asyncio.current_task()
     assert task is not None
     with ExitStack() as stack:
@@ -58,10 +61,9 @@ async def _train(run: Run, config: Config, dataset: Dataset, phases: Sequence[st
         await asyncio.sleep(0)
 
         from training.lab import Lab
-        from training.phases import make_phases
         from training.pipeline import Pipeline
 
         view = make_view(Console())
         servers = await starting
         async with Lab(run, config, dataset, servers, secrets, view) as lab:
-            await Pipeline(make_phases(phases), lab).run()
+            await Pipeline(phases, lab).run()

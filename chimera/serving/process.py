@@ -78,6 +78,20 @@ class ModelServers:
         return None if self._server is None else self._server.pid
 
 
+def check_models(models: ModelsConfig, secrets: Mapping[str, str]) -> None:
+    """Find what `serve` would refuse before anything has been started; downloads hub models.
+
+    Raises:
+        ConfigError: an endpoint's key is not set, or a model's folder is not there.
+    """
+    for key in ModelsConfig.model_fields:
+        model: ModelConfig = getattr(models, key)
+        if model.kind == "endpoint":
+            _user_endpoint(key, model, secrets)
+        elif model.kind == "embedded":
+            locate(model.path)
+
+
 @contextmanager
 def serve(
     models: ModelsConfig, serving: ServingConfig, secrets: Mapping[str, str], *, log_file: Path
