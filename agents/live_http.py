@@ -97,7 +97,7 @@ def retry_after(value: str | None) -> float | None:
     """Seconds to wait from a Retry-After header (seconds or an HTTP date); None when absent or unreadable."""
     if value is None:
         return None
-    if value.strip().isdigit():
+    if value.strip().isdecimal():
         return float(value)
     try:
         moment = parsedate_to_datetime(value)

@@ -183,7 +183,8 @@ def build_toolbox(
 ) -> Toolbox:
     """All four tools with the back ends that `config` names.
 
-    Raises ConfigError when a configured back end lacks its key or `tools.database` is not a database of ours.
+    Raises ConfigError when a configured back end lacks its key or has an impossible one, or when `tools.database` is
+    not a database of ours.
     """
     local = LocalTools(LiteratureIndex(documents), open_knowledge(config.database), config.results)
     http = LiveHttp(config.timeout_s, config.retries)
@@ -222,7 +223,10 @@ def build_toolbox(
 
 
 def _key(secrets: Mapping[str, str], name: str) -> str | None:
-    return secrets.get(name, "").strip() or None
+    key = secrets.get(name, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"{name} holds characters that no key has, such as a typographic quote: copy it again")
+    return key or None
 
 
 def _invalid(name: str, error: str) -> ToolResult:

@@ -244,6 +244,14 @@ def test_tavily_without_key_is_a_configuration_error(name, secrets):
         build_toolbox(ToolsConfig.model_validate({name: "tavily"}), DOCUMENTS, secrets)
 
 
+@pytest.mark.parametrize(("backend", "name"), [("tavily", "TAVILY_API_KEY"), ("pubmed", "NCBI_API_KEY")])
+@pytest.mark.parametrize("key", ["“tvly-4711”", "tvly\n4711"])
+def test_a_key_that_cannot_be_sent_is_a_configuration_error_that_does_not_show_it(backend, name, key):
+    with pytest.raises(ConfigError, match=f"{name} holds characters") as caught:
+        build_toolbox(ToolsConfig.model_validate({"literature": backend}), DOCUMENTS, {name: key})
+    assert "4711" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("choice", "word"),
     [
