@@ -402,7 +402,15 @@ async def test_refusals_are_not_tried_again(live_answers, status):
 
 @pytest.mark.parametrize(
     ("value", "seconds"),
-    [(None, None), ("7", 7.0), (" 7 ", 7.0), ("soon", None), ("-3", None), ("²", None), ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0)],
+    [
+        (None, None),
+        ("7", 7.0),
+        (" 7 ", 7.0),
+        ("soon", None),
+        ("-3", None),
+        ("²", None),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
+    ],
 )
 def test_retry_after_header(value, seconds):
     assert retry_after(value) == seconds
