@@ -72,6 +72,7 @@ class Lab:
         self._versions_of: dict[str | None, dict[str, str]] = {}
         self._changed = asyncio.Event()
         self._failure: ChimeraError | None = None
+        self._losing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -247,7 +248,9 @@ class Lab:
     def _runner_died(self, worker: str, ending: str) -> None:
         self.store.dismiss(worker)
         self.view.warn(ending)
-        self._losing = asyncio.create_task(self._fail_rollouts_of(worker, ending))
+        losing = asyncio.create_task(self._fail_rollouts_of(worker, ending))
+        self._losing.add(losing)  # The loop holds tasks weakly, and two runners may die at once.
+        losing.add_done_callback(self._losing.discard)
 
     async def _fail_rollouts_of(self, worker: str, reason: str) -> None:
         running = (await self.store.query_rollouts(status_in=["preparing", "running"])).items
