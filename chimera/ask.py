@@ -75,6 +75,12 @@ def main(argv: list[str]) -> int | None:
     return None
 
 
+INVENTED = (
+    "only invented studies are searched, which know nothing of real questions: "
+    "give --context FILE, data.path=hub or tools.literature=pubmed"
+)
+
+
 def answer(brief: Brief, config: "Config", console: "Console") -> None:
     """Start the models, have the society work on `brief`, and show each step as it is made."""
     from chimera.ask_view import Card, show
@@ -84,6 +90,8 @@ def answer(brief: Brief, config: "Config", console: "Console") -> None:
     secrets = load_secrets(api_key_names(config.models.model_dump()))
     toolbox, searched = _toolbox(brief, config, secrets)
     about = (("models", _players(config.models)), ("searches", searched))
+    if config.data.path == "generated" and config.tools.literature == "local" and not brief.context:
+        about += (("note", INVENTED),)
     show(console, Card(brief.goal, about, "cyan"))
     server_log = Path(tempfile.gettempdir(), f"chimera-ask-{os.getpid()}.log")
     with serve(config.models, config.serving, secrets, log_file=server_log) as servers:

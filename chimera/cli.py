@@ -17,6 +17,7 @@ Main = Callable[[list[str]], int | None]
 """A command's `main(argv)`: `argv` is without the program's name; None means exit code 0."""
 
 INTERRUPTED, UNEXPECTED = 130, 70
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
@@ -27,6 +28,7 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
     """
     from chimera.secrets import redact
 
+    keep_loopback_direct()
     try:
         code = main(list(sys.argv[1:] if argv is None else argv)) or 0
         sys.stdout.flush()
@@ -43,6 +45,13 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
         print(redact(traceback.format_exc()), end="", file=sys.stderr)
         code = UNEXPECTED
     sys.exit(code)
+
+
+def keep_loopback_direct() -> None:
+    """Keep calls to this machine's own servers off any proxy, here and in child processes, in both spellings."""
+    for name in ("NO_PROXY", "no_proxy"):
+        listed = [entry for entry in os.environ.get(name, "").split(",") if entry]
+        os.environ[name] = ",".join(dict.fromkeys([*listed, *LOOPBACK]))
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
 
+from chimera.errors import ConfigError
+
 SECRETS: Mapping[str, str] = {
     "OPENAI_API_KEY": "key of OpenAI or of any server that models.*.api_key_env names it for",
     "TAVILY_API_KEY": "key of Tavily web search (tools.literature=tavily, tools.trials=tavily)",
@@ -25,6 +27,8 @@ SETTINGS: Mapping[str, str] = {
     "HF_HOME": "folder in which the Hugging Face libraries keep models and data sets (default ~/.cache/huggingface)",
     "HF_HUB_OFFLINE": "1 keeps the Hugging Face libraries off the network: what is in HF_HOME has to do",
     "LITELLM_LOCAL_MODEL_COST_MAP": "set to True unless you set it: LiteLLM then starts without asking the network",
+    "HTTP_PROXY": "proxy for the web (also HTTPS_PROXY and ALL_PROXY); calls to this machine never go through it",
+    "NO_PROXY": "addresses that no proxy is used for; Chimera adds this machine's own",
     "NO_COLOR": "any value: tables and progress are printed without colour",
 }
 """Other environment variables that decide something; they are read from the environment, never from `.env`."""
@@ -63,11 +67,17 @@ def load_secrets(names: Iterable[str] = (), *, env_file: Path | str = ".env") ->
 
     The environment wins over `env_file`, from which `READ_BY_LIBRARIES` are copied to it. Empty values count as unset,
     and other names in the file are left alone.
+
+    Raises:
+        ConfigError: `env_file` is there but cannot be read.
     """
     from dotenv import dotenv_values
 
     path = Path(env_file)
-    stored = dotenv_values(path, interpolate=False) if path.is_file() else {}
+    try:
+        stored = dotenv_values(path, interpolate=False) if path.is_file() else {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as UTF-8 text ({error}): save it as plain text") from error
     values: dict[str, str] = {}
     for name in (*SECRETS, *names):
         value = os.environ.get(name) or stored.get(name)
@@ -120,8 +130,14 @@ _redactor = Redactor()
 
 @cache
 def _process_redactor() -> Redactor:
-    """The process's redactor; a child process that was given no secrets still hides those of its environment."""
-    load_secrets()
+    """The process's redactor; a child process that was given no secrets still hides those of its environment.
+
+    Errors are redacted too, also the one that says that `.env` is broken; none of its values is known then.
+    """
+    try:
+        load_secrets()
+    except ConfigError:
+        load_secrets(env_file=os.devnull)
     return _redactor
 
 

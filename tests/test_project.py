@@ -9,7 +9,10 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
 import tomllib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
 
@@ -136,6 +139,42 @@ def test_a_reader_that_goes_away_is_no_error():
     assert process.stderr is not None
     assert (process.stderr.read(), process.wait()) == (b"", 0)
     process.stderr.close()
+
+
+def test_calls_to_this_machine_go_past_any_proxy(loopback_server: str):
+    """With a dead proxy in the environment, a command still reaches its own servers, and so do its children."""
+    call = f"import httpx; print(httpx.get({loopback_server!r}).status_code)"
+    script = (
+        "import subprocess, sys\nfrom chimera.cli import run_command\n"
+        f"def main(argv):\n    {call}\n    sys.stdout.flush()\n"
+        f"    subprocess.run([sys.executable, '-c', {call!r}], check=True)\n"
+        "run_command(main)"
+    )
+    dead = dict.fromkeys(("HTTP_PROXY", "http_proxy", "ALL_PROXY"), "http://127.0.0.1:9")
+    environment = {**os.environ, **dead, "NO_PROXY": "example.org", "no_proxy": "example.org"}
+    command = [sys.executable, "-c", script]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    assert (ended.returncode, ended.stdout.split()) == (0, ["200", "200"]), ended.stderr
+
+
+@pytest.fixture
+def loopback_server() -> Iterator[str]:
+    """An HTTP server on loopback that answers 200; its address."""
+
+    class Fine(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Fine) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
 
 
 def test_overrides_may_stand_before_between_and_after_options():

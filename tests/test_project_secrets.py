@@ -5,6 +5,8 @@ import json
 import logging
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chimera.errors import ConfigError
 from chimera.secrets import (
     SECRETS,
     SHORTEST_SECRET,
@@ -69,6 +72,17 @@ def test_what_libraries_look_up_themselves_is_put_into_the_environment(clean: Pa
     (clean / ".env").write_text("HF_TOKEN=hf-from-the-file\nOPENAI_API_KEY=sk-from-the-file\n")
     load_secrets()
     assert (os.environ["HF_TOKEN"], os.environ["OPENAI_API_KEY"]) == ("hf-from-the-file", "")
+
+
+def test_an_unreadable_file_is_one_clear_error_and_hides_no_other(clean: Path):
+    (clean / ".env").write_bytes(b"TAVILY_API_KEY=\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"\.env cannot be read as UTF-8"):
+        load_secrets()
+    command = [sys.executable, "-m", "chimera", "trian"]
+    ended = subprocess.run(command, check=False, cwd=clean, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "train" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_secrets_show_names_only():
