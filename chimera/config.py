@@ -61,7 +61,7 @@ class ModelConfig(Section):
     )
     temperature: float = Field(default=1.0, ge=0, le=2, description="sampling temperature; 0 is greedy")
     top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus sampling: share of probability kept")
-    max_tokens: int = Field(default=512, ge=1, description="longest answer, in tokens")
+    max_tokens: int = Field(default=768, ge=1, description="longest answer, in tokens")
     timeout_s: float = Field(default=60.0, gt=0, description="seconds that one model call may take")
 
     @field_validator("base_url")
@@ -117,7 +117,7 @@ class ServingConfig(Section):
 
     slots: int = Field(default=16, ge=1, description="requests decoded together")
     context_length: int = Field(
-        default=1536, ge=64, description="prompt plus answer, in tokens; longer prompts get a 400"
+        default=2048, ge=64, description="prompt plus answer, in tokens; longer prompts get a 400"
     )
     threads: int = Field(default=1, ge=1, description="torch threads of the server process")
 

@@ -24,7 +24,7 @@ class Endpoint:
     structured: Literal["always", "final", "never"] = "always"
     temperature: float = 1.0
     top_p: float = 1.0
-    max_tokens: int = 512
+    max_tokens: int = 768
     timeout_s: float = 60.0
 
 
