@@ -2,16 +2,16 @@
 
 PubMedQA's question is the article's title and its task id the PMID, so a live search finds the article at once, and
 with it the conclusion that the label was made from. Mirrors (PubMed Central, repositories, dumps of the data set)
-carry another address and often another title, so titles, identifiers and whole sentences are compared.
+carry another address and often another title, so titles, identifiers and whole sentences are compared. The
+conclusion itself is known here by its fingerprint only.
 """
 
 import re
-import unicodedata
 from difflib import SequenceMatcher
-from html import unescape
 
 from agents.excerpts import split_sentences
 from agents.passages import MAX_SOURCE, Passage
+from chimera.fingerprints import Fingerprint, words
 from chimera.types import Brief
 
 NEAR = 0.9
@@ -22,13 +22,14 @@ _MIN_DIGITS = 5
 """Shorter numbers occur in texts by chance; they count only as an exact identifier or in an address."""
 
 
-def is_source(passage: Passage, brief: Brief) -> bool:
-    """True when `passage` is, or quotes, the article behind `brief`."""
+def is_source(passage: Passage, brief: Brief, conclusion: Fingerprint | None = None) -> bool:
+    """True when `passage` is, or quotes, the article behind `brief`, whose conclusion has the given fingerprint."""
     return (
         _names_id(passage, brief.id)
         or same_title(passage.title, brief.goal)
         or any(same_title(link, brief.goal) for link in passage.linked)
         or _quotes(passage.text, brief)
+        or (conclusion is not None and _concludes(passage, conclusion))
     )
 
 
@@ -42,15 +43,6 @@ def same_title(title: str, goal: str) -> bool:
     if len(theirs) >= max(_MIN_PHRASE, len(ours) // 2) and _is_cut_off(title) and ours[: len(theirs)] == theirs:
         return True
     return SequenceMatcher(None, ours, theirs, autojunk=False).ratio() >= NEAR
-
-
-def words(text: str) -> list[str]:
-    """Words of `text` for comparison: no tags, entities, accents, case or punctuation."""
-    text = re.sub(r"</?[a-zA-Z][^<>]{0,200}>", "", unescape(text))
-    decomposed = unicodedata.normalize("NFKD", text.casefold())
-    return re.findall(
-        r"[^\W_]+", "".join(character for character in decomposed if not unicodedata.combining(character))
-    )
 
 
 def _names_id(passage: Passage, id_: str) -> bool:
@@ -72,6 +64,10 @@ def _quotes(text: str, brief: Brief) -> bool:
     for section in brief.context:
         phrases += [(words(sentence.text), _MIN_SENTENCE) for sentence in split_sentences(section.text)]
     return any(len(phrase) >= shortest and _contains(theirs, phrase) for phrase, shortest in phrases)
+
+
+def _concludes(passage: Passage, conclusion: Fingerprint) -> bool:
+    return any(conclusion.occurs_in(part) for part in (passage.text[:MAX_SOURCE], passage.title, passage.id))
 
 
 def _contains(whole: list[str], part: list[str]) -> bool:

@@ -25,6 +25,7 @@ from agents.ontology import Knowledge, open_knowledge
 from agents.passages import MAX_QUERY, Document, Passage, Query, ToolError, clean
 from chimera.config import ToolsConfig
 from chimera.errors import ConfigError
+from chimera.fingerprints import Fingerprint
 from chimera.types import Brief
 
 __all__ = ["Document", "Passage", "Query", "Tool", "ToolError", "ToolResult", "Toolbox", "build_toolbox"]
@@ -131,15 +132,24 @@ class LocalTools:
 class Toolbox:
     """Runs tool calls; concurrent calls are safe."""
 
-    def __init__(self, tools: Sequence[Tool], *, results: int, max_chars: int, block_source: bool = True) -> None:
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        *,
+        results: int,
+        max_chars: int,
+        conclusions: Mapping[str, Fingerprint] | None = None,
+        block_source: bool = True,
+    ) -> None:
         """Offer `tools`; each result has at most `results` passages of at most `max_chars` characters.
 
-        `block_source` hides the article behind the task's question from live tools; switch it off only for questions
-        that have no answer key.
+        `block_source` hides the article behind the task's question from live tools, and whatever quotes its conclusion
+        (`conclusions`, by task id); switch it off only for questions that have no answer key.
         """
         self._tools = {tool.name: tool for tool in tools}
         self._results = results
         self._max_chars = max_chars
+        self._conclusions = conclusions or {}
         self._block_source = block_source
 
     @property
@@ -165,7 +175,8 @@ class Toolbox:
         except ToolError as error:
             return ToolResult(name, ok=False, error=clean(str(error)))
         if tool.live and self._block_source:
-            found = [passage for passage in found if not is_source(passage, brief)]
+            conclusion = self._conclusions.get(brief.id)
+            found = [passage for passage in found if not is_source(passage, brief, conclusion)]
         passages = tuple(self._shorten(passage, text) for passage in found[: self._results])
         return ToolResult(name, ok=True, passages=passages, note=None if passages else f"no match for {_short(text)!r}")
 
@@ -179,9 +190,16 @@ class Toolbox:
 
 
 def build_toolbox(
-    config: ToolsConfig, documents: Sequence[Document], secrets: Mapping[str, str], *, block_source: bool = True
+    config: ToolsConfig,
+    documents: Sequence[Document],
+    secrets: Mapping[str, str],
+    *,
+    conclusions: Mapping[str, Fingerprint] | None = None,
+    block_source: bool = True,
 ) -> Toolbox:
     """All four tools with the back ends that `config` names.
+
+    `conclusions` are the fingerprints of what live tools must not give away, by task id (`Dataset.conclusions`).
 
     Raises ConfigError when a configured back end lacks its key or has an impossible one, or when `tools.database` is
     not a database of ours.
@@ -219,7 +237,13 @@ def build_toolbox(
         Tool.of(protein[config.protein](), live=config.protein != "local"),
         Tool.of(ontology[config.ontology](), live=config.ontology != "local"),
     ]
-    return Toolbox(tools, results=config.results, max_chars=config.max_chars, block_source=block_source)
+    return Toolbox(
+        tools,
+        results=config.results,
+        max_chars=config.max_chars,
+        conclusions=conclusions,
+        block_source=block_source,
+    )
 
 
 def _key(secrets: Mapping[str, str], name: str) -> str | None:

@@ -14,6 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from chimera.errors import DataError
+from chimera.fingerprints import Fingerprint, fingerprint
 from chimera.types import LABELS, SOURCE_NAMES, Label, ResearchTask, Source
 
 if TYPE_CHECKING:
@@ -55,6 +56,10 @@ class Dataset:
             Document(task.id, task.goal, " ".join(f"{section.label}: {section.text}" for section in task.context))
             for task in self.tasks
         )
+
+    def conclusions(self) -> dict[str, Fingerprint]:
+        """The fingerprint of every task's conclusion, by task id: what live search must not show, without its text."""
+        return {task.id: fingerprint(task.long_answer, task.id) for task in self.tasks}
 
     def describe(self) -> str:
         """One line such as "generated tasks, levels 1-4, seed 0: 800 train / 200 validation"."""

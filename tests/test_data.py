@@ -1,6 +1,7 @@
 """Loading and splitting: stratified, seeded, disjoint, and never the conclusion in what agents may see."""
 
 import json
+import pickle
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from chimera import data
 from chimera.config import DataConfig
 from chimera.data import check_disjoint, load, official_split, stratified_split
 from chimera.errors import DataError
+from chimera.fingerprints import words
 from chimera.types import LABELS, ResearchTask, Section
 
 REAL = Path(__file__).parents[1].parent / "shared" / "pubmedqa" / "ori_pqal.json"
@@ -89,6 +91,19 @@ def test_documents_hold_every_abstract_and_no_conclusion():
         assert documents[task.id].title == task.goal
         assert task.long_answer
         assert task.long_answer not in text
+
+
+def test_conclusions_are_recognised_but_not_held():
+    dataset = load(DataConfig(size=60))
+    conclusions = dataset.conclusions()
+    assert set(conclusions) == {task.id for task in dataset.tasks}
+    for task in dataset.tasks:
+        assert conclusions[task.id].occurs_in(f"They say: {task.long_answer.upper()}")
+        assert not conclusions[task.id].occurs_in(" ".join(section.text for section in task.context))
+    held = pickle.dumps(conclusions)
+    assert not [
+        word for task in dataset.tasks for word in words(task.long_answer) if len(word) > 7 and word.encode() in held
+    ]
 
 
 def test_official_split_sets_the_test_tasks_apart():

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import os
+import pickle
 import re
 import signal
 from collections import Counter
@@ -11,6 +12,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
+import respx
 from rich.console import Console
 
 from chimera.config import Config
@@ -23,6 +25,7 @@ from training import children
 from training.gather import choose
 from training.phases import PHASES, check_names
 from training.rollouts import RolloutInput, RolloutRecord
+from training.runner import RunnerSpec
 from training.summary import summarize
 
 CONCLUSION = "the conclusion that nobody may read"
@@ -385,6 +388,21 @@ def test_what_runners_are_given_holds_no_conclusion():
     loaded = RolloutInput.load(json.loads(json.dumps(given.dump())))
     assert loaded.task.brief() == given.task.brief()
     assert (loaded.task.label, loaded.seed, loaded.repeat) == ("yes", given.seed, 1)
+
+
+@respx.mock
+async def test_a_runner_blocks_the_conclusion_without_holding_it():
+    conclusion = "Elderly participants tolerated chamomile infusions remarkably well throughout."
+    secret = ResearchTask("t1", "Is tea safe?", (Section("AIMS", "Tea."),), "yes", "pubmedqa", conclusion)
+    config = Config.model_validate({"tools": {"literature": "tavily"}})
+    dataset = Dataset((secret,), (), (), "pubmedqa", "test")
+    sent = pickle.dumps(RunnerSpec.of("http://127.0.0.1:1", config, dataset, "key", {"TAVILY_API_KEY": "k"}))
+    assert not [word for word in conclusion.split() if len(word) > 4 and word.encode() in sent]
+    contents = {"mirror": f"Blog: {conclusion.upper()}", "other": "Elderly participants like tea."}
+    found = [{"title": name, "url": f"https://{name}.example", "content": text} for name, text in contents.items()]
+    respx.post("https://api.tavily.com/search").respond(json={"results": found})
+    result = await pickle.loads(sent).toolbox().call("literature_search", {"query": "tea"}, brief=secret.brief())
+    assert [passage.title for passage in result.passages] == ["other"]
 
 
 @pytest.mark.parametrize("text", ["gahter", "gather,ppo2", "", "gather,gather"])

@@ -9,6 +9,7 @@ from agents.leaks import is_source, same_title
 from agents.passages import Passage
 from agents.tools import build_toolbox
 from chimera.config import ToolsConfig
+from chimera.fingerprints import fingerprint
 from chimera.types import Brief, Section
 
 PMID = "21550158"
@@ -158,6 +159,34 @@ async def test_pubmed_never_returns_the_planted_article_or_its_conclusion():
     assert [passage.id for passage in result.passages] == ["30000009"]
     assert "CONCLUSION: Zinc tastes bad." in result.passages[0].text
     assert ANSWER not in str(result.content())
+
+
+CONCLUSION = "Zinc lozenges shorten a common cold by two days, though they leave a naïve bad taste in one of three."
+CONCLUSIONS = {PMID: fingerprint(CONCLUSION, PMID), "other": fingerprint("Salt is good for every one of us.", "other")}
+QUOTES = {
+    "as it is": f"A blog. {CONCLUSION} More text.",
+    "other case": CONCLUSION.upper(),
+    "other punctuation": "zinc lozenges -- shorten a common cold (by two days): though they leave",
+    "mark-up": "Zinc <b>lozenges</b> shorten a common&nbsp;cold by two days<br/>, ...",
+    "invisible characters": "Zinc lo\u00adzenges short\u200ben a common cold by two days.",
+    "eight words": "We read that they leave a naive bad taste in one.",
+    "cut off": "... cold by two days, though they leave a na\u00efve",
+}
+
+
+@respx.mock
+@pytest.mark.parametrize("quote", QUOTES)
+async def test_a_planted_conclusion_is_blocked_without_title_number_or_abstract(quote):
+    others = [
+        Passage("", "Zinc lozenges", "Zinc lozenges shorten a common cold by three weeks.", "https://o.example/1"),
+        Passage("", "Salt", "Salt is good for every one of us.", "https://o.example/2"),
+    ]
+    plants = [Passage("", "A blog", QUOTES[quote]), others[0], Passage("", QUOTES[quote], "Zinc."), others[1]]
+    respx.post("https://api.tavily.com/search").respond(json=tavily_answer(*plants))
+    settings, secrets = ToolsConfig(literature="tavily", results=5), {"TAVILY_API_KEY": "k"}
+    toolbox = build_toolbox(settings, (), secrets, conclusions=CONCLUSIONS)
+    result = await toolbox.call("literature_search", {"query": "zinc"}, brief=BRIEF)
+    assert [passage.url for passage in result.passages] == ["https://o.example/1", "https://o.example/2"]
 
 
 @respx.mock

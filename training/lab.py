@@ -84,7 +84,7 @@ class Lab:
         register_secret("gateway key", self.gateway.key)
         for name, endpoint in self.servers.endpoints.items():
             register_secret(f"key of model {name}", endpoint.api_key)
-        spec = RunnerSpec(self.store.endpoint, self.config, self.dataset.documents(), self.gateway.key, self._secrets)
+        spec = RunnerSpec.of(self.store.endpoint, self.config, self.dataset, self.gateway.key, self._secrets)
         self.pool = RunnerPool(spec, self.config.rollouts.runners, self._logs, self._runner_died, self._fail)
         try:
             self.pool.start()
