@@ -128,12 +128,22 @@ def gathered(scripted_openai, tmp_path_factory):
             before = dict(lab.pool.pids())
             killed = await kill_runner(lab, asked)
             after = dict(lab.pool.pids())
-            os.kill(lab.gateway.pid, signal.SIGKILL)
+            gateway = lab.gateway.pid
+            os.kill(gateway, signal.SIGKILL)
             records |= {"killed": killed} | await collect(lab, [task("late")])
             keys = [SECRET, lab.gateway.key]
-            return SimpleNamespace(
-                records=records, run=lab.run, before=before, after=after, keys=keys, server=server, folder=folder
-            )
+        view = (lab.run.path / "view.txt").read_text()
+        return SimpleNamespace(
+            records=records,
+            run=lab.run,
+            before=before,
+            after=after,
+            keys=keys,
+            server=server,
+            folder=folder,
+            gateway=gateway,
+            view=view,
+        )
 
     async def kill_runner(lab, asked):
         """Twice, since two attempts are allowed."""
@@ -260,8 +270,44 @@ def test_a_killed_runner_fails_only_its_rollout_and_is_replaced(gathered):
     assert record.worker not in gathered.after
 
 
-def test_a_killed_gateway_comes_back(gathered):
+def test_a_killed_gateway_comes_back_and_the_user_is_told(gathered):
     assert gathered.records["late"].status == "succeeded"
+    warned = re.search(r"^warning: gateway \(process (\d+)\) (.*)$", gathered.view, re.MULTILINE)
+    assert int(warned[1]) == gathered.gateway
+    assert warned[2].startswith("was killed by SIGKILL; restart 1 of 3 (see ")
+
+
+def test_the_gateway_log_holds_no_banner(gathered):
+    text = (gathered.run.path / "logs" / "gateway.log").read_text()
+    assert "LiteLLM" in text
+    assert not re.search("Thank you|Feedback|issues/new|█", text)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError("no process left"), r"could not be started again \(see .*gateway\.log\): OSError: no process left"),
+        (RunError("gateway was not ready after 60 s"), "^gateway was not ready after 60 s$"),
+    ],
+)
+async def test_a_gateway_that_cannot_be_started_again_fails_the_run(error, message, scripted_openai, tmp_path):
+    async def fail():
+        raise error
+
+    scripted_openai.hooks[:] = [lambda _request: asyncio.sleep(60)]
+    async with open_lab(scripted_openai.url, tmp_path, [task("any")], runners=1) as lab:
+        lab.gateway.start = fail
+        os.kill(lab.gateway.pid, signal.SIGKILL)
+        with pytest.raises(RunError, match=message):
+            await collect(lab, [task("any")])
+
+
+async def test_a_gateway_that_keeps_dying_fails_the_run(scripted_openai, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.gateway.MAX_RESTARTS", 0)
+    async with open_lab(scripted_openai.url, tmp_path, [task("any")], runners=1) as lab:
+        os.kill(lab.gateway.pid, signal.SIGKILL)
+        with pytest.raises(RunError, match=r"was killed by SIGKILL, after 0 restarts \(see .*gateway\.log\)"):
+            await collect(lab, [task("any")])
 
 
 def test_neither_conclusion_nor_key_is_anywhere_in_the_run(gathered):

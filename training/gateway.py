@@ -12,6 +12,7 @@ import secrets
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import agentlightning as agl
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
 from chimera.config import ModelsConfig
-from chimera.errors import ChimeraError, RunError
+from chimera.errors import ChimeraError, RunError, boundary
 from chimera.serving.client import Endpoint
 from training import children
 from training.telemetry import ExchangeTelemetry, use_plain_resources
@@ -50,6 +51,7 @@ class Gateway:
         models: The configured models.
         endpoints: The servers behind them.
         log_file: The process's output.
+        on_restart: Called with how the gateway ended when it is started again.
         on_failure: Called with the error when the gateway cannot be kept up.
     """
 
@@ -59,6 +61,7 @@ class Gateway:
         models: ModelsConfig,
         endpoints: Mapping[str, Endpoint],
         log_file: Path,
+        on_restart: Callable[[str], None],
         on_failure: Callable[[ChimeraError], None],
     ) -> None:
         self.key = f"sk-{secrets.token_hex(24)}"
@@ -66,6 +69,7 @@ class Gateway:
         self.url = f"http://127.0.0.1:{self._port}"
         self._spec = GatewaySpec(store_url, models, endpoints, self.key)
         self._log_file = log_file
+        self._on_restart = on_restart
         self._on_failure = on_failure
         self._child: children.Child | None = None
         self._restarts = 0
@@ -103,16 +107,18 @@ class Gateway:
     def _died(self, child: children.Child) -> None:
         asyncio.get_running_loop().remove_reader(child.sentinel)
         child.join(1.0)
-        self._restarts += 1
-        if self._restarts > MAX_RESTARTS:
-            ending = f"{child.ending()} for the {self._restarts}th time: {child.last_words()}"
-            self._on_failure(RunError(f"{ending} (see {self._log_file})"))
-        else:
-            self._restarting = asyncio.create_task(self._restart())
+        self._restarting = asyncio.create_task(self._restart(child))
 
-    async def _restart(self) -> None:
+    async def _restart(self, child: children.Child) -> None:
+        """Start the gateway again after `child` has ended; nobody awaits this, so whatever goes wrong is told."""
         try:
-            await self.start()
+            with boundary(RunError, f"the gateway ended and could not be started again (see {self._log_file})"):
+                self._restarts += 1
+                ending = child.ending() if child.killed() else f"{child.ending()}: {child.last_words()}"
+                if self._restarts > MAX_RESTARTS:
+                    raise RunError(f"{ending}, after {MAX_RESTARTS} restarts (see {self._log_file})")
+                self._on_restart(f"{ending}; restart {self._restarts} of {MAX_RESTARTS} (see {self._log_file})")
+                await self.start()
         except RunError as error:
             self._on_failure(error)
 
@@ -152,10 +158,20 @@ def plain_error(text: str) -> str:
 def serve(spec: GatewaySpec, port: int, ready: Connection) -> None:
     """The gateway process: serve until SIGTERM. Sends something through `ready` once it answers."""
     use_plain_resources()
+    _silence_banner()
     os.environ["LITELLM_MASTER_KEY"] = spec.key
     for name, endpoint in spec.endpoints.items():
         os.environ[_key_variable(name)] = endpoint.api_key
     asyncio.run(_serve(spec, port, ready))
+
+
+def _silence_banner() -> None:
+    """Keep LiteLLM's banner and request for feedback out of the log; LiteLLM 1.106 has a setting for the latter only.
+
+    An error message ends with the log's last lines, which these would be.
+    """
+    os.environ["LITELLM_DONT_SHOW_FEEDBACK_BOX"] = "true"
+    vars(import_module("litellm.proxy.common_utils.banner"))["show_banner"] = lambda: None
 
 
 def _key_variable(name: str) -> str:

@@ -79,7 +79,12 @@ class Lab:
         self.store = LabStore(self._wake)
         await self.store.start()
         self.gateway = Gateway(
-            self.store.endpoint, self.config.models, self.servers.endpoints, self._logs / "gateway.log", self._fail
+            self.store.endpoint,
+            self.config.models,
+            self.servers.endpoints,
+            self._logs / "gateway.log",
+            self.view.warn,
+            self._fail,
         )
         register_secret("gateway key", self.gateway.key)
         for name, endpoint in self.servers.endpoints.items():
