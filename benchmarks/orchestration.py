@@ -165,7 +165,7 @@ async def orchestrated(config: Config, dataset: Dataset, folder: Path) -> Cost:
     from training.lab import Lab
     from training.view import make_view
 
-    view = make_view(Console(file=StringIO()))
+    view = make_view(Console(file=StringIO()), config.rollouts.runners)
     with (
         Run.create(None, config) as run,
         serve(config.models, config.serving, {}, log_file=folder / "models.log") as servers,

@@ -73,7 +73,7 @@ async def open_lab(url, folder, tasks, name="run", config=None, **rollouts):
         serve(config.models, config.serving, secrets, log_file=run.path / "logs" / "models.log") as servers,
         (run.path / "view.txt").open("w") as output,
     ):
-        view = make_view(Console(file=output, width=120))
+        view = make_view(Console(file=output, width=120), config.rollouts.runners)
         async with Lab(run, config, dataset, servers, secrets, view) as lab:
             yield lab
 

@@ -63,7 +63,7 @@ async def _train(
         from training.lab import Lab
         from training.pipeline import Pipeline
 
-        view = make_view(Console())
+        view = make_view(Console(), config.rollouts.runners)
         servers = await starting
         async with Lab(run, config, dataset, servers, secrets, view) as lab:
             await Pipeline(phases, lab).run()

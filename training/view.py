@@ -7,7 +7,15 @@ from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -39,16 +47,21 @@ class View(Protocol):
         ...
 
 
-def make_view(console: Console) -> View:
-    """The view that fits the console."""
-    return LiveView(console) if console.is_terminal else LineView(console)
+def make_view(console: Console, runners: int) -> View:
+    """The view that fits the console.
+
+    Until as many rollouts as there are `runners` have ended, it tells no time left: the first to end tells how long
+    one rollout takes, not how many end in that time.
+    """
+    return LiveView(console, runners) if console.is_terminal else LineView(console, runners)
 
 
 class LineView:
     """Plain log lines."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, runners: int) -> None:
         self._console = console
+        self._runners = runners
         self._records: list[RolloutRecord] = []
         self._total = 0
         self._started = self._last = 0.0
@@ -74,7 +87,8 @@ class LineView:
         if done in (1, self._total) or now - self._last >= LINE_SECONDS:
             self._last = now
             left = (now - self._started) / done * (self._total - done)
-            self.note(f"{self._name}: {done}/{self._total}, {running(self._records)}, {left:.0f} s left")
+            ending = f", {left:.0f} s left" if done >= self._runners else ""
+            self.note(f"{self._name}: {done}/{self._total}, {running(self._records)}{ending}")
 
     def note(self, text: str) -> None:
         """One line."""
@@ -85,10 +99,22 @@ class LineView:
         self.note(f"warning: {text}")
 
 
+class TimeLeftColumn(TimeRemainingColumn):
+    """The time left, once `least` steps are done."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__()
+        self._least = least
+
+    def render(self, task: Task) -> Text:
+        """The column's text for `task`."""
+        return super().render(task) if task.completed >= self._least else Text("-:--:--", "progress.remaining")
+
+
 class LiveView:
     """A live view: progress with time left, running reward and its parts, failures, policy versions."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, runners: int) -> None:
         self._console = console
         self._records: list[RolloutRecord] = []
         self._versions: Mapping[str, str] = {}
@@ -98,7 +124,7 @@ class LiveView:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
-            TimeRemainingColumn(),
+            TimeLeftColumn(runners),
             console=console,
         )
         self._live: Live | None = None
