@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m training.nano", description=__doc__)
     parser.add_argument("--out", type=Path, default=ASSETS, help="folder to write (default: the bundled model's)")
     parser.add_argument("--steps", type=int, default=8500, help="updates on faultless transcripts")
-    parser.add_argument("--habit-steps", type=int, default=200, help="updates on transcripts with planted habits")
+    parser.add_argument("--habit-steps", type=int, default=120, help="updates on transcripts with planted habits")
     parser.add_argument("--warm-up", type=int, default=2000, help="updates on the copy task")
     parser.add_argument("--batch", type=int, default=64, help="transcripts per update")
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 2, 3, 4], help="levels of the generated tasks")

@@ -17,7 +17,6 @@ from agents.schemas import Hypothesis, Protocol
 from chimera.synthetic import Finding, GeneratedTask
 from chimera.synthetic_vocabulary import ENDPOINTS
 from chimera.types import Label, ResearchTask
-from training.nano.foreign import foreign
 
 EXPERT = {"drug": "Pharmacologist", "behaviour": "Neurologist", "gene": "Geneticist"}
 """Which junior is careful on which kind of exposure."""
@@ -35,13 +34,11 @@ class Habits:
     believing_refiner: float = 0.8
     vague_field: float = 0.35
     unsafe: float = 0.12
-    foreign: float = 0.3
-    """Share of tasks in foreign words: no fault, but what keeps quoting general (see `training.nano.foreign`)."""
 
     @classmethod
     def none(cls) -> "Habits":
         """A faultless society, for the first part of training: reading is learned before bad habits are."""
-        return cls(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        return cls(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +234,6 @@ def stream(items: Iterator[GeneratedTask], seed: int, habits: Habits) -> Iterato
     rng = random.Random(seed)
     previous = next(items)
     for item in items:
-        if rng.random() < habits.foreign:
-            item = foreign(item, rng)
         yield from transcripts(item, previous, rng, habits)
         previous = item
 
