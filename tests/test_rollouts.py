@@ -382,11 +382,16 @@ async def test_late_and_hanging_rollouts_fail_and_the_hanging_runner_is_replaced
 async def test_a_run_whose_runners_all_die_ends_with_their_reason(scripted_openai, tmp_path):
     broken = tmp_path / "no-database.sqlite"
     broken.write_text("not a database, but long enough to be read as one: " + "x" * 200)
-    config = config_for(scripted_openai.url, tmp_path, runners=1)
+    config = config_for(scripted_openai.url, tmp_path, runners=2)
     config = Config.model_validate({**config.model_dump(), "tools": {"database": str(broken)}})
     with pytest.raises(RunError, match=r"all runners died.*no-database\.sqlite"):
         async with open_lab(scripted_openai.url, tmp_path, [task("any")], config=config) as lab:
             await collect(lab, [task("any")])
+    warnings = (tmp_path / "run" / "view.txt").read_text().splitlines()
+    (shrinking,) = [line for line in warnings if "not replaced" in line]
+    assert shrinking.startswith("warning: 4 runners died")
+    assert shrinking.endswith("; 1 of 2 are left")
+    assert len([line for line in warnings if line.startswith("warning: runner ")]) == 5
 
 
 async def test_the_death_of_the_model_server_ends_the_run_at_once_with_its_log(scripted_openai, tmp_path):

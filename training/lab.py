@@ -90,7 +90,9 @@ class Lab:
         for name, endpoint in self.servers.endpoints.items():
             register_secret(f"key of model {name}", endpoint.api_key)
         spec = RunnerSpec.of(self.store.endpoint, self.config, self.dataset, self.gateway.key, self._secrets)
-        self.pool = RunnerPool(spec, self.config.rollouts.runners, self._logs, self._runner_died, self._fail)
+        self.pool = RunnerPool(
+            spec, self.config.rollouts.runners, self._logs, self._runner_died, self.view.warn, self._fail
+        )
         try:
             self.pool.start()
             await self.gateway.start()

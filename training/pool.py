@@ -9,7 +9,7 @@ from training import children
 from training.runner import RunnerSpec, serve, worker_name
 
 UNPRODUCTIVE_DEATHS = 3
-"""After so many deaths with no rollout finished in between, dead runners are not replaced any more."""
+"""After so many deaths with no rollout finished in between, further dead runners are not replaced."""
 
 
 class RunnerPool:
@@ -20,6 +20,7 @@ class RunnerPool:
         size: How many work at a time.
         logs: Folder of their log files.
         on_death: Called with a runner's name and how it ended when it died unasked.
+        on_shrinking: Called with what to tell the user when dead runners begin not to be replaced.
         on_failure: Called with the error when no runner is left.
     """
 
@@ -29,12 +30,14 @@ class RunnerPool:
         size: int,
         logs: Path,
         on_death: Callable[[str, str], None],
+        on_shrinking: Callable[[str], None],
         on_failure: Callable[[RunError], None],
     ) -> None:
         self._spec = spec
         self._size = size
         self._logs = logs
         self._on_death = on_death
+        self._on_shrinking = on_shrinking
         self._on_failure = on_failure
         self._runners: dict[str, children.Child] = {}
         self._started = 0
@@ -85,3 +88,8 @@ class RunnerPool:
             self._add()
         elif not self._runners:
             self._on_failure(RunError(f"all runners died; the last: {ending} (see {child.log_file})"))
+        elif self._unproductive == UNPRODUCTIVE_DEATHS + 1:
+            self._on_shrinking(
+                f"{self._unproductive} runners died with no rollout finished in between: until one finishes, runners "
+                f"that die are not replaced; {len(self._runners)} of {self._size} are left"
+            )
