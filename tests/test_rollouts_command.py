@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import psutil
@@ -16,8 +15,8 @@ import yaml
 from chimera.errors import ConfigError
 from chimera.jsonl import read_lines
 
-CLEAN_STOP_SECONDS = 10.0
-
+HANGING_SECONDS = 60.0
+"""No test waits longer for a process to end; nothing is expected to come near it."""
 
 JUNIOR_CALLS = 6
 """In one rollout: three juniors search and answer."""
@@ -88,7 +87,7 @@ def family(process):
 def assert_all_gone(processes, at_least=6):
     """`processes` were a run's two runners, gateway, model server, fork server and resource tracker."""
     assert len(processes) >= at_least
-    _, alive = psutil.wait_procs(processes, timeout=5)
+    _, alive = psutil.wait_procs(processes, timeout=HANGING_SECONDS)
     assert [one.cmdline() for one in alive] == []
 
 
@@ -117,13 +116,12 @@ def test_ctrl_c_stops_cleanly_and_keeps_finished_rollouts(start_training):
     process = start_training("interrupted", endless=True)
     read_until(process, "gather: 1/")
     processes = family(process)
-    begun = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate()
-    assert time.monotonic() - begun < CLEAN_STOP_SECONDS
+    output, _ = process.communicate(timeout=HANGING_SECONDS)
     assert process.returncode == 130
     assert "stopping" in output
-    assert "interrupted" in output
+    # Without this line the stop hung and the watchdog killed everything.
+    assert output.splitlines()[-1] == "interrupted"
     assert "Traceback" not in output
     assert_all_gone(processes)
     records = list(read_lines(process.run / "rollouts" / "gather.jsonl"))
