@@ -95,7 +95,10 @@ def test_a_run_from_start_to_end(start_training):
     process = start_training("whole", "gather.tasks=4")
     output, _ = process.communicate()
     assert process.returncode == 0, output
-    assert "generated tasks" in output
+    first, second, *rest = output.splitlines()
+    assert first.startswith(f"run {process.run}: gather on generated tasks")
+    assert second == "starting model servers, gateway and 2 runners ..."
+    assert rest[0].startswith("gather: 4 rollouts")
     assert "PubMedQA" not in output
     assert re.search(r"succeeded\s+│\s+4", output)
     assert re.search(r"failed\s+│\s+0", output)
@@ -142,7 +145,7 @@ def test_nothing_outlives_a_main_process_that_is_killed(start_training):
 
 def test_a_second_ctrl_c_kills_at_once_even_while_starting(start_training):
     process = start_training("interrupted-twice")
-    read_until(process, "run ")
+    read_until(process, "starting ")
     while len(processes := family(process)) < 3:
         assert process.poll() is None
     process.send_signal(signal.SIGINT)

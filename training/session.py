@@ -30,6 +30,8 @@ def train(run: Run, config: Config, dataset: Dataset, phases: Sequence[Phase], s
         KeyboardInterrupt: The user stopped the run; what was finished is on disk.
         ChimeraError: A phase or a server failed.
     """
+    runners = config.rollouts.runners
+    print(f"starting model servers, gateway and {runners} runner{'s' * (runners > 1)} ...", flush=True)
     children.prepare()
     _log_to(run.path / "logs" / "main.log")
     try:
