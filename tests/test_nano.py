@@ -122,7 +122,7 @@ def test_the_bundled_model_is_small_and_its_card_says_what_it_is() -> None:
     weights = NANO / "model.safetensors"
     assert weights.stat().st_size <= 10_000_000
     card = (NANO / "README.md").read_text(encoding="utf-8")
-    assert all(word in card for word in ("python -m training.nano", "generated tasks", "mediocre", "Licence"))
+    assert all(word in card for word in ("python -m training.nano", "generated tasks", "Mediocre on purpose", "Licence"))
     config = json.loads((NANO / "config.json").read_text())
     assert config["architectures"] == ["Qwen2ForCausalLM"]
 
