@@ -16,9 +16,11 @@ from agents.schemas import Hypothesis
 from agents.tools import build_toolbox
 from chimera.config import DataConfig, ModelConfig, ServingConfig, ToolsConfig
 from chimera.data import Dataset
+from chimera.serving.checkpoint import load_checkpoint
 from chimera.serving.protocol import parse_request
 from chimera.serving.service import Service
 from chimera.synthetic import GeneratedTask, generate
+from training.nano.__main__ import examples, main
 from training.nano.transcripts import (
     EXPERT,
     Habits,
@@ -122,7 +124,9 @@ def test_the_bundled_model_is_small_and_its_card_says_what_it_is() -> None:
     weights = NANO / "model.safetensors"
     assert weights.stat().st_size <= 10_000_000
     card = (NANO / "README.md").read_text(encoding="utf-8")
-    assert all(word in card for word in ("python -m training.nano", "generated tasks", "Mediocre on purpose", "Licence"))
+    assert all(
+        word in card for word in ("python -m training.nano", "generated tasks", "Mediocre on purpose", "Licence")
+    )
     config = json.loads((NANO / "config.json").read_text())
     assert config["architectures"] == ["Qwen2ForCausalLM"]
 
@@ -164,3 +168,26 @@ def _ask_nano(items: list[GeneratedTask]) -> list[tuple[GeneratedTask, str]]:
         return list(zip(items, asyncio.run(everyone()), strict=True))
     finally:
         service.close()
+
+
+def test_the_recipe_makes_a_model_that_the_server_serves(tmp_path: Path) -> None:
+    shape = "--hidden-size 32 --layers 1 --heads 2 --kv-heads 1 --intermediate-size 32"
+    main(f"--out {tmp_path} --steps 1 --habit-steps 1 --warm-up 1 --batch 2 --exam 2 --levels 1 {shape}".split())
+    assert load_checkpoint(str(tmp_path)).shape.vocab == 1536
+    service = Service({"junior": ModelConfig(path=str(tmp_path))}, ServingConfig(slots=2))
+    try:
+        body = {"model": "junior", "messages": [{"role": "user", "content": "{}"}], "max_tokens": 3, "seed": 1}
+        answer = asyncio.run(service.complete(parse_request(body)))
+    finally:
+        service.close()
+    assert answer["usage"]["completion_tokens"] in (1, 2, 3)
+
+
+def test_more_workers_write_the_same_transcripts_in_the_same_order() -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(NANO)
+    first, second = (
+        list(itertools.islice(examples(tokenizer, 5, [1, 2], Habits(), workers), 40)) for workers in (0, 2)
+    )
+    assert first == second
