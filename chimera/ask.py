@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int | None:
     question = " ".join(arguments.question.split())
     if not question:
         raise ConfigError('the question is empty: python -m chimera.ask "Does aspirin prevent stroke?"')
-    config = config_from(arguments, own_question=True)
+    config = config_from(arguments, own_question=True, reads=READS)
     if config.society.evidence == "given" and arguments.context is None:
         raise ConfigError("society.evidence=given puts your abstract into the prompts: give one with --context FILE")
 
@@ -75,6 +75,7 @@ def main(argv: list[str]) -> int | None:
     return None
 
 
+READS = ("seed", "data", "models", "serving", "society", "tools")
 INVENTED = (
     "only invented studies are searched, which know nothing of real questions: "
     "give --context FILE, data.path=hub or tools.literature=pubmed"

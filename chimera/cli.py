@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from chimera.errors import ChimeraError
+from chimera.errors import ChimeraError, ConfigError
 
 if TYPE_CHECKING:
     from chimera.config import Config
@@ -69,12 +69,22 @@ def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> arg
     return parser.parse_intermixed_args(list(argv))
 
 
-def config_from(arguments: argparse.Namespace, *, own_question: bool = False) -> "Config":
+def config_from(
+    arguments: argparse.Namespace, *, own_question: bool = False, reads: Sequence[str] | None = None
+) -> "Config":
     """The configuration that `--config` and the overrides ask for; `own_question` as in `load_config`.
 
+    `reads` names the sections (or top-level keys) that the command reads; a file may hold others, which are for other
+    commands, but an override of another section would do nothing and is refused.
+
     Raises:
-        ConfigError: see `chimera.config.load_config`.
+        ConfigError: see `chimera.config.load_config`; or an override has no effect on this command.
     """
     from chimera.config import load_config
 
-    return load_config(arguments.config, arguments.overrides, own_question=own_question)
+    config = load_config(arguments.config, arguments.overrides, own_question=own_question)
+    for override in arguments.overrides:
+        key = override.partition("=")[0].strip()
+        if reads is not None and key.partition(".")[0] not in reads:
+            raise ConfigError(f"{key} has no effect on this command, which reads {', '.join(reads)}: leave it out")
+    return config

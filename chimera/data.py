@@ -230,7 +230,7 @@ def main(argv: list[str]) -> int | None:
     arguments = parse_arguments(parser, argv)
     if arguments.rows < 1:
         parser.error(f"--rows must be at least 1, not {arguments.rows}")
-    dataset = load(config_from(arguments).data)
+    dataset = load(config_from(arguments, reads=("data",)).data)
 
     from rich.console import Console
 

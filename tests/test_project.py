@@ -177,6 +177,22 @@ def loopback_server() -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.parametrize(
+    ("command", "override"),
+    [
+        ("ask", "gather.tasks=7"),
+        ("ask", "reward.alignment=2"),
+        ("data", "society.max_tool_calls=1"),
+        ("data", "seed=3"),
+    ],
+)
+def test_an_override_that_a_command_does_not_read_is_refused(command: str, override: str):
+    question = ["Does it help?"] if command == "ask" else []
+    ended = python("-m", "chimera", command, *question, override)
+    assert ended.returncode == 2
+    assert f"{override.partition('=')[0]} has no effect on this command" in ended.stderr
+
+
 def test_overrides_may_stand_before_between_and_after_options():
     answer = python(
         "-m", "chimera", "config", "seed=1", "--yaml", "gather.tasks=2", "--config", "configs/local.yaml", "data.seed=3"
