@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agents.prompting import Message
-from chimera.types import Brief
+from chimera.types import Brief, abstract_text
 
 SourceText = dict[str, str]
 """One passage as prompts hold it: {"id", "text"}."""
@@ -13,8 +13,7 @@ SourceText = dict[str, str]
 
 def given_sources(brief: Brief) -> list[SourceText] | None:
     """The brief's abstract as the one source of a prompt; None when the brief has no abstract."""
-    parts = [f"{section.label}: {section.text}" if section.label else section.text for section in brief.context]
-    return [{"id": brief.id, "text": " ".join(parts)}] if parts else None
+    return [{"id": brief.id, "text": abstract_text(brief.context)}] if brief.context else None
 
 
 def sources_seen(messages: Mapping[str, Sequence[Message]]) -> list[SourceText]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from chimera.errors import DataError
 from chimera.fingerprints import Fingerprint, fingerprint
-from chimera.types import LABELS, SOURCE_NAMES, Label, ResearchTask, Source
+from chimera.types import LABELS, SOURCE_NAMES, Label, ResearchTask, Source, abstract_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,10 +52,7 @@ class Dataset:
 
     def documents(self) -> tuple[Document, ...]:
         """The abstract of every task, for the literature index."""
-        return tuple(
-            Document(task.id, task.goal, " ".join(f"{section.label}: {section.text}" for section in task.context))
-            for task in self.tasks
-        )
+        return tuple(Document(task.id, task.goal, abstract_text(task.context)) for task in self.tasks)
 
     def conclusions(self) -> dict[str, Fingerprint]:
         """The fingerprint of every task's conclusion, by task id: what live search must not show, without its text."""
@@ -204,7 +201,7 @@ def sample_table(dataset: Dataset, rows: int) -> "Table":
     for name, tasks in filled.items():
         wanted = min(len(tasks), max(1, round(rows / len(filled))))
         for task in tasks[:: len(tasks) // wanted][:wanted]:
-            abstract = " ".join(f"{section.label}: {section.text}" for section in task.context)
+            abstract = abstract_text(task.context)
             cells = (name, task.id, str(task.level or "-"), task.goal, abstract, task.label)
             table.add_row(*map(escape, cells))
     return table

@@ -1,5 +1,6 @@
 """The nouns that every package shares: labels, decisions, sections, briefs and tasks."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -25,6 +26,11 @@ class Section:
 
     label: str
     text: str
+
+
+def abstract_text(sections: Iterable[Section]) -> str:
+    """Sections as one text, as searches index it and prompts hold it: "LABEL: text LABEL: text"."""
+    return " ".join(f"{section.label}: {section.text}" if section.label else section.text for section in sections)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from agents.roles import JUNIORS, LITERATURE, ROLES
 from agents.schemas import Hypothesis, Protocol
 from chimera.synthetic import Finding, GeneratedTask
 from chimera.synthetic_vocabulary import ENDPOINTS
-from chimera.types import Label, ResearchTask
+from chimera.types import Label, ResearchTask, abstract_text
 
 EXPERT = {"drug": "Pharmacologist", "behaviour": "Neurologist", "gene": "Geneticist"}
 """Which junior is careful on which kind of exposure."""
@@ -251,4 +251,4 @@ def text_of(transcript: Transcript) -> str:
 
 
 def _document(task: ResearchTask) -> dict[str, str]:
-    return {"id": task.id, "text": " ".join(f"{section.label}: {section.text}" for section in task.context)}
+    return {"id": task.id, "text": abstract_text(task.context)}
