@@ -141,9 +141,7 @@ def test_the_bundled_model_reads_better_than_chance_and_worse_than_it_could() ->
     ) / len(read)
     majority = sum(item.task.label == "yes" for item, _ in read) / len(read)
     assert quoted > 0.75
-    assert 0.45 < right < 0.85
-    assert right > 1 / 3 + 0.1
-    assert majority < 0.7
+    assert majority + 0.05 < right < 0.85
 
 
 def _ask_nano(items: list[GeneratedTask]) -> list[tuple[GeneratedTask, str]]:

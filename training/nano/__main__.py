@@ -5,6 +5,7 @@ model is mediocre in a way that training can mend. Everything follows from the s
 """
 
 import argparse
+import copy
 import itertools
 import json
 import multiprocessing
@@ -76,14 +77,10 @@ def _encode_block(job: tuple["PreTrainedTokenizerFast", int, list[int], Habits])
 
 
 def exam_set(levels: list[int], count: int) -> list[Transcript]:
-    """Faultless junior transcripts of held-out tasks, each with a plain search result."""
+    """Faultless junior transcripts of held-out tasks, with the mix of search results that training has too."""
     items = generate(count + 1, seed=EXAM_SEED, levels=levels)
     rng = random.Random(EXAM_SEED)
-    made = []
-    for item, other in itertools.pairwise(items):
-        transcript = junior(item, other, rng.choice(JUNIORS), careful(item), rng)
-        made.append(transcript)
-    return made
+    return [junior(item, other, rng.choice(JUNIORS), careful(item), rng) for item, other in itertools.pairwise(items)]
 
 
 def main(argv: list[str]) -> int:
@@ -115,12 +112,9 @@ def main(argv: list[str]) -> int:
         if speed and step % 1000 == 0:
             marks = examine(model, tokenizer, exam)
             print("        " + marks.line(), flush=True)
-            if options.out:
-                save_copy()
+            save_copy()
 
     def save_copy() -> None:
-        import copy
-
         options.out.mkdir(parents=True, exist_ok=True)
         save(copy.deepcopy(model).cpu(), tokenizer, options.out)
 
