@@ -7,7 +7,8 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from chimera.config_loader import Section, check_keys, effective, refuse_unused, unused_keys, validate
+from chimera.config_learning import BanditConfig, GateConfig, PpoConfig, SftConfig, WandbConfig
+from chimera.config_loader import Section, check_keys, effective, overlay, refuse_unused, unused_keys, validate
 from chimera.config_source import Setting, parse_overrides, read_yaml, to_yaml
 from chimera.errors import ConfigError
 
@@ -205,13 +206,17 @@ class RolloutsConfig(Section):
 
     runners: int = Field(default=8, ge=1, description="runner processes, each works on one rollout at a time")
     timeout_s: float = Field(default=300.0, gt=0, description="seconds after which a rollout counts as failed")
-    max_attempts: int = Field(default=1, ge=1, description="attempts of one rollout")
+    max_attempts: int = Field(
+        default=3,
+        ge=1,
+        description="attempts of one rollout whose runner died or hung; a failed answer is not repeated",
+    )
 
 
 class GatherConfig(Section):
     """The gather phase: the society as it is answers training tasks."""
 
-    tasks: int = Field(default=40, ge=1, description="training tasks to answer")
+    tasks: int = Field(default=160, ge=1, description="training tasks to answer")
     repeats: int = Field(default=1, ge=1, description="rollouts per task")
 
 
@@ -228,6 +233,11 @@ class Config(Section):
     reward: RewardConfig = RewardConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
     gather: GatherConfig = GatherConfig()
+    sft: SftConfig = SftConfig()
+    ppo: PpoConfig = PpoConfig()
+    bandit: BanditConfig = BanditConfig()
+    gate: GateConfig = GateConfig()
+    wandb: WandbConfig = WandbConfig()
 
     def unused(self) -> Mapping[str, str]:
         """Keys that depend on another section."""
@@ -253,10 +263,10 @@ def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), *
     """
     file = check_keys(Config, {} if path is None else read_yaml(Path(path)))
     given = check_keys(Config, parse_overrides(overrides))
-    settings = _inherit(file | given)
+    settings = _inherit(overlay(file, given))
     config = validate(Config, settings)
     if outdated := _outdated(file, given, config):
-        settings = _inherit({key: setting for key, setting in file.items() if key not in outdated} | given)
+        settings = _inherit(overlay({key: setting for key, setting in file.items() if key not in outdated}, given))
         config = validate(Config, settings)
     refuse_unused(config, settings)
     _check_players(config.models)

@@ -25,6 +25,7 @@ _PLAIN_NAMES: dict[Any, str] = {
     bool: "true | false",
     int: "whole number",
     float: "number",
+    dict: "mapping",
 }
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
@@ -125,10 +126,13 @@ def check_keys(tree: type[Section], settings: Mapping[str, Setting]) -> dict[str
         ConfigError: an unknown key, with the nearest valid one; a value for a section; a section for a value.
     """
     names = [key.name for key in keys(tree())]
-    known = set(names)
+    free = {key.name for key in keys(tree()) if isinstance(key.default, dict)}
     checked: dict[str, Setting] = {}
     for key, setting in settings.items():
-        if key in known:
+        if mapping := next((name for name in free if key == name or key.startswith(f"{name}.")), None):
+            earlier = checked[mapping].value if mapping in checked else {}
+            checked[mapping] = Setting(_merged(earlier, key.removeprefix(mapping), setting.value), setting.place)
+        elif key in names:
             checked[key] = setting
         elif any(name.startswith(f"{key}.") for name in names):
             if setting.value not in (None, {}):
@@ -138,6 +142,30 @@ def check_keys(tree: type[Section], settings: Mapping[str, Setting]) -> dict[str
         else:
             raise ConfigError(_unknown(key, setting, names))
     return checked
+
+
+def overlay(below: Mapping[str, Setting], above: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Both, where `above` wins key by key, also within free mappings."""
+    merged = dict(below)
+    for key, setting in above.items():
+        under = merged[key].value if key in merged else None
+        merged[key] = Setting(_deep(under, setting.value), setting.place)
+    return merged
+
+
+def _deep(under: Any, over: Any) -> Any:
+    if not (isinstance(under, dict) and isinstance(over, dict)):
+        return over
+    return under | {name: _deep(under.get(name), value) for name, value in over.items()}
+
+
+def _merged(tree: Mapping[str, Any], path: str, value: Any) -> Any:
+    """`tree` with `value` at the dotted `path` (".a.b"); at the empty path it is the whole, null an empty mapping."""
+    if not path:
+        return {} if value is None else value
+    name, _, rest = path.removeprefix(".").partition(".")
+    below = tree.get(name, {}) if rest else {}
+    return {**tree, name: _merged(below if isinstance(below, Mapping) else {}, f".{rest}" if rest else "", value)}
 
 
 def _below(section: str, names: list[str]) -> str:
@@ -193,6 +221,8 @@ def _type_name(field: FieldInfo) -> str:
 def _annotation_name(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return " | ".join(str(choice) for choice in get_args(annotation))
+    if get_origin(annotation) is dict:
+        return "mapping"
     if get_origin(annotation) is tuple:
         return f"list of {_annotation_name(get_args(annotation)[0])}"
     if get_args(annotation):

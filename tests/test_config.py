@@ -34,7 +34,8 @@ def endpoint(model: str) -> list[str]:
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in tree.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        section = isinstance(value, dict) and value
+        found |= flat(value, f"{prefix}{key}.") if section else {f"{prefix}{key}": value}
     return found
 
 
@@ -389,6 +390,11 @@ def values(field: FieldInfo, name: str, annotation: Any = None) -> st.SearchStra
         return st.lists(values(field, name, get_args(annotation)[0]), min_size=1, max_size=4)
     if type(None) in get_args(annotation):
         return st.none() | values(field, name, get_args(annotation)[0])
+    if annotation is bool:
+        return st.booleans()
+    if get_origin(annotation) is dict:
+        leaf = st.booleans() | st.integers() | st.sampled_from(["a", "1", "no"])
+        return st.dictionaries(st.sampled_from("abc"), leaf | st.dictionaries(st.sampled_from("xy"), leaf, min_size=1))
     if annotation is int:
         return st.integers(low, high)
     if annotation is float:
@@ -448,3 +454,9 @@ def test_the_config_command_prints_what_is_in_effect(capsys: pytest.CaptureFixtu
     main(["gather.tasks=3", "--yaml", "models.junior.path=p"])
     config = load_config(written(tmp_path, capsys.readouterr().out))
     assert (config.gather.tasks, config.models.senior.path) == (3, "p")
+
+
+def test_a_free_mapping_takes_any_keys_below_it(tmp_path: Path):
+    file = written(tmp_path, "ppo:\n  verl:\n    actor:\n      a: 1\n      b: {c: no}\n")
+    config = load_config(file, ["ppo.verl.actor.a=2", "ppo.verl.optim={betas: [0.9, 0.95]}"])
+    assert config.ppo.verl == {"actor": {"a": 2, "b": {"c": "no"}}, "optim": {"betas": [0.9, 0.95]}}

@@ -1,6 +1,7 @@
 """What a phase is, and which there are."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from chimera.errors import ConfigError
@@ -9,6 +10,20 @@ if TYPE_CHECKING:
     from chimera.config import Config
     from chimera.data import Dataset
     from training.lab import Lab
+    from training.policies import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseResult:
+    """What a phase came to.
+
+    Attributes:
+        figures: For the ledger and the metrics.
+        learned: The policy that the phase learned; None when it learned none. It goes live if the gate lets it.
+    """
+
+    figures: Mapping[str, Any]
+    learned: "Policy | None" = None
 
 
 class Phase(Protocol):
@@ -16,6 +31,7 @@ class Phase(Protocol):
 
     Attributes:
         name: Its name on the command line, in the ledger and of its files.
+        learns: Whether it changes a policy, so that the gate compares before and after.
     """
 
     @property
@@ -23,16 +39,21 @@ class Phase(Protocol):
         """The phase's name."""
         ...
 
+    @property
+    def learns(self) -> bool:
+        """Whether it changes a policy."""
+        ...
+
     def check(self, config: "Config", dataset: "Dataset") -> None:
         """Raise ConfigError if the phase cannot be run like this: called before anything is started or written."""
         ...
 
-    async def run(self, lab: "Lab") -> Mapping[str, Any]:
-        """Do the phase's work; returns figures for the ledger and the metrics."""
+    async def run(self, lab: "Lab") -> PhaseResult:
+        """Do the phase's work, or what is left of it when the run is resumed."""
         ...
 
 
-PHASES: tuple[str, ...] = ("gather",)
+PHASES: tuple[str, ...] = ("gather", "sft", "ppo", "bandit")
 """All phases, in the order in which a run goes through them."""
 
 
@@ -58,7 +79,10 @@ def check_names(text: str | None) -> tuple[str, ...]:
 
 def make_phases(names: Sequence[str]) -> list[Phase]:
     """The phases with these names."""
+    from training.bandit import Bandit
     from training.gather import Gather
+    from training.ppo import Ppo
+    from training.sft import Sft
 
-    made: dict[str, type[Phase]] = {"gather": Gather}
+    made: dict[str, type[Phase]] = {"gather": Gather, "sft": Sft, "ppo": Ppo, "bandit": Bandit}
     return [made[name]() for name in names]
