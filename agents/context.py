@@ -33,7 +33,7 @@ class Tools(Protocol):
 class Choice:
     """Which junior's hypothesis goes on, and who decided.
 
-    `propensities` holds the probability of each author under the policy, None when the policy does not know it.
+    `propensities` holds the probability that each author had when this choice was drawn, None when it is not known.
     """
 
     author: str
@@ -42,17 +42,28 @@ class Choice:
 
 
 class Selector(Protocol):
-    """Decides which hypothesis goes on: the place where a learned policy takes over from the supervisor's model."""
+    """Decides which hypothesis goes on: the place where a learned policy takes over from the supervisor's model.
 
-    def select(self, hypotheses: Sequence[Mapping[str, Any]], brief: Brief, preferred: str) -> Choice:
-        """Choose one author; `preferred` is the supervisor model's own choice."""
+    Whatever it draws at random it derives from `seed`, the run's, so that a seeded run repeats exactly.
+    """
+
+    def propose(self, hypotheses: Sequence[Mapping[str, Any]], brief: Brief, seed: int | None) -> Choice | None:
+        """Choose before the supervisor's model is asked, which then only justifies; None asks the model first."""
+        ...
+
+    def select(self, hypotheses: Sequence[Mapping[str, Any]], brief: Brief, preferred: str, seed: int | None) -> Choice:
+        """Choose after the model, when nothing was proposed; `preferred` is the supervisor model's own choice."""
         ...
 
 
 class SupervisorChoice:
     """The default `Selector`: what the supervisor's model preferred."""
 
-    def select(self, hypotheses: Sequence[Mapping[str, Any]], brief: Brief, preferred: str) -> Choice:
+    def propose(self, hypotheses: Sequence[Mapping[str, Any]], brief: Brief, seed: int | None) -> None:
+        """Ask the model."""
+        return
+
+    def select(self, hypotheses: Sequence[Mapping[str, Any]], brief: Brief, preferred: str, seed: int | None) -> Choice:
         """Choose `preferred`."""
         return Choice(preferred, "supervisor")
 

@@ -1,17 +1,17 @@
 """The nodes of the graph: what each role reads from the state and what it writes back, in one table."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from langgraph.runtime import Runtime
 
-from agents.context import RunContext
+from agents.context import Choice, RunContext
 from agents.prompting import opening
 from agents.react import Turn, Visit
 from agents.roles import JUNIORS, ROLES, Role
 from agents.routing import revisions_allowed, worst_severity
-from agents.schemas import Answer, FinalDecision, SafetyReview, Selection
+from agents.schemas import Answer, FinalDecision, SafetyReview, Selection, selection_of
 from agents.sources import given_sources, sources_seen
 from agents.state import ResearchState, Update
 from chimera.errors import ChimeraError, RoleError
@@ -29,11 +29,15 @@ class Node(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """Where a role works: `reads` gives its prompt's payload, `writes` the state's update from its answer."""
+    """Where a role works: `reads` gives its prompt's payload, `writes` the state's update from its answer.
+
+    `prepare` gives the desk of one visit where that depends on the state.
+    """
 
     role: Role
     reads: Callable[[ResearchState, RunContext], Inputs]
     writes: Callable[[ResearchState, Any, RunContext], Update]
+    prepare: "Callable[[ResearchState, RunContext], Desk] | None" = None
 
 
 def _sources_if_given(context: RunContext) -> list[dict[str, str]] | None:
@@ -58,29 +62,52 @@ def _junior_writes(role: str) -> Callable[[ResearchState, Answer, RunContext], U
     return writes
 
 
+def _supervisor_desk(state: ResearchState, context: RunContext) -> Desk:
+    """The supervisor's desk for one visit: when a policy has chosen, the answer's form allows that choice only."""
+    hypotheses, role = state["initial_hypotheses"], ROLES["Supervisor"]
+    choice = context.select.propose(hypotheses, context.brief, context.seed)
+    if choice is None:
+        return Desk(role, _supervisor_reads, _supervisor_writes)
+    _check_author(choice, hypotheses)
+    return Desk(
+        replace(role, schema=selection_of(choice.author)),
+        lambda state, context: {**_supervisor_reads(state, context), "chosen": choice.author},
+        lambda state, answer, context: _selected(state, choice, None, answer.justification),
+    )
+
+
 def _supervisor_reads(state: ResearchState, context: RunContext) -> Inputs:
     return {"hypotheses": state["initial_hypotheses"]}
 
 
 def _supervisor_writes(state: ResearchState, answer: Selection, context: RunContext) -> Update:
     """The selector has the last word; where it departs from the supervisor's model, the justification says so."""
-    hypotheses = {hypothesis["author"]: hypothesis for hypothesis in state["initial_hypotheses"]}
-    choice = context.select.select(state["initial_hypotheses"], context.brief, answer.choice)
-    if choice.author not in hypotheses:
-        raise RoleError(
-            "Supervisor", f"the policy {choice.policy!r} chose {choice.author!r}, not one of {', '.join(hypotheses)}"
-        )
+    hypotheses = state["initial_hypotheses"]
+    choice = context.select.select(hypotheses, context.brief, answer.choice, context.seed)
+    _check_author(choice, hypotheses)
     justification = answer.justification
     if choice.author != answer.choice:
         justification = f"Chosen by policy {choice.policy!r}; the supervisor preferred {answer.choice}: {justification}"
+    return _selected(state, choice, answer.choice, justification)
+
+
+def _check_author(choice: Choice, hypotheses: Sequence[Mapping[str, Any]]) -> None:
+    authors = [hypothesis["author"] for hypothesis in hypotheses]
+    if choice.author not in authors:
+        reason = f"the policy {choice.policy!r} chose {choice.author!r}, not one of {', '.join(authors)}"
+        raise RoleError("Supervisor", reason)
+
+
+def _selected(state: ResearchState, choice: Choice, preferred: str | None, justification: str) -> Update:
+    propensities = choice.propensities
     return {
-        "selected_hypothesis": hypotheses[choice.author],
+        "selected_hypothesis": next(h for h in state["initial_hypotheses"] if h["author"] == choice.author),
         "supervisor_justification": justification,
         "selection": {
             "author": choice.author,
-            "preferred": answer.choice,
+            "preferred": preferred,
             "policy": choice.policy,
-            "propensities": None if choice.propensities is None else dict(choice.propensities),
+            "propensities": None if propensities is None else dict(propensities),
         },
     }
 
@@ -162,7 +189,7 @@ DESKS: dict[str, Desk] = {
     desk.role.name: desk
     for desk in (
         *(Desk(ROLES[name], _junior_reads, _junior_writes(name)) for name in JUNIORS),
-        Desk(ROLES["Supervisor"], _supervisor_reads, _supervisor_writes),
+        Desk(ROLES["Supervisor"], _supervisor_reads, _supervisor_writes, _supervisor_desk),
         Desk(ROLES["HypothesisRefiner"], _refiner_reads, _refiner_writes),
         Desk(ROLES["ProtocolDesigner"], _designer_reads, _designer_writes),
         Desk(ROLES["PeerReviewer"], _peer_reads, _store("peer_review")),
@@ -207,9 +234,10 @@ def role_node(desk: Desk) -> Node:
         attributes = {"role": role.name, "model": role.model, "visit": number, "attempt": attempt}
         with context.operation(role.name, attributes):
             try:
-                messages = opening(role, state["research_goal"], **desk.reads(state, context))
-                turn = await Visit(role, context, number, attempt, messages).run()
-                update = desk.writes(state, _answer(role, turn), context)
+                at = desk if desk.prepare is None else desk.prepare(state, context)
+                messages = opening(role, state["research_goal"], **at.reads(state, context))
+                turn = await Visit(at.role, context, number, attempt, messages).run()
+                update = at.writes(state, _answer(role, turn), context)
             except RoleError:
                 raise
             except ChimeraError as error:

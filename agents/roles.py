@@ -27,7 +27,8 @@ NEUROLOGIST = "You are the Neurologist.\nYour field is the nervous system, behav
 SUPERVISOR = """You are the Supervisor.
 Three junior researchers propose hypotheses for the goal. Choose the one whose quoted evidence is about the outcome that
 the goal asks about and whose answer follows from that evidence. Answer with one JSON object:
-"choice": the author of the best hypothesis; "justification": one sentence that says why."""
+"choice": the author of the best hypothesis, or "chosen" when the goal comes with one; "justification": one sentence
+that says why."""
 
 REFINER = """You are the HypothesisRefiner.
 Check the selected hypothesis against its evidence and the goal, correct it where it is wrong, and answer any feedback

@@ -3,9 +3,10 @@
 Evidence is quoted verbatim before a claim is made: a quote can be checked, and small models learn to read from it.
 """
 
-from typing import Annotated, Literal
+from functools import cache
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model
 
 from chimera.types import Decision, Label, Severity, Verdict
 
@@ -34,6 +35,13 @@ class Selection(Answer):
 
     choice: Literal["Geneticist", "Pharmacologist", "Neurologist"]
     justification: Text
+
+
+@cache
+def selection_of(author: str) -> type[Selection]:
+    """`Selection` with `author` as its only choice: what the supervisor answers when a policy has chosen."""
+    only: Any = Literal[author]
+    return create_model("Selection", __base__=Selection, __doc__=Selection.__doc__, choice=(only, ...))
 
 
 class Protocol(Answer):

@@ -25,7 +25,7 @@ class Society:
         evaluate: Scores each finished state; fills `final_evaluation`.
         operation: Opens a span around each visit of a role, with attributes role, model, visit and attempt.
         observe: Is told of each model call and tool call as it ends.
-        select: Decides which hypothesis goes on; by default the supervisor's model does.
+        select: Decides which hypothesis goes on unless a run brings its own; by default the supervisor's model does.
     """
 
     def __init__(
@@ -48,23 +48,30 @@ class Society:
         self._select = select or SupervisorChoice()
         self._graph = build_graph(config)
 
-    async def run(self, brief: Brief, seed: int | None = None) -> ResearchState:
+    async def run(self, brief: Brief, seed: int | None = None, *, select: Selector | None = None) -> ResearchState:
         """Answer `brief` and give the final state; with a seed, every model call gets its own seed derived from it.
+
+        Args:
+            brief: The question and what may be known of it.
+            seed: Of everything random in this run.
+            select: Decides in this run which hypothesis goes on, instead of the society's own selector.
 
         Raises:
             RoleError: A role failed or ran out of time; the message names it.
         """
+        context = self._context(brief, seed, select)
         try:
-            state = await self._graph.ainvoke(_input(brief), self._limits(), context=self._context(brief, seed))
+            state = await self._graph.ainvoke(_input(brief), self._limits(), context=context)
         except NodeTimeoutError as error:
             raise self._late(error) from error
         return cast(ResearchState, state)
 
-    async def stream(self, brief: Brief, seed: int | None = None) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
-        """Answer `brief` and yield (node name, its update of the state) as each node ends; raises like `run`."""
-        updates = self._graph.astream(
-            _input(brief), self._limits(), context=self._context(brief, seed), stream_mode="updates"
-        )
+    async def stream(
+        self, brief: Brief, seed: int | None = None, *, select: Selector | None = None
+    ) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
+        """Yield (node name, its update of the state) as each node ends; arguments and errors as for `run`."""
+        context = self._context(brief, seed, select)
+        updates = self._graph.astream(_input(brief), self._limits(), context=context, stream_mode="updates")
         try:
             async for step in updates:
                 for node, update in step.items():
@@ -72,7 +79,7 @@ class Society:
         except NodeTimeoutError as error:
             raise self._late(error) from error
 
-    def _context(self, brief: Brief, seed: int | None) -> RunContext:
+    def _context(self, brief: Brief, seed: int | None, select: Selector | None) -> RunContext:
         return RunContext(
             brief=brief,
             seed=seed,
@@ -80,7 +87,7 @@ class Society:
             model=self._model,
             toolbox=self._toolbox,
             evaluate=self._evaluate,
-            select=self._select,
+            select=select or self._select,
             operation=self._operation,
             observe=self._observe,
         )

@@ -301,38 +301,99 @@ async def test_an_unreadable_safety_review_blocks(society_kit):
     ]
 
 
-class Fixed:
+POLICY = "epsilon-greedy"
+PROPENSITIES = {"Geneticist": 0.8, "Pharmacologist": 0.1, "Neurologist": 0.1}
+
+
+class Corrects:
+    """Has the last word after the supervisor's model."""
+
     def __init__(self, author):
         self.author = author
         self.asked = []
 
-    def select(self, hypotheses, brief, preferred):
-        self.asked.append(([h["author"] for h in hypotheses], brief, preferred))
-        return Choice(self.author, "epsilon-greedy", {"Geneticist": 0.8, "Pharmacologist": 0.1, "Neurologist": 0.1})
+    def propose(self, hypotheses, brief, seed):
+        return None
+
+    def select(self, hypotheses, brief, preferred, seed):
+        self.asked.append(([h["author"] for h in hypotheses], brief, preferred, seed))
+        return Choice(self.author, POLICY, PROPENSITIES)
 
 
-async def test_a_policy_may_choose_another_hypothesis(society_kit):
-    policy = Fixed("Geneticist")
+class Decides:
+    """Chooses before the supervisor's model is asked."""
+
+    def __init__(self, author):
+        self.author = author
+        self.asked = []
+
+    def propose(self, hypotheses, brief, seed):
+        self.asked.append(([h["author"] for h in hypotheses], brief, seed))
+        return Choice(self.author, POLICY, PROPENSITIES)
+
+    def select(self, hypotheses, brief, preferred, seed):
+        raise AssertionError("what was proposed is not asked for again")
+
+
+async def test_a_policy_may_overrule_the_supervisor(society_kit):
+    policy = Corrects("Geneticist")
     model = society_kit.Model()
-    state = await society_kit.make(model, select=policy).run(society_kit.brief)
-    assert policy.asked == [(list(JUNIORS), society_kit.brief, "Pharmacologist")]
+    state = await society_kit.make(model, select=policy).run(society_kit.brief, 7)
+    assert policy.asked == [(list(JUNIORS), society_kit.brief, "Pharmacologist", 7)]
+    assert "chosen" not in payload_of(model.of("Supervisor")[0].messages)
     assert state["selected_hypothesis"]["author"] == "Geneticist"
     assert state["selection"] == {
         "author": "Geneticist",
         "preferred": "Pharmacologist",
-        "policy": "epsilon-greedy",
-        "propensities": {"Geneticist": 0.8, "Pharmacologist": 0.1, "Neurologist": 0.1},
+        "policy": POLICY,
+        "propensities": PROPENSITIES,
     }
     told = payload_of(model.of("HypothesisRefiner")[0].messages)
     assert told["hypothesis"]["claim"] == "genes"
-    assert told["justification"].startswith(
-        "Chosen by policy 'epsilon-greedy'; the supervisor preferred Pharmacologist"
-    )
+    assert told["justification"].startswith(f"Chosen by policy {POLICY!r}; the supervisor preferred Pharmacologist")
 
 
-async def test_a_policy_that_chooses_nobody_is_the_supervisors_error(society_kit):
+async def test_a_policy_may_choose_first_and_the_supervisor_then_only_justifies(society_kit):
+    policy = Decides("Geneticist")
+    model = society_kit.Model(Supervisor=[{"choice": "Geneticist", "justification": "genes decide"}])
+    state = await society_kit.make(model).run(society_kit.brief, 7, select=policy)
+    assert policy.asked == [(list(JUNIORS), society_kit.brief, 7)]
+    (request,) = model.of("Supervisor")
+    assert list(payload_of(request.messages)) == ["hypotheses", "chosen", "goal"]
+    assert payload_of(request.messages)["chosen"] == "Geneticist"
+    form = request.response_format["json_schema"]
+    assert form["name"] == "Selection", "graders know by the name who is asking"
+    assert form["schema"]["properties"]["choice"]["const"] == "Geneticist"
+    assert form["schema"]["required"] == ["choice", "justification"]
+    assert state["selection"] == {
+        "author": "Geneticist",
+        "preferred": None,
+        "policy": POLICY,
+        "propensities": PROPENSITIES,
+    }
+    assert state["selected_hypothesis"]["claim"] == "genes"
+    assert state["supervisor_justification"] == "genes decide"
+
+
+async def test_a_supervisor_that_names_another_author_than_the_policy_is_asked_again(society_kit):
+    other = {"choice": "Neurologist", "justification": "nerves decide"}
+    model = society_kit.Model(Supervisor=[other, {"choice": "Geneticist", "justification": "genes decide"}])
+    state = await society_kit.make(model).run(society_kit.brief, select=Decides("Geneticist"))
+    assert state["supervisor_justification"] == "genes decide"
+    assert "choice: Input should be 'Geneticist'" in model.of("Supervisor")[1].messages[-1]["content"]
+
+
+async def test_a_runs_selector_does_not_outlive_the_run(society_kit):
+    society = society_kit.make(society_kit.Model(Supervisor=[{"choice": "Geneticist", "justification": "x"}]))
+    first = await society.run(society_kit.brief, select=Decides("Geneticist"))
+    second = await society.run(society_kit.brief)
+    assert [state["selection"]["policy"] for state in (first, second)] == [POLICY, "supervisor"]
+
+
+@pytest.mark.parametrize("policy", [Corrects, Decides])
+async def test_a_policy_that_chooses_nobody_is_the_supervisors_error(society_kit, policy):
     with pytest.raises(RoleError, match=r"^Supervisor: the policy 'epsilon-greedy' chose 'Surgeon', not one of Geneti"):
-        await society_kit.make(society_kit.Model(), select=Fixed("Surgeon")).run(society_kit.brief)
+        await society_kit.make(society_kit.Model(), select=policy("Surgeon")).run(society_kit.brief)
 
 
 async def test_without_a_policy_the_supervisors_choice_stands_and_no_propensity_is_invented(society_kit):
