@@ -35,6 +35,10 @@ class ModelError(ChimeraError):
         self.retriable = retriable
 
 
+class UnreachableError(ModelError):
+    """No server answers at the address: the request has reached nobody."""
+
+
 class RoleError(ChimeraError):
     """A role could not do its work, for example because its output stayed unparseable after the repair attempt."""
 

@@ -28,8 +28,8 @@ from chimera.jsonl import append_line, read_lines
 from chimera.secrets import api_key_names, load_secrets, redact_tree
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-FIXED_ON_RESUME = ("seed", "data.")
-"""A run keeps these: other tasks under the same name would mix two experiments."""
+FIXED_ON_RESUME = ("seed", "data.", "models.", "society.", "tools.", "reward.", "gate.")
+"""A run keeps these: other tasks, models or rewards under the same name would mix two experiments."""
 
 _owned: dict[Path, int] = {}
 """Lock files that this process holds open. The lock is the operating system's: it ends with the process."""
@@ -173,7 +173,8 @@ class Run:
             changed = _changes(
                 effective(self.config), effective(config) | {"runs_dir": self.config.runs_dir.as_posix()}
             )
-            fixed = [key for key in changed if key == FIXED_ON_RESUME[0] or key.startswith(FIXED_ON_RESUME[1])]
+            begun = tuple(f"{name}." for name in unfinished(self.events()) if self.rollouts_file(name).exists())
+            fixed = [key for key in changed if key.startswith(FIXED_ON_RESUME + begun)]
             if fixed:
                 old, new = changed[fixed[0]]
                 raise RunError(
@@ -186,6 +187,17 @@ class Run:
             _write(environment_file, json.dumps(environment, indent=2) + "\n")
             self.ledger("created")
         _write(file, to_yaml(redact_tree(effective(config))))
+
+
+def unfinished(events: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The phases that were started and not finished: their settings stay, for what they have recorded was made so."""
+    found: set[str] = set()
+    for event in events:
+        if event["event"] == "phase_started":
+            found.add(event["phase"])
+        elif event["event"] == "phase_finished":
+            found.discard(event["phase"])
+    return found
 
 
 def check_name(name: str) -> str:

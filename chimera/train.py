@@ -1,36 +1,73 @@
 """`python -m chimera.train`: run the phases; the society answers tasks, and its roles learn from the traces."""
 
 import argparse
+from typing import TYPE_CHECKING
 
 from chimera.cli import add_config_arguments, config_from, parse_arguments, run_command
+
+if TYPE_CHECKING:
+    from chimera.config import Config
 
 
 def main(argv: list[str]) -> int | None:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m chimera.train", description=__doc__)
-    parser.add_argument("--phases", metavar="A,B", help="which phases to run, in this order; all of them without it")
+    parser.add_argument(
+        "--phases",
+        metavar="A,B",
+        help="which phases to run, in this order; all of them without it (gather, sft, ppo, bandit)",
+    )
     parser.add_argument("--name", help="the run's name; made from the time without it")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue the run --name, or the latest: finished rollouts and phases are kept, settings too unless given",
+    )
     add_config_arguments(parser)
     arguments = parse_arguments(parser, argv)
     config = config_from(arguments)
+    name, phase_list = arguments.name, arguments.phases
 
     from chimera.data import load
     from chimera.runs import Run
     from chimera.secrets import api_key_names, load_secrets
     from chimera.serving.process import check_models
+    from training.gate import check as check_gate
     from training.phases import check_names, make_phases
     from training.session import train
 
-    phases = make_phases(check_names(arguments.phases))
+    if arguments.resume:
+        name, phase_list, config = _continued(arguments, config)
+    phases = make_phases(check_names(phase_list))
     secrets = load_secrets(api_key_names(config.models.model_dump()))
     dataset = load(config.data)
     check_models(config.models, secrets)
     for phase in phases:
         phase.check(config, dataset)
-    with Run.create(arguments.name, config) as run:
-        print(f"run {run.path}: {', '.join(phase.name for phase in phases)} on {dataset.describe()}", flush=True)
+    if any(phase.learns for phase in phases):
+        check_gate(config, dataset)
+    with Run.create(name, config, resume=arguments.resume) as run:
+        names = [phase.name for phase in phases]
+        run.ledger("planned", phases=names)
+        print(f"run {run.path}: {', '.join(names)} on {dataset.describe()}", flush=True)
         train(run, config, dataset, phases, secrets)
     return 0
+
+
+def _continued(arguments: argparse.Namespace, given: "Config") -> "tuple[str, str | None, Config]":
+    """Name, phases and configuration of the run to continue: its own, where the command line gives no others.
+
+    Raises:
+        RunError: There is no such run.
+    """
+    from chimera.config import load_config
+    from chimera.runs import Run
+
+    run = Run.open(arguments.name, given.runs_dir) if arguments.name else Run.latest(given.runs_dir)
+    plans = [event["phases"] for event in run.events() if event["event"] == "planned"]
+    phases = arguments.phases or (",".join(plans[-1]) if plans else None)
+    config = load_config(arguments.config or run.path / "config.yaml", arguments.overrides)
+    return run.name, phases, config
 
 
 if __name__ == "__main__":

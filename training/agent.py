@@ -6,24 +6,28 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import agentlightning as agl
 
+from agents.context import Selector
 from agents.record import CallRecord, ModelCall, ToolUse
 from agents.society import Society
 from agents.tools import Toolbox
 from chimera.config import Config
-from chimera.errors import ChimeraError, ModelError, RoleError
+from chimera.errors import ChimeraError, ModelError, RoleError, UnreachableError
 from chimera.serving.client import Completion, HttpModel
 from evaluation.judge import Judge
 from training import resources as model_resources
 from training.gateway import plain_error
 from training.rewards import Reward, compute_reward
 from training.rollouts import Outcome, RolloutInput
+from training.selection import make_selector
 
 REWARD_KEY = "reward"
+GATEWAY_SECONDS = 60.0
+"""How long a call waits for the gateway: one that was killed is back at its address in a few seconds."""
 
 _responses: contextvars.ContextVar[list[str]] = contextvars.ContextVar("responses")
 """Ids of the responses that the visit in progress has got; each visit runs in its own context."""
@@ -37,13 +41,24 @@ class TracedModel(HttpModel):
     async def complete(self, key: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Completion:
         """Answer as `HttpModel` does."""
         try:
-            completion = await super().complete(key, messages, **options)
+            completion = await self._patiently(key, messages, **options)
         except ModelError as error:
             raise ModelError(plain_error(str(error)), retriable=error.retriable) from error
         _responses.get().append(completion.response_id)
         if completion.weights_version is not None:
             self.weights_versions.setdefault(key, set()).add(completion.weights_version)
         return completion
+
+    async def _patiently(self, key: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Completion:
+        """Ask, again and again while the gateway cannot be reached; the same seed gives the same answer."""
+        deadline = time.monotonic() + GATEWAY_SECONDS
+        while True:
+            try:
+                return await super().complete(key, messages, **options)
+            except UnreachableError:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.2)
 
 
 @contextmanager
@@ -93,7 +108,7 @@ class MedicalResearchAgent(agl.LitAgent[dict[str, Any]]):
         self._records = []
         started = time.perf_counter()
         try:
-            state = await self._run(given)
+            state = await self._run(given, self._selector(resources, rollout))
             reward = compute_reward(state, self._records, given.task, self._config.reward)
         except Exception as error:
             agl.emit_exception(error)
@@ -106,12 +121,17 @@ class MedicalResearchAgent(agl.LitAgent[dict[str, Any]]):
     def _observe(self, record: CallRecord) -> None:
         self._records.append(record)
 
-    async def _run(self, given: RolloutInput) -> Mapping[str, Any]:
+    def _selector(self, resources: agl.NamedResources, rollout: agl.Rollout) -> Selector:
+        """Who chooses among hypotheses; nothing is explored on held-out tasks."""
+        spec = model_resources.selection(resources)
+        return make_selector(replace(spec, exploration=0.0) if rollout.mode == "val" else spec)
+
+    async def _run(self, given: RolloutInput, select: Selector) -> Mapping[str, Any]:
         limit = self._config.rollouts.timeout_s
         deadline = asyncio.timeout(limit)
         try:
             async with deadline:
-                return await self._society.run(given.task.brief(), seed=given.seed)
+                return await self._society.run(given.task.brief(), seed=given.seed, select=select)
         except TimeoutError as error:
             if not deadline.expired():
                 raise

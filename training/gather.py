@@ -1,12 +1,13 @@
 """The gather phase: the society as it is answers training tasks; everything later is learned from these rollouts."""
 
 import random
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from chimera.config import Config
 from chimera.data import Dataset
 from chimera.errors import ConfigError, RunError
+from training.phases import PhaseResult
 from training.rollouts import RolloutInput, RolloutRecord
 from training.summary import summarize
 
@@ -18,12 +19,13 @@ class Gather:
     """`gather.tasks` training tasks, `gather.repeats` rollouts of each."""
 
     name = "gather"
+    learns = False
 
     def check(self, config: Config, dataset: Dataset) -> None:
         """Raise ConfigError if more tasks are asked for than there are."""
         choose(dataset, config)
 
-    async def run(self, lab: "Lab") -> Mapping[str, Any]:
+    async def run(self, lab: "Lab") -> PhaseResult:
         """Gather the rollouts.
 
         Raises:
@@ -37,7 +39,8 @@ class Gather:
                 lab.view.add(record)
         if all(record.status == "failed" for record in records):
             raise RunError(f"all {len(records)} rollouts failed; the first: {records[0].error}")
-        return summarize(records)
+        lab.metrics.protocols(self.name, records)
+        return PhaseResult(summarize(records))
 
 
 def choose(dataset: Dataset, config: Config) -> Sequence[RolloutInput]:

@@ -19,24 +19,29 @@ from chimera.data import Dataset
 from chimera.errors import ChimeraError
 from chimera.runs import Run
 from chimera.secrets import register_secret
+from chimera.serving.checkpoint import locate
 from chimera.serving.process import ModelServers
-from training import resources, traces
+from training import policies, resources
 from training.gateway import Gateway
+from training.metrics import Metrics
+from training.policies import Learner, Policy
 from training.pool import RunnerPool
+from training.recorder import Recorder, identity
 from training.rollouts import RolloutInput, RolloutRecord
 from training.runner import RunnerSpec
+from training.selection import SelectionSpec
 from training.store import LabStore
 from training.view import View
 
 GRACE_SECONDS = 30.0
 """A runner ends a late rollout itself; after this much longer it counts as hanging and is killed."""
-TRACE_SECONDS = 10.0
-"""How long a finished rollout's last exchanges may take from the gateway to the store."""
-SETTLE_SECONDS = 0.5
-"""How long to wait for late exchanges of a rollout whose runner could not tell what they are."""
 LOOK_SECONDS = 1.0
 """The store's own time-outs and the model server's end announce nothing, so they are looked for this often."""
 ENDED = ("succeeded", "failed", "cancelled")
+TRAINING_PHASES = ("gather", "ppo", "bandit")
+"""Phases whose rollouts are on training tasks, so that everybody may learn from them."""
+SELECTION = "selection"
+"""The name under which rollouts are told who chooses among hypotheses, beside the models' policy versions."""
 
 
 class Lab:
@@ -49,6 +54,11 @@ class Lab:
         servers: The models, already served.
         secrets: Keys for the tools.
         view: Shows progress.
+        metrics: Gets everything that is measured.
+
+    Attributes:
+        live: The learned policies that rollouts use; a learner that is missing is as the run began.
+        policy_versions: Version by logical model, and who chooses among hypotheses.
     """
 
     def __init__(
@@ -59,12 +69,15 @@ class Lab:
         servers: ModelServers,
         secrets: Mapping[str, str],
         view: View,
+        metrics: Metrics,
     ) -> None:
         self.run = run
         self.config = config
         self.dataset = dataset
         self.servers = servers
         self.view = view
+        self.metrics = metrics
+        self.live: dict[Learner, Policy] = {}
         self.policy_versions: dict[str, str] = {}
         self._secrets = dict(secrets)
         self._logs = run.path / "logs"
@@ -78,6 +91,7 @@ class Lab:
         self._loop = asyncio.get_running_loop()
         self.store = LabStore(self._wake)
         await self.store.start()
+        self._recorder = Recorder(self.run, self.store)
         self.gateway = Gateway(
             self.store.endpoint,
             self.config.models,
@@ -96,7 +110,8 @@ class Lab:
         try:
             self.pool.start()
             await self.gateway.start()
-            await self.publish()
+            self._base_versions = await asyncio.to_thread(self.servers.versions)
+            await self.restore(policies.live(self.run.events()))
         except BaseException:
             await self._stop()
             raise
@@ -112,11 +127,52 @@ class Lab:
         self.gateway.stop()
         await self.store.close()
 
-    async def publish(self) -> None:
-        """Tell rollouts that are enqueued from now on about the models' current policy versions."""
+    async def put_live(self, policy: Policy) -> None:
+        """Have rollouts that are enqueued from now on use `policy`.
+
+        Raises:
+            ModelError: Its weights do not fit the model that they replace; what was live stays live.
+        """
+        if policy.learner != "supervisor":
+            folder = self.run.path / policy.folder
+            await asyncio.to_thread(self.servers.load_weights, policy.learner, folder, version=policy.version)
+        self.live[policy.learner] = policy
+        await self._publish()
+
+    async def restore(self, wanted: Mapping[Learner, Policy]) -> None:
+        """Make `wanted` live, and every other learner what it was when the run began."""
+        for learner in set(self.live) - set(wanted):
+            if learner != "supervisor":
+                folder, version = locate(getattr(self.config.models, learner).path), self._base_versions[learner]
+                await asyncio.to_thread(self.servers.load_weights, learner, folder, version=version)
+            del self.live[learner]
+        for policy in wanted.values():
+            if self.live.get(policy.learner) != policy:
+                await self.put_live(policy)
+        await self._publish()
+
+    def weights_folder(self, learner: Learner) -> Path:
+        """The checkpoint that is live for a learner with weights."""
+        if learner in self.live:
+            return self.run.path / self.live[learner].folder
+        return locate(getattr(self.config.models, learner).path)
+
+    async def gathered(self) -> list[RolloutRecord]:
+        """All rollouts on training tasks so far that ended by themselves, in the order of the phases."""
+        return [record for phase in TRAINING_PHASES for record in self._recorder.recorded(phase).values()]
+
+    async def _publish(self) -> None:
+        """Tell rollouts that are enqueued from now on about the models, their versions, and who selects."""
+        chooser = self.live.get("supervisor")
+        selection = SelectionSpec(
+            policy=chooser.version if chooser else None,
+            folder=str((self.run.path / chooser.folder).absolute()) if chooser else None,
+            exploration=self.config.bandit.exploration,
+        )
         named = {name: endpoint.model for name, endpoint in self.servers.endpoints.items()}
-        self.policy_versions = {**named, **await asyncio.to_thread(self.servers.versions)}
-        described = resources.describe(self.gateway.url, self.config.models, self.policy_versions)
+        models = {**named, **await asyncio.to_thread(self.servers.versions)}
+        described = resources.describe(self.gateway.url, self.config.models, models, selection)
+        self.policy_versions = {**models, SELECTION: chooser.version if chooser else "supervisor's model"}
         self._resources_id = (await self.store.add_resources(described)).resources_id
         self._versions_of[self._resources_id] = self.policy_versions
 
@@ -125,23 +181,18 @@ class Lab:
     ) -> AsyncIterator[RolloutRecord]:
         """Run the society on `inputs` and yield each rollout as it ends, recorded in the run directory by then.
 
-        Failed rollouts are yielded too. When the caller stops iterating, rollouts that have not started never will.
+        Rollouts that are recorded already, because the run is continued, come first and are not run again. Failed
+        rollouts are yielded too. When the caller stops iterating, rollouts that have not started never will.
 
         Raises:
             RunError: No runner is left, the gateway cannot be kept up, or the model server has ended.
         """
-        policy = agl.RolloutConfig(
-            timeout_seconds=self.config.rollouts.timeout_s + GRACE_SECONDS,
-            max_attempts=self.config.rollouts.max_attempts,
-            retry_condition=["failed", "timeout"],
-        )
-        enqueued = await self.store.enqueue_many_rollouts(
-            [
-                EnqueueRolloutRequest(input=given.dump(), mode=mode, resources_id=self._resources_id, config=policy)
-                for given in inputs
-            ]
-        )
-        pending = {rollout.rollout_id: given for rollout, given in zip(enqueued, inputs, strict=True)}
+        known = {phase: dict(self._recorder.recorded(phase)) for phase in {given.phase for given in inputs}}
+        missing = [given for given in inputs if identity(given) not in known[given.phase]]
+        for given in inputs:
+            if record := known[given.phase].get(identity(given)):
+                yield record
+        pending = await self._enqueue(missing, mode)
         collecting: set[asyncio.Task[RolloutRecord]] = set()
         try:
             while pending or collecting:
@@ -160,6 +211,21 @@ class Lab:
                 task.cancel()
             for rollout_id in pending:
                 await self.store.update_rollout(rollout_id, status="cancelled")
+
+    async def _enqueue(self, inputs: Sequence[RolloutInput], mode: Literal["train", "val"]) -> dict[str, RolloutInput]:
+        """Only a runner that died gets its rollout another attempt: a bad answer would be repeated, seed for seed."""
+        policy = agl.RolloutConfig(
+            timeout_seconds=self.config.rollouts.timeout_s + GRACE_SECONDS,
+            max_attempts=self.config.rollouts.max_attempts,
+            retry_condition=["unresponsive"],
+        )
+        enqueued = await self.store.enqueue_many_rollouts(
+            [
+                EnqueueRolloutRequest(input=given.dump(), mode=mode, resources_id=self._resources_id, config=policy)
+                for given in inputs
+            ]
+        )
+        return {rollout.rollout_id: given for rollout, given in zip(enqueued, inputs, strict=True)}
 
     async def _ended(self, pending: Mapping[str, RolloutInput]) -> Sequence[agl.Rollout]:
         self._changed.clear()
@@ -180,70 +246,19 @@ class Lab:
         self.servers.check()
 
     async def _collect(self, rollout: agl.Rollout, given: RolloutInput) -> RolloutRecord:
-        """Bring trace and outcome together, and write both down."""
-        attempt = await self.store.get_latest_attempt(rollout.rollout_id)
-        spans = await self._trace(rollout.rollout_id, attempt)
-        path = Path("traces") / given.phase / f"{rollout.rollout_id}.jsonl.gz"
-        if spans:
-            traces.write(spans, self.run.path / path)
-        record = self._record(rollout, attempt, spans, given, str(path) if spans else None)
-        self.run.append_rollout(record.dump(), phase=given.phase)
+        """Record an ended rollout, unless it failed because the run as a whole has."""
+        record, spans = await self._recorder.outcome(rollout, given, self._versions_of[rollout.resources_id])
+        if record.status == "failed":
+            self._check()
+        self._recorder.write(record, spans)
+        self.metrics.rollout(record)
         if record.seconds is not None:
             self.pool.productive()
-        elif attempt is not None and attempt.status == "timeout" and attempt.worker_id is not None:
-            self.pool.kill(attempt.worker_id)
+        else:
+            attempt = await self.store.get_latest_attempt(rollout.rollout_id)
+            if attempt is not None and attempt.status == "timeout" and attempt.worker_id is not None:
+                self.pool.kill(attempt.worker_id)
         return record
-
-    async def _trace(self, rollout_id: str, attempt: agl.Attempt | None) -> Sequence[agl.Span]:
-        """The rollout's spans; the gateway writes an exchange just after answering, so the last may be on their way."""
-        deadline = self._loop.time() + TRACE_SECONDS
-        spans = (await self.store.query_spans(rollout_id)).items
-        if attempt is not None and traces.outcome(spans, attempt.attempt_id) is None:
-            # The runner died: what it asked for last is not known.
-            await asyncio.sleep(SETTLE_SECONDS)
-            spans = (await self.store.query_spans(rollout_id)).items
-        while traces.untraced(spans) and self._loop.time() < deadline:
-            await asyncio.sleep(0.05)
-            spans = (await self.store.query_spans(rollout_id)).items
-        return spans
-
-    def _record(
-        self,
-        rollout: agl.Rollout,
-        attempt: agl.Attempt | None,
-        spans: Sequence[agl.Span],
-        given: RolloutInput,
-        trace: str | None,
-    ) -> RolloutRecord:
-        outcome = (traces.outcome(spans, attempt.attempt_id) if attempt else None) or {}
-        status = "succeeded" if rollout.status == "succeeded" and outcome else "failed"
-        parts = outcome.get("parts", {})
-        outputs = outcome.get("outputs", {})
-        return RolloutRecord(
-            rollout_id=rollout.rollout_id,
-            task_id=given.task.id,
-            source=given.task.source,
-            level=given.task.level,
-            phase=given.phase,
-            repeat=given.repeat,
-            seed=given.seed,
-            attempt=attempt.sequence_id if attempt else 0,
-            status=status,
-            error=None if status == "succeeded" else outcome.get("error") or _reason(rollout, attempt),
-            label=given.task.label,
-            decision=outputs.get("final_decision"),
-            reward=outcome.get("reward"),
-            parts=parts,
-            missing=[name for name, value in parts.items() if value is None],
-            policy_versions=self._versions_of[rollout.resources_id],
-            weights_versions=outcome.get("weights_versions", {}),
-            outputs=outputs,
-            counts=outcome.get("counts", {}),
-            untraced_calls=len(traces.untraced(spans)),
-            seconds=outcome.get("seconds"),
-            worker=attempt.worker_id if attempt else None,
-            trace=trace,
-        )
 
     def _wake(self, _rollout_id: str = "") -> None:
         self._loop.call_soon_threadsafe(self._changed.set)
@@ -265,16 +280,5 @@ class Lab:
             attempt = await self.store.get_latest_attempt(rollout.rollout_id)
             if attempt is not None and attempt.worker_id == worker:
                 await self.store.update_attempt(
-                    rollout.rollout_id, attempt.attempt_id, status="failed", metadata={"error": reason}
+                    rollout.rollout_id, attempt.attempt_id, status="unresponsive", metadata={"error": reason}
                 )
-
-
-def _reason(rollout: agl.Rollout, attempt: agl.Attempt | None) -> str:
-    """Why a rollout failed whose runner could not say so."""
-    if attempt is None:
-        return f"the rollout was {rollout.status} before it started"
-    if attempt.metadata and "error" in attempt.metadata:
-        return str(attempt.metadata["error"])
-    if attempt.status == "timeout":
-        return f"the runner {attempt.worker_id} gave no result in time (rollouts.timeout_s) and was ended"
-    return f"the attempt ended as {attempt.status!r} and its outcome never reached the store: see logs/"

@@ -1,17 +1,20 @@
 """The run as an Agent Lightning algorithm: its phases, one after another, over one lab."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import agentlightning as agl
 
+from training.gate import Gate
 from training.lab import Lab
-from training.phases import Phase
+from training.phases import Phase, PhaseResult
+from training.policies import Policy
 
 
 class Pipeline(agl.Algorithm):
-    """Runs the phases in order; the ledger tells what each came to."""
+    """Runs the phases in order; the ledger tells what each came to, and so what is left to do when it is resumed."""
 
     def __init__(self, phases: Sequence[Phase], lab: Lab) -> None:
         self._phases = tuple(phases)
@@ -22,18 +25,56 @@ class Pipeline(agl.Algorithm):
         self, train_dataset: agl.Dataset[Any] | None = None, val_dataset: agl.Dataset[Any] | None = None
     ) -> None:
         """Run all phases; tasks come from the lab, so the arguments of Agent Lightning's interface stay unused."""
-        run = self._lab.run
+        lab = self._lab
+        done = {event["phase"] for event in lab.run.events() if event["event"] == "phase_finished"}
+        lab.view.plan([phase.name for phase in self._phases], done=sorted(done))
+        gate = Gate(lab)
         for phase in self._phases:
-            run.ledger("phase_started", phase=phase.name, policy_versions=self._lab.policy_versions)
-            try:
-                figures = await phase.run(self._lab)
-            except asyncio.CancelledError:
-                run.ledger("phase_interrupted", phase=phase.name)
-                raise
-            except Exception as error:
-                run.ledger("phase_failed", phase=phase.name, error=f"{type(error).__name__}: {error}")
-                raise
-            file = run.rollouts_file(phase.name)
-            artifacts = [file.relative_to(run.path)] if file.exists() else []
-            run.ledger("phase_finished", phase=phase.name, artifacts=artifacts, figures=dict(figures))
-            run.append_metrics({"phase": phase.name, **figures})
+            if phase.name in done:
+                lab.view.note(f"{phase.name}: finished before")
+                continue
+            with self._noted(phase):
+                if phase.learns:
+                    await gate.open()
+                result = await self._learn(phase)
+                kept = None if result.learned is None else await gate.decide(phase.name, result.learned)
+            self._finish(phase, result, kept)
+        gate.summary()
+
+    async def _learn(self, phase: Phase) -> PhaseResult:
+        """The phase's result; one that the ledger already has is not made again."""
+        for event in self._lab.run.events():
+            if event["event"] == "phase_learned" and event["phase"] == phase.name:
+                return PhaseResult(event["figures"], Policy.load(event["policy"]))
+        result = await phase.run(self._lab)
+        if result.learned is not None:
+            self._lab.run.ledger(
+                "phase_learned",
+                phase=phase.name,
+                policy=result.learned.dump(),
+                figures=dict(result.figures),
+                artifacts=[result.learned.folder],
+            )
+        return result
+
+    @contextmanager
+    def _noted(self, phase: Phase) -> Iterator[None]:
+        run = self._lab.run
+        run.ledger("phase_started", phase=phase.name, policy_versions=self._lab.policy_versions)
+        try:
+            yield
+        except asyncio.CancelledError:
+            run.ledger("phase_interrupted", phase=phase.name)
+            raise
+        except Exception as error:
+            run.ledger("phase_failed", phase=phase.name, error=f"{type(error).__name__}: {error}")
+            raise
+
+    def _finish(self, phase: Phase, result: PhaseResult, kept: bool | None) -> None:
+        run = self._lab.run
+        file = run.rollouts_file(phase.name)
+        artifacts = [file.relative_to(run.path)] if file.exists() else []
+        run.ledger("phase_finished", phase=phase.name, artifacts=artifacts, figures=dict(result.figures), kept=kept)
+        self._lab.metrics.log(phase.name, None, result.figures)
+        if result.learned is not None and kept:
+            self._lab.metrics.artifact(result.learned)

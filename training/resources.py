@@ -10,12 +10,21 @@ import agentlightning as agl
 
 from chimera.config import ModelsConfig
 from chimera.serving.client import Endpoint
+from training.selection import SelectionSpec
 
 VERSION = "policy_version"
+SELECTION = "selection"
 
 
-def describe(gateway_url: str, models: ModelsConfig, versions: Mapping[str, str]) -> agl.NamedResources:
-    """One `ProxyLLM` for each logical model in `versions` (model -> policy version)."""
+def describe(
+    gateway_url: str, models: ModelsConfig, versions: Mapping[str, str], selection: SelectionSpec
+) -> agl.NamedResources:
+    """One `ProxyLLM` for each logical model in `versions` (model -> policy version).
+
+    The supervisor's also carries who chooses among hypotheses: Agent Lightning has no resource for a policy that is
+    not a model.
+    """
+    extras = {"supervisor": {SELECTION: selection.dump()}}
     return {
         name: agl.ProxyLLM(
             endpoint=f"{gateway_url}/v1",
@@ -25,6 +34,7 @@ def describe(gateway_url: str, models: ModelsConfig, versions: Mapping[str, str]
                 "top_p": getattr(models, name).top_p,
                 "max_tokens": getattr(models, name).max_tokens,
                 VERSION: version,
+                **extras.get(name, {}),
             },
         )
         for name, version in versions.items()
@@ -53,10 +63,8 @@ def endpoints(
     return found
 
 
-def versions(resources: agl.NamedResources) -> dict[str, str]:
-    """The policy version of each logical model in `resources`."""
-    return {
-        name: str(resource.sampling_parameters[VERSION])
-        for name, resource in resources.items()
-        if isinstance(resource, agl.ProxyLLM)
-    }
+def selection(resources: agl.NamedResources) -> SelectionSpec:
+    """Who chooses among hypotheses."""
+    supervisor = resources["supervisor"]
+    assert isinstance(supervisor, agl.ProxyLLM)
+    return SelectionSpec.load(supervisor.sampling_parameters[SELECTION])

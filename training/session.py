@@ -7,7 +7,7 @@ while the main process loads its own.
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from rich.console import Console
@@ -56,6 +56,7 @@ async def _train(
 ) -> None:
     task = asyncio.current_task()
     assert task is not None
+    view = make_view(Console(), config.rollouts.runners)
     with ExitStack() as stack:
         stack.enter_context(interruptible(task))
         serving = serve(config.models, config.serving, secrets, log_file=run.path / "logs" / "models.log")
@@ -63,9 +64,12 @@ async def _train(
         await asyncio.sleep(0)
 
         from training.lab import Lab
+        from training.metrics import Metrics
         from training.pipeline import Pipeline
+        from training.wandb_run import open_sinks
 
-        view = make_view(Console(), config.rollouts.runners)
+        sinks = await asyncio.to_thread(open_sinks, run, config, secrets, view.note)
+        metrics = stack.enter_context(closing(Metrics(run, sinks, view.warn)))
         servers = await starting
-        async with Lab(run, config, dataset, servers, secrets, view) as lab:
+        async with Lab(run, config, dataset, servers, secrets, view, metrics) as lab:
             await Pipeline(phases, lab).run()

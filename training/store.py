@@ -19,9 +19,9 @@ LONG_POLL_SECONDS = 10.0
 SCAN_SECONDS = 1.0
 """How often the store looks for rollouts over their time."""
 SPAN_MEMORY_BYTES = 512 * 2**20
-FINAL_ATTEMPT: frozenset[AttemptStatus] = frozenset({"succeeded", "failed", "timeout"})
+FINAL_ATTEMPT: frozenset[AttemptStatus] = frozenset({"succeeded", "failed", "timeout", "unresponsive"})
 
-REVIVED = {("running", "failed"), ("running", "timeout")}
+REVIVED = {("running", "failed"), ("running", "timeout"), ("running", "unresponsive")}
 """Rollout and latest attempt in states that contradict each other."""
 
 

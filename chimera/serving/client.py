@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from chimera.errors import ModelError
+from chimera.errors import ModelError, UnreachableError
 
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
@@ -132,7 +132,7 @@ class HttpModel:
         except openai.APITimeoutError as error:
             raise ModelError(f"{where} did not answer within {endpoint.timeout_s:g} s", retriable=True) from error
         except openai.APIConnectionError as error:
-            raise ModelError(f"{where} cannot be reached: is the server running?", retriable=True) from error
+            raise UnreachableError(f"{where} cannot be reached: is the server running?", retriable=True) from error
         except openai.APIStatusError as error:
             retriable = error.status_code == 429 or error.status_code >= 500
             raise ModelError(f"{where} answered {error.status_code}: {_said(error)}", retriable=retriable) from error

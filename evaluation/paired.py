@@ -1,0 +1,60 @@
+"""Comparing two policies on the same tasks and seeds: the mean difference with its bootstrap interval.
+
+Pairing takes the tasks' own difficulty out of the comparison, and with it most of the variance.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import comb
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`after` minus `before` over `n` pairs: mean and the two ends of its interval, in the values' own unit."""
+
+    before: float
+    after: float
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    def dump(self) -> dict[str, float | int]:
+        """Plain data."""
+        return asdict(self)
+
+
+def paired_difference(
+    before: Sequence[float], after: Sequence[float], *, confidence: float, resamples: int, seed: int
+) -> Difference:
+    """The mean paired difference with its percentile bootstrap interval (Efron and Tibshirani 1993, chapter 13).
+
+    Args:
+        before: One value for each pair.
+        after: The other values, in the same order.
+        confidence: Coverage of the interval, such as 0.95.
+        resamples: Bootstrap samples.
+        seed: Of the bootstrap.
+
+    Raises:
+        ValueError: The lengths differ, or there are fewer than two pairs.
+    """
+    if len(before) != len(after) or len(before) < 2:
+        raise ValueError(f"a paired difference needs two or more pairs, got {len(before)} and {len(after)} values")
+    differences = np.asarray(after, dtype=float) - np.asarray(before, dtype=float)
+    drawn = np.random.default_rng(seed).integers(len(differences), size=(resamples, len(differences)))
+    means = differences[drawn].mean(axis=1)
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    mean = [float(np.mean(values)) for values in (before, after, differences)]
+    return Difference(mean[0], mean[1], mean[2], float(low), float(high), len(differences))
+
+
+def sign_test(gained: int, lost: int) -> float:
+    """Two-sided exact p-value that `gained` and `lost` are tosses of a fair coin (McNemar's exact test).
+
+    Pairs in which nothing changed do not count.
+    """
+    n, smaller = gained + lost, min(gained, lost)
+    return min(1.0, 2 * sum(comb(n, k) for k in range(smaller + 1)) / 2**n)
