@@ -12,7 +12,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy
 
 from agents.context import RunContext
-from agents.nodes import DESKS, evaluation_node, role_node
+from agents.nodes import NODES, evaluation_node
 from agents.roles import JUNIORS
 from agents.routing import DESTINATIONS, Route, revisions_allowed, route, worst_severity
 from agents.state import ResearchState
@@ -65,8 +65,8 @@ def _compile(config: SocietyConfig) -> Graph:
         ),
     }
     graph = StateGraph(ResearchState, context_schema=RunContext)
-    for name, desk in DESKS.items():
-        graph.add_node(name, role_node(desk), **policy)
+    for name, node in NODES.items():
+        graph.add_node(name, node, **policy)
     graph.add_node(EVALUATION, evaluation_node, **policy)
 
     for junior in JUNIORS:

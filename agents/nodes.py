@@ -1,22 +1,20 @@
 """The nodes of the graph: what each role reads from the state and what it writes back, in one table."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from langgraph.runtime import Runtime
 
-from agents.context import Choice, RunContext
-from agents.prompting import opening
-from agents.react import Turn, Visit
+from agents.context import RunContext
 from agents.roles import JUNIORS, ROLES, Role
 from agents.routing import revisions_allowed, worst_severity
-from agents.schemas import Answer, FinalDecision, SafetyReview, Selection, selection_of
+from agents.schemas import Answer, FinalDecision
 from agents.sources import given_sources, sources_seen
 from agents.state import ResearchState, Update
+from agents.supervisor import supervisor_node
+from agents.visits import Inputs, attempt_of, errors_of, visit, visits
 from chimera.errors import ChimeraError, RoleError
-
-Inputs = dict[str, Any]
 
 
 class Node(Protocol):
@@ -29,15 +27,11 @@ class Node(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """Where a role works: `reads` gives its prompt's payload, `writes` the state's update from its answer.
-
-    `prepare` gives the desk of one visit where that depends on the state.
-    """
+    """Where a role works: `reads` gives its prompt's payload, `writes` the state's update from its answer."""
 
     role: Role
     reads: Callable[[ResearchState, RunContext], Inputs]
     writes: Callable[[ResearchState, Any, RunContext], Update]
-    prepare: "Callable[[ResearchState, RunContext], Desk] | None" = None
 
 
 def _sources_if_given(context: RunContext) -> list[dict[str, str]] | None:
@@ -60,56 +54,6 @@ def _junior_writes(role: str) -> Callable[[ResearchState, Answer, RunContext], U
         return {"initial_hypotheses": [{"author": role, **answer.model_dump()}]}
 
     return writes
-
-
-def _supervisor_desk(state: ResearchState, context: RunContext) -> Desk:
-    """The supervisor's desk for one visit: when a policy has chosen, the answer's form allows that choice only."""
-    hypotheses, role = state["initial_hypotheses"], ROLES["Supervisor"]
-    choice = context.select.propose(hypotheses, context.brief, context.seed)
-    if choice is None:
-        return Desk(role, _supervisor_reads, _supervisor_writes)
-    _check_author(choice, hypotheses)
-    return Desk(
-        replace(role, schema=selection_of(choice.author)),
-        lambda state, context: {**_supervisor_reads(state, context), "chosen": choice.author},
-        lambda state, answer, context: _selected(state, choice, None, answer.justification),
-    )
-
-
-def _supervisor_reads(state: ResearchState, context: RunContext) -> Inputs:
-    return {"hypotheses": state["initial_hypotheses"]}
-
-
-def _supervisor_writes(state: ResearchState, answer: Selection, context: RunContext) -> Update:
-    """The selector has the last word; where it departs from the supervisor's model, the justification says so."""
-    hypotheses = state["initial_hypotheses"]
-    choice = context.select.select(hypotheses, context.brief, answer.choice, context.seed)
-    _check_author(choice, hypotheses)
-    justification = answer.justification
-    if choice.author != answer.choice:
-        justification = f"Chosen by policy {choice.policy!r}; the supervisor preferred {answer.choice}: {justification}"
-    return _selected(state, choice, answer.choice, justification)
-
-
-def _check_author(choice: Choice, hypotheses: Sequence[Mapping[str, Any]]) -> None:
-    authors = [hypothesis["author"] for hypothesis in hypotheses]
-    if choice.author not in authors:
-        reason = f"the policy {choice.policy!r} chose {choice.author!r}, not one of {', '.join(authors)}"
-        raise RoleError("Supervisor", reason)
-
-
-def _selected(state: ResearchState, choice: Choice, preferred: str | None, justification: str) -> Update:
-    propensities = choice.propensities
-    return {
-        "selected_hypothesis": next(h for h in state["initial_hypotheses"] if h["author"] == choice.author),
-        "supervisor_justification": justification,
-        "selection": {
-            "author": choice.author,
-            "preferred": preferred,
-            "policy": choice.policy,
-            "propensities": None if propensities is None else dict(propensities),
-        },
-    }
 
 
 def _refiner_reads(state: ResearchState, context: RunContext) -> Inputs:
@@ -189,7 +133,6 @@ DESKS: dict[str, Desk] = {
     desk.role.name: desk
     for desk in (
         *(Desk(ROLES[name], _junior_reads, _junior_writes(name)) for name in JUNIORS),
-        Desk(ROLES["Supervisor"], _supervisor_reads, _supervisor_writes, _supervisor_desk),
         Desk(ROLES["HypothesisRefiner"], _refiner_reads, _refiner_writes),
         Desk(ROLES["ProtocolDesigner"], _designer_reads, _designer_writes),
         Desk(ROLES["PeerReviewer"], _peer_reads, _store("peer_review")),
@@ -199,58 +142,30 @@ DESKS: dict[str, Desk] = {
 }
 
 
-def _answer(role: Role, turn: Turn) -> Answer:
-    """The turn's answer. An unreadable safety review is not an error but a CRITICAL review: it blocks the protocol.
-
-    Raises:
-        RoleError: Any other role's answer stayed unreadable.
-    """
-    if turn.answer is not None:
-        return turn.answer
-    if role.schema is SafetyReview:
-        issue = f"the safety review could not be read: {turn.error}"[:160]
-        return SafetyReview(issues=[issue], severity="CRITICAL", verdict="REVISE")
-    raise RoleError(role.name, f"its answer could not be read, even after one repair: {turn.error}")
-
-
-def _visits(messages: Mapping[str, Sequence[Mapping[str, Any]]], role: str) -> int:
-    """Earlier visits of `role`: each one opened with a system message."""
-    return sum(message["role"] == "system" for message in messages.get(role, ()))
-
-
-def _attempt(runtime: Runtime[RunContext]) -> int:
-    """Which try of this visit LangGraph is making, from 1."""
-    return runtime.execution_info.node_attempt if runtime.execution_info else 1
-
-
 def role_node(desk: Desk) -> Node:
-    """The graph node of one role: one visit inside one operation span, returned as one update."""
+    """The graph node of one role: one visit, returned as one update."""
     role = desk.role
 
     async def node(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
         context = runtime.context
-        number = _visits(state["messages"], role.name) + 1
-        attempt = _attempt(runtime)
-        attributes = {"role": role.name, "model": role.model, "visit": number, "attempt": attempt}
-        with context.operation(role.name, attributes):
-            try:
-                at = desk if desk.prepare is None else desk.prepare(state, context)
-                messages = opening(role, state["research_goal"], **at.reads(state, context))
-                turn = await Visit(at.role, context, number, attempt, messages).run()
-                update = at.writes(state, _answer(role, turn), context)
-            except RoleError:
-                raise
-            except ChimeraError as error:
-                raise RoleError(role.name, str(error)) from error
-        return {**update, "messages": {role.name: turn.messages}, "sender": role.name, "turn_count": 1}
+        number = visits(state["messages"], role.name) + 1
+        with errors_of(role.name):
+            inputs = desk.reads(state, context)
+            answer, messages = await visit(role, inputs, state, context, number=number, attempt=attempt_of(runtime))
+            update = desk.writes(state, answer, context)
+        return {**update, "messages": {role.name: messages}, "sender": role.name, "turn_count": 1}
 
     return node
+
+
+NODES: dict[str, Node] = {name: role_node(DESKS[name]) if name in DESKS else supervisor_node for name in ROLES}
+"""The graph node of every role; the supervisor's is its own, because a policy has a say in it."""
 
 
 async def evaluation_node(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
     """The last node: hands the finished state to the injected evaluator."""
     context = runtime.context
-    attributes = {"role": "Evaluation", "model": "judge", "visit": 1, "attempt": _attempt(runtime)}
+    attributes = {"role": "Evaluation", "model": "judge", "visit": 1, "attempt": attempt_of(runtime)}
     with context.operation("Evaluation", attributes):
         try:
             scores = await context.evaluate(state, context.brief)

@@ -14,7 +14,7 @@ from langgraph.runtime import Runtime
 import agents.society as society_module
 from agents.context import Choice, RunContext, SupervisorChoice
 from agents.graph import build_graph, step_limit
-from agents.nodes import DESKS, role_node
+from agents.nodes import NODES
 from agents.prompting import payload_of
 from agents.record import ModelCall, ToolUse, no_observer, no_operation
 from agents.roles import JUNIORS, ROLES
@@ -335,12 +335,17 @@ class Decides:
         raise AssertionError("what was proposed is not asked for again")
 
 
-async def test_a_policy_may_overrule_the_supervisor(society_kit):
+async def test_a_policy_may_overrule_the_supervisor_who_then_justifies_its_choice(society_kit):
     policy = Corrects("Geneticist")
-    model = society_kit.Model()
-    state = await society_kit.make(model, select=policy).run(society_kit.brief, 7)
+    prefers = society_kit.answers["Supervisor"]
+    model = society_kit.Model(Supervisor=[prefers, {"choice": "Geneticist", "justification": "genes decide"}])
+    records = []
+    society = society_kit.make(model, select=policy, observe=records.append)
+    state = await society.run(society_kit.brief, 7)
     assert policy.asked == [(list(JUNIORS), society_kit.brief, "Pharmacologist", 7)]
-    assert "chosen" not in payload_of(model.of("Supervisor")[0].messages)
+    first, second = [payload_of(request.messages) for request in model.of("Supervisor")]
+    assert first == {"hypotheses": state["initial_hypotheses"], "goal": society_kit.brief.goal}
+    assert second == {**first, "chosen": "Geneticist"}
     assert state["selected_hypothesis"]["author"] == "Geneticist"
     assert state["selection"] == {
         "author": "Geneticist",
@@ -350,7 +355,18 @@ async def test_a_policy_may_overrule_the_supervisor(society_kit):
     }
     told = payload_of(model.of("HypothesisRefiner")[0].messages)
     assert told["hypothesis"]["claim"] == "genes"
-    assert told["justification"].startswith(f"Chosen by policy {POLICY!r}; the supervisor preferred Pharmacologist")
+    assert told["justification"] == "genes decide"
+    assert state["turn_count"] == 10
+    assert [(call.visit, call.step) for call in records if call.role == "Supervisor"] == [(1, 1), (2, 1)]
+    seeds = [request.seed for request in model.of("Supervisor")]
+    assert seeds[0] != seeds[1]
+
+
+async def test_a_policy_that_agrees_with_the_supervisor_costs_no_second_call(society_kit):
+    model = society_kit.Model()
+    state = await society_kit.make(model, select=Corrects("Pharmacologist")).run(society_kit.brief)
+    assert len(model.of("Supervisor")) == 1
+    assert state["supervisor_justification"] == society_kit.answers["Supervisor"]["justification"]
 
 
 async def test_a_policy_may_choose_first_and_the_supervisor_then_only_justifies(society_kit):
@@ -542,9 +558,9 @@ async def test_no_node_changes_the_state_it_was_given(society_kit):
         operation=no_operation,
         observe=no_observer,
     )
-    for name, desk in DESKS.items():
+    for name, node in NODES.items():
         given = copy.deepcopy(state)
-        update = await role_node(desk)(given, Runtime(context=context))
+        update = await node(given, Runtime(context=context))
         assert given == state, name
         assert list(update["messages"]) == [name]
         assert update["messages"][name][0]["role"] == "system", "an update holds the new messages only"

@@ -1,0 +1,74 @@
+"""The supervisor's node: the selector and the supervisor's model settle on one hypothesis, and the model justifies it.
+
+Either a policy chooses first and the model only justifies, or the model chooses and the selector has the last word.
+Where it departs from the model, the model justifies the other choice in a second visit. Later roles read the
+justification, so a hypothesis has to reach them with the same kind of words whoever chose it: otherwise rewards of
+choices made at random would say little about the same choices made by a policy.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from langgraph.runtime import Runtime
+
+from agents.context import Choice, RunContext
+from agents.prompting import Message
+from agents.roles import ROLES
+from agents.schemas import Selection, selection_of
+from agents.state import ResearchState, Update
+from agents.visits import attempt_of, errors_of, visit, visits
+from chimera.errors import RoleError
+
+SUPERVISOR = "Supervisor"
+
+
+async def supervisor_node(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
+    """Select one of the hypotheses and justify it, in one visit or two."""
+    context, hypotheses = runtime.context, state["initial_hypotheses"]
+    before = visits(state["messages"], SUPERVISOR)
+    asked: list[tuple[Selection, list[Message]]] = []
+
+    async def ask(chosen: str | None) -> None:
+        role = ROLES[SUPERVISOR] if chosen is None else replace(ROLES[SUPERVISOR], schema=selection_of(chosen))
+        inputs = {"hypotheses": hypotheses, "chosen": chosen}
+        number = before + len(asked) + 1
+        answer, messages = await visit(role, inputs, state, context, number=number, attempt=attempt_of(runtime))
+        asked.append((cast(Selection, answer), messages))
+
+    with errors_of(SUPERVISOR):
+        preferred = None
+        choice = context.select.propose(hypotheses, context.brief, context.seed)
+        if choice is None:
+            await ask(None)
+            preferred = asked[0][0].choice
+            choice = context.select.select(hypotheses, context.brief, preferred, context.seed)
+        selected = _of_author(choice, hypotheses)
+        if choice.author != preferred:
+            await ask(choice.author)
+    return {
+        "selected_hypothesis": selected,
+        "supervisor_justification": asked[-1][0].justification,
+        "selection": {
+            "author": choice.author,
+            "preferred": preferred,
+            "policy": choice.policy,
+            "propensities": None if choice.propensities is None else dict(choice.propensities),
+        },
+        "messages": {SUPERVISOR: [message for _, messages in asked for message in messages]},
+        "sender": SUPERVISOR,
+        "turn_count": len(asked),
+    }
+
+
+def _of_author(choice: Choice, hypotheses: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The chosen author's hypothesis.
+
+    Raises:
+        RoleError: No such author wrote one.
+    """
+    authors = [hypothesis["author"] for hypothesis in hypotheses]
+    if choice.author not in authors:
+        reason = f"the policy {choice.policy!r} chose {choice.author!r}, not one of {', '.join(authors)}"
+        raise RoleError(SUPERVISOR, reason)
+    return hypotheses[authors.index(choice.author)]

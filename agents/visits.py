@@ -1,0 +1,65 @@
+"""One visit of a role as the graph sees it: an operation span around it, an answer in the role's schema or an error."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from langgraph.runtime import Runtime
+
+from agents.context import RunContext
+from agents.prompting import Message, opening
+from agents.react import Turn, Visit
+from agents.roles import Role
+from agents.schemas import Answer, SafetyReview
+from agents.state import ResearchState
+from chimera.errors import ChimeraError, RoleError
+
+Inputs = dict[str, Any]
+"""The payload of a role's first message, without the goal."""
+
+
+def visits(messages: Mapping[str, Sequence[Mapping[str, Any]]], role: str) -> int:
+    """Earlier visits of `role`: each one opened with a system message."""
+    return sum(message["role"] == "system" for message in messages.get(role, ()))
+
+
+def attempt_of(runtime: Runtime[RunContext]) -> int:
+    """Which try of this node LangGraph is making, from 1."""
+    return runtime.execution_info.node_attempt if runtime.execution_info else 1
+
+
+@contextmanager
+def errors_of(role: str) -> Iterator[None]:
+    """Turn every error of ours into that role's `RoleError`."""
+    try:
+        yield
+    except RoleError:
+        raise
+    except ChimeraError as error:
+        raise RoleError(role, str(error)) from error
+
+
+async def visit(
+    role: Role, inputs: Inputs, state: ResearchState, context: RunContext, *, number: int, attempt: int
+) -> tuple[Answer, list[Message]]:
+    """Make visit `number` of `role` inside one operation span; gives its answer and its messages.
+
+    Raises:
+        RoleError: The answer stayed unreadable.
+        ModelError: The model's server failed.
+    """
+    attributes = {"role": role.name, "model": role.model, "visit": number, "attempt": attempt}
+    with context.operation(role.name, attributes):
+        messages = opening(role, state["research_goal"], **inputs)
+        turn = await Visit(role, context, number, attempt, messages).run()
+        return _answer(role, turn), turn.messages
+
+
+def _answer(role: Role, turn: Turn) -> Answer:
+    """The turn's answer. An unreadable safety review is not an error but a CRITICAL review: it blocks the protocol."""
+    if turn.answer is not None:
+        return turn.answer
+    if role.schema is SafetyReview:
+        issue = f"the safety review could not be read: {turn.error}"[:160]
+        return SafetyReview(issues=[issue], severity="CRITICAL", verdict="REVISE")
+    raise RoleError(role.name, f"its answer could not be read, even after one repair: {turn.error}")
