@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from math import comb
 
 import numpy as np
+from scipy.special import ndtr, stdtrit
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,10 @@ class Difference:
 def paired_difference(
     before: Sequence[float], after: Sequence[float], *, confidence: float, resamples: int, seed: int
 ) -> Difference:
-    """The mean paired difference with its percentile bootstrap interval (Efron and Tibshirani 1993, chapter 13).
+    """The mean paired difference with its bootstrap interval.
+
+    The ends are expanded percentiles (Hesterberg 2015, section 4.3): plain ones are too narrow for small samples, by
+    the bias of the bootstrap's variance and as a normal interval is beside Student's.
 
     Args:
         before: One value for each pair.
@@ -46,9 +50,11 @@ def paired_difference(
     differences = np.asarray(after, dtype=float) - np.asarray(before, dtype=float)
     drawn = np.random.default_rng(seed).integers(len(differences), size=(resamples, len(differences)))
     means = differences[drawn].mean(axis=1)
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    n = len(differences)
+    tail = float(ndtr(np.sqrt(n / (n - 1)) * stdtrit(n - 1, (1 - confidence) / 2)))
+    low, high = np.quantile(means, [tail, 1 - tail])
     mean = [float(np.mean(values)) for values in (before, after, differences)]
-    return Difference(mean[0], mean[1], mean[2], float(low), float(high), len(differences))
+    return Difference(mean[0], mean[1], mean[2], float(low), float(high), n)
 
 
 def sign_test(gained: int, lost: int) -> float:
