@@ -163,6 +163,7 @@ async def direct(config: Config, dataset: Dataset) -> Cost:
 async def orchestrated(config: Config, dataset: Dataset, folder: Path) -> Cost:
     """The same tasks as rollouts."""
     from training.lab import Lab
+    from training.metrics import Metrics
     from training.view import make_view
 
     view = make_view(Console(file=StringIO()), config.rollouts.runners)
@@ -170,7 +171,7 @@ async def orchestrated(config: Config, dataset: Dataset, folder: Path) -> Cost:
         Run.create(None, config) as run,
         serve(config.models, config.serving, {}, log_file=folder / "models.log") as servers,
     ):
-        async with Lab(run, config, dataset, servers, {}, view) as lab:
+        async with Lab(run, config, dataset, servers, {}, view, Metrics(run)) as lab:
             chosen = choose(dataset, config)
             async for _ in lab.rollouts(chosen[: 2 * config.rollouts.runners]):
                 pass  # Every runner's first rollout is slower.

@@ -62,6 +62,7 @@ def config_for(url, folder, **rollouts):
 @asynccontextmanager
 async def open_lab(url, folder, tasks, name="run", config=None, **rollouts):
     from training.lab import Lab
+    from training.metrics import Metrics
     from training.view import make_view
 
     config = config or config_for(url, folder, **rollouts)
@@ -74,7 +75,7 @@ async def open_lab(url, folder, tasks, name="run", config=None, **rollouts):
         (run.path / "view.txt").open("w") as output,
     ):
         view = make_view(Console(file=output, width=120), config.rollouts.runners)
-        async with Lab(run, config, dataset, servers, secrets, view) as lab:
+        async with Lab(run, config, dataset, servers, secrets, view, Metrics(run)) as lab:
             yield lab
 
 
@@ -95,10 +96,10 @@ def attempts_seen(server, name):
 
 @pytest.fixture(scope="module")
 def gathered(scripted_openai, tmp_path_factory):
-    """One lab: good, failing, unscored and retried rollouts, a killed runner, and a killed gateway."""
+    """One lab: good, failing and unscored rollouts, killed runners, and a gateway that is killed in mid-rollout."""
     server = scripted_openai
-    flaws = {"unreadable", "unscored", "stumbling", "killed"}
     asked = {}
+    times = Counter()
 
     def script(request):
         name = server.goal(request).split()[1]
@@ -107,30 +108,32 @@ def gathered(scripted_openai, tmp_path_factory):
             return "no JSON at all"
         if name == "unscored" and role == "Judge":
             return "no scores"
-        if name == "stumbling" and role == "Supervisor" and not asked.setdefault(name, False):
-            asked[name] = True
-            return 400, "stumbled"
         if name == "repairing" and role == "Supervisor" and len(request["messages"]) == 2:
             return "no JSON yet"
-        if name == "killed" and role == "Supervisor":
+        times[name] += role == "Supervisor"
+        if role == "Supervisor" and (name == "killed" or (name in ("revived", "late") and times[name] == 1)):
             asked[name] = True
             return asyncio.sleep(60)
         return None
 
     server.hooks[:] = [script]
     good = [task(f"drug{number}", label) for number, label in enumerate(("yes", "no", "maybe"))]
-    tasks = [*good, task("repairing"), *(task(name) for name in sorted(flaws - {"killed"}))]
+    tasks = [*good, task("repairing"), task("unreadable"), task("unscored")]
+    ending = ["killed", "revived", "late"]
     folder = tmp_path_factory.mktemp("runs")
 
     async def scenario():
-        async with open_lab(server.url, folder, [*tasks, task("killed"), task("late")], max_attempts=2) as lab:
+        async with open_lab(server.url, folder, [*tasks, *map(task, ending)], max_attempts=2) as lab:
             records = await collect(lab, tasks)
             before = dict(lab.pool.pids())
-            killed = await kill_runner(lab, asked)
+            records |= await kill_runner(lab, "killed", attempts=2)
             after = dict(lab.pool.pids())
+            records |= await kill_runner(lab, "revived", attempts=1)
             gateway = lab.gateway.pid
+            collecting = asyncio.create_task(collect(lab, [task("late")]))
+            await until(lambda: asked.pop("late", False))
             os.kill(gateway, signal.SIGKILL)
-            records |= {"killed": killed} | await collect(lab, [task("late")])
+            records |= await collecting
             keys = [SECRET, lab.gateway.key]
         view = (lab.run.path / "view.txt").read_text()
         return SimpleNamespace(
@@ -145,16 +148,15 @@ def gathered(scripted_openai, tmp_path_factory):
             view=view,
         )
 
-    async def kill_runner(lab, asked):
-        """Twice, since two attempts are allowed."""
-        collecting = asyncio.create_task(collect(lab, [task("killed")]))
-        for attempt in (1, 2):
-            await until(lambda: asked.pop("killed", False))
+    async def kill_runner(lab, name, *, attempts):
+        collecting = asyncio.create_task(collect(lab, [task(name)]))
+        for attempt in range(1, attempts + 1):
+            await until(lambda: asked.pop(name, False))
             running = (await lab.store.query_rollouts(status_in=["preparing", "running"])).items
             latest = await lab.store.get_latest_attempt(running[0].rollout_id)
             assert latest.sequence_id == attempt
             os.kill(lab.pool.pids()[latest.worker_id], signal.SIGKILL)
-        return (await collecting)["killed"]
+        return await collecting
 
     return asyncio.run(scenario())
 
@@ -233,12 +235,12 @@ def test_an_unreadable_role_fails_its_rollout_with_the_reason(gathered):
     assert record.status == "failed"
     assert record.error.startswith("Supervisor: ")
     assert (record.reward, record.decision, record.parts) == (None, None, {})
-    assert record.attempt == 2
-    assert attempts_seen(gathered.server, "unreadable") == 2
+    assert record.attempt == 1
+    assert attempts_seen(gathered.server, "unreadable") == 1
 
 
-def test_a_second_attempt_can_succeed(gathered):
-    record = gathered.records["stumbling"]
+def test_a_rollout_whose_runner_was_killed_gets_another_attempt(gathered):
+    record = gathered.records["revived"]
     assert (record.status, record.attempt, record.error) == ("succeeded", 2, None)
 
 
@@ -270,8 +272,9 @@ def test_a_killed_runner_fails_only_its_rollout_and_is_replaced(gathered):
     assert record.worker not in gathered.after
 
 
-def test_a_killed_gateway_comes_back_and_the_user_is_told(gathered):
-    assert gathered.records["late"].status == "succeeded"
+def test_a_gateway_killed_in_mid_rollout_comes_back_and_the_rollout_goes_on(gathered):
+    record = gathered.records["late"]
+    assert (record.status, record.attempt) == ("succeeded", 1)
     warned = re.search(r"^warning: gateway \(process (\d+)\) (.*)$", gathered.view, re.MULTILINE)
     assert int(warned[1]) == gathered.gateway
     assert warned[2].startswith("was killed by SIGKILL; restart 1 of 3 (see ")
