@@ -8,13 +8,14 @@ id, never by time or by a framework's names.
 import ast
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
 from agentlightning.semconv import AGL_OBJECT, AGL_OPERATION, LightningSpanAttributes
+from agentlightning.utils.otel import flatten_attributes
 
 from chimera.errors import RunError
 from chimera.secrets import redact_tree
@@ -33,7 +34,8 @@ _LEFT_OUT = ("resource", "context", "parent")
 class TracedCall:
     """One exchange with a model: what was sent, what came back, and who asked.
 
-    `prompt_ids` and `response_ids` are as the server sampled them, None when it does not return them.
+    `prompt_ids` and `response_ids` are as the server sampled them, None when it does not return them. `attempt_id` is
+    the rollout's attempt, `attempt` the try of this visit within it, from 1. `tools` are those that were offered.
     """
 
     response_id: str
@@ -47,6 +49,8 @@ class TracedCall:
     prompt_ids: list[int] | None
     response_ids: list[int] | None
     weights_version: str | None
+    attempt: int
+    tools: list[dict[str, Any]] | None
 
 
 def write(spans: Iterable[agl.Span], path: Path) -> None:
@@ -89,14 +93,32 @@ def visits(spans: Iterable[agl.Span]) -> Iterator[tuple[agl.Span, list[str]]]:
             yield span, [str(response) for response in responses] if isinstance(responses, list | tuple) else []
 
 
-def model_calls(spans: Sequence[agl.Span]) -> list[TracedCall]:
-    """Every attributed model call of a trace, once each, in the order of the gateway's sequence numbers."""
-    asked = {response: span.attributes for span, responses in visits(spans) for response in responses}
-    calls: dict[str, TracedCall] = {}
+def model_calls(
+    spans: Sequence[agl.Span], *, roles: Collection[str] | None = None, attempt_id: str | None = None
+) -> list[TracedCall]:
+    """Every attributed model call of a trace, once each, in the order of the gateway's sequence numbers.
+
+    A call whose exchange is not in the trace is left out, and so are all calls that share a response id within an
+    attempt (some servers draw ids from a small range): nobody can tell which exchange is whose.
+
+    Args:
+        spans: The trace.
+        roles: Only calls of these roles; those of others are not even parsed.
+        attempt_id: Only calls of this attempt of the rollout.
+    """
+    asked: dict[tuple[str, str], agl.Span | None] = {}
+    for span, responses in visits(spans):
+        if attempt_id is None or span.attempt_id == attempt_id:
+            for response in responses:
+                key = span.attempt_id, response
+                asked[key] = None if key in asked else span
+    calls: dict[tuple[str, str], TracedCall] = {}
     for span in spans:
-        response_id = span.attributes.get(f"{_RAW}id")
-        if span.name == EXCHANGE and isinstance(response_id, str) and response_id in asked:
-            calls.setdefault(response_id, _call(span, response_id, asked[response_id]))
+        if span.name == EXCHANGE:
+            key = span.attempt_id, str(span.attributes.get(f"{_RAW}id"))
+            visit = asked.get(key)
+            if visit is not None and key not in calls and (roles is None or visit.attributes["role"] in roles):
+                calls[key] = _call(span, key[1], visit.attributes)
     return sorted(calls.values(), key=lambda call: call.sequence_id)
 
 
@@ -114,7 +136,16 @@ def outcome(spans: Sequence[agl.Span], attempt_id: str) -> dict[str, Any] | None
     return None
 
 
-def _call(span: agl.Span, response_id: str, visit: dict[str, Any]) -> TracedCall:
+def last_outcome(spans: Sequence[agl.Span]) -> tuple[str, dict[str, Any]] | None:
+    """Id and outcome of the last attempt that reported one; None when every attempt's runner was killed.
+
+    The store numbers the spans of a rollout through all its attempts, so the largest number is the last.
+    """
+    reported = max((span for span in spans if span.name == AGL_OBJECT), key=lambda span: span.sequence_id, default=None)
+    return None if reported is None else (reported.attempt_id, agl.get_object_value(reported))
+
+
+def _call(span: agl.Span, response_id: str, visit: Mapping[str, Any]) -> TracedCall:
     raw = {key.removeprefix(_RAW): value for key, value in span.attributes.items() if key.startswith(_RAW)}
     choice = _plain(raw.get("choices"))[0]
     return TracedCall(
@@ -126,12 +157,61 @@ def _call(span: agl.Span, response_id: str, visit: dict[str, Any]) -> TracedCall
         model=str(raw.get("model")),
         messages=_plain(raw.get("messages")),
         choice=choice,
-        prompt_ids=_plain(raw.get("prompt_token_ids")),
+        prompt_ids=_numbers(raw.get("prompt_token_ids")),
         response_ids=choice.get("token_ids"),
         weights_version=raw.get("weights_version"),  # pyright: ignore[reportArgumentType]  text when it is there
+        attempt=int(visit.get("attempt", 1)),
+        tools=_plain(raw.get("tools")),
     )
 
 
 def _plain(value: Any) -> Any:
     """LiteLLM writes nested values into spans as Python literals."""
     return ast.literal_eval(value) if isinstance(value, str) else value
+
+
+def _numbers(value: Any) -> list[int] | None:
+    """A list of whole numbers is the same text in Python and in JSON, which is read twenty times faster."""
+    return json.loads(value) if isinstance(value, str) and value.startswith("[") else _plain(value)
+
+
+def without_nothing(value: Any) -> Any:
+    """`value` without None and empty lists and objects in it: span attributes cannot hold them."""
+    if isinstance(value, dict):
+        kept = {key: without_nothing(item) for key, item in value.items()}
+        return {key: item for key, item in kept.items() if item not in (None, [], {})}
+    return [without_nothing(item) for item in value] if isinstance(value, list) else value
+
+
+def as_instrumented(spans: Sequence[agl.Span]) -> list[agl.Span]:
+    """The trace as Agent Lightning's own tracer would have written it, for its own adapters.
+
+    Each exchange becomes an `openai.chat.completion` span below the span of its visit, which names the role as agent.
+    """
+    calls = {(call.attempt_id, call.response_id): call for call in model_calls(spans)}
+    parents = {(span.attempt_id, response): span.span_id for span, responses in visits(spans) for response in responses}
+    found: list[agl.Span] = []
+    for span in spans:
+        if span.name == AGL_OPERATION and "role" in span.attributes:
+            named = {**span.attributes, "agent.name": span.attributes["role"]}
+            found.append(span.model_copy(update={"attributes": named}))
+        elif span.name == EXCHANGE:
+            key = span.attempt_id, str(span.attributes.get(f"{_RAW}id"))
+            if (call := calls.pop(key, None)) is not None:
+                changed = {"name": "openai.chat.completion", "parent_id": parents[key], "attributes": _openai(call)}
+                found.append(span.model_copy(update=changed))
+        elif span.name.startswith("agentlightning."):
+            found.append(span)
+    return found
+
+
+def _openai(call: TracedCall) -> dict[str, Any]:
+    answer = {**call.choice["message"], "finish_reason": call.choice.get("finish_reason")}
+    messages = {"gen_ai": {"prompt": without_nothing(call.messages), "completion": [without_nothing(answer)]}}
+    return {
+        **flatten_attributes(messages),
+        "gen_ai.request.model": call.model,
+        "gen_ai.response.id": call.response_id,
+        "prompt_token_ids": call.prompt_ids or [],
+        "response_token_ids": call.response_ids or [],
+    }

@@ -1,0 +1,87 @@
+"""What one trace holds for each learner: conversations for SFT, calls for PPO, choices for the bandit. Plain data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One visit of one role that came to a readable answer: an example to imitate.
+
+    Attributes:
+        role: Whose visit.
+        visit: Which of its visits in the rollout, from 1.
+        messages: OpenAI chat messages: the prompt, all assistant turns of the visit's last attempt, tool results.
+        tools: OpenAI tool schemas that were offered at first; None when there were none.
+        answer: The answer as the role's schema reads it.
+        parsed: Whether the first answer was readable; False when it took the repair.
+    """
+
+    role: str
+    visit: int
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None
+    answer: dict[str, Any]
+    parsed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One model call as an action: the state is its prompt's tokens, the action its response's tokens.
+
+    Attributes:
+        rollout_id: The rollout.
+        role: Who asked.
+        visit: Which of the role's visits, from 1.
+        attempt: Which try of that visit, from 1.
+        step: Which call of that try, from 1.
+        response_id: The server's id of the response.
+        prompt_ids: Token ids of the prompt, as the server saw them.
+        response_ids: Token ids of the response, as they were sampled.
+        weights_version: The weights that sampled them, as the server says.
+        immediate: The call's own reward r_t: parsed, call_valid and tool_succeeded of this call alone.
+        outcome: Whether it earns the rollout's reward. False for an unreadable answer that was repaired, and for all
+            calls of a try that was broken off.
+        handed: The answer (yes, no or maybe) of the hypothesis that the prompt handed to the role, if it did.
+    """
+
+    rollout_id: str
+    role: str
+    visit: int
+    attempt: int
+    step: int
+    response_id: str
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    weights_version: str | None
+    immediate: float
+    outcome: bool
+    handed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BanditEvent:
+    """One choice of the supervisor's and what came of it.
+
+    Attributes:
+        goal: The research question: with `hypotheses`, the context x.
+        hypotheses: What there was to choose from, each with its `author`; the authors are the actions.
+        author: The action a that was taken.
+        preferred: What the supervisor's model would have chosen.
+        propensities: Probability of each author under the policy that chose; None when it did not know them.
+        policy: That policy's version.
+        reward: The rollout's reward r.
+        task_id: The task; None when the trace does not tell.
+    """
+
+    goal: str
+    hypotheses: Sequence[Mapping[str, Any]]
+    author: str
+    preferred: str | None
+    propensities: Mapping[str, float] | None
+    policy: str
+    reward: float
+    task_id: str | None = None
