@@ -1,9 +1,9 @@
 """Who chooses among the hypotheses in one rollout, and with which probabilities.
 
-Before the bandit is trained the supervisor's model chooses, and afterwards the learned policy does. In training rollouts
-either is mixed with even chances: with share e of exploration and K hypotheses, an author whom the chooser takes with
-probability q is taken with e / K + (1 - e) q. That number is logged, and the choice is drawn from exactly these
-probabilities, so that off-policy estimates need no guess.
+Before the bandit is trained the supervisor's model chooses, and afterwards the learned policy does. In training
+rollouts either is mixed with even chances: with share e of exploration and K hypotheses, an author whom the chooser
+takes with probability q is taken with e / K + (1 - e) q. That number is logged, and the choice is drawn from exactly
+these probabilities, so that off-policy estimates need no guess.
 """
 
 from collections.abc import Mapping, Sequence
