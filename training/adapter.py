@@ -100,7 +100,11 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
                 last_try[visit] = max(last_try.get(visit, 0), _number(span, "attempt"))
         found: list[Call] = []
         for call in _token_calls(spans, roles, attempt_id):
-            record = records[call.response_id]
+            if (record := records.get(call.response_id)) is None:
+                raise RunError(
+                    f"rollout {spans[0].rollout_id}: the runner's outcome does not mention the answer "
+                    f"{call.response_id!r} to {call.role}, so its reward is not known: leave this rollout out"
+                )
             finished = call.attempt == last_try[call.role, call.visit]
             found.append(
                 Call(
@@ -194,9 +198,9 @@ def _token_calls(spans: Sequence[agl.Span], roles: Collection[str], attempt_id: 
     for call in calls:
         if call.prompt_ids is None or call.response_ids is None:
             raise RunError(
-                f"rollout {spans[0].rollout_id}: model {call.model!r} answered {call.role} ({call.response_id}) without "
-                "token ids, and text must not be tokenised again: serve it with kind 'embedded', or with a server that "
-                "returns token ids when asked (vLLM does, with return_token_ids)"
+                f"rollout {spans[0].rollout_id}: model {call.model!r} answered {call.role} ({call.response_id}) "
+                "without token ids, and text must not be tokenised again: serve it with kind 'embedded', or with a "
+                "server that returns token ids when asked (vLLM does, with return_token_ids)"
             )
     return calls
 
@@ -261,7 +265,7 @@ def _conversation(calls: Sequence[traces.TracedCall], record: ModelCall) -> Conv
 
 
 def _handed(messages: Sequence[dict[str, Any]]) -> str | None:
-    """The answer of the hypothesis in a prompt's opening message; None when there is none, or the prompt is not ours."""
+    """The answer of the hypothesis in a prompt's opening message; None without one, or when the prompt is not ours."""
     try:
         hypothesis = payload_of(messages).get("hypothesis", {})
     except (ValueError, AttributeError):

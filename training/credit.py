@@ -51,7 +51,8 @@ def credit(calls: Sequence[Call], record: RolloutRecord, config: PpoConfig, rewa
         shared = math.fsum((shared, *(-(record.parts.get(name) or 0.0) for name in AUTOMATIC)))
     found: list[Credited] = []
     for call in calls:
-        earned = shared if config.credit == "broadcast" and call.outcome else call.immediate + shared * call.outcome
+        own = 0.0 if config.credit == "broadcast" and call.outcome else call.immediate
+        earned = own + shared if call.outcome else own
         base = reward.alignment * (call.handed == record.label) if config.role_baseline else 0.0
         found.append(Credited(call, earned - base))
     return found

@@ -35,7 +35,7 @@ class TracedCall:
     """One exchange with a model: what was sent, what came back, and who asked.
 
     `prompt_ids` and `response_ids` are as the server sampled them, None when it does not return them. `attempt_id` is
-    the rollout's attempt, `attempt` the try of this visit within it, from 1. `tools` are those that were offered.
+    the rollout's attempt, `attempt` the try of this visit within it, from 1.
     """
 
     response_id: str
@@ -50,7 +50,12 @@ class TracedCall:
     response_ids: list[int] | None
     weights_version: str | None
     attempt: int
-    tools: list[dict[str, Any]] | None
+    offered: str | None
+
+    @property
+    def tools(self) -> list[dict[str, Any]] | None:
+        """OpenAI schemas of the tools that were offered, parsed here because most readers need none of it."""
+        return _plain(self.offered)
 
 
 def write(spans: Iterable[agl.Span], path: Path) -> None:
@@ -161,7 +166,7 @@ def _call(span: agl.Span, response_id: str, visit: Mapping[str, Any]) -> TracedC
         response_ids=choice.get("token_ids"),
         weights_version=raw.get("weights_version"),  # pyright: ignore[reportArgumentType]  text when it is there
         attempt=int(visit.get("attempt", 1)),
-        tools=_plain(raw.get("tools")),
+        offered=raw.get("tools"),  # pyright: ignore[reportArgumentType]  text when it is there
     )
 
 

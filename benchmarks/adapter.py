@@ -1,0 +1,114 @@
+"""What reading a trace costs: our adapter beside Agent Lightning's TracerTraceToTriplet on the same trace.
+
+A trace of one rollout is repeated within itself, so that it shows how the cost grows. Agent Lightning's adapter gets
+the same calls as its own tracer would have written them, with token ids as lists; ours parses them from the gateway's
+spans. Both give the same triplets, which is checked.
+
+    python benchmarks/adapter.py [TRACE]        a trace file of a run; by default the newest below runs/
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+
+import agentlightning as agl
+from agentlightning.semconv import AGL_OBJECT
+
+from chimera.config import RewardConfig
+from training import traces
+from training.adapter import SENIORS, HierarchicalTraceAdapter
+
+TIMES = (1, 4, 16, 64)
+ROUNDS = 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("trace", nargs="?", type=Path, help="a trace file, runs/<name>/traces/<phase>/*.jsonl.gz")
+    path = parser.parse_args().trace or newest()
+    if path is None:
+        print("there is no trace below runs/: make one with python -m chimera train --phases gather gather.tasks=1")
+        return
+    spans = traces.read(path)
+    ours = HierarchicalTraceAdapter(RewardConfig())
+    theirs = agl.TracerTraceToTriplet(agent_match="|".join(SENIORS))
+    print(f"{path.name}: {len(spans)} spans, {len(ours.adapt(spans))} senior calls; ms per 1,000 spans, processor time")
+    print(f"{'spans':>7} {'adapt':>8} {'Tracer':>8} {'ratio':>6} {'sft':>8} {'ppo':>8} {'bandit':>8}")
+    for times in TIMES:
+        trace = repeated(spans, times)
+        instrumented = traces.as_instrumented(trace)
+        # Repeated, a rollout has one reward after each of its copies; theirs are matched by time, ours by number.
+        assert ours.adapt(trace) == theirs.adapt(instrumented), "the two adapters give different triplets"
+        reads = (
+            (ours.adapt, trace),
+            (theirs.adapt, instrumented),
+            (ours.adapt_for_sft, trace),
+            (ours.adapt_for_ppo, trace),
+            (ours.adapt_for_bandit, trace),
+        )
+        seconds = [[timed(read, of) for read, of in reads] for _ in range(ROUNDS)]
+        adapt, tracer, sft, ppo, bandit = (
+            1e6 * statistics.median(column) / len(trace) for column in zip(*seconds, strict=True)
+        )
+        ratio = adapt / tracer
+        print(f"{len(trace):>7} {adapt:>8.1f} {tracer:>8.1f} {ratio:>6.2f} {sft:>8.1f} {ppo:>8.1f} {bandit:>8.1f}")
+
+
+def newest() -> Path | None:
+    found = Path(__file__).parent.parent.glob("runs/*/traces/*/*.jsonl.gz")
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def repeated(spans: list[agl.Span], times: int) -> list[agl.Span]:
+    """The rollout `times` times in a row as one trace: later visits, with calls, ids and times of their own."""
+    length = max(span.sequence_id for span in spans)
+    seconds = max(span.end_time or 0.0 for span in spans) - min(span.start_time or 0.0 for span in spans) + 1.0
+    found = [again(span, copy, length, seconds) for copy in range(times) for span in spans if span.name != AGL_OBJECT]
+    (reported,) = (span for span in spans if span.name == AGL_OBJECT)
+    outcome = agl.get_object_value(reported)
+    outcome["calls"] = [
+        {**call, "visit": call["visit"] + 100 * copy, "response_id": f"{call.get('response_id', '')}-{copy}"}
+        if call["kind"] == "ModelCall"
+        else {**call, "visit": call["visit"] + 100 * copy}
+        for copy in range(times)
+        for call in outcome["calls"]
+    ]
+    last = again(reported, times - 1, length, seconds)
+    last.attributes["agentlightning.object.json"] = json.dumps(outcome)
+    return [*found, last]
+
+
+def again(span: agl.Span, copy: int, length: int, seconds: float) -> agl.Span:
+    attributes = dict(span.attributes)
+    for key, value in attributes.items():
+        if key.endswith("response_ids") and isinstance(value, list):
+            attributes[key] = [f"{response}-{copy}" for response in value]
+        elif key in ("llm.hosted_vllm.id", "gen_ai.response.id"):
+            attributes[key] = f"{value}-{copy}"
+        elif key == "visit" and isinstance(value, int):
+            attributes[key] = value + 100 * copy
+    return span.model_copy(
+        update={
+            "attributes": attributes,
+            "span_id": f"{span.span_id}-{copy}",
+            "parent_id": span.parent_id and f"{span.parent_id}-{copy}",
+            "sequence_id": span.sequence_id + copy * length,
+            "start_time": (span.start_time or 0.0) + copy * seconds,
+            "end_time": (span.end_time or 0.0) + copy * seconds,
+        }
+    )
+
+
+def timed(read, trace) -> float:
+    started = time.process_time()
+    read(trace)
+    return time.process_time() - started
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Credit: what each senior call gets of its rollout's reward, against closed forms."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chimera.config import PpoConfig, RewardConfig
+from training.credit import AUTOMATIC, credit
+from training.experience import Call
+from training.rollouts import RolloutRecord
+
+LABELS = ("yes", "no", "maybe")
+number = st.floats(-2, 2).map(lambda value: round(value, 3))
+
+
+def call(role="HypothesisRefiner", immediate=0.05, outcome=True, handed=None):
+    return Call("ro-1", role, 1, 1, 1, "answer-1", (1, 2), (3,), "v1", immediate, outcome, handed)
+
+
+def record(parts, label="yes", status="succeeded"):
+    total = None if None in parts.values() else math.fsum(parts.values())
+    missing = [name for name, value in parts.items() if value is None]
+    return RolloutRecord("ro-1", "t", "generated", 1, "ppo", 0, 0, 1, status, None, label, "GO", total, parts, missing)
+
+
+def config(credit="calls", role_baseline=False):
+    return PpoConfig(credit=credit, role_baseline=role_baseline)
+
+
+calls = st.lists(
+    st.builds(
+        call, st.sampled_from(["HypothesisRefiner", "ProtocolDesigner"]), number, st.booleans(),
+        st.sampled_from([*LABELS, None]),
+    ),
+    max_size=6,
+)  # fmt: skip
+parts = st.fixed_dictionaries(
+    dict.fromkeys(("alignment", "impact", "repeated_call"), number),
+    optional=dict.fromkeys(AUTOMATIC, number),
+)
+
+
+@given(calls, parts)
+def test_broadcast_gives_every_call_that_earns_it_the_whole_reward(calls, parts):
+    credited = credit(calls, record(parts), config("broadcast"), RewardConfig())
+    assert [item.call for item in credited] == calls
+    for item in credited:
+        assert item.reward == pytest.approx(math.fsum(parts.values()) if item.call.outcome else item.call.immediate)
+
+
+@given(calls, parts)
+def test_by_call_each_gets_its_own_part_and_the_rest_that_is_not_automatic(calls, parts):
+    rest = math.fsum(value for name, value in parts.items() if name not in AUTOMATIC)
+    for item in credit(calls, record(parts), config("calls"), RewardConfig()):
+        expected = item.call.immediate + (rest if item.call.outcome else 0.0)
+        assert item.reward == pytest.approx(expected)
+
+
+@given(calls, parts, st.sampled_from(LABELS), st.sampled_from(["calls", "broadcast"]), st.floats(0, 3))
+def test_the_baseline_depends_on_what_the_call_was_handed_only(calls, parts, label, mode, weight):
+    """Action independence keeps the gradient unbiased: the same state, the same amount, whatever the call did."""
+    weights = RewardConfig(alignment=weight)
+    plain = credit(calls, record(parts, label), config(mode), weights)
+    based = credit(calls, record(parts, label), config(mode, role_baseline=True), weights)
+    for before, after in zip(plain, based, strict=True):
+        assert before.reward - after.reward == pytest.approx(weight if after.call.handed == label else 0.0)
+
+
+@pytest.mark.parametrize(("handed", "final", "expected"), [
+    ("yes", "yes", 0.0), ("no", "yes", 1.0), ("yes", "no", -1.0), ("no", "maybe", 0.0),
+])  # fmt: skip
+def test_a_senior_is_paid_for_the_difference_it_makes(handed, final, expected):
+    parts = {"alignment": 1.0 if final == "yes" else 0.0}
+    (item,) = credit([call(immediate=0.0, handed=handed)], record(parts), config(role_baseline=True), RewardConfig())
+    assert item.reward == pytest.approx(expected)
+
+
+def test_a_calculator_trace_returns_1_45():
+    """Three tool calls at .15 each and a terminal 1.0; the .45 in the rollout's reward is not paid twice."""
+    tools = [call(immediate=0.15) for _ in range(3)]
+    whole = record({"alignment": 1.0, "parsed": 0.15, "call_valid": 0.15, "tool_succeeded": 0.15})
+    credited = credit([*tools, call(immediate=0.0)], whole, config(), RewardConfig())
+    assert [item.reward for item in credited] == pytest.approx([1.15, 1.15, 1.15, 1.0])
+    assert math.fsum(item.immediate for item in tools) + credited[-1].reward == pytest.approx(1.45)
+    assert whole.reward == pytest.approx(1.45)
+
+
+def test_nothing_is_learned_from_a_rollout_without_a_reward():
+    unscored = record({"alignment": 1.0, "impact": None})
+    assert credit([call()], unscored, config(), RewardConfig()) == []
+    failed = replace(record({"alignment": 1.0}), status="failed")
+    assert credit([call()], failed, config(), RewardConfig()) == []
