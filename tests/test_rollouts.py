@@ -55,7 +55,13 @@ def config_for(url, folder, **rollouts):
         for key in ("junior", "supervisor", "senior", "board", "principal", "judge")
     }
     return Config.model_validate(
-        {"runs_dir": folder, "models": models, "society": {"node_retries": 0}, "rollouts": {"runners": 2, **rollouts}}
+        {
+            "runs_dir": folder,
+            "models": models,
+            "society": {"node_retries": 0},
+            "rollouts": {"runners": 2, **rollouts},
+            "bandit": {"exploration": 0.0},
+        }
     )
 
 
@@ -132,6 +138,7 @@ def gathered(scripted_openai, tmp_path_factory):
             gateway = lab.gateway.pid
             collecting = asyncio.create_task(collect(lab, [task("late")]))
             await until(lambda: asked.pop("late", False))
+            await junior_exchanges_are_stored(lab)
             os.kill(gateway, signal.SIGKILL)
             records |= await collecting
             keys = [SECRET, lab.gateway.key]
@@ -147,6 +154,15 @@ def gathered(scripted_openai, tmp_path_factory):
             gateway=gateway,
             view=view,
         )
+
+    async def junior_exchanges_are_stored(lab):
+        """What the gateway has answered but not yet sent to the store would be lost with it."""
+        (running,) = (await lab.store.query_rollouts(status_in=["running"])).items
+        found = 0
+        while found < 6:
+            await asyncio.sleep(0.02)
+            spans = (await lab.store.query_spans(running.rollout_id)).items
+            found = sum(span.name == "raw_gen_ai_request" for span in spans)
 
     async def kill_runner(lab, name, *, attempts):
         collecting = asyncio.create_task(collect(lab, [task(name)]))
@@ -165,7 +181,8 @@ def test_a_good_rollout_is_recorded_completely(gathered):
     record = gathered.records["drug0"]
     assert (record.status, record.error, record.attempt) == ("succeeded", None, 1)
     assert (record.decision, record.label, record.source, record.phase) == ("GO", "yes", "generated", "gather")
-    assert record.policy_versions == {key: f"scripted-{key}" for key in set(ROLE_MODELS.values())}
+    versions = {key: f"scripted-{key}" for key in set(ROLE_MODELS.values())}
+    assert record.policy_versions == {**versions, "selection": "supervisor's model"}
     assert record.weights_versions == {key: [f"weights-of-scripted-{key}"] for key in set(ROLE_MODELS.values())}
     assert record.outputs["final_rationale"] == "the evidence says so"
     assert "messages" not in record.outputs

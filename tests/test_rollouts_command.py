@@ -35,6 +35,7 @@ def start_training(scripted_openai, tmp_path_factory):
         "models": dict.fromkeys(("junior", "supervisor", "senior"), endpoint),
         "rollouts": {"runners": 2},
         "data": {"size": 50},
+        "bandit": {"exploration": 0.0},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     started = []

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import agentlightning as agl
@@ -123,8 +123,7 @@ class MedicalResearchAgent(agl.LitAgent[dict[str, Any]]):
 
     def _selector(self, resources: agl.NamedResources, rollout: agl.Rollout) -> Selector:
         """Who chooses among hypotheses; nothing is explored on held-out tasks."""
-        spec = model_resources.selection(resources)
-        return make_selector(replace(spec, exploration=0.0) if rollout.mode == "val" else spec)
+        return make_selector(model_resources.selection(resources), greedy=rollout.mode == "val")
 
     async def _run(self, given: RolloutInput, select: Selector) -> Mapping[str, Any]:
         limit = self._config.rollouts.timeout_s
