@@ -72,22 +72,53 @@ class ChatFormat:
         Raises:
             BadRequest: the chat template refuses the conversation.
         """
+        plain, hidden = self._prepare(messages)
+        return self._tokens(self._render(plain, tools), hidden)
+
+    def encode_turn(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[int], list[int]]:
+        """Token ids of a prompt, as `encode` gives them, and of the assistant's turn that answers it: the last message.
+
+        The turn's ids are all that the template writes for it, including what follows its end token.
+
+        Raises:
+            BadRequest: the chat template refuses the conversation, or renders a prompt otherwise once it is answered.
+        """
+        asked, hidden = self._prepare(messages[:-1])
+        answered, hidden_in_answer = self._prepare(messages[-1:])
+        prompt = self._render(asked, tools)
+        whole = self._render([*asked, *answered], tools, open_turn=False)
+        if not whole.startswith(prompt):
+            raise BadRequest(
+                "messages: the model's chat template renders a prompt otherwise once it is answered, so it cannot be "
+                "told which tokens are the answer's",
+                param="messages",
+            )
+        return self._tokens(prompt, hidden), self._tokens(whole[len(prompt) :], hidden_in_answer)
+
+    def _prepare(self, messages: Sequence[ChatMessage]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        """Messages as the template takes them, and which text stands behind each placeholder in them."""
         hidden: dict[str, str] = {}
         plain: list[dict[str, Any]] = []
         raw = self.tool_style is not None and self.tool_style.raw_arguments
         for message in (_to_template(message, raw) for message in messages):
             pattern = self._special_pattern if message["role"] == "assistant" else self._control_pattern
             plain.append(message if pattern is None else _hide(message, pattern, hidden))
-        text = self._render(plain, tools)
+        return plain, hidden
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, open_turn: bool = True
+    ) -> str:
+        try:
+            return self._template.render(messages=messages, tools=tools or None, add_generation_prompt=open_turn)
+        except TemplateError as error:
+            raise BadRequest(f"messages: the model's chat template refuses them: {error}", param="messages") from error
+
+    def _tokens(self, text: str, hidden: Mapping[str, str]) -> list[int]:
         if not hidden:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
         return self._encode_hidden(text, hidden)
-
-    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-        try:
-            return self._template.render(messages=messages, tools=tools or None, add_generation_prompt=True)
-        except TemplateError as error:
-            raise BadRequest(f"messages: the model's chat template refuses them: {error}", param="messages") from error
 
     def _encode_hidden(self, text: str, hidden: Mapping[str, str]) -> list[int]:
         assert self._control_pattern is not None

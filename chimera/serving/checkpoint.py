@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NANO = Path(__file__).parent.parent / "assets" / "nano"
+TOKENIZER_FILE = "tokenizer.json"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 
 
@@ -33,6 +34,15 @@ class Shape:
     norm_eps: float
     max_positions: int
     tied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """How a model reads and writes text: its tokenizer, its chat template, and the ids that end an answer."""
+
+    tokenizer: "Tokenizer" = field(repr=False)
+    template: str = field(repr=False)
+    eos: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,30 +96,43 @@ def load_checkpoint(path: str) -> Checkpoint:
     Raises:
         ConfigError: a file is missing or broken, or the architecture is not Qwen2.
     """
-    from tokenizers import Tokenizer
-
     folder = locate(path)
     settings = _read_json(folder / "config.json")
     shape = read_shape(settings, folder)
-    tokenizer_file = folder / "tokenizer.json"
-    if not tokenizer_file.is_file():
-        raise ConfigError(f"{folder} has no tokenizer.json: save the model's fast tokenizer beside its weights")
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    language = load_language(folder)
+    size = language.tokenizer.get_vocab_size(with_added_tokens=True)
     if size > shape.vocab:
         raise ConfigError(
-            f"{tokenizer_file} has {size} tokens, but the model in {folder} embeds only "
+            f"{folder / TOKENIZER_FILE} has {size} tokens, but the model in {folder} embeds only "
             f"{shape.vocab}: use the tokenizer that the model was trained with"
         )
-    tokenizer_settings = _read_json(folder / "tokenizer_config.json", optional=True)
     return Checkpoint(
         name=path if folder == NANO else path.rstrip("/").rpartition("/")[-1],
         folder=folder,
         shape=shape,
         weights=load_weights(folder, shape),
-        tokenizer=tokenizer,
-        template=_template(folder, tokenizer_settings),
-        eos=_eos(folder, settings, tokenizer_settings, tokenizer),
+        tokenizer=language.tokenizer,
+        template=language.template,
+        eos=language.eos,
+    )
+
+
+def load_language(folder: Path) -> Language:
+    """The part of a model folder that needs no weights.
+
+    Raises:
+        ConfigError: a file is missing or broken.
+    """
+    from tokenizers import Tokenizer
+
+    file = folder / TOKENIZER_FILE
+    if not file.is_file():
+        raise ConfigError(f"{folder} has no {TOKENIZER_FILE}: save the model's fast tokenizer beside its weights")
+    tokenizer = Tokenizer.from_file(str(file))
+    settings = _read_json(folder / "config.json")
+    tokenizer_settings = _read_json(folder / "tokenizer_config.json", optional=True)
+    return Language(
+        tokenizer, _template(folder, tokenizer_settings), _eos(folder, settings, tokenizer_settings, tokenizer)
     )
 
 
