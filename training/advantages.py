@@ -1,0 +1,104 @@
+"""Advantages of sampled responses by VeRL's estimators.
+
+A thin, pure layer: rewards of whole responses become rewards of tokens, groups become VeRL's index, and each estimator
+gets the arguments that it reads. Shapes: B responses, T tokens of the longest.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Estimator = Literal["gae", "grpo", "rloo", "reinforce_plus_plus"]
+GROUPED: tuple[Estimator, ...] = ("grpo", "rloo")
+"""Estimators whose baseline is the rest of the response's group."""
+
+
+def at_last_token(rewards: Sequence[float], mask: "Tensor") -> "Tensor":
+    """Token rewards (B, T): each response's reward at its last token, zero elsewhere.
+
+    Args:
+        rewards: One for each response.
+        mask: (B, T); ones from the left, as many as the response has tokens (at least one).
+    """
+    import torch
+
+    tokens = torch.zeros_like(mask)
+    ends = mask.sum(dim=1).long() - 1
+    tokens[torch.arange(len(tokens)), ends] = torch.tensor(rewards, dtype=mask.dtype)
+    return tokens
+
+
+def estimate(
+    estimator: Estimator,
+    token_rewards: "Tensor",
+    mask: "Tensor",
+    groups: Sequence[str],
+    *,
+    values: "Tensor | None" = None,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    divide_by_std: bool = True,
+) -> "tuple[Tensor, Tensor]":
+    """Advantages and returns of every token, both (B, T).
+
+    - grpo: (r - mean of the group) / (its standard deviation + 1e-6), with n - 1 in the deviation (Shao et al. 2024,
+      DeepSeekMath, section 4.1); without the division it is Dr. GRPO (Liu et al. 2025).
+    - rloo: r less the mean of the group's others (Ahmadian et al. 2024, equation 9).
+    - reinforce_plus_plus: discounted returns, whitened over all tokens of the batch (Hu 2025).
+    - gae: sums of discounted temporal differences (Schulman et al. 2016, equation 16), whitened; returns are advantages
+      before whitening plus values.
+
+    Args:
+        estimator: Which of VeRL's.
+        token_rewards: (B, T), see `at_last_token`.
+        mask: (B, T); 1.0 for tokens of the response.
+        groups: What each response's peers share, for example task and role; read by grpo and rloo.
+        values: (B, T) value of each token's state, for gae.
+        gamma: Discount per token, for gae and reinforce_plus_plus.
+        lam: Lambda of gae.
+        divide_by_std: For grpo.
+
+    Raises:
+        ValueError: gae without values, or grpo or rloo with a group of one, which has no baseline.
+    """
+    from training.verl_runtime import load_verl
+
+    load_verl()
+    import numpy as np
+    from verl.trainer.config import AlgoConfig
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    compute = get_adv_estimator_fn(estimator)
+    if estimator == "gae":
+        if values is None:
+            raise ValueError("gae needs a value for every token")
+        return compute(token_rewards, values, mask, gamma=gamma, lam=lam)
+    if estimator == "reinforce_plus_plus":
+        return compute(token_rewards, mask, config=AlgoConfig(gamma=gamma))
+    if single := alone(groups):
+        raise ValueError(f"{estimator} has no baseline for {len(single)} responses that are alone in their group")
+    index = np.array(list(groups), dtype=object)
+    extra = {"norm_adv_by_std_in_grpo": divide_by_std} if estimator == "grpo" else {}
+    return compute(token_rewards, mask, index, **extra)
+
+
+def alone(groups: Sequence[str]) -> list[int]:
+    """Places of the responses that have no peer in their group."""
+    sizes = Counter(groups)
+    return [place for place, group in enumerate(groups) if sizes[group] == 1]
+
+
+def group_figures(rewards: Sequence[float], groups: Sequence[str]) -> dict[str, float]:
+    """How much the groups can teach: their number, mean size, and the share whose rewards are all the same."""
+    found: dict[str, set[float]] = {}
+    for reward, group in zip(rewards, groups, strict=True):
+        found.setdefault(group, set()).add(round(reward, 6))
+    same = sum(len(different) == 1 for different in found.values())
+    return {
+        "group/count": float(len(found)),
+        "group/size": len(groups) / len(found),
+        "group/zero_variance": same / len(found),
+    }

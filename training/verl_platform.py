@@ -1,0 +1,133 @@
+"""The CPU as one of VeRL's platforms.
+
+VeRL 0.9.1 has platforms for NVIDIA, AMD and Huawei accelerators and lets others be plugged in. It asks a platform for
+the device's name and for a module like `torch.cuda`; everything else of its FSDP engine is PyTorch that runs on a CPU.
+"""
+
+import types
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import Any
+
+import psutil
+import torch
+from verl.plugin.platform import PlatformBase
+
+
+def _resident(*_: Any) -> int:
+    """Bytes of memory of this process: what stands in for allocated device memory."""
+    return psutil.Process().memory_info().rss
+
+
+def _memory(*_: Any) -> tuple[int, int]:
+    """Bytes of memory that are free, and all there are."""
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
+
+
+def _cpu_module() -> ModuleType:
+    """`torch.cpu` with the functions of `torch.cuda` that VeRL calls; torch's own module stays as it is."""
+    module = types.ModuleType("cpu", "torch.cpu as VeRL expects a device module.")
+    vars(module).update({name: value for name, value in vars(torch.cpu).items() if not name.startswith("__")})
+    vars(module).update(dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), _resident))
+    vars(module).update(dict.fromkeys(("memory_allocated", "memory_reserved"), _resident))
+    vars(module).update(
+        mem_get_info=_memory,
+        get_device_name=lambda *_: "CPU",
+        empty_cache=lambda: None,
+        get_rng_state=lambda *_: torch.get_rng_state(),
+        set_rng_state=lambda state, *_: torch.set_rng_state(state),
+    )
+    return module
+
+
+class CpuPlatform(PlatformBase):
+    """The host's processor, one device, with gloo between ranks."""
+
+    _module = _cpu_module()
+
+    @property
+    def device_name(self) -> str:
+        """The device type in PyTorch's sense."""
+        return "cpu"
+
+    @property
+    def vendor_name(self) -> str:
+        """No vendor has an engine of its own for CPUs."""
+        return "cpu"
+
+    @property
+    def device_module(self) -> ModuleType:
+        """What `torch.cuda` is for a GPU."""
+        return self._module
+
+    def is_available(self) -> bool:
+        """A CPU always is."""
+        return True
+
+    # VeRL moves tensors to the current device; the number 0 would name the first GPU.
+    def current_device(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The device to move tensors to."""
+        return "cpu"
+
+    def device_count(self) -> int:
+        """One."""
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        """There is nothing to choose from."""
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        """Nothing runs behind the caller's back."""
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed torch's generator."""
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Seed torch's generator."""
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:
+        """The C allocator has none."""
+
+    def empty_cache(self) -> None:
+        """The C allocator keeps no cache of torch's."""
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        """CUDA's notion; none."""
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        """The backend for collectives."""
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        """No variable selects CPUs; this name is never set."""
+        return "CPU_VISIBLE_DEVICES"
+
+    # VeRL's own annotation is None, though every platform returns a context manager.
+    def nvtx_range(self, msg: str) -> AbstractContextManager[None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """NVIDIA's profiler does not apply."""
+        return nullcontext()
+
+    def profiler_start(self) -> None:
+        """As above."""
+
+    def profiler_stop(self) -> None:
+        """As above."""
+
+    def ray_resource_name(self) -> str:
+        """Ray's name of the resource; Ray itself is not used."""
+        return "CPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        """None."""
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        """Tensors are not shared between processes."""
+        return False
+
+    def cudart(self) -> None:
+        """There is no CUDA runtime."""
