@@ -16,10 +16,13 @@ from chimera.types import Brief
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from agents.context import Tools
+    from agents.context import Selector, Tools
     from agents.tools import Passage, Toolbox, ToolResult
     from chimera.config import Config, ModelsConfig
+    from chimera.runs import Run
     from chimera.serving.client import Endpoint
+    from chimera.serving.process import ModelServers
+    from training.policies import Learner, Policy
 
 QUESTION = "question"
 """The brief's id, and that of its abstract in the literature index."""
@@ -57,11 +60,15 @@ def main(argv: list[str]) -> int | None:
     parser.add_argument(
         "--context", type=Path, metavar="FILE", help="text file with an abstract for the question, added to the index"
     )
+    parser.add_argument(
+        "--run", metavar="NAME", help="ask the society as this run trained it: its settings, weights and policy"
+    )
     add_config_arguments(parser)
     arguments = parse_arguments(parser, argv)
     question = " ".join(arguments.question.split())
     if not question:
         raise ConfigError('the question is empty: python -m chimera.ask "Does aspirin prevent stroke?"')
+    run = _trained(arguments)
     config = config_from(arguments, own_question=True, reads=READS)
     if config.society.evidence == "given" and arguments.context is None:
         raise ConfigError("society.evidence=given puts your abstract into the prompts: give one with --context FILE")
@@ -71,37 +78,83 @@ def main(argv: list[str]) -> int | None:
     from chimera.abstracts import read_abstract
 
     context = read_abstract(arguments.context) if arguments.context else ()
-    answer(Brief(QUESTION, question, context), config, Console(highlight=False))
+    answer(Brief(QUESTION, question, context), config, Console(highlight=False), run)
     return None
 
 
-READS = ("seed", "data", "models", "serving", "society", "tools")
+READS = ("seed", "runs_dir", "data", "models", "serving", "society", "tools")
 INVENTED = (
     "only invented studies are searched, which know nothing of real questions: "
     "give --context FILE, data.path=hub or tools.literature=pubmed"
 )
 
 
-def answer(brief: Brief, config: "Config", console: "Console") -> None:
-    """Start the models, have the society work on `brief`, and show each step as it is made."""
+def _trained(arguments: argparse.Namespace) -> "Run | None":
+    """The run that `--run` names, whose settings are then taken instead of a file's.
+
+    Raises:
+        ConfigError: `--config` is given too.
+        RunError: There is no such run.
+    """
+    if arguments.run is None:
+        return None
+    if arguments.config is not None:
+        raise ConfigError(f"--run={arguments.run} brings its own settings: leave --config out")
+    from chimera.runs import Run
+
+    run = Run.open(arguments.run, config_from(arguments, own_question=True).runs_dir)
+    arguments.config = run.path / "config.yaml"
+    return run
+
+
+def answer(brief: Brief, config: "Config", console: "Console", run: "Run | None" = None) -> None:
+    """Start the models, have the society work on `brief`, and show each step as it is made.
+
+    With a `run`, its learned weights and its supervisor's policy are used.
+    """
     from chimera.ask_view import Card, show
     from chimera.secrets import api_key_names, load_secrets
     from chimera.serving.process import serve
+    from training.policies import live
 
     secrets = load_secrets(api_key_names(config.models.model_dump()))
     toolbox, searched = _toolbox(brief, config, secrets)
     about = (("models", _players(config.models)), ("searches", searched))
     if config.data.path == "generated" and config.tools.literature == "local" and not brief.context:
         about += (("note", INVENTED),)
+    learned = live(run.events()) if run else {}
+    if run:
+        versions = ", ".join(policy.version for policy in learned.values()) or "nothing: its base models answer"
+        about += (("learned", f"{versions} (run {run.name})"),)
     show(console, Card(brief.goal, about, "cyan"))
     server_log = Path(tempfile.gettempdir(), f"chimera-ask-{os.getpid()}.log")
     with serve(config.models, config.serving, secrets, log_file=server_log) as servers:
-        asyncio.run(_work(brief, config, console, SourceLog(toolbox), servers.endpoints))
+        selector = _load(servers, run, learned) if run else None
+        asyncio.run(_work(brief, config, console, SourceLog(toolbox), servers.endpoints, selector))
     server_log.unlink(missing_ok=True)  # After an error it stays: the error names it.
 
 
+def _load(servers: "ModelServers", run: "Run", learned: "Mapping[Learner, Policy]") -> "Selector | None":
+    """Serve the weights that `run` learned; the selector of its supervisor's policy, None when it has none."""
+    from training.selection import SelectionSpec, make_selector
+
+    for learner, policy in learned.items():
+        if learner != "supervisor":
+            servers.load_weights(learner, run.path / policy.folder, version=policy.version)
+    chooser = learned.get("supervisor")
+    if chooser is None:
+        return None
+    folder = str((run.path / chooser.folder).absolute())
+    return make_selector(SelectionSpec(chooser.version, folder, exploration=0.0), greedy=True)
+
+
 async def _work(
-    brief: Brief, config: "Config", console: "Console", log: SourceLog, endpoints: Mapping[str, "Endpoint"]
+    brief: Brief,
+    config: "Config",
+    console: "Console",
+    log: SourceLog,
+    endpoints: Mapping[str, "Endpoint"],
+    selector: "Selector | None",
 ) -> None:
     from agents.society import Society
     from agents.sources import given_sources
@@ -115,7 +168,7 @@ async def _work(
     working = console.status("the juniors read") if console.is_terminal else nullcontext()
     try:
         with working as status:
-            async for node, update in society.stream(brief, config.seed):
+            async for node, update in society.stream(brief, config.seed, select=selector):
                 texts = [(one["id"], one["text"]) for one in given] + [(one.id, one.text) for one in log.passages]
                 for card in cards(update, texts):
                     show(console, card)

@@ -174,14 +174,25 @@ class Gate:
         lab.view.table(table([found]))
 
     def summary(self) -> None:
-        """Show every stage that was evaluated in this process beside the base."""
-        if BASE in self._stages and len(self._stages) > 1:
-            found = [
-                compare(self._stages[BASE], records, (BASE, stage), self._lab.config)
-                for stage, records in self._stages.items()
-                if stage != BASE
-            ]
-            self._lab.view.table(table(found))
+        """Show every stage beside the base, also those of the run's earlier processes."""
+        lab = self._lab
+        if not lab.config.gate.enabled:
+            return
+        stages = {stage: self._recorded(stage) for stage in (BASE, *self._decided())}
+        base = stages.pop(BASE)
+        found = [compare(base, records, (BASE, stage), lab.config) for stage, records in stages.items() if records]
+        if base and found:
+            lab.view.table(table(found))
+
+    def _decided(self) -> list[str]:
+        events = self._lab.run.events()
+        return list(dict.fromkeys(one["phase"] for one in events if one["event"] in (WENT_LIVE, ROLLED_BACK)))
+
+    def _recorded(self, stage: str) -> list[RolloutRecord]:
+        """The held-out rollouts of `stage`, in the order of the tasks; empty when they are not complete."""
+        wanted = inputs(self._lab.dataset, self._lab.config, stage)
+        found = {data["task_id"]: RolloutRecord.load(data) for data in self._lab.run.rollouts(wanted[0].phase)}
+        return [found[one.task.id] for one in wanted] if all(one.task.id in found for one in wanted) else []
 
 
 def table(comparisons: Sequence[Comparison]) -> Table:
