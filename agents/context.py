@@ -41,17 +41,26 @@ class Choice:
     propensities: Mapping[str, float] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What a selector chooses from: the question, the juniors' hypotheses, and the passages that they have seen."""
+
+    goal: str
+    hypotheses: Sequence[Mapping[str, Any]]
+    sources: Sequence[Mapping[str, str]]
+
+
 class Selector(Protocol):
     """Decides which hypothesis goes on: the place where a learned policy takes over from the supervisor's model.
 
     Whatever it draws at random it derives from `seed`, the run's, so that a seeded run repeats exactly.
     """
 
-    def propose(self, hypotheses: Sequence[Mapping[str, Any]], brief: Brief, seed: int | None) -> Choice | None:
+    def propose(self, candidates: Candidates, seed: int | None) -> Choice | None:
         """Choose before the supervisor's model is asked, which then only justifies; None asks the model first."""
         ...
 
-    def select(self, hypotheses: Sequence[Mapping[str, Any]], brief: Brief, preferred: str, seed: int | None) -> Choice:
+    def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:
         """Choose after the model, when nothing was proposed; `preferred` is the supervisor model's own choice."""
         ...
 
@@ -59,11 +68,11 @@ class Selector(Protocol):
 class SupervisorChoice:
     """The default `Selector`: what the supervisor's model preferred."""
 
-    def propose(self, hypotheses: Sequence[Mapping[str, Any]], brief: Brief, seed: int | None) -> None:
+    def propose(self, candidates: Candidates, seed: int | None) -> None:
         """Ask the model."""
         return
 
-    def select(self, hypotheses: Sequence[Mapping[str, Any]], brief: Brief, preferred: str, seed: int | None) -> Choice:
+    def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:
         """Choose `preferred`."""
         return Choice(preferred, "supervisor")
 

@@ -46,9 +46,9 @@ class ResearchState(TypedDict):
         initial_hypotheses: {"author", "evidence", "comparison", "claim", "answer"} of each. Writers: the juniors.
         selected_hypothesis: The chosen one of them. Writer: Supervisor.
         supervisor_justification: Why it was chosen. Writer: Supervisor.
-        selection: {"author", "preferred", "policy", "propensities"}: the choice, what the supervisor's model preferred
-            (None when a policy chose before it was asked), who decided, and the probability that each author had when
-            it is known, else None. Writer: Supervisor.
+        selection: {"author", "preferred", "policy", "propensities", "sources"}: the choice, what the supervisor's model
+            preferred (None when a policy chose before it was asked), who decided, the probability that each author had
+            when it is known, else None, and the passages that the juniors had seen. Writer: Supervisor.
         refined_hypothesis: A `Hypothesis`. Writer: HypothesisRefiner.
         experimental_protocol: A `Protocol`. Writer: ProtocolDesigner.
         peer_review: A `Review`. Writer: PeerReviewer.

@@ -12,10 +12,11 @@ from typing import Any, cast
 
 from langgraph.runtime import Runtime
 
-from agents.context import Choice, RunContext
+from agents.context import Candidates, Choice, RunContext
 from agents.prompting import Message
 from agents.roles import ROLES
 from agents.schemas import Selection, selection_of
+from agents.sources import sources_seen
 from agents.state import ResearchState, Update
 from agents.visits import attempt_of, errors_of, visit, visits
 from chimera.errors import RoleError
@@ -25,25 +26,26 @@ SUPERVISOR = "Supervisor"
 
 async def supervisor_node(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
     """Select one of the hypotheses and justify it, in one visit or two."""
-    context, hypotheses = runtime.context, state["initial_hypotheses"]
+    context = runtime.context
+    candidates = Candidates(state["research_goal"], state["initial_hypotheses"], sources_seen(state["messages"]))
     before = visits(state["messages"], SUPERVISOR)
     asked: list[tuple[Selection, list[Message]]] = []
 
     async def ask(chosen: str | None) -> None:
         role = ROLES[SUPERVISOR] if chosen is None else replace(ROLES[SUPERVISOR], schema=selection_of(chosen))
-        inputs = {"hypotheses": hypotheses, "chosen": chosen}
+        inputs = {"hypotheses": candidates.hypotheses, "chosen": chosen}
         number = before + len(asked) + 1
         answer, messages = await visit(role, inputs, state, context, number=number, attempt=attempt_of(runtime))
         asked.append((cast(Selection, answer), messages))
 
     with errors_of(SUPERVISOR):
         preferred = None
-        choice = context.select.propose(hypotheses, context.brief, context.seed)
+        choice = context.select.propose(candidates, context.seed)
         if choice is None:
             await ask(None)
             preferred = asked[0][0].choice
-            choice = context.select.select(hypotheses, context.brief, preferred, context.seed)
-        selected = _of_author(choice, hypotheses)
+            choice = context.select.select(candidates, preferred, context.seed)
+        selected = _of_author(choice, candidates.hypotheses)
         if choice.author != preferred:
             await ask(choice.author)
     return {
@@ -54,6 +56,7 @@ async def supervisor_node(state: ResearchState, runtime: Runtime[RunContext]) ->
             "preferred": preferred,
             "policy": choice.policy,
             "propensities": None if choice.propensities is None else dict(choice.propensities),
+            "sources": list(candidates.sources),
         },
         "messages": {SUPERVISOR: [message for _, messages in asked for message in messages]},
         "sender": SUPERVISOR,

@@ -359,11 +359,20 @@ def test_conversations_are_the_last_tries_of_the_juniors_visits(rollout):
 # --- what the supervisor chose
 
 
+SOURCES = [{"id": "17", "text": "It fell."}]
+
+
 def choice(propensities):
     return {
         "research_goal": "Does it?",
         "initial_hypotheses": [{"author": name, **HYPOTHESIS} for name in JUNIORS],
-        "selection": {"author": "Neurologist", "preferred": "Geneticist", "policy": "p1", "propensities": propensities},
+        "selection": {
+            "author": "Neurologist",
+            "preferred": "Geneticist",
+            "policy": "p1",
+            "propensities": propensities,
+            "sources": SOURCES,
+        },
     }
 
 
@@ -371,7 +380,7 @@ def choice(propensities):
 def test_a_choice_is_an_event_with_its_context_action_propensities_and_reward(propensities):
     outputs = choice(propensities)
     assert ADAPTER.adapt_for_bandit(Trace().finish([], reward=0.7, outputs=outputs).spans) == BanditEvent(
-        "Does it?", outputs["initial_hypotheses"], "Neurologist", "Geneticist", propensities, "p1", 0.7
+        "Does it?", outputs["initial_hypotheses"], "Neurologist", "Geneticist", propensities, "p1", 0.7, SOURCES
     )
 
 

@@ -12,7 +12,7 @@ from langgraph.errors import GraphRecursionError
 from langgraph.runtime import Runtime
 
 import agents.society as society_module
-from agents.context import Choice, RunContext, SupervisorChoice
+from agents.context import Candidates, Choice, RunContext, SupervisorChoice
 from agents.graph import build_graph, step_limit
 from agents.nodes import NODES
 from agents.prompting import payload_of
@@ -305,6 +305,13 @@ POLICY = "epsilon-greedy"
 PROPENSITIES = {"Geneticist": 0.8, "Pharmacologist": 0.1, "Neurologist": 0.1}
 
 
+SOURCES = [{"id": "17", "text": "METHODS: A trial. RESULTS: It fell."}]
+
+
+def candidates_of(state):
+    return Candidates(state["research_goal"], state["initial_hypotheses"], SOURCES)
+
+
 class Corrects:
     """Has the last word after the supervisor's model."""
 
@@ -312,11 +319,11 @@ class Corrects:
         self.author = author
         self.asked = []
 
-    def propose(self, hypotheses, brief, seed):
+    def propose(self, candidates, seed):
         return None
 
-    def select(self, hypotheses, brief, preferred, seed):
-        self.asked.append(([h["author"] for h in hypotheses], brief, preferred, seed))
+    def select(self, candidates, preferred, seed):
+        self.asked.append((candidates, preferred, seed))
         return Choice(self.author, POLICY, PROPENSITIES)
 
 
@@ -327,11 +334,11 @@ class Decides:
         self.author = author
         self.asked = []
 
-    def propose(self, hypotheses, brief, seed):
-        self.asked.append(([h["author"] for h in hypotheses], brief, seed))
+    def propose(self, candidates, seed):
+        self.asked.append((candidates, seed))
         return Choice(self.author, POLICY, PROPENSITIES)
 
-    def select(self, hypotheses, brief, preferred, seed):
+    def select(self, candidates, preferred, seed):
         raise AssertionError("what was proposed is not asked for again")
 
 
@@ -340,9 +347,9 @@ async def test_a_policy_may_overrule_the_supervisor_who_then_justifies_its_choic
     prefers = society_kit.answers["Supervisor"]
     model = society_kit.Model(Supervisor=[prefers, {"choice": "Geneticist", "justification": "genes decide"}])
     records = []
-    society = society_kit.make(model, select=policy, observe=records.append)
+    society = society_kit.make(model, select=policy, observe=records.append, evidence="given")
     state = await society.run(society_kit.brief, 7)
-    assert policy.asked == [(list(JUNIORS), society_kit.brief, "Pharmacologist", 7)]
+    assert policy.asked == [(candidates_of(state), "Pharmacologist", 7)]
     first, second = [payload_of(request.messages) for request in model.of("Supervisor")]
     assert first == {"hypotheses": state["initial_hypotheses"], "goal": society_kit.brief.goal}
     assert second == {**first, "chosen": "Geneticist"}
@@ -352,6 +359,7 @@ async def test_a_policy_may_overrule_the_supervisor_who_then_justifies_its_choic
         "preferred": "Pharmacologist",
         "policy": POLICY,
         "propensities": PROPENSITIES,
+        "sources": SOURCES,
     }
     told = payload_of(model.of("HypothesisRefiner")[0].messages)
     assert told["hypothesis"]["claim"] == "genes"
@@ -372,8 +380,8 @@ async def test_a_policy_that_agrees_with_the_supervisor_costs_no_second_call(soc
 async def test_a_policy_may_choose_first_and_the_supervisor_then_only_justifies(society_kit):
     policy = Decides("Geneticist")
     model = society_kit.Model(Supervisor=[{"choice": "Geneticist", "justification": "genes decide"}])
-    state = await society_kit.make(model).run(society_kit.brief, 7, select=policy)
-    assert policy.asked == [(list(JUNIORS), society_kit.brief, 7)]
+    state = await society_kit.make(model, evidence="given").run(society_kit.brief, 7, select=policy)
+    assert policy.asked == [(candidates_of(state), 7)]
     (request,) = model.of("Supervisor")
     assert list(payload_of(request.messages)) == ["hypotheses", "chosen", "goal"]
     assert payload_of(request.messages)["chosen"] == "Geneticist"
@@ -386,6 +394,7 @@ async def test_a_policy_may_choose_first_and_the_supervisor_then_only_justifies(
         "preferred": None,
         "policy": POLICY,
         "propensities": PROPENSITIES,
+        "sources": SOURCES,
     }
     assert state["selected_hypothesis"]["claim"] == "genes"
     assert state["supervisor_justification"] == "genes decide"

@@ -139,6 +139,7 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
             propensities=selection["propensities"],
             policy=selection["policy"],
             reward=reported[1]["reward"],
+            sources=selection["sources"],
         )
 
     def _immediate(self, record: ModelCall, uses: Sequence[ToolUse]) -> float:

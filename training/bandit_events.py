@@ -22,6 +22,7 @@ def event_of(record: RolloutRecord) -> BanditEvent | None:
         propensities=selection["propensities"],
         policy=selection["policy"],
         reward=record.reward,
+        sources=selection["sources"],
         task_id=record.task_id,
     )
 

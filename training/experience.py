@@ -74,6 +74,7 @@ class BanditEvent:
         propensities: Probability of each author under the policy that chose; None when it did not know them.
         policy: That policy's version.
         reward: The rollout's reward r.
+        sources: The passages that the juniors had seen, which also belong to x.
         task_id: The task; None when the trace does not tell.
     """
 
@@ -84,4 +85,5 @@ class BanditEvent:
     propensities: Mapping[str, float] | None
     policy: str
     reward: float
+    sources: Sequence[Mapping[str, str]]
     task_id: str | None = None

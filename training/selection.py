@@ -6,20 +6,17 @@ takes with probability q is taken with e / K + (1 - e) q. That number is logged,
 these probabilities, so that off-policy estimates need no guess.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from agents.context import Choice, Selector, SupervisorChoice
-from chimera.types import Brief
+from agents.context import Candidates, Choice, Selector, SupervisorChoice
 
 if TYPE_CHECKING:
     from training.bandit_policy import BanditPolicy
-
-Hypotheses = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +71,14 @@ class ExploringSupervisor:
     def __init__(self, exploration: float) -> None:
         self._exploration = exploration
 
-    def propose(self, hypotheses: Hypotheses, brief: Brief, seed: int | None) -> None:
+    def propose(self, candidates: Candidates, seed: int | None) -> None:
         """Ask the model first."""
         return
 
-    def select(self, hypotheses: Hypotheses, brief: Brief, preferred: str, seed: int | None) -> Choice:
+    def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:
         """Draw from the mixture of `preferred` and even chances."""
-        certain = {hypothesis["author"]: float(hypothesis["author"] == preferred) for hypothesis in hypotheses}
+        authors = [str(hypothesis["author"]) for hypothesis in candidates.hypotheses]
+        certain = {author: float(author == preferred) for author in authors}
         return draw(explored(certain, self._exploration), "supervisor", seed)
 
 
@@ -93,17 +91,17 @@ class LearnedSelector:
         self._exploration = exploration
         self._greedy = greedy
 
-    def propose(self, hypotheses: Hypotheses, brief: Brief, seed: int | None) -> Choice:
+    def propose(self, candidates: Candidates, seed: int | None) -> Choice:
         """Draw an author from the policy."""
-        authors = [str(hypothesis["author"]) for hypothesis in hypotheses]
-        weights = self._policy.probabilities(brief.goal, hypotheses, greedy=self._greedy)
+        authors = [str(hypothesis["author"]) for hypothesis in candidates.hypotheses]
+        weights = self._policy.probabilities(candidates, greedy=self._greedy)
         probabilities = dict(zip(authors, map(float, weights), strict=True))
         share = 0.0 if self._greedy else self._exploration
         return draw(explored(probabilities, share), self._version, seed)
 
-    def select(self, hypotheses: Hypotheses, brief: Brief, preferred: str, seed: int | None) -> Choice:
+    def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:
         """As `propose`: this policy does not listen to the supervisor's model."""
-        return self.propose(hypotheses, brief, seed)
+        return self.propose(candidates, seed)
 
 
 def explored(probabilities: Mapping[str, float], share: float) -> dict[str, float]:
