@@ -1,12 +1,16 @@
-"""The run's figures over time: always in the run's metrics.jsonl, and in every sink (such as W&B) that is there."""
+"""The run's figures over time, in its metrics.jsonl: the one feed that everything that shows a run follows.
+
+A line is {"time", "phase", "step", ...values}. Three names are no phases: "rollout" (one finished rollout; the step is
+its number), "protocols" (the rollouts of a phase are complete and can be read) and "artifact" (a learned policy).
+"""
 
 import logging
 import math
 import numbers
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from chimera.runs import Run
 from chimera.secrets import redact
@@ -15,54 +19,43 @@ from training.rollouts import RolloutRecord
 from training.summary import aligned
 
 ROLLOUT = "rollout"
-"""The phase under which single rollouts are logged, whatever phase they belong to; the step is their number."""
+PROTOCOLS = "protocols"
+ARTIFACT = "artifact"
 
 logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Something else that is told what is logged. It may raise: it is dropped then, and training goes on."""
+    """Shows the run elsewhere while it goes on, by following its metrics.jsonl."""
 
     @property
     def name(self) -> str:
         """How warnings call it."""
         ...
 
-    def log(self, phase: str, step: int | None, values: Mapping[str, Any]) -> None:
-        """Values of `phase` at its own `step`; without a step they are what the phase came to."""
-        ...
-
-    def protocols(self, phase: str, records: Sequence[RolloutRecord]) -> None:
-        """The rollouts of a phase that has ended, whose protocols may be worth reading."""
-        ...
-
-    def artifact(self, policy: Policy, folder: Path) -> None:
-        """A policy that was learned, and where it is."""
-        ...
-
-    def close(self) -> None:
-        """No more will come; returns within seconds."""
+    def close(self, *, interrupted: bool) -> None:
+        """No more lines will come: show what is left and end; within seconds if the user has `interrupted` the run."""
         ...
 
 
 class Metrics:
-    """Logs to the run and to the sinks; threads may log at once.
+    """Writes the feed; threads may log at once. As a context manager it closes the sinks at the end.
 
     Args:
-        run: Its metrics.jsonl gets everything. Rollouts that are in it already are not logged again.
-        sinks: A sink that raises is dropped.
-        warn: Is told, once, that a sink was dropped.
+        run: The run. Rollouts that are in its metrics.jsonl already are not logged again.
+        sinks: What follows the feed.
+        warn: Is told of a sink that could not be closed.
     """
 
     def __init__(self, run: Run, sinks: Sequence[Sink] = (), warn: Callable[[str], None] = logger.warning) -> None:
         self._run = run
         self._sinks = list(sinks)
         self._warn = warn
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._rollouts = {line["rollout_id"] for line in run.metrics() if line.get("phase") == ROLLOUT}
 
     def log(self, phase: str, step: int | None, values: Mapping[str, Any]) -> None:
-        """Log `values` of `phase`; a value that is not finite is logged as None, because JSON has no other word for it.
+        """Log `values` of `phase`; a value that is not finite is logged as None, because JSON has no word for it.
 
         Args:
             phase: Any name; each has its own steps.
@@ -72,10 +65,7 @@ class Metrics:
         Raises:
             RunError: metrics.jsonl could not be written.
         """
-        values = plain(values)
-        with self._lock:
-            self._run.append_metrics({"phase": phase, "step": step, **values})
-            self._tell(lambda sink: sink.log(phase, step, values))
+        self._run.append_metrics({"phase": phase, "step": step, **plain(values)})
 
     def rollout(self, record: RolloutRecord) -> None:
         """Log one finished rollout with its reward and the parts of it; a second time it is left out."""
@@ -85,29 +75,30 @@ class Metrics:
                 self.log(ROLLOUT, len(self._rollouts), rollout_values(record))
 
     def protocols(self, phase: str, records: Sequence[RolloutRecord]) -> None:
-        """Hand a finished phase's rollouts to the sinks; the run has them in its rollouts folder."""
-        with self._lock:
-            self._tell(lambda sink: sink.protocols(phase, records))
+        """Tell that the rollouts of `phase`, which are recorded, are complete."""
+        self.log(PROTOCOLS, None, {"of": phase, "rollouts": len(records)})
 
     def artifact(self, policy: Policy) -> None:
-        """Tell the sinks of a learned policy; the run has it in its ledger."""
-        with self._lock:
-            self._tell(lambda sink: sink.artifact(policy, self._run.path / policy.folder))
+        """Tell of a learned policy."""
+        self.log(ARTIFACT, None, policy.dump())
 
-    def close(self) -> None:
+    def close(self, *, interrupted: bool = False) -> None:
         """Close the sinks; the run stays open."""
-        with self._lock:
-            self._tell(lambda sink: sink.close())
-            self._sinks.clear()
-
-    def _tell(self, send: Callable[[Sink], None]) -> None:
-        for sink in tuple(self._sinks):
+        while self._sinks:
+            sink = self._sinks.pop()
             try:
-                send(sink)
-            except Exception as error:  # noqa: BLE001  whatever is wrong with a sink, training goes on without it
-                self._sinks.remove(sink)
+                sink.close(interrupted=interrupted)
+            except Exception as error:  # noqa: BLE001  whatever is wrong with a sink, the run has not failed
                 reason = redact(f"{type(error).__name__}: {error}")
-                self._warn(f"{sink.name} failed and gets no more metrics, metrics.jsonl has them all: {reason}")
+                self._warn(f"{sink.name} may lack something that metrics.jsonl has: {reason}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(interrupted=kind is not None)
 
 
 def rollout_values(record: RolloutRecord) -> dict[str, Any]:

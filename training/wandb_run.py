@@ -1,0 +1,119 @@
+"""A run's Weights & Biases process, as the main process sees it: started, listened to, and ended in time.
+
+What W&B shows is always in the run directory first, and W&B has a process of its own (`wandb_mirror`) that follows the
+run's metrics.jsonl: a W&B that hangs, fails or is killed costs the run nothing.
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+
+import psutil
+
+from chimera.config import Config
+from chimera.config_loader import effective
+from chimera.runs import Run
+from chimera.secrets import redact_tree
+from training import children, wandb_mirror
+from training.metrics import Sink
+
+CLOSE_SECONDS = 60.0
+"""How long the last of a finished run may take to be sent; what is not can be sent later."""
+INTERRUPTED_SECONDS = 2.0
+LISTEN_SECONDS = 0.1
+
+
+def open_sinks(run: Run, config: Config, secrets: Mapping[str, str], notify: Callable[[str], None]) -> list[Sink]:
+    """The W&B sink if `config.wandb` wants one; `notify` is told where to look, and what goes wrong."""
+    settings, key = config.wandb, secrets.get(wandb_mirror.KEY)
+    if settings.mode == "disabled":
+        return []
+    mode = settings.mode if settings.mode != "auto" else "online" if key else "offline"
+    spec = wandb_mirror.WandbSpec(
+        run.path,
+        run_id(run),
+        settings.project,
+        settings.entity,
+        settings.protocols,
+        redact_tree(effective(config)),
+        key,
+    )
+    return [WandbSink(spec, ("online", "offline") if mode == "online" else ("offline",), notify)]
+
+
+def run_id(run: Run) -> str:
+    """The id of the W&B run: the same for as long as the run directory exists."""
+    environment = (run.path / "environment.json").read_bytes()
+    return hashlib.sha256(run.name.encode() + environment).hexdigest()[:8]
+
+
+class WandbSink:
+    """The W&B process of a run.
+
+    Args:
+        spec: What to show where.
+        modes: W&B's modes to try, one after another, until one starts.
+        notify: Is told where to look, and what goes wrong.
+    """
+
+    name = "W&B"
+
+    def __init__(self, spec: wandb_mirror.WandbSpec, modes: Sequence[str], notify: Callable[[str], None]) -> None:
+        self._spec = spec
+        self._notify = notify
+        self._closing = threading.Event()
+        self._child: children.Child | None = None
+        self._watcher = threading.Thread(target=self._watch, args=(modes,), name="wandb-watcher", daemon=True)
+        self._watcher.start()
+
+    def close(self, *, interrupted: bool) -> None:
+        """Let the process send what is left; after the time limit it is killed."""
+        self._closing.set()
+        self._watcher.join(INTERRUPTED_SECONDS if interrupted else CLOSE_SECONDS)
+        if self._watcher.is_alive():
+            self._kill()
+            self._watcher.join(1.0)
+            self._notify(f"W&B was not done in time; send the rest with: {wandb_mirror.sync(self._spec.folder)}")
+
+    def _watch(self, modes: Sequence[str]) -> None:
+        for mode in modes:
+            theirs, orders = children.pipe()
+            reports, send = children.pipe()
+            log = self._spec.folder / "logs" / "wandb.log"
+            child = children.Child(f"W&B ({mode})", wandb_mirror.serve, (self._spec, mode, theirs, send), log)
+            child.start()
+            self._child = child
+            theirs.close()
+            send.close()
+            if self._listen(child, reports, orders) or self._closing.is_set():
+                return
+
+    def _listen(self, child: children.Child, reports: Connection, orders: Connection) -> bool:
+        """Pass on what the process reports until it has ended; tells whether it had started its work."""
+        started: bool | None = None
+        while True:
+            if self._closing.is_set():
+                orders.close()
+            try:
+                if reports.poll(LISTEN_SECONDS):
+                    started, text = reports.recv()
+                    self._notify(text)
+            except EOFError:
+                break
+        child.join(1.0)
+        if started is not False and not self._closing.is_set():
+            self._notify(f"{child.ending()}: W&B gets no more, metrics.jsonl has it all (see {child.log_file})")
+        return started is not False
+
+    def _kill(self) -> None:
+        """End the process and W&B's own below it."""
+        if self._child is None:
+            return
+        try:
+            below = psutil.Process(self._child.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return
+        self._child.kill()
+        for process in below:
+            process.kill()
