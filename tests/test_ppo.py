@@ -1,0 +1,479 @@
+"""The PPO phase: what a step takes and keeps, and the loop over a lab whose rollouts are made up, with a real engine.
+
+The lab here stands in for servers and runners: a rollout's tokens and reward follow from its seed and the version that
+is live, so that a run has one right result whatever happens to it.
+"""
+
+import asyncio
+import hashlib
+import json
+import random
+import threading
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from itertools import islice
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.record import ModelCall
+from chimera.config import Config, PpoConfig
+from chimera.data import Dataset
+from chimera.errors import ConfigError, RunError
+from chimera.types import ResearchTask
+from training import ppo_steps
+from training.background import Background
+from training.credit import Credited
+from training.experience import Call
+from training.policies import Policy
+from training.ppo import Ppo
+from training.ppo_batch import Sample
+from training.ppo_checkpoints import Checkpoints, Progress
+from training.rollouts import RolloutInput, RolloutRecord
+
+ROLES = ("HypothesisRefiner", "ProtocolDesigner")
+TASKS = [ResearchTask(f"t{number}", "Does it?", (), "yes", "generated") for number in range(7)]
+
+
+# --- the tasks of a step
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 3))
+def test_no_task_comes_again_before_all_have_come_and_none_twice_in_a_step(count, per_step, seed):
+    per_step = min(per_step, count)
+    tasks = [replace(TASKS[0], id=str(number)) for number in range(count)]
+    steps = list(islice(ppo_steps.draw(tasks, per_step, seed), 3 * count))
+    drawn = [task.id for step in steps for task in step]
+    assert all(len({task.id for task in step}) == per_step for step in steps)
+    for end in range(len(drawn)):
+        times = Counter(drawn[:end])
+        assert max(times.values(), default=0) - min((times[task.id] for task in tasks), default=0) <= 1
+    assert steps == list(islice(ppo_steps.draw(tasks, per_step, seed), 3 * count))
+
+
+def test_another_seed_draws_other_tasks():
+    orders = {tuple(task.id for task in next(ppo_steps.draw(TASKS, 7, seed))) for seed in range(5)}
+    assert len(orders) > 1
+
+
+@given(st.integers(1, 4), st.integers(1, 3))
+def test_every_rollout_of_a_phase_is_another(n, per_step):
+    tasks = ppo_steps.draw(TASKS, per_step, 0)
+    inputs = [given for step in range(1, 9) for given in ppo_steps.inputs_of(next(tasks), step, n, 0)]
+    assert (
+        len({(given.task.id, given.repeat) for given in inputs}) == len({given.seed for given in inputs}) == len(inputs)
+    )
+    assert {given.phase for given in inputs} == {"ppo"}
+
+
+# --- usable rollouts
+
+
+def record(given=None, version="v1", **changes):
+    given = given or RolloutInput.of(TASKS[0], "ppo", 0, 0)
+    made = RolloutRecord(
+        f"ro-{given.task.id}-{given.repeat}", given.task.id, "generated", 1, "ppo", given.repeat, given.seed, 1,
+        "succeeded", None, "yes", "GO", 1.0, {"alignment": 1.0}, weights_versions={"senior": [version]},
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+FLAWS = {
+    "failed": {"status": "failed", "reward": None},
+    "unscored": {"reward": None},
+    "untraced": {"untraced_calls": 1},
+    "stale": {"weights_versions": {"senior": ["v0", "v1"]}},
+}
+
+
+@given(st.lists(st.sampled_from([*FLAWS, "late", "good"]), min_size=1, max_size=20), st.randoms())
+def test_rollouts_that_cannot_be_learned_from_are_left_out_and_counted(kinds, order):
+    inputs = [RolloutInput.of(TASKS[0], "ppo", repeat, 0) for repeat in range(len(kinds))]
+    records = [record(one, **FLAWS.get(kind, {})) for one, kind in zip(inputs, kinds, strict=True) if kind != "late"]
+    order.shuffle(records)
+    found = ppo_steps.sort_out(inputs, records, "v1")
+    assert found.left_out == {kind: kinds.count(kind) for kind in ("late", *FLAWS)}
+    assert [one.repeat for one in found.good] == [repeat for repeat, kind in enumerate(kinds) if kind == "good"]
+
+
+@pytest.mark.parametrize("versions", [{}, {"senior": []}, {"senior": ["v2"]}, {"junior": ["v1"]}])
+def test_a_rollout_of_other_or_unknown_weights_is_stale(versions):
+    found = ppo_steps.sort_out([RolloutInput.of(TASKS[0], "ppo", 0, 0)], [record(weights_versions=versions)], "v1")
+    assert (found.good, found.left_out["stale"]) == ([], 1)
+
+
+def call(role="HypothesisRefiner", response=(5, 6)):
+    return Call("ro-1", role, 1, 1, 1, "id", (1, 2), response, "v1", 0.05, True)
+
+
+def test_samples_are_grouped_by_task_and_role_and_keep_their_tokens():
+    credited = [Credited(call(ROLES[0]), 0.5), Credited(call(ROLES[1], (7,)), 0.25), Credited(call(response=()), 9.0)]
+    assert ppo_steps.samples_of(credited, "t1") == [
+        Sample((1, 2), (5, 6), 0.5, "t1/HypothesisRefiner", "ro-1"),
+        Sample((1, 2), (7,), 0.25, "t1/ProtocolDesigner", "ro-1"),
+    ]
+
+
+def sorted_rollouts(good, failed):
+    return ppo_steps.Sorted([record()] * good, dict.fromkeys(ppo_steps.REASONS, 0) | {"failed": failed})
+
+
+PEERS = [Sample((1,), (2,), 1.0, "t0/A", "ro-1"), Sample((1,), (3,), 0.0, "t0/A", "ro-2")]
+LONERS = [replace(sample, group=str(number)) for number, sample in enumerate(PEERS)]
+
+
+@pytest.mark.parametrize(
+    ("good", "failed", "samples", "estimator", "reason"),
+    [
+        (2, 2, PEERS, "grpo", None),
+        (1, 3, PEERS, "grpo", "only 1 of 4 rollouts are usable (3 failed;"),
+        (4, 0, [], "gae", "no senior call"),
+        (4, 0, LONERS, "rloo", "no call has a peer"),
+        (4, 0, LONERS, "reinforce_plus_plus", None),
+    ],
+)
+def test_a_step_with_too_little_to_learn_from_says_why(good, failed, samples, estimator, reason):
+    config = PpoConfig(adv_estimator=estimator, min_good_share=0.5)
+    found = ppo_steps.why_skip(sorted_rollouts(good, failed), samples, config)
+    assert found is None if reason is None else found.startswith(reason)
+
+
+def test_figures_are_means_over_what_has_a_value():
+    good = [record(reward=1.5, parts={"alignment": 1.0, "impact": 0.5}), record(reward=0.5, parts={"alignment": 0.5})]
+    figures = ppo_steps.figures(ppo_steps.Sorted([*good, record(decision="NO-GO")], {"late": 2}), PEERS)
+    assert figures["reward/mean"] == pytest.approx(1.0)
+    assert figures["alignment/mean"] == pytest.approx(2 / 3)
+    assert (figures["reward/alignment"], figures["reward/impact"]) == pytest.approx((2.5 / 3, 0.5))
+    assert (figures["rollouts/good"], figures["rollouts/late"], figures["calls/A"]) == (3, 2, 2)
+
+
+# --- what cannot be trained
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        ({"models": {"senior": {"kind": "endpoint", "base_url": "http://x/v1", "model": "m"}}}, "models.senior.kind"),
+        ({"models": {"senior": {"temperature": 0}}}, "temperature=0"),
+        ({"ppo": {"n": 1}}, "ppo.n=1: grpo"),
+        ({"ppo": {"tasks_per_step": 8}}, "there are 7 training tasks"),
+        ({"ppo": {"test_freq": 1, "test_tasks": 3}}, "there are 2 held-out tasks"),
+        ({"ppo": {"verl": {"actors": {}}}}, "ppo.verl has no part 'actors'"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_at_once(overrides, complaint):
+    config = Config.model_validate({**overrides, "ppo": {"tasks_per_step": 2, **overrides.get("ppo", {})}})
+    with pytest.raises(ConfigError, match=complaint):
+        Ppo().check(config, DATASET)
+    Ppo().check(Config.model_validate({"ppo": {"tasks_per_step": 2, "n": 1, "adv_estimator": "gae"}}), DATASET)
+
+
+DATASET = Dataset(tuple(TASKS), tuple(replace(task, id=f"held-{task.id}") for task in TASKS[:2]), (), "generated", "x")
+
+
+# --- the loop
+
+
+class View:
+    def __init__(self):
+        self.lines, self.works = [], []
+
+    @contextmanager
+    def phase(self, name, total, versions):
+        self.lines.append(f"{name}: {total} rollouts")
+        yield
+
+    @contextmanager
+    def work(self, name, total):
+        yield lambda done, text="": self.works.append((name, done, total, text))
+
+    def add(self, record):
+        pass
+
+    note = warn = lambda self, text: self.lines.append(text)
+
+
+class MadeUpLab:
+    """Rollouts of one run folder; recorded ones are not made again. `flaw(given)` may spoil one, or hold it back."""
+
+    def __init__(self, folder, model, flaw=lambda given: {}, **ppo):
+        self.run = SimpleNamespace(path=folder)
+        self.config = Config.model_validate({"ppo": {"tasks_per_step": 2, "n": 3, "steps": 3, "lr": 0.05, **ppo}})
+        self.dataset, self.view, self.flaw, self.model = DATASET, View(), flaw, model
+        self.metrics = SimpleNamespace(log=lambda phase, step, values: self.logged.append((phase, step, values)))
+        self.logged, self.asked, self.live = [], [], {}
+        self.policy_versions = {"junior": "nano@0", "senior": "nano@0"}
+        self.went_live = []
+        self.on_live = lambda policy: None
+
+    def weights_folder(self, learner):
+        return self.run.path / self.live[learner].folder if learner in self.live else self.model
+
+    async def put_live(self, policy):
+        assert (self.run.path / policy.folder / "model.safetensors").is_file()
+        self.live[policy.learner] = policy
+        self.policy_versions = {**self.policy_versions, "senior": policy.version}
+        self.went_live.append(policy.version)
+        self.on_live(policy)
+
+    async def rollouts(self, inputs, *, mode="train"):
+        for one in random.Random(len(self.asked)).sample(inputs, len(inputs)):
+            file = self.run.path / "rollouts" / f"{one.phase}-{one.task.id}-{one.repeat}.json"
+            if not file.exists():
+                self.asked.append((mode, one))
+                await self.play(one, file)
+            yield RolloutRecord.load(json.loads(file.read_text()))
+
+    async def play(self, one, file):
+        spoiled = self.flaw(one)
+        if spoiled == "late":
+            await asyncio.Event().wait()
+        made = record(one, self.policy_versions["senior"], phase=one.phase, **spoiled)
+        path = f"traces/{made.rollout_id}.jsonl.gz"
+        rollout = made_up_rollout(made, self.policy_versions["senior"], self.run.path / path)
+        made = replace(
+            made, trace=path, **({"reward": rollout, "parts": {"alignment": rollout}} if made.reward else {})
+        )
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(made.dump()))
+
+
+def made_up_rollout(made, version, path):
+    """A trace of two senior calls; the reward is the share of small token ids in their answers."""
+    import agentlightning as agl
+
+    from training import traces
+
+    draw = random.Random(f"{made.task_id}/{made.seed}/{version}")
+    spans, records, small = [], [], []
+
+    def span(name, attributes):
+        ids = {"rollout_id": made.rollout_id, "attempt_id": "at-1", "sequence_id": len(spans) + 1}
+        spans.append(agl.Span.from_attributes(name=name, attributes=attributes, **ids))
+
+    for role in ROLES:
+        response_id = f"{made.rollout_id}-{role}"
+        response = [draw.randrange(500) for _ in range(draw.randint(3, 6))]
+        small += [token < 100 for token in response]
+        choice = {"message": {"role": "assistant", "content": "{}"}, "token_ids": response}
+        span("raw_gen_ai_request", {
+            "llm.hosted_vllm.id": response_id, "llm.hosted_vllm.model": "senior",
+            "llm.hosted_vllm.messages": str([{"role": "user", "content": "{}"}]),
+            "llm.hosted_vllm.choices": str([choice]), "llm.hosted_vllm.prompt_token_ids": "[1, 2, 3]",
+            "llm.hosted_vllm.weights_version": version,
+        })  # fmt: skip
+        span("agentlightning.operation", {
+            "role": role, "model": "senior", "visit": 1, "attempt": 1,
+            "agentlightning.operation.output.response_ids": [response_id],
+        })  # fmt: skip
+        call = ModelCall(role, "senior", 1, 1, response_id, version, "stop", 3, 3, 0.1, True, False)
+        records.append({"kind": "ModelCall", **asdict(call)})
+    outcome = {"error": None, "outputs": {}, "reward": 1.0, "calls": records}
+    span("agentlightning.object", {
+        "agentlightning.object.type": "dict", "agentlightning.object.json": json.dumps(outcome),
+    })  # fmt: skip
+    traces.write(spans, path)
+    return sum(small) / len(small)
+
+
+def weights(folder):
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def straight(serving_model, tmp_path_factory):
+    """A run of three steps without a stop; validates after the second."""
+    lab = MadeUpLab(tmp_path_factory.mktemp("run"), serving_model(), test_freq=2, test_tasks=2)
+    lab.result = asyncio.run(Ppo().run(lab))
+    return lab
+
+
+def test_each_steps_weights_go_live_for_the_next(straight):
+    assert straight.result.learned == Policy("senior", "senior@ppo", "models/senior/ppo")
+    assert straight.went_live == ["senior@ppo-1", "senior@ppo-2", "senior@ppo-3"]
+    path = straight.run.path
+    assert weights(path / "models/senior/ppo") == weights(path / "models/senior/ppo-3") != weights(straight.model)
+    assert sorted(folder.name for folder in (path / "models/senior").iterdir()) == ["ppo", "ppo-3"]
+    assert [folder.name for folder in (path / "checkpoints/ppo").iterdir()] == ["3"]
+    figures = {"steps": 3, "updates": 3, "skipped": 0, **{f"rollouts/{reason}": 0 for reason in ppo_steps.REASONS}}
+    assert straight.result.figures == figures
+
+
+def test_each_step_is_logged_under_verls_names(straight):
+    assert [(phase, step) for phase, step, _ in straight.logged] == [("ppo", 1), ("ppo", 2), ("ppo", 3)]
+    for _, step, values in straight.logged:
+        assert values["policy"] == f"senior@ppo-{step}"
+        assert (values["rollouts/good"], values["calls/HypothesisRefiner"], values["step/skipped"]) == (6, 6, 0)
+        assert values["timing_s/step"] > values["timing_s/gen"] > 0
+        for name in ("actor/pg_loss", "actor/grad_norm", "critic/score/mean", "timing_s/publish", "timing_s/adapt"):
+            assert name in values
+        assert ("val-core/reward/mean" in values) == (step == 2)
+    assert straight.logged[1][2]["val-aux/rollouts"] == 2
+
+
+def test_held_out_tasks_are_for_validation_only(straight):
+    held_out = [one for mode, one in straight.asked if mode == "val"]
+    assert sorted(one.task.id for one in held_out) == ["held-t0", "held-t1"]
+    assert {one.phase for one in held_out} == {"validation-ppo-2"}
+    assert not any(one.task.id.startswith("held") for mode, one in straight.asked if mode == "train")
+
+
+class Stop(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize(("save_freq", "stop_at"), [(1, "senior@ppo-3"), (2, "senior@ppo-3"), (3, "senior@ppo-2")])
+def test_a_continued_run_ends_with_the_same_weights_bit_for_bit(straight, tmp_path, save_freq, stop_at):
+    """Stopped just after weights went live, before their checkpoint: the worst moment."""
+    stopped = MadeUpLab(tmp_path, straight.model, save_freq=save_freq)
+
+    def stop(policy):
+        if policy.version == stop_at:
+            raise Stop
+
+    stopped.on_live = stop
+    with pytest.raises(Stop):
+        asyncio.run(Ppo().run(stopped))
+    resumed = MadeUpLab(tmp_path, straight.model, save_freq=save_freq)
+    result = asyncio.run(Ppo().run(resumed))
+    final = result.learned.folder
+    assert weights(tmp_path / final) == weights(straight.run.path / final)
+    assert result.figures == straight.result.figures
+    asked = [one for lab in (stopped, resumed) for _, one in lab.asked]
+    assert len(asked) == len({(one.task.id, one.repeat) for one in asked}) == 18
+
+
+def test_a_finished_run_is_not_trained_again(straight):
+    again = MadeUpLab(straight.run.path, straight.model)
+    result = asyncio.run(Ppo().run(again))
+    assert (again.asked, again.logged) == ([], [])
+    assert (result.figures, result.learned) == (straight.result.figures, straight.result.learned)
+    assert weights(again.run.path / "models/senior/ppo") == weights(again.run.path / "models/senior/ppo-3")
+
+
+def test_a_bad_step_is_skipped_and_the_weights_stay(straight, tmp_path):
+    """Step 1: all but two of its rollouts are useless, one way or another; step 2 and 3 are as they should be."""
+
+    def flaw(one):
+        kinds = [*FLAWS.values(), {}, {}]
+        return kinds[[given.task.id + str(given.repeat) for given in first].index(one.task.id + str(one.repeat))] if (
+            one.repeat < 3
+        ) else {}  # fmt: skip
+
+    first = ppo_steps.inputs_of(next(ppo_steps.draw(TASKS, 2, 0)), 1, 3, 0)
+    lab = MadeUpLab(tmp_path, straight.model, flaw)
+    result = asyncio.run(Ppo().run(lab))
+    assert lab.went_live == ["senior@ppo-2", "senior@ppo-3"]
+    assert [values["step/skipped"] for _, _, values in lab.logged] == [1, 0, 0]
+    assert lab.logged[0][2]["policy"] == "nano@0"
+    assert "actor/pg_loss" not in lab.logged[0][2]
+    assert {reason: result.figures[f"rollouts/{reason}"] for reason in FLAWS} == dict.fromkeys(FLAWS, 1)
+    assert (result.figures["updates"], result.figures["skipped"]) == (2, 1)
+    assert any("step 1 is skipped" in line and "only 2 of 6" in line for line in lab.view.lines)
+
+
+def test_when_every_step_is_skipped_nothing_was_learned(straight, tmp_path):
+    lab = MadeUpLab(tmp_path, straight.model, lambda one: FLAWS["failed"], steps=2)
+    result = asyncio.run(Ppo().run(lab))
+    assert result.learned is None
+    assert result.figures["skipped"] == 2
+    assert lab.went_live == []
+    assert "ppo: every step was skipped, so nothing was learned" in lab.view.lines
+
+
+def test_rollouts_after_the_deadline_are_left_and_counted(straight, tmp_path):
+    """The made-up lab gives them in an order of its own and stops at the first that is late."""
+    lab = MadeUpLab(tmp_path, straight.model, lambda one: "late", steps=1, step_timeout_s=0.01)
+    result = asyncio.run(Ppo().run(lab))
+    assert (result.figures["rollouts/late"], result.learned) == (6, None)
+
+
+async def test_a_stop_frees_the_engine_for_another(straight, tmp_path):
+    started = asyncio.Event()
+
+    def hold(one):
+        started.set()
+        return "late"
+
+    running = asyncio.create_task(Ppo().run(MadeUpLab(tmp_path, straight.model, hold)))
+    await started.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    result = await Ppo().run(MadeUpLab(tmp_path / "next", straight.model, steps=1))
+    assert result.figures["updates"] == 1
+
+
+# --- checkpoints
+
+
+def test_progress_survives_its_file(tmp_path):
+    progress = Progress(2, 1, [1], {"late": 3}, Policy("senior", "senior@ppo-2", "models/senior/ppo-2"))
+    checkpoints = Checkpoints(tmp_path, 1)
+    assert checkpoints.latest() is None
+    checkpoints.write(progress, lambda folder: folder.mkdir())
+    assert checkpoints.latest() == (tmp_path / "checkpoints/ppo/2/engine", progress)
+
+
+def test_a_write_that_was_cut_off_leaves_the_checkpoint_before(tmp_path):
+    checkpoints = Checkpoints(tmp_path, 2)
+    for step in (9, 10, 11):
+        checkpoints.write(Progress(step), lambda folder: folder.mkdir())
+
+    def fail(folder):
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        checkpoints.write(Progress(12), fail)
+    (tmp_path / "checkpoints/ppo/.12.1").mkdir()
+    assert checkpoints.latest()[1] == Progress(11)
+    assert sorted(folder.name for folder in (tmp_path / "checkpoints/ppo").iterdir()) == ["10", "11"]
+
+
+def test_a_broken_checkpoint_says_what_to_do(tmp_path):
+    (tmp_path / "checkpoints/ppo/3").mkdir(parents=True)
+    with pytest.raises(RunError, match="remove this folder to continue from an earlier one"):
+        Checkpoints(tmp_path, 1).latest()
+
+
+# --- the thread
+
+
+async def test_jobs_run_in_turn_in_one_thread_and_their_errors_arrive():
+    worker, threads = Background("a-thread"), []
+
+    def job(number):
+        threads.append(threading.current_thread().name)
+        if number == 1:
+            raise RunError("the second fails")
+        return number
+
+    futures = [worker.start(job, number) for number in range(3)]
+    results = await asyncio.gather(*futures, return_exceptions=True)
+    assert (results[0], results[2], str(results[1])) == (0, 2, "the second fails")
+    assert threads == ["a-thread"] * 3
+    ended = []
+    worker.finish(lambda: ended.append(True), 5)
+    assert ended == [True]
+
+
+async def test_a_cancelled_wait_does_not_wait_and_later_jobs_are_dropped():
+    worker, begun, go_on, done = Background("a-thread"), threading.Event(), threading.Event(), []
+
+    def long():
+        begun.set()
+        go_on.wait(30)
+        done.append("long")
+
+    running, waiting = worker.start(long), worker.start(done.append, "never")
+    await asyncio.to_thread(begun.wait)
+    running.cancel()
+    waiting.cancel()
+    worker.finish(lambda: done.append("last"), 0.0)
+    assert done == []
+    go_on.set()
+    worker._thread.join(30)
+    assert done == ["long", "last"]
