@@ -75,7 +75,7 @@ class PpoConfig(Section):
         default=False, description="add the KL divergence to the phase's first weights to the loss"
     )
     kl_loss_coef: float = Field(default=0.001, ge=0, description="weight of that KL divergence")
-    kl_loss_type: Literal["kl", "abs", "mse", "low_var_kl", "full"] = Field(
+    kl_loss_type: Literal["kl", "abs", "mse", "low_var_kl"] = Field(
         default="low_var_kl", description="VeRL's estimator of that KL divergence"
     )
     loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = Field(
