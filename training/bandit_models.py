@@ -1,0 +1,177 @@
+"""Reward models of the bandit: linear in the features of an action, with weights that all actions share.
+
+`LinearThompson` keeps the posterior of Bayesian linear regression and draws actions by their chance of being the best;
+`SoftLogistic` keeps a point estimate that scikit-learn's SGD learns. Both learn from further rows at any time.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+DRAWS = 2000
+"""Posterior draws behind one choice's probabilities."""
+
+
+class RewardModel(Protocol):
+    """Predicts the reward of an action from its row phi(x, a)."""
+
+    def learn(self, rows: Array, rewards: Array, weights: Array) -> None:
+        """Take in rows (n, d) with rewards (n,); weights (n,) count a row as so many."""
+        ...
+
+    def predict(self, rows: Array) -> Array:
+        """Expected rewards (n,) of rows (n, d)."""
+        ...
+
+    def probabilities(self, rows: Array) -> Array:
+        """The chance (K,) with which each of the K actions of one choice is taken, given its rows (K, d)."""
+        ...
+
+    def state(self) -> dict[str, Array]:
+        """Everything learned, as arrays."""
+        ...
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Go on from a `state`."""
+        ...
+
+
+class LinearThompson:
+    """Bayesian linear regression, r = w . phi + noise, and Thompson sampling from its posterior.
+
+    With prior w ~ N(0, s I) and noise variance v, the posterior after rows X with rewards y and weights c is N(m, S):
+    S^-1 = I / s + X' C X / v and S^-1 m = X' C y / v (Bishop 2006, equations 3.50-3.51; Agrawal and Goyal 2013 for the
+    bandit). Both sums grow row by row, so learning piece by piece in any order equals learning from all rows at once.
+
+    Args:
+        columns: Number of features d.
+        prior_variance: s.
+        noise_variance: v.
+        seed: Of the draws behind `probabilities`: fixed, so the same choice always has the same probabilities.
+    """
+
+    def __init__(self, columns: int, prior_variance: float, noise_variance: float, seed: int) -> None:
+        self._noise = noise_variance
+        self._precision: Array = np.eye(columns) / prior_variance
+        self._moment: Array = np.zeros(columns)
+        self._seed = seed
+        self._solved: tuple[Array, Array] | None = None
+
+    def learn(self, rows: Array, rewards: Array, weights: Array) -> None:
+        """Add the rows' sums to the posterior's."""
+        weighted = rows * (weights / self._noise)[:, None]
+        self._precision += weighted.T @ rows
+        self._moment += weighted.T @ rewards
+        self._solved = None
+
+    def posterior(self) -> tuple[Array, Array]:
+        """Mean m (d,) and covariance S (d, d) of the weights."""
+        if self._solved is None:
+            covariance: Array = np.linalg.inv(self._precision)
+            mean: Array = np.linalg.solve(self._precision, self._moment)
+            self._solved = mean, (covariance + covariance.T) / 2
+        return self._solved
+
+    def predict(self, rows: Array) -> Array:
+        """Posterior mean of each row's expected reward."""
+        return rows @ self.posterior()[0]
+
+    def probabilities(self, rows: Array) -> Array:
+        """How often each action is the best of `DRAWS` posterior draws: exactly what is then drawn from."""
+        mean, covariance = self.posterior()
+        values, vectors = np.linalg.eigh(rows @ covariance @ rows.T)
+        root = vectors * np.sqrt(np.clip(values, 0.0, None))
+        normal = np.random.default_rng(self._seed).standard_normal((DRAWS, len(rows)))
+        best = (rows @ mean + normal @ root.T).argmax(axis=1)
+        return np.bincount(best, minlength=len(rows)) / DRAWS
+
+    def state(self) -> dict[str, Array]:
+        """The posterior's two sums."""
+        return {"precision": self._precision, "moment": self._moment}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Go on from these sums."""
+        self._precision, self._moment = state["precision"].copy(), state["moment"].copy()
+        self._solved = None
+
+
+class SoftLogistic:
+    """Logistic regression on rewards scaled to [0, 1], learned by scikit-learn's SGDClassifier.
+
+    A scaled reward z becomes two examples of one row: class 1 with weight z and class 0 with weight 1 - z. Their
+    gradient is that of the cross-entropy with the soft label z, whose minimum estimates E[z | x, a] (fractional logit,
+    Papke and Wooldridge 1996). The scale is fixed by the smallest and largest reward that it first learns from;
+    later rewards outside count as its ends. Its choices are greedy: exploration has to be added.
+
+    Args:
+        columns: Number of features d.
+        lr: Constant learning rate.
+        epochs: Passes over the rows of each call of `learn`.
+        seed: Of the order of rows.
+    """
+
+    def __init__(self, columns: int, lr: float, epochs: int, seed: int) -> None:
+        self._columns = columns
+        self._lr = lr
+        self._epochs = epochs
+        self._seed = seed
+        self._calls = 0
+        self._scale: Array = np.empty(0)
+        self._coefficients: Array = np.zeros(columns)
+        self._intercept: Array = np.zeros(1)
+
+    def learn(self, rows: Array, rewards: Array, weights: Array) -> None:
+        """Pass over the rows `epochs` times."""
+        if not self._scale.size:
+            self._scale = np.array([rewards.min(), max(rewards.max(), rewards.min() + 1e-9)])
+        low, high = self._scale
+        soft = np.clip((rewards - low) / (high - low), 0.0, 1.0)
+        both = np.vstack([rows, rows])
+        labels = np.repeat([1, 0], len(rows))
+        shares = np.concatenate([soft * weights, (1.0 - soft) * weights])
+        random = np.random.default_rng([self._seed, self._calls])
+        model = self._classifier()
+        for _ in range(self._epochs):
+            order = random.permutation(len(both))
+            model.partial_fit(both[order], labels[order], sample_weight=shares[order])
+        self._coefficients, self._intercept = model.coef_[0].copy(), model.intercept_.copy()
+        self._calls += 1
+
+    def _classifier(self) -> Any:
+        """scikit-learn's estimator where learning stopped: these attributes are all that `partial_fit` goes on from."""
+        from sklearn.linear_model import SGDClassifier
+
+        model: Any = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=self._lr, shuffle=False)
+        model.classes_ = np.array([0, 1])
+        model.n_features_in_ = self._columns
+        model.coef_ = self._coefficients[None].copy()
+        model.intercept_ = self._intercept.copy()
+        model.t_ = 1.0
+        return model
+
+    def predict(self, rows: Array) -> Array:
+        """Expected rewards, back on the rewards' own scale (0 to 1 before anything was learned)."""
+        low, high = self._scale if self._scale.size else (0.0, 1.0)
+        return low + (high - low) / (1.0 + np.exp(-(rows @ self._coefficients + self._intercept)))
+
+    def probabilities(self, rows: Array) -> Array:
+        """Certainty for the action with the highest prediction, the first of equals."""
+        return np.eye(len(rows))[int(self.predict(rows).argmax())]
+
+    def state(self) -> dict[str, Array]:
+        """Scale, coefficients, intercept, and how often it has learned."""
+        return {
+            "scale": self._scale,
+            "coefficients": self._coefficients,
+            "intercept": self._intercept,
+            "calls": np.array([float(self._calls)]),
+        }
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Go on from these."""
+        self._scale, self._coefficients = state["scale"], state["coefficients"]
+        self._intercept, self._calls = state["intercept"], int(state["calls"][0])

@@ -1,0 +1,158 @@
+"""Reading texts as any reader of abstracts would: words, statistics, directions, and where a quote comes from.
+
+Nothing here knows how tasks were made or which answers are right.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Significance = Literal["significant", "borderline", "not significant", "mixed", "unstated"]
+Direction = Literal["same", "opposite", "mixed", "unstated"]
+"""Where a text's results point, seen from the direction that a question asks about."""
+
+SIGNIFICANCES: tuple[Significance, ...] = ("significant", "borderline", "not significant", "mixed", "unstated")
+DIRECTIONS: tuple[Direction, ...] = ("same", "opposite", "mixed", "unstated")
+
+STEM = 5
+"""Words are compared by their first letters: 'reduce' and 'reduced' count as one word."""
+
+_WORD = re.compile(r"[a-z][a-z-]+")
+_TOKEN = re.compile(r"[a-z]+|\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z])")
+_P_VALUE = re.compile(r"\bp\s*([=<>])\s*(0?\.\d+)", re.IGNORECASE)
+_INTERVAL = re.compile(r"\bCI\W{0,3}?(-?\d+(?:\.\d+)?)\s*(?:to|,|;|–|-)\s*(-?\d+(?:\.\d+)?)", re.IGNORECASE)
+_RATIO = re.compile(r"\b(?:OR|RR|HR|[Rr]atio|[Rr]isk)\b")
+_WORDED: tuple[tuple[Significance, re.Pattern[str]], ...] = (
+    ("not significant", re.compile(r"\b(?:not|no|non|never)[ -](?:\w+ )?signific|\binsignific")),
+    ("borderline", re.compile(r"\bborderline|\btrend|\bmarginal")),
+    ("significant", re.compile(r"\bsignific")),
+)
+_UP = re.compile(r"\b(?:higher|increas\w*|rais\w*|ris(?:e|es|en|ing)|rose|elevat\w*|more|greater)\b")
+_DOWN = re.compile(r"\b(?:lower\w*|decreas\w*|reduc\w*|fewer|less|declin\w*)\b")
+
+
+def words(text: str) -> list[str]:
+    """The words of `text` in lower case."""
+    return _WORD.findall(text.lower())
+
+
+def stems(text: str, ignored: Collection[str] = ()) -> set[str]:
+    """The beginnings of its words, without very short ones and `ignored`."""
+    return {word[:STEM] for word in words(text) if len(word) > 2 and word not in ignored}
+
+
+def numbers(text: str) -> set[str]:
+    """The numbers in `text`, as written."""
+    return set(_NUMBER.findall(text))
+
+
+def sentences(texts: Iterable[str]) -> list[str]:
+    """All sentences of `texts`."""
+    return [sentence for text in texts for sentence in _SENTENCE.split(text) if sentence]
+
+
+def share(part: Collection[str], of: Collection[str]) -> float:
+    """Which share of `of` is also in `part`; 0 when `of` is empty."""
+    return len(set(of) & set(part)) / len(of) if of else 0.0
+
+
+def statistics(text: str) -> list[Significance]:
+    """The class of every p-value and confidence interval in `text`.
+
+    p below 0.05 is significant and below 0.10 borderline. An interval is significant when it leaves out the value of no
+    effect: 1 for ratios, 0 otherwise.
+    """
+    found: list[Significance] = []
+    for sign, number in _P_VALUE.findall(text):
+        value = float(number)
+        if sign == ">":
+            found.append("not significant")
+        else:
+            found.append("significant" if value < 0.05 else "borderline" if value < 0.10 else "not significant")
+    none = 1.0 if _RATIO.search(text) else 0.0
+    for low, high in _INTERVAL.findall(text):
+        found.append("not significant" if float(low) <= none <= float(high) else "significant")
+    return found
+
+
+def significance(texts: Iterable[str]) -> Significance:
+    """What `texts` say of significance: by their statistics, or by their words when they give none."""
+    found: set[Significance] = {kind for text in texts for kind in statistics(text) or _worded(text)}
+    if not found:
+        return "unstated"
+    return found.pop() if len(found) == 1 else "mixed"
+
+
+def _worded(text: str) -> list[Significance]:
+    lowered = text.lower()
+    found: list[Significance] = [kind for kind, pattern in _WORDED if pattern.search(lowered)]
+    return found[:1]
+
+
+def directions(text: str) -> list[int]:
+    """Every mention of a direction: +1 up, -1 down."""
+    lowered = text.lower()
+    return [1] * len(_UP.findall(lowered)) + [-1] * len(_DOWN.findall(lowered))
+
+
+def direction(goal: str, texts: Iterable[str], *, restated: bool = False) -> Direction:
+    """Where `texts` point, seen from `goal`.
+
+    Args:
+        goal: The question; one that names no direction or both leaves the direction unstated.
+        texts: What is said of the results.
+        restated: The text may repeat the direction asked ("asked lower; found higher"): one mention of it does not
+            count when there are others.
+    """
+    asked = set(directions(goal))
+    found = [mention for text in texts for mention in directions(text)]
+    if len(asked) != 1 or not found:
+        return "unstated"
+    (wanted,) = asked
+    if restated and len(found) > 1 and wanted in found:
+        found.remove(wanted)
+    if len(set(found)) > 1:
+        return "mixed"
+    return "same" if found[0] == wanted else "opposite"
+
+
+@dataclass(frozen=True, slots=True)
+class Passages:
+    """The sentences that the juniors have seen, and which of them bear on the question.
+
+    Attributes:
+        sentences: All of them.
+        tokens: Words and numbers of each.
+        relevant: Which give a statistic and share the most words with the question.
+    """
+
+    sentences: Sequence[str]
+    tokens: Sequence[set[str]]
+    relevant: frozenset[int]
+
+    @classmethod
+    def of(cls, goal_stems: Collection[str], texts: Iterable[str]) -> "Passages":
+        """Read `texts` with a question's stems in mind."""
+        found = sentences(texts)
+        shared = [share(stems(sentence), goal_stems) if statistics(sentence) else 0.0 for sentence in found]
+        most = max(shared, default=0.0)
+        relevant = frozenset(at for at, value in enumerate(shared) if most > 0.0 and value == most)
+        return cls(found, [_tokens(sentence) for sentence in found], relevant)
+
+    def origin(self, quote: str) -> tuple[int, float]:
+        """The sentence most like `quote`, and how alike they are (Jaccard index of words and numbers).
+
+        Raises:
+            ValueError: There are no sentences.
+        """
+        wanted = _tokens(quote)
+        alike = [len(wanted & tokens) / max(1, len(wanted | tokens)) for tokens in self.tokens]
+        best = max(range(len(alike)), key=alike.__getitem__)
+        return best, alike[best]
+
+
+def _tokens(text: str) -> set[str]:
+    return set(_TOKEN.findall(text.lower()))
