@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 KEY = "WANDB_API_KEY"
 INIT_SECONDS = 30.0
 """How long W&B's server may take to answer; after that the run is written offline."""
-FINISH_SECONDS = 50.0
+FINISH_SECONDS = 15.0
 LOOK_SECONDS = 0.5
 COLUMNS = ("task", "goal", "decision", "label", "reward", *Protocol.model_fields, "amendments")
 """Columns of a table of protocols."""

@@ -18,7 +18,7 @@ from chimera.secrets import redact_tree
 from training import children, wandb_mirror
 from training.metrics import Sink
 
-CLOSE_SECONDS = 60.0
+CLOSE_SECONDS = 20.0
 """How long the last of a finished run may take to be sent; what is not can be sent later."""
 INTERRUPTED_SECONDS = 2.0
 LISTEN_SECONDS = 0.1
