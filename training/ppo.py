@@ -189,10 +189,8 @@ class _Loop:
 
     async def _update(self, samples: Sequence[Sample], step: int) -> Mapping[str, float]:
         assert self._engine is not None
-        with self._lab.view.work(f"ppo: update {step}", len(samples)) as advance:
-            metrics = await self._worker.start(self._engine.update, samples, step)
-            advance(len(samples), f"reward of calls {metrics['critic/score/mean']:.3f}")
-        return metrics
+        with self._lab.view.work(f"ppo: update {step}", len(samples)):
+            return await self._worker.start(self._engine.update, samples, step)
 
     async def _publish(self, step: int) -> None:
         """The new weights go live for the next step's rollouts."""
@@ -207,8 +205,13 @@ class _Loop:
 
     async def _validate(self, step: int) -> Mapping[str, Any]:
         """The society with the weights as they are now on held-out tasks, the same tasks and seeds every time."""
-        inputs = ppo_steps.validation_inputs(self._lab.dataset, self._lab.config, step)
-        records = [record async for record in self._lab.rollouts(inputs, mode="val")]
+        lab = self._lab
+        inputs = ppo_steps.validation_inputs(lab.dataset, lab.config, step)
+        records: list[RolloutRecord] = []
+        with lab.view.phase(inputs[0].phase, len(inputs), lab.policy_versions):
+            async for record in lab.rollouts(inputs, mode="val"):
+                records.append(record)
+                lab.view.add(record)
         return ppo_steps.validation_metrics(records)
 
     async def _learned(self, opened: "asyncio.Future[None]") -> Policy | None:
