@@ -16,11 +16,12 @@ are dependent, so their terms are summed before (cluster-robust variance).
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, slots=True)
