@@ -198,21 +198,21 @@ class Gate:
 def table(comparisons: Sequence[Comparison]) -> Table:
     """Comparisons for the terminal."""
     shown = Table(title=f"held-out tasks, paired: n = {comparisons[0].alignment.n}", title_justify="left")
-    for name in ("stage", "against", "reward", "difference", "aligned", "difference", "failed", "verdict"):
-        shown.add_column(name, justify="left" if name in ("stage", "against", "verdict") else "right", no_wrap=True)
+    shown.add_column("stage\nagainst", no_wrap=True)
+    shown.add_column("reward\ndifference", justify="right", no_wrap=True)
+    shown.add_column("aligned, %\ndifference, points", justify="right", no_wrap=True)
+    shown.add_column("failed", justify="right")
+    shown.add_column("verdict", max_width=13)
     for one in comparisons:
-        reward = one.reward
-        shown.add_row(
-            one.after,
-            one.before,
-            "-" if reward is None else f"{reward.after:.3f}",
-            "-" if reward is None else f"{reward.mean:+.3f} [{reward.low:+.3f}, {reward.high:+.3f}]",
-            f"{one.alignment.after:.1%}",
-            f"{100 * one.alignment.mean:+.1f} [{100 * one.alignment.low:+.1f}, {100 * one.alignment.high:+.1f}]",
-            str(one.failed[1]),
-            one.verdict,
-        )
+        reward = "-" if one.reward is None else f"{one.reward.after:.3f}\n{_interval(one.reward, 1, 3)}"
+        fits = f"{100 * one.alignment.after:.1f}\n{_interval(one.alignment, 100, 1)}"
+        shown.add_row(f"{one.after}\n{one.before}", reward, fits, str(one.failed[1]), one.verdict, end_section=True)
     return shown
+
+
+def _interval(found: Difference, scale: float, digits: int) -> str:
+    mean, low, high = (f"{scale * value:+.{digits}f}" for value in (found.mean, found.low, found.high))
+    return f"{mean} [{low}, {high}]"
 
 
 def _flat(found: Comparison) -> dict[str, Any]:

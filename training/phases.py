@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from chimera.errors import ConfigError
@@ -54,7 +55,7 @@ class Phase(Protocol):
 
 
 PHASES: tuple[str, ...] = ("gather", "sft", "ppo", "bandit")
-"""All phases, in the order in which a run goes through them."""
+"""All phases, in the order in which a run goes through them; each has a module and a class of its name."""
 
 
 def check_names(text: str | None) -> tuple[str, ...]:
@@ -78,11 +79,5 @@ def check_names(text: str | None) -> tuple[str, ...]:
 
 
 def make_phases(names: Sequence[str]) -> list[Phase]:
-    """The phases with these names."""
-    from training.bandit import Bandit
-    from training.gather import Gather
-    from training.ppo import Ppo
-    from training.sft import Sft
-
-    made: dict[str, type[Phase]] = {"gather": Gather, "sft": Sft, "ppo": Ppo, "bandit": Bandit}
-    return [made[name]() for name in names]
+    """The phases with these names; only their modules are imported."""
+    return [getattr(import_module(f"training.{name}"), name.capitalize())() for name in names]
