@@ -1,0 +1,393 @@
+"""The phase with its real child process, on the bundled model: what it learns, writes and reports, and how it ends."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from types import ModuleType, SimpleNamespace
+
+import agentlightning as agl
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from agents.record import ModelCall
+from agents.roles import JUNIORS
+from chimera.config import Config, ModelConfig, ServingConfig
+from chimera.errors import RunError
+from chimera.runs import Run
+from chimera.serving.checkpoint import NANO, load_checkpoint, load_weights
+from chimera.serving.protocol import parse_request
+from chimera.serving.service import Service
+from chimera.synthetic import generate
+from training import sft, sft_child, traces
+from training.nano.transcripts import careful, junior
+from training.policies import Policy
+from training.rollouts import RolloutRecord
+from training.sft import Sft
+from training.sft_child import Spec
+from training.sft_process import SftProcess, child_environment
+
+SETTINGS = {"epochs": 2, "batch_size": 24, "micro_batch_size": 8, "lr": 1e-3, "warmup_ratio": 0, "quantile": 0.5}
+
+
+# --- a run with rollouts of juniors who were right
+
+
+def write_trace(path, rollout_id, talks):
+    """One trace as a run records it: gateway's exchanges, a span for each visit, the runner's outcome."""
+    spans, calls = [], []
+
+    def span(name, attributes):
+        number = len(spans) + 1
+        spans.append(
+            agl.Span.from_attributes(
+                name=name, attributes=attributes, rollout_id=rollout_id, attempt_id="at", sequence_id=number,
+                trace_id="a-trace", span_id=f"span-{number}", start_time=float(number), end_time=number + 0.5,
+            )
+        )  # fmt: skip
+
+    for role, talk in talks:
+        responses = []
+        for position, message in enumerate(talk.messages):
+            if message["role"] != "assistant":
+                continue
+            name = f"{rollout_id}-{role}-{position}"
+            responses.append(name)
+            tools = [{"type": "function", "function": {"name": tool}} for tool in talk.tools]
+            raw = {
+                "id": name, "model": "junior", "messages": str(list(talk.messages[:position])), "tools": str(tools),
+                "choices": str([{"index": 0, "message": message, "finish_reason": "stop", "token_ids": [1]}]),
+            }  # fmt: skip
+            span(traces.EXCHANGE, {f"llm.hosted_vllm.{key}": value for key, value in raw.items()})
+            parsed = None if "tool_calls" in message else True
+            call = ModelCall(role, "junior", 1, len(responses), name, "v", "stop", 1, 1, 0.1, parsed, False)
+            calls.append({"kind": "ModelCall", **asdict(call)})
+        own = {"role": role, "model": "junior", "visit": 1, "attempt": 1}
+        span("agentlightning.operation", own | {"agentlightning.operation.output.response_ids": responses})
+    outcome = {"error": None, "outputs": {}, "reward": 1.0, "calls": calls}
+    dumped = {"agentlightning.object.type": "dict", "agentlightning.object.json": json.dumps(outcome)}
+    span("agentlightning.object", dumped)
+    traces.write(spans, path)
+
+
+def rollouts(run):
+    """16 rollouts, each with all juniors' conversations; only every second is good."""
+    rng = random.Random(0)
+    items = generate(17, seed=3)
+    records = []
+    for number, item in enumerate(items[:16]):
+        talks = [(role, junior(item, items[16], role, careful(item), rng)) for role in JUNIORS]
+        trace = f"traces/gather/ro-{number}.jsonl.gz"
+        write_trace(run.path / trace, f"ro-{number}", talks)
+        records.append(
+            RolloutRecord(
+                rollout_id=f"ro-{number}", task_id=item.task.id, source="generated", level=1, phase="gather",
+                repeat=0, seed=1, attempt=1, status="succeeded", error=None, label=item.task.label,
+                decision={"yes": "GO", "no": "NO-GO", "maybe": "UNDECIDED"}[item.task.label],
+                reward=2.0 if number % 2 else 1.0, trace=trace,
+            )
+        )  # fmt: skip
+    return records
+
+
+class FakeLab:
+    """A lab whose rollouts are over; it keeps what it is shown and what is logged."""
+
+    def __init__(self, folder, **settings):
+        self.config = Config.model_validate({"runs_dir": str(folder), "sft": SETTINGS | settings})
+        self.run = Run.create("tried", self.config)
+        self.records = rollouts(self.run)
+        self.policy_versions = {"junior": "nano@0"}
+        self.shown, self.logged = [], []
+        self.view = SimpleNamespace(work=self.work, note=self.shown.append)
+        self.metrics = SimpleNamespace(log=lambda *entry: self.logged.append(entry))
+
+    @contextmanager
+    def work(self, name, total):
+        self.shown.append((name, total))
+        yield lambda done, text: self.shown.append((done, text))
+
+    async def gathered(self):
+        random.shuffle(self.records)
+        return self.records
+
+    def weights_folder(self, learner):
+        return {"junior": NANO}[learner]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A lab, and what the phase came to in it."""
+    lab = FakeLab(tmp_path_factory.mktemp("runs"))
+    yield lab, asyncio.run(Sft().run(lab))
+    lab.run.close()
+
+
+def examples(lab):
+    return [json.loads(line) for line in (lab.run.path / sft.EXAMPLES).open()]
+
+
+def model_of(folder):
+    from transformers.models.qwen2 import Qwen2ForCausalLM
+
+    return Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def loss_of(model, rows):
+    """Mean negative log-likelihood of the learned tokens, by definition; and that of all tokens."""
+    learned, everything = [], []
+    for row in rows:
+        ids = torch.tensor(row["input_ids"])
+        with torch.no_grad():
+            log_probs = model(ids[None]).logits[0, :-1].log_softmax(-1)
+        taken = log_probs.gather(1, ids[1:, None])[:, 0]
+        everything += taken.tolist()
+        learned += taken[torch.tensor(row["labels"])[1:] != -100].tolist()
+    return -np.mean(learned), -np.mean(everything)
+
+
+# --- what is learned
+
+
+def test_the_first_loss_is_that_of_the_assistants_tokens_alone(trained):
+    lab, _ = trained
+    ours, of_all = loss_of(model_of(NANO), examples(lab))
+    phase, step, figures = lab.logged[0]
+    assert (phase, step) == ("sft", 1)
+    # One step sees all 24 examples; the processor may compute in bfloat16.
+    assert figures["loss"] == pytest.approx(ours, rel=0.03)
+    assert of_all > 5 * ours
+
+
+def test_the_loss_has_no_gradient_at_any_other_token(trained):
+    lab, _ = trained
+    row = examples(lab)[0]
+    model = model_of(NANO)
+    logits = model(torch.tensor([row["input_ids"]])).logits.detach().requires_grad_()
+    model.loss_function(logits=logits, labels=torch.tensor([row["labels"]]), vocab_size=1536).backward()
+    # The logits at a position are about the next token.
+    assert (logits.grad[0].abs().sum(-1) > 0).tolist() == [label != -100 for label in row["labels"][1:]] + [False]
+
+
+def test_good_rollouts_are_learned_and_the_model_fits_them_better(trained):
+    lab, result = trained
+    rows = examples(lab)
+    good = {record.task_id for record in lab.records if record.reward == 2.0}
+    assert {row["task_id"] for row in rows} == good
+    assert {row["role"] for row in rows} == set(JUNIORS)
+    assert len(rows) == result.figures["selected"] == 24
+    folder = lab.run.path / result.learned.folder
+    before, _ = loss_of(model_of(NANO), rows)
+    after, _ = loss_of(model_of(folder), rows)
+    assert after < before
+
+
+def test_the_saved_folder_is_a_whole_model_that_the_server_computes_like_transformers(trained):
+    lab, result = trained
+    assert result.learned == Policy("junior", "junior@sft", "models/junior/sft")
+    folder = lab.run.path / result.learned.folder
+    checkpoint, base = load_checkpoint(str(folder)), load_checkpoint("nano")
+    assert (checkpoint.template, checkpoint.eos, checkpoint.shape) == (base.template, base.eos, base.shape)
+    assert checkpoint.tokenizer.to_str() == base.tokenizer.to_str()
+    for copied in ("generation_config.json", "chat_template.jinja", "tokenizer_config.json"):
+        assert (folder / copied).read_bytes() == (NANO / copied).read_bytes()
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["sft"]
+
+    service = Service({"junior": ModelConfig(path="nano")}, ServingConfig(slots=2))
+    try:
+        assert service.load_weights("junior", folder, "junior@sft") == "junior@sft"
+        body = {
+            "model": "junior", "messages": [{"role": "user", "content": "Is pain lower?"}], "max_tokens": 12,
+            "temperature": 0, "logprobs": True, "return_token_ids": True,
+        }  # fmt: skip
+        answer = asyncio.run(service.complete(parse_request(body)))
+    finally:
+        service.close()
+    choice = answer["choices"][0]
+    prompt, ids = answer["prompt_token_ids"], choice["token_ids"]
+    with torch.no_grad():
+        logits = model_of(folder)(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+    served = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    assert served == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_every_step_is_shown_and_logged(trained):
+    lab, result = trained
+    assert ("sft", 2) in lab.shown
+    assert [done for done, _ in (entry for entry in lab.shown if isinstance(entry, tuple)) if done != "sft"] == [1, 2]
+    assert [step for _, step, _ in lab.logged] == [1, 2]
+    assert lab.logged[0][2]["lr"] == pytest.approx(1e-3)
+    assert result.figures["steps"] == 2
+    assert result.figures["credited"] == result.figures["of_good_rollouts"] == 24
+
+
+# --- a run that is continued
+
+
+async def test_a_finished_model_is_kept_and_another_seed_or_set_of_examples_is_not(trained, monkeypatch):
+    lab, result = trained
+    folder = lab.run.path / result.learned.folder
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    again = await Sft().run(lab)
+    assert again == result
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
+    spec = sft.specify(lab, folder)
+    described = sft.describe(spec, "nano@0")
+    assert sft.finished(folder, described) == result.figures
+    for changed in (replace(spec, seed=1), replace(spec, lr=1e-4)):
+        assert sft.finished(folder, sft.describe(changed, "nano@0")) is None
+    assert sft.finished(folder, sft.describe(spec, "another@0")) is None
+    other = lab.run.path / "other.jsonl"
+    other.write_text((lab.run.path / sft.EXAMPLES).read_text().replace("1", "2", 1))
+    assert sft.finished(folder, sft.describe(replace(spec, dataset=str(other)), "nano@0")) is None
+
+
+async def test_a_model_without_its_manifest_is_made_again_to_the_last_bit(trained):
+    lab, result = trained
+    folder = lab.run.path / result.learned.folder
+    first = load_weights(folder, load_checkpoint("nano").shape)
+    (folder / sft.MANIFEST).unlink()
+    draft = folder.with_name(".sft.999")
+    draft.mkdir()
+    again = await Sft().run(lab)
+    assert again.figures["loss"] == result.figures["loss"]
+    second = load_weights(folder, load_checkpoint("nano").shape)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not draft.exists()
+
+
+async def test_lora_adapters_are_merged_into_the_weights(trained, tmp_path):
+    lab, _ = trained
+    spec = replace(sft.specify(lab, tmp_path / "merged"), lora_rank=4, lora_alpha=8, lr=1e-2)
+    async with SftProcess(tmp_path / "sft.log", "never") as process:
+        reports = [report async for report in process.train(spec)]
+    assert [report["event"] for report in reports] == ["begin", "step", "step", "end"]
+    shape = load_checkpoint("nano").shape
+    base, merged = load_weights(NANO, shape), load_weights(tmp_path / "merged", shape)
+    assert base.keys() == merged.keys()
+    for name, weight in base.items():
+        change = merged[name] - weight
+        if any(f".{target}.weight" in name for target in sft_child.LORA_TARGETS):
+            assert 0 < torch.linalg.matrix_rank(change, rtol=1e-3) <= 4
+        else:
+            assert not change.any()
+    assert loss_of(model_of(tmp_path / "merged"), examples(lab)) < loss_of(model_of(NANO), examples(lab))
+
+
+# --- how the process ends
+
+
+async def drain(process, spec):
+    return [report async for report in process.train(spec)]
+
+
+@pytest.fixture
+def spec(tmp_path):
+    return Spec(
+        dataset="", model="", out="", seed=0, epochs=1, batch_size=1, micro_batch_size=1, lr=1, warmup_ratio=0,
+        max_length=32, lora_rank=0, lora_alpha=1, unsloth="never",
+    )  # fmt: skip
+
+
+async def test_a_crash_is_reported_with_exit_code_and_last_words(tmp_path, spec):
+    log = tmp_path / "logs" / "sft.log"
+    async with SftProcess(log, "never") as first:
+        os.kill(first.pid, signal.SIGKILL)
+        with pytest.raises(RunError, match=rf"process {first.pid}\) was killed by SIGKILL: its log is empty"):
+            await drain(first, spec)
+    log.write_text("an older error\n")
+    async with SftProcess(log, "whenever") as second:  # pyright: ignore[reportArgumentType]
+        with pytest.raises(RunError, match=r"ended with exit code 2: .*invalid choice: 'whenever'") as caught:
+            await drain(second, spec)
+    assert "an older error" not in str(caught.value)
+    assert str(log) in str(caught.value)
+
+
+async def test_a_cancelled_phase_leaves_no_process(tmp_path, spec):
+    started = asyncio.get_running_loop().create_future()
+
+    async def phase():
+        async with SftProcess(tmp_path / "sft.log", "never") as process:
+            started.set_result(process.pid)
+            await drain(process, spec)
+
+    task = asyncio.create_task(phase())
+    pid = await started
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not psutil.pid_exists(pid)
+
+
+def test_the_process_ends_with_its_parent_however_that_ends(tmp_path):
+    script = (
+        "import asyncio, sys; from pathlib import Path; from training.sft_process import SftProcess\n"
+        "async def main():\n"
+        "    async with SftProcess(Path(sys.argv[1]), 'never') as process:\n"
+        "        print(process.pid, flush=True)\n"
+        "        await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "sft.log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    psutil.wait_procs([child], timeout=20)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+# --- what needs no process
+
+
+def test_a_loss_that_is_no_number_is_an_error():
+    logs = {"loss": float("nan"), "epoch": 0.5}
+    with pytest.raises(RunError, match=r"the loss became nan at epoch 0.50: lower sft.lr"):
+        sft_child.step_figures(logs)
+
+
+def test_the_child_is_told_to_stay_offline_and_on_one_gpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
+    environment = child_environment()
+    assert environment["CUDA_VISIBLE_DEVICES"] == "3"
+    assert environment["HF_HUB_OFFLINE"] == environment["HF_HUB_DISABLE_TELEMETRY"] == "1"
+    assert int(environment["OMP_NUM_THREADS"]) >= 1
+
+
+@pytest.mark.parametrize("rank", [0, 8])
+def test_unsloth_loads_the_model_when_it_is_there_with_a_gpu(rank, spec, monkeypatch):
+    asked = []
+
+    class FastLanguageModel:
+        @staticmethod
+        def from_pretrained(**options):
+            asked.append(options)
+            return "a model", "a tokenizer"
+
+        @staticmethod
+        def get_peft_model(model, **options):
+            asked.append(options)
+            return f"{model} with adapters"
+
+    unsloth = ModuleType("unsloth")
+    unsloth.FastLanguageModel = FastLanguageModel
+    monkeypatch.setitem(sys.modules, "unsloth", unsloth)
+    unsloth.__spec__ = SimpleNamespace(name="unsloth")
+    spec = replace(spec, model="/a/folder", unsloth="auto", lora_rank=rank, max_length=99)
+    assert not sft_child.uses_unsloth("auto")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert not sft_child.uses_unsloth("never")
+    model, tokenizer = sft_child.load_model(spec)
+    assert (model, tokenizer) == ("a model with adapters" if rank else "a model", "a tokenizer")
+    assert asked[0]["model_name"] == "/a/folder"
+    assert asked[0]["max_seq_length"] == 99
+    assert asked[0]["full_finetuning"] is (rank == 0)
+    assert [options["r"] for options in asked[1:]] == [8] * bool(rank)
