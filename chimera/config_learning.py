@@ -26,8 +26,10 @@ class SftConfig(Section):
     min_examples: int = Field(default=16, ge=1, description="fewer selected conversations than this are an error")
     epochs: float = Field(default=2.0, gt=0, description="passes over the selected conversations")
     batch_size: int = Field(default=16, ge=1, description="conversations per optimiser step")
-    micro_batch_size: int = Field(default=16, ge=1, description="conversations per forward pass")
-    lr: float = Field(default=1e-3, gt=0, description="peak learning rate")
+    micro_batch_size: int = Field(default=8, ge=1, description="conversations per forward pass")
+    lr: float = Field(
+        default=1e-3, gt=0, description="peak learning rate; real models want 1e-5 to 2e-4, LoRA the upper end"
+    )
     warmup_ratio: float = Field(default=0.1, ge=0, lt=1, description="share of steps in which the rate rises")
     max_length: int = Field(default=2048, ge=32, description="longer conversations are left out and counted, in tokens")
     lora_rank: int = Field(
