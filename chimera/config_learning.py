@@ -145,7 +145,7 @@ class BanditConfig(Section):
         description="share of choices in training rollouts that are made evenly at random, before and after training",
     )
     hashed_features: int = Field(default=256, ge=0, description="dimensions for hashed text; 0 leaves text out")
-    prior_variance: float = Field(default=1.0, gt=0, description="thompson: prior variance of each weight")
+    prior_variance: float = Field(default=0.3, gt=0, description="thompson: prior variance of each weight")
     noise_variance: float = Field(default=0.25, gt=0, description="thompson: variance of a reward around its mean")
     lr: float = Field(default=0.05, gt=0, description="logistic: learning rate")
     epochs: int = Field(default=20, ge=1, description="logistic: passes over the log")

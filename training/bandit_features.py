@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 Hypothesis = Mapping[str, Any]
 
-HASHED_LENGTH = 0.25
+HASHED_LENGTH = 0.5
 _MOST_QUOTES = 3
 
 

@@ -19,6 +19,10 @@ DRAWS = 2000
 class RewardModel(Protocol):
     """Predicts the reward of an action from its row phi(x, a)."""
 
+    def scale_to(self, rewards: Array) -> None:
+        """Be told of logged rewards before learning from them, or from targets that were made of them."""
+        ...
+
     def learn(self, rows: Array, rewards: Array, weights: Array) -> None:
         """Take in rows (n, d) with rewards (n,); weights (n,) count a row as so many."""
         ...
@@ -60,6 +64,9 @@ class LinearThompson:
         self._moment: Array = np.zeros(columns)
         self._seed = seed
         self._solved: tuple[Array, Array] | None = None
+
+    def scale_to(self, rewards: Array) -> None:
+        """Nothing: the posterior takes rewards as they are."""
 
     def learn(self, rows: Array, rewards: Array, weights: Array) -> None:
         """Add the rows' sums to the posterior's."""
@@ -103,9 +110,10 @@ class SoftLogistic:
     """Logistic regression on rewards scaled to [0, 1], learned by scikit-learn's SGDClassifier.
 
     A scaled reward z becomes two examples of one row: class 1 with weight z and class 0 with weight 1 - z. Their
-    gradient is that of the cross-entropy with the soft label z, whose minimum estimates E[z | x, a] (fractional logit,
-    Papke and Wooldridge 1996). The scale is fixed by the smallest and largest reward that it first learns from;
-    later rewards outside count as its ends. Its choices are greedy: exploration has to be added.
+    gradients add up to that of the cross-entropy with the soft label z, (sigmoid - z) phi, whose minimum estimates
+    E[z | x, a] (fractional logit, Papke and Wooldridge 1996). That holds for z outside [0, 1] too, where a weight is
+    negative: doubly robust targets are, and cutting them would bias their mean. The smallest and largest logged reward
+    that it is first told of fix the scale. Its choices are greedy: exploration has to be added.
 
     Args:
         columns: Number of features d.
@@ -124,12 +132,16 @@ class SoftLogistic:
         self._coefficients: Array = np.zeros(columns)
         self._intercept: Array = np.zeros(1)
 
-    def learn(self, rows: Array, rewards: Array, weights: Array) -> None:
-        """Pass over the rows `epochs` times."""
+    def scale_to(self, rewards: Array) -> None:
+        """Fix the scale, once."""
         if not self._scale.size:
             self._scale = np.array([rewards.min(), max(rewards.max(), rewards.min() + 1e-9)])
+
+    def learn(self, rows: Array, rewards: Array, weights: Array) -> None:
+        """Pass over the rows `epochs` times."""
+        self.scale_to(rewards)
         low, high = self._scale
-        soft = np.clip((rewards - low) / (high - low), 0.0, 1.0)
+        soft = (rewards - low) / (high - low)
         both = np.vstack([rows, rows])
         labels = np.repeat([1, 0], len(rows))
         shares = np.concatenate([soft * weights, (1.0 - soft) * weights])

@@ -21,6 +21,8 @@ from random import Random
 from typing import Any, Literal
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from agents.context import Candidates
 from chimera.config_learning import BanditConfig
@@ -29,7 +31,7 @@ from training.bandit_features import feature_names, features
 from training.bandit_models import Array, LinearThompson, RewardModel, SoftLogistic
 from training.experience import BanditEvent
 
-SETTINGS, ARRAYS = "policy.json", "arrays.npz"
+SETTINGS, ARRAYS = "policy.json", "arrays.safetensors"
 FOLDS = 5
 
 
@@ -134,6 +136,7 @@ class BanditPolicy:
                 rewards.append(outcome)
         self._outcomes.restore(before)
         _learn(self._outcomes, examples, [1.0] * len(examples))
+        self._model.scale_to(_rewards(examples))
         counts = np.concatenate([np.full(len(each), 1.0 / len(each)) for each in rewards])
         self._model.learn(np.vstack(rows), np.concatenate(rewards), counts)
 
@@ -148,11 +151,11 @@ class BanditPolicy:
         return min(1.0 / (len(propensities) * propensities[example.event.author]), self.settings.max_weight)
 
     def save(self, folder: Path) -> None:
-        """Write the policy to `folder`, which is made when it is missing; arrays and JSON only, nothing executable."""
+        """Write the policy to `folder`, made when it is missing: JSON and safetensors, which run no code when read."""
         folder.mkdir(parents=True, exist_ok=True)
         arrays = {f"model.{name}": value for name, value in self._model.state().items()}
         arrays |= {f"outcomes.{name}": value for name, value in self._outcomes.state().items()}
-        np.savez_compressed(folder / ARRAYS, allow_pickle=False, **arrays)  # pyright: ignore[reportArgumentType]  numpy's stub takes every keyword for an array's name
+        save_file(arrays, folder / ARRAYS)
         text = json.dumps({"settings": asdict(self.settings), "events": self.events}, indent=2)
         (folder / SETTINGS).write_text(text + "\n", encoding="utf-8")
 
@@ -183,7 +186,11 @@ def _learn(model: RewardModel, examples: Sequence[Example], weights: Sequence[fl
     """Show `model` the action that each example took."""
     if examples:
         rows = np.array([example.rows[example.action] for example in examples])
-        model.learn(rows, np.array([example.event.reward for example in examples]), np.array(weights))
+        model.learn(rows, _rewards(examples), np.array(weights))
+
+
+def _rewards(examples: Sequence[Example]) -> Array:
+    return np.array([example.event.reward for example in examples])
 
 
 def load_policy(folder: Path) -> BanditPolicy:
@@ -195,13 +202,10 @@ def load_policy(folder: Path) -> BanditPolicy:
     try:
         data: dict[str, Any] = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
         policy = BanditPolicy(Settings(**data["settings"]))
-        with np.load(folder / ARRAYS, allow_pickle=False) as arrays:
-            for prefix, model in (("model.", policy._model), ("outcomes.", policy._outcomes)):
-                state = {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
-                model.restore(state)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(
-            f"the bandit's policy in {folder} cannot be read: {error}; run the bandit phase again"
-        ) from error
-    policy.events = data["events"]
+        arrays = load_file(folder / ARRAYS)
+        for prefix, model in (("model.", policy._model), ("outcomes.", policy._outcomes)):
+            model.restore({name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)})
+        policy.events = int(data["events"])
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise RunError(f"bandit policy {folder} cannot be read: {error}; run the bandit phase again") from error
     return policy

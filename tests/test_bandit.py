@@ -1,0 +1,438 @@
+"""The bandit's features, reward models, learning from logged choices, and folder on disk."""
+
+import json
+import pickle
+import random
+from dataclasses import replace
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.context import Candidates
+from agents.roles import JUNIORS
+from chimera.config_learning import BanditConfig
+from chimera.errors import RunError
+from chimera.synthetic import generate
+from chimera.types import LABELS, abstract_text
+from training.bandit_features import HASHED_LENGTH, feature_names, features
+from training.bandit_models import DRAWS, LinearThompson, SoftLogistic
+from training.bandit_policy import BanditPolicy, Settings, folds, load_policy
+from training.bandit_text import Passages, direction, significance, stems
+from training.bandit_value import estimate
+from training.experience import BanditEvent
+from training.nano.transcripts import EXPERT, Habits, propose
+
+
+def settings_for(**changes):
+    return Settings.of(BanditConfig(**changes), seed=0)
+
+
+# --- a small world: three authors, one of them good on each kind of question
+
+KINDS = {"drug": "Does nevodezin lower pain?", "gene": "Does the VENIM5 variant lower pain?"}
+GOOD = {"drug": "Pharmacologist", "gene": "Geneticist"}
+
+
+def hypothesis(author, answer="yes"):
+    return {
+        "author": author,
+        "evidence": ["Pain was lower (p=0.01)."],
+        "comparison": "asked lower; found lower, p=0.01, significant",
+        "claim": "it lowers pain",
+        "answer": answer,
+    }
+
+
+def event(kind, author, propensities, reward, task_id, preferred=None):
+    hypotheses = [hypothesis(name) for name in JUNIORS]
+    return BanditEvent(KINDS[kind], hypotheses, author, preferred, propensities, "old", reward, (), task_id)
+
+
+def badly_logged(size, seed, noise=0.3):
+    """90 % bad choices: the good author is tried one time in ten, one bad author twice as often as the other."""
+    rng = random.Random(seed)
+    events = []
+    for number in range(size):
+        kind = rng.choice(list(KINDS))
+        bad = [name for name in JUNIORS if name != GOOD[kind]]
+        propensities = {GOOD[kind]: 0.1, bad[0]: 0.6, bad[1]: 0.3}
+        author = rng.choices(list(propensities), list(propensities.values()))[0]
+        reward = (1.0 if author == GOOD[kind] else 0.4) + rng.gauss(0, noise)
+        events.append(event(kind, author, propensities, reward, f"t{number}", bad[0]))
+    return events
+
+
+def learned(events, **changes):
+    policy = BanditPolicy(settings_for(**changes))
+    policy.learn(policy.examples(events))
+    return policy
+
+
+def choice_of(policy, kind):
+    candidates = Candidates(KINDS[kind], [hypothesis(name) for name in JUNIORS], ())
+    return JUNIORS[int(policy.probabilities(candidates, greedy=True).argmax())]
+
+
+@pytest.mark.parametrize("update", ["direct", "ips", "dr"])
+@pytest.mark.parametrize("kind", ["thompson", "logistic"])
+def test_a_log_of_bad_choices_teaches_the_good_one(kind, update):
+    for seed in range(3):
+        policy = learned(badly_logged(300, seed), policy=kind, update=update)
+        assert {name: choice_of(policy, name) for name in KINDS} == GOOD
+
+
+def test_without_hashed_text_the_authors_cannot_be_told_apart_by_the_question():
+    policy = learned(badly_logged(300, 0), hashed_features=0)
+    assert choice_of(policy, "drug") == choice_of(policy, "gene")
+
+
+# --- reward models
+
+rows_and_rewards = st.integers(1, 12).flatmap(
+    lambda n: st.tuples(
+        st.lists(st.lists(st.floats(-2, 2), min_size=4, max_size=4), min_size=n, max_size=n),
+        st.lists(st.floats(-3, 3), min_size=n, max_size=n),
+        st.lists(st.floats(0, 5), min_size=n, max_size=n),
+        st.permutations(range(n)),
+        st.integers(0, n),
+    )
+)
+
+
+@given(data=rows_and_rewards, prior=st.floats(0.05, 5), noise=st.floats(0.05, 5))
+def test_the_posterior_is_the_batch_bayesian_solution_in_any_order_and_in_pieces(data, prior, noise):
+    rows, rewards, weights, order, cut = (np.array(each) for each in data)
+    model = LinearThompson(4, prior, noise, seed=0)
+    for part in (order[:cut], order[cut:]):
+        model.learn(rows[part].reshape(-1, 4), rewards[part], weights[part])
+    mean, covariance = model.posterior()
+    # The textbook's batch solution through the kernel form, a different route than adding up precisions.
+    root = np.sqrt(weights)
+    weighted = root[:, None] * rows
+    gain = prior * weighted.T @ np.linalg.inv(prior * weighted @ weighted.T + noise * np.eye(len(rows)))
+    assert mean == pytest.approx(gain @ (root * rewards), abs=1e-8)
+    assert covariance == pytest.approx(prior * (np.eye(4) - gain @ weighted), abs=1e-8)
+
+
+@given(difference=st.floats(-2, 2), scale=st.floats(0.1, 2))
+@settings(max_examples=30)
+def test_thompson_takes_an_action_as_often_as_it_is_the_best(difference, scale):
+    """Two independent weights: P(first is best) is the normal distribution function of difference over deviation."""
+    model = LinearThompson(2, scale**2, 1.0, seed=3)
+    model.learn(np.array([[1.0, 0.0]]), np.array([difference * (1 + 1 / scale**2)]), np.array([1.0]))
+    mean, covariance = model.posterior()
+    expected = NormalDist().cdf((mean[0] - mean[1]) / np.sqrt(covariance[0, 0] + covariance[1, 1]))
+    found = model.probabilities(np.eye(2))
+    assert found.sum() == 1
+    assert abs(found[0] - expected) < 4 * np.sqrt(0.25 / DRAWS)
+    assert (found == model.probabilities(np.eye(2))).all()
+
+
+def test_a_flat_choice_is_drawn_without_fault():
+    """Equal rows leave the three rewards perfectly correlated: their covariance has no full rank."""
+    model = LinearThompson(2, 1.0, 1.0, seed=0)
+    assert model.probabilities(np.ones((3, 2))).sum() == 1
+
+
+def test_soft_logistic_estimates_the_mean_reward_of_each_action():
+    rng = np.random.default_rng(0)
+    arms = rng.integers(2, size=2000)
+    rewards = np.where(arms == 0, rng.choice([0.0, 2.0], 2000, p=[0.25, 0.75]), rng.choice([0.0, 2.0], 2000))
+    model = SoftLogistic(2, lr=0.005, epochs=20, seed=0)
+    model.learn(np.eye(2)[arms], rewards, np.ones(2000))
+    assert model.predict(np.eye(2)) == pytest.approx([1.5, 1.0], abs=0.12)
+    assert model.probabilities(np.eye(2)).tolist() == [1.0, 0.0]
+
+
+def test_weights_count_a_choice_as_so_many():
+    once, often = (SoftLogistic(1, lr=0.05, epochs=30, seed=0) for _ in range(2))
+    rows, rewards = np.ones((2, 1)), np.array([0.0, 1.0])
+    once.learn(rows, rewards, np.array([1.0, 1.0]))
+    often.learn(rows, rewards, np.array([1.0, 4.0]))
+    assert once.predict(rows[:1])[0] == pytest.approx(0.5, abs=0.05)
+    assert often.predict(rows[:1])[0] == pytest.approx(0.8, abs=0.05)
+
+
+# --- what the updates learn
+
+
+def test_ips_learns_by_the_importance_of_an_even_choice_cut_at_the_limit():
+    events = badly_logged(40, 1)
+    policy = learned(events, update="ips", max_weight=2.0)
+    examples = policy.examples(events)
+    model = LinearThompson(len(feature_names(256)), policy.settings.prior_variance, policy.settings.noise_variance, 0)
+    weights = [min(1 / (3 * one.event.propensities[one.event.author]), 2.0) for one in examples]
+    assert max(weights) == 2.0 > min(weights)
+    model.learn(
+        np.array([one.rows[one.action] for one in examples]),
+        np.array([one.event.reward for one in examples]),
+        np.array(weights),
+    )
+    assert policy.expected(examples[0].rows) == pytest.approx(model.predict(examples[0].rows), abs=1e-8)
+
+
+def test_doubly_robust_learning_survives_a_model_of_rewards_that_is_wrong():
+    """Rewards depend on task and author, and the logger takes the author mostly where tasks are easy.
+
+    A model that only sees authors takes easy tasks for a good author; propensities put that right.
+    """
+    rng = random.Random(0)
+    events = []
+    for number in range(3000):
+        easy = rng.random() < 0.5
+        propensities = {"Geneticist": 0.8 if easy else 0.1, "Pharmacologist": 0.1 if easy else 0.8, "Neurologist": 0.1}
+        author = rng.choices(list(propensities), list(propensities.values()))[0]
+        reward = 2.0 * easy + {"Geneticist": 0.0, "Pharmacologist": 0.5, "Neurologist": -1.0}[author]
+        events.append(event("drug", author, propensities, reward, f"t{number}"))
+    chosen = {
+        update: choice_of(learned(events, update=update, hashed_features=0), "drug")
+        for update in ("direct", "ips", "dr")
+    }
+    assert chosen == {"direct": "Geneticist", "ips": "Pharmacologist", "dr": "Pharmacologist"}
+
+
+@pytest.mark.parametrize("update", ["ips", "dr"])
+def test_a_choice_without_propensities_cannot_be_weighted(update):
+    with pytest.raises(RunError, match=r"task t1 was logged without propensities: .*bandit.update=direct"):
+        learned([event("drug", "Geneticist", None, 1.0, "t1")], update=update)
+    assert learned([event("drug", "Geneticist", None, 1.0, "t1")]).events == 1
+
+
+def test_choices_on_one_task_stay_in_one_fold():
+    events = [replace(one, task_id=f"t{number % 12}") for number, one in enumerate(badly_logged(60, 2))]
+    examples = BanditPolicy(settings_for()).examples(events)
+    parts = folds(examples)
+    assert len(parts) == 5
+    assert sorted(map(id, (one for fold, _ in parts for one in fold))) == sorted(map(id, examples))
+    for fold, others in parts:
+        assert len(fold) + len(others) == 60
+        assert not {one.event.task_id for one in fold} & {one.event.task_id for one in others}
+
+
+# --- on disk
+
+
+@pytest.mark.parametrize("update", ["direct", "dr"])
+@pytest.mark.parametrize("kind", ["thompson", "logistic"])
+def test_a_policy_is_the_same_after_reloading_and_goes_on_learning(tmp_path, kind, update):
+    first, second = badly_logged(60, 0), badly_logged(60, 1)
+    policy = learned(first, policy=kind, update=update)
+    policy.save(tmp_path)
+    reloaded = load_policy(tmp_path)
+    assert (reloaded.settings, reloaded.events) == (policy.settings, 60)
+    for one in (policy, reloaded):
+        one.learn(one.examples(second))
+    assert reloaded.events == 120
+    for example in policy.examples(first[:5]):
+        assert (reloaded.expected(example.rows) == policy.expected(example.rows)).all()
+    candidates = Candidates(KINDS["gene"], [hypothesis(name) for name in JUNIORS], ())
+    found = [one.probabilities(candidates, greedy=False).tolist() for one in (policy, reloaded)]
+    assert found[0] == found[1]
+
+
+def test_a_broken_or_dangerous_folder_is_refused(tmp_path):
+    with pytest.raises(RunError, match=r"bandit policy .* cannot be read: .*run the bandit phase again"):
+        load_policy(tmp_path)
+    learned(badly_logged(20, 0)).save(tmp_path)
+    (tmp_path / "arrays.safetensors").write_bytes(pickle.dumps({"model.moment": 1}))
+    with pytest.raises(RunError, match="cannot be read"):
+        load_policy(tmp_path)
+    learned(badly_logged(20, 0)).save(tmp_path)
+    text = json.loads((tmp_path / "policy.json").read_text())
+    (tmp_path / "policy.json").write_text(json.dumps({**text, "settings": {}}))
+    with pytest.raises(RunError, match="cannot be read"):
+        load_policy(tmp_path)
+
+
+# --- features
+
+texts = st.text(max_size=60) | st.sampled_from(
+    ["asked lower; found lower, p=0.13", "95% CI -1.2 to 3.4 in RR", "(((", ""]
+)
+hypotheses_of = st.tuples(
+    *(
+        st.fixed_dictionaries(
+            {
+                "author": st.just(author),
+                "evidence": st.lists(texts, min_size=1, max_size=3),
+                "comparison": texts,
+                "claim": texts,
+                "answer": st.sampled_from(LABELS),
+            }
+        )
+        for author in JUNIORS
+    )
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(goal=texts, hypotheses=hypotheses_of, sources=st.lists(texts, max_size=2), order=st.permutations(range(3)))
+def test_features_of_any_texts_are_bounded_and_belong_to_the_hypothesis_not_its_place(goal, hypotheses, sources, order):
+    passages = [{"id": str(number), "text": text} for number, text in enumerate(sources)]
+    rows = features(Candidates(goal, hypotheses, passages), 32)
+    assert rows.shape == (3, len(feature_names(32)))
+    named, hashed = rows[:, :-32], rows[:, -32:]
+    assert ((named >= 0) & (named <= 1)).all()
+    assert (np.linalg.norm(hashed, axis=1) <= 2 * HASHED_LENGTH + 1e-9).all()
+    moved = features(Candidates(goal, [hypotheses[at] for at in order], passages), 32)
+    assert (moved == rows[list(order)]).all()
+    assert (features(Candidates(goal, hypotheses, passages), 0) == named).all()
+
+
+def cue(name, candidates, at=0):
+    return features(candidates, 0)[at][feature_names(0).index(name)]
+
+
+SOURCE = {
+    "id": "1",
+    "text": "Pain was lower in the drug group (p=0.01). Weight was higher in the drug group (p=0.62). All lived.",
+}
+
+
+def test_cues_tell_a_good_quote_from_a_wrong_and_an_invented_one():
+    good, wrong, invented = (hypothesis(name) for name in JUNIORS)
+    good["evidence"] = ["Pain was lower in the drug group (p=0.01)."]
+    wrong["evidence"] = ["Weight was higher in the drug group (p=0.62)."]
+    invented["evidence"] = ["Pain was lower in the drug group (p=0.04)."]
+    candidates = Candidates("Does the drug lower pain?", [good, wrong, invented], [SOURCE])
+    found = {
+        name: [cue(name, candidates, at) for at in range(3)]
+        for name in ("quotes verbatim", "relevant quoted", "quotes beside the point", "yes: significant, same")
+    }
+    assert found["quotes verbatim"] == [1, 1, 0]
+    assert found["relevant quoted"] == [1, 0, 1]
+    assert found["quotes beside the point"] == [0, 1, 0]
+    assert found["yes: significant, same"] == [1, 0.5, 1]
+    assert cue("question in quotes", candidates, 0) > cue("question in quotes", candidates, 1)
+
+
+def test_agreement_counts_the_others_with_the_same_answer():
+    answers = ["yes", "no", "yes"]
+    candidates = Candidates("Q?", [hypothesis(*pair) for pair in zip(JUNIORS, answers, strict=True)], ())
+    assert [cue("agreement", candidates, at) for at in range(3)] == [0.5, 0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Mortality fell (p=0.03).", "significant"),
+        ("P < .001 for all", "significant"),
+        ("(P = 0.06)", "borderline"),
+        ("p>0.05", "not significant"),
+        ("difference 1.2, 95% CI -0.4 to 2.8", "not significant"),
+        ("difference 1.2, 95% CI 0.4 to 2.8", "significant"),
+        ("OR 1.4 (95% CI: 0.9-2.1)", "not significant"),
+        ("hazard ratio 0.7; 95% CI 0.5, 0.9", "significant"),
+        ("p=0.01 at first, p=0.4 later", "mixed"),
+        ("There was no significant difference", "not significant"),
+        ("the difference was not statistically significant", "not significant"),
+        ("a significant rise", "significant"),
+        ("a trend towards fewer deaths", "borderline"),
+        ("Twelve patients were included.", "unstated"),
+    ],
+)
+def test_statistics_are_read_as_abstracts_print_them(text, expected):
+    assert significance([text]) == expected
+
+
+@pytest.mark.parametrize(
+    ("goal", "text", "restated", "expected"),
+    [
+        ("Does it reduce pain?", "pain was lower", False, "same"),
+        ("Does it raise weight?", "weight decreased", False, "opposite"),
+        ("Does it raise weight?", "asked higher; found lower", True, "opposite"),
+        ("Does it raise weight?", "asked higher; found higher", True, "same"),
+        ("Does it raise weight?", "asked higher; found lower; found higher", True, "mixed"),
+        ("Does it raise weight?", "weight was 80 and 82 kg", False, "unstated"),
+        ("Is it safe?", "pain was lower", False, "unstated"),
+        ("Is fall rate at risk lower?", "fall rate was lower, risk too", False, "same"),
+    ],
+)
+def test_directions_are_seen_from_the_question(goal, text, restated, expected):
+    assert direction(goal, [text], restated=restated) == expected
+
+
+def test_relevant_sentences_give_a_statistic_and_share_most_with_the_question():
+    passages = Passages.of(stems("Does the drug lower pain?"), [SOURCE["text"], "The drug lowers pain, we think."])
+    assert [passages.sentences[at] for at in passages.relevant] == ["Pain was lower in the drug group (p=0.01)."]
+    assert passages.origin("pain was lower in the drug group")[0] == 0
+
+
+# --- learning on generated tasks
+
+
+def generated_choices(size, seed, *, exploration=0.5):
+    """Choices of a blind supervisor on generated tasks among hypotheses with the small model's habits."""
+    rng = random.Random(seed)
+    for item in generate(size, seed=seed):
+        hypotheses = [{"author": name, **propose(item, name, rng, Habits()).model_dump()} for name in JUNIORS]
+        preferred = rng.choice(JUNIORS)
+        propensities = {name: exploration / 3 + (1 - exploration) * (name == preferred) for name in JUNIORS}
+        author = rng.choices(JUNIORS, list(propensities.values()))[0]
+        right = hypotheses[JUNIORS.index(author)]["answer"] == item.task.label
+        sources = [{"id": item.task.id, "text": abstract_text(item.task.context)}]
+        reward = 1.3 + 0.8 * right + rng.gauss(0, 0.4)
+        yield (
+            item,
+            BanditEvent(
+                item.task.goal, hypotheses, author, preferred, propensities, "s", reward, sources, item.task.id
+            ),
+        )
+
+
+@pytest.fixture(scope="module")
+def held_out():
+    policy = BanditPolicy(settings_for())
+    pairs = list(generated_choices(250, 11))
+    return [(item, example) for (item, _), example in zip(pairs, policy.examples([e for _, e in pairs]), strict=True)]
+
+
+def accuracy(held_out, choose):
+    hits = [example.event.hypotheses[choose(item, example)]["answer"] == item.task.label for item, example in held_out]
+    return sum(hits) / len(hits)
+
+
+def test_two_hundred_choices_teach_what_is_right_on_new_tasks(held_out):
+    policy = learned([event for _, event in generated_choices(200, 5)])
+    learned_share = accuracy(held_out, lambda _, example: int(policy.expected(example.rows).argmax()))
+    blind = accuracy(held_out, lambda _, example: example.action)
+    expert = accuracy(held_out, lambda item, _: JUNIORS.index(EXPERT[item.facts.kind]))
+    assert learned_share >= 0.85
+    assert learned_share > blind + 0.08
+    assert learned_share > expert - 0.03, "it should be about as good as knowing who is careful on what"
+
+
+def test_the_estimate_of_a_policy_that_learned_something_holds_on_new_tasks(held_out):
+    policy = BanditPolicy(settings_for())
+    logged = policy.examples([event for _, event in generated_choices(300, 6)])
+    policy.learn(logged)
+    found = estimate(policy.settings, logged)
+    share = accuracy(held_out, lambda _, example: int(policy.expected(example.rows).argmax()))
+    blind = accuracy(held_out, lambda _, example: example.action)
+    assert found["dr_low"] < 1.3 + 0.8 * share < found["dr_high"]
+    assert found["gain_low"] < 0.8 * (share - blind) < found["gain_high"]
+    assert 30 < found["ess"] < 300
+    assert found["logged_low"] < found["logged"] < found["logged_high"]
+
+
+def test_the_estimate_is_not_flattered_by_what_was_learned_from_noise():
+    """Rewards that nothing predicts: learned on themselves a policy seems good, cross-fitted it does not."""
+    values = []
+    for seed in range(8):
+        rng = random.Random(seed)
+        events = [replace(event, reward=rng.gauss(0, 1)) for _, event in generated_choices(100, 100 + seed)]
+        values.append(estimate(settings_for(), BanditPolicy(settings_for()).examples(events))["snips"])
+    assert abs(np.mean(values)) < 0.25  # learned on themselves: about 0.7; the standard error here is 0.08
+
+
+def test_a_log_that_tells_nothing_gives_no_figures():
+    policy = BanditPolicy(settings_for())
+    assert estimate(policy.settings, policy.examples([event("drug", "Geneticist", None, 1.0, "a")] * 3)) == {"ess": 0.0}
+    by_policy = [replace(one, preferred=None) for one in badly_logged(30, 0)]
+    found = estimate(policy.settings, policy.examples(by_policy))
+    assert found["gain"] is None
+    assert found["as_supervisor"] is None
+    assert found["dr"] is not None
