@@ -233,7 +233,7 @@ def test_every_step_is_shown_and_logged(trained):
 # --- a run that is continued
 
 
-async def test_a_finished_model_is_kept_and_another_seed_or_set_of_examples_is_not(trained, monkeypatch):
+async def test_a_finished_model_is_kept_and_another_seed_or_set_of_examples_is_not(trained):
     lab, result = trained
     folder = lab.run.path / result.learned.folder
     written = (folder / "model.safetensors").stat().st_mtime_ns
