@@ -1,0 +1,337 @@
+"""Who chooses in a rollout, the bandit phase from logged choices to a saved policy, and the society under a policy."""
+
+import hashlib
+import random
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.context import Candidates, SupervisorChoice
+from agents.roles import JUNIORS
+from chimera.config import Config
+from chimera.config_learning import BanditConfig
+from chimera.data import Dataset
+from chimera.errors import ConfigError, RunError
+from chimera.synthetic import generate
+from chimera.types import DECISION_OF_LABEL, abstract_text
+from training.bandit import Bandit, draw_tasks
+from training.bandit_events import event_of
+from training.bandit_features import features
+from training.bandit_policy import BanditPolicy, Settings, load_policy
+from training.nano.transcripts import Habits, propose
+from training.policies import Policy
+from training.rollouts import RolloutInput, RolloutRecord
+from training.selection import SelectionSpec, draw, explored, make_selector
+
+TASKS = {item.task.id: item for item in generate(260, seed=7)}
+HALF = SelectionSpec(None, None, 0.5)
+
+
+def candidates(task_id, seed=0):
+    item, rng = TASKS[task_id], random.Random(f"{task_id}/{seed}")
+    hypotheses = [{"author": name, **propose(item, name, rng, Habits()).model_dump()} for name in JUNIORS]
+    return Candidates(item.task.goal, hypotheses, [{"id": task_id, "text": abstract_text(item.task.context)}])
+
+
+def rollout(given_, spec, *, greedy=False, failed=False):
+    """What the society would record: juniors with the small model's habits, a blind supervisor, a noisy reward."""
+    task, rng = given_.task, random.Random(given_.seed)
+    offered = candidates(task.id, given_.seed)
+    selector = make_selector(spec, greedy=greedy)
+    preferred = None
+    choice = selector.propose(offered, given_.seed)
+    if choice is None:
+        preferred = rng.choice(JUNIORS)
+        choice = selector.select(offered, preferred, given_.seed)
+    answer = offered.hypotheses[JUNIORS.index(choice.author)]["answer"]
+    outputs = {
+        "research_goal": task.goal,
+        "initial_hypotheses": list(offered.hypotheses),
+        "selection": {
+            "author": choice.author,
+            "preferred": preferred,
+            "policy": choice.policy,
+            "propensities": choice.propensities,
+            "sources": list(offered.sources),
+        },
+    }
+    return RolloutRecord(
+        rollout_id=f"{given_.phase}-{task.id}-{given_.repeat}",
+        task_id=task.id,
+        source="generated",
+        level=task.level,
+        phase=given_.phase,
+        repeat=given_.repeat,
+        seed=given_.seed,
+        attempt=1,
+        status="failed" if failed else "succeeded",
+        error="no answer" if failed else None,
+        label=task.label,
+        decision=None if failed else DECISION_OF_LABEL[answer],
+        reward=None if failed else 1.3 + 0.8 * (answer == task.label) + rng.gauss(0, 0.3),
+        outputs={} if failed else outputs,
+    )
+
+
+class FakeLab:
+    """Runs `rollout` instead of the society, yields in any order, and keeps what is recorded as the real lab does."""
+
+    def __init__(self, folder, config, *, gathered=200, order=0, recorded=(), fail=()):
+        tasks = tuple(item.task for item in TASKS.values())
+        self.config = config
+        self.dataset = Dataset(tasks[:220], tasks[220:], (), "generated", "test")
+        self.run = SimpleNamespace(path=folder)
+        self.policy_versions = {}
+        self.live = {}
+        self.logged, self.notes, self.shown = [], [], []
+        self.metrics = SimpleNamespace(
+            log=lambda phase, step, values: self.logged.append((phase, step, dict(values))),
+            protocols=lambda phase, records: self.shown.append((phase, len(records))),
+        )
+        self.view = SimpleNamespace(phase=self._phase, add=lambda record: None, note=self.notes.append)
+        self._order = random.Random(order)
+        self._fail = set(fail)
+        self.records = [rollout(RolloutInput.of(task, "gather", 0, 0), HALF) for task in tasks[:gathered]]
+        self._order.shuffle(self.records)
+        self.recorded = {(record.task_id, record.repeat): record for record in recorded}
+        self.ran = 0
+
+    def _phase(self, name, total, versions):
+        return nullcontext()
+
+    async def gathered(self):
+        return [*self.records, *self.recorded.values()]
+
+    async def put_live(self, policy):
+        assert (self.run.path / policy.folder / "policy.json").exists()
+        self.live[policy.learner] = policy
+
+    async def rollouts(self, inputs, mode="train"):
+        live = self.live.get("supervisor")
+        spec = HALF if live is None else SelectionSpec(live.version, str(self.run.path / live.folder), 0.5)
+        inputs = list(inputs)
+        self._order.shuffle(inputs)
+        for one in inputs:
+            key = (one.task.id, one.repeat)
+            if key not in self.recorded:
+                self.ran += 1
+                self.recorded[key] = rollout(one, spec, failed=one.task.id in self._fail)
+            yield self.recorded[key]
+
+
+def config_of(**bandit):
+    return Config(bandit=BanditConfig(**{"rounds": 1, "tasks": 30, **bandit}))
+
+
+def accuracy(policy, ids):
+    """Share of right choices, over several drafts of the juniors for each task."""
+    right = []
+    for task_id in ids:
+        for draft in range(4):
+            offered = candidates(task_id, f"held out {draft}")
+            chosen = int(policy.probabilities(offered, greedy=True).argmax())
+            right.append(offered.hypotheses[chosen]["answer"] == TASKS[task_id].task.label)
+    return sum(right) / len(right)
+
+
+# --- the phase
+
+
+async def test_the_phase_learns_saves_and_lets_the_policy_choose(tmp_path):
+    lab = FakeLab(tmp_path, config_of(rounds=2))
+    result = await Bandit().run(lab)
+    assert result.learned == Policy("supervisor", "supervisor@bandit", "models/supervisor/bandit")
+    assert lab.live["supervisor"].version == "supervisor@bandit-1", "the last one is for the gate to put live"
+    first, second = (load_policy(tmp_path / "models/supervisor" / f"bandit-{number}") for number in (0, 1))
+    final = load_policy(tmp_path / result.learned.folder)
+    assert [policy.events for policy in (first, second, final)] == [200, 230, 260]
+    assert [(phase, step, values["choices"]) for phase, step, values in lab.logged] == [
+        ("bandit", 0, 200),
+        ("bandit", 1, 230),
+        ("bandit", 2, 260),
+    ]
+    assert lab.shown == [("bandit", 60)]
+    assert Counter(r.outputs["selection"]["policy"] for r in lab.recorded.values()) == {
+        "supervisor@bandit-0": 30,
+        "supervisor@bandit-1": 30,
+    }
+    assert all(r.outputs["selection"]["preferred"] is None for r in lab.recorded.values())
+    assert result.figures["choices"] == 260
+    assert result.figures["rollouts"] == 60
+    assert result.figures["dr"] > result.figures["logged"]
+    assert "estimated gain over the supervisor's own choice +" in lab.notes[-1]
+    held_out = [task.id for task in lab.dataset.validation]
+    unlearned = accuracy(BanditPolicy(final.settings), held_out)
+    assert accuracy(final, held_out) > unlearned + 0.08, "unlearned, it takes the first of equals"
+
+
+def fingerprint(folder):
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+async def test_a_resumed_phase_ends_as_the_uninterrupted_one(tmp_path):
+    """Recorded rollouts come back in another order, and the rest are run; the files are the same to the byte."""
+    whole = FakeLab(tmp_path / "whole", config_of())
+    await Bandit().run(whole)
+    half = [record for number, record in enumerate(whole.recorded.values()) if number % 2]
+    resumed = FakeLab(tmp_path / "resumed", config_of(), order=1, recorded=half)
+    await Bandit().run(resumed)
+    assert resumed.ran == whole.ran - len(half) == 15
+    assert fingerprint(tmp_path / "resumed") == fingerprint(tmp_path / "whole")
+    assert [step for _, step, _ in resumed.logged] == [0, 1]
+
+
+async def test_without_rounds_the_log_alone_teaches(tmp_path):
+    lab = FakeLab(tmp_path, config_of(rounds=0), gathered=60)
+    result = await Bandit().run(lab)
+    assert lab.live == {}
+    assert lab.ran == 0
+    assert load_policy(tmp_path / result.learned.folder).events == 60
+    assert "rollouts" not in result.figures
+
+
+async def test_failed_rollouts_teach_nothing_and_a_round_of_them_is_an_error(tmp_path):
+    lab = FakeLab(tmp_path, config_of())
+    inputs = draw_tasks(lab.dataset, lab.config, 0)
+    some = FakeLab(tmp_path, config_of(), fail={one.task.id for one in inputs[:10]})
+    assert (await Bandit().run(some)).figures["choices"] == 220
+    none = FakeLab(tmp_path, config_of(), fail={one.task.id for one in inputs})
+    with pytest.raises(RunError, match="all 30 rollouts failed; the first: no answer"):
+        await Bandit().run(none)
+
+
+async def test_too_few_choices_are_an_error_that_says_what_to_do(tmp_path):
+    with pytest.raises(
+        RunError, match=r"^12 scored choices .* bandit.min_events is 20: run the gather phase with more"
+    ):
+        await Bandit().run(FakeLab(tmp_path, config_of(), gathered=12))
+
+
+def test_rounds_draw_different_tasks_the_same_for_the_same_seed(tmp_path):
+    lab = FakeLab(tmp_path, config_of(), gathered=0)
+    first, again, second = (draw_tasks(lab.dataset, lab.config, number) for number in (0, 0, 1))
+    assert first == again
+    assert len({one.task.id for one in first}) == 30
+    assert {one.task.id for one in first} != {one.task.id for one in second}
+    assert {one.repeat for one in second} == {1}
+    assert {one.phase for one in first} == {"bandit"}
+
+
+@pytest.mark.parametrize(
+    ("bandit", "message"),
+    [
+        ({"exploration": 0.0}, "bandit.exploration=0 cannot work"),
+        ({"tasks": 221}, "bandit.tasks=221, but there are 220 training tasks"),
+    ],
+)
+def test_a_phase_that_cannot_work_is_refused_before_anything_starts(tmp_path, bandit, message):
+    lab = FakeLab(tmp_path, config_of(), gathered=0)
+    Bandit().check(config_of(), lab.dataset)
+    Bandit().check(config_of(rounds=0, tasks=1000), lab.dataset)
+    with pytest.raises(ConfigError, match=message):
+        Bandit().check(config_of(**bandit), lab.dataset)
+
+
+def test_a_rollout_without_choice_or_reward_is_no_event():
+    found = rollout(RolloutInput.of(TASKS["generated-7-0"].task, "gather", 0, 0), HALF)
+    assert event_of(found).task_id == "generated-7-0"
+    assert event_of(found).sources == found.outputs["selection"]["sources"]
+    given_ = RolloutInput.of(TASKS["generated-7-0"].task, "gather", 0, 0)
+    assert event_of(rollout(given_, HALF, failed=True)) is None
+
+
+# --- selectors
+
+
+@given(weights=st.lists(st.floats(0, 1), min_size=2, max_size=5).filter(lambda w: sum(w) > 0), share=st.floats(0, 1))
+def test_exploration_mixes_with_even_chances(weights, share):
+    before = {str(at): weight / sum(weights) for at, weight in enumerate(weights)}
+    after = explored(before, share)
+    assert sum(after.values()) == pytest.approx(1)
+    for author, probability in before.items():
+        assert after[author] == pytest.approx(share / len(before) + (1 - share) * probability)
+
+
+def test_choices_are_drawn_with_exactly_the_logged_probabilities():
+    propensities = {"a": 0.5, "b": 0.0, "c": 0.2, "d": 0.3}
+    counts = Counter(draw(propensities, "p", seed).author for seed in range(8000))
+    assert counts["b"] == 0
+    for author, probability in propensities.items():
+        assert abs(counts[author] / 8000 - probability) < 4 * (0.25 / 8000) ** 0.5
+    assert draw(propensities, "p", 5) == draw(propensities, "p", 5)
+    assert {draw(propensities, "p", None).author for _ in range(200)} == {"a", "c", "d"}
+
+
+def test_before_training_the_supervisors_choice_is_mixed_in_training_rollouts_only():
+    offered = candidates("generated-7-3")
+    selector = make_selector(HALF)
+    assert selector.propose(offered, 1) is None
+    chosen = [selector.select(offered, "Neurologist", seed) for seed in range(300)]
+    assert chosen[0].policy == "supervisor"
+    assert chosen[0].propensities == pytest.approx({"Geneticist": 1 / 6, "Pharmacologist": 1 / 6, "Neurologist": 2 / 3})
+    assert 170 < sum(choice.author == "Neurologist" for choice in chosen) < 230
+    assert isinstance(make_selector(HALF, greedy=True), SupervisorChoice)
+
+
+@pytest.fixture
+def spec(tmp_path):
+    policy = BanditPolicy(Settings.of(BanditConfig(), 0))
+    inputs = [RolloutInput.of(item.task, "gather", 0, 0) for item in list(TASKS.values())[:60]]
+    policy.learn(policy.examples([event_of(rollout(one, HALF)) for one in inputs]))
+    policy.save(tmp_path)
+    return SelectionSpec("supervisor@bandit-3", str(tmp_path), 0.3)
+
+
+def test_a_learned_policy_draws_in_training_and_takes_the_best_on_held_out_tasks(spec):
+    assert SelectionSpec.load(spec.dump()) == spec
+    offered = candidates("generated-7-200")
+    policy = load_policy(Path(spec.folder))
+    draws = policy.probabilities(offered, greedy=False)
+    choice = make_selector(spec).propose(offered, 4)
+    assert choice == make_selector(spec).propose(offered, 4)
+    assert choice.policy == "supervisor@bandit-3"
+    assert list(choice.propensities.values()) == pytest.approx([0.1 + 0.7 * float(weight) for weight in draws])
+    best = make_selector(spec, greedy=True).propose(offered, 4)
+    assert best.propensities == {name: float(name == best.author) for name in JUNIORS}
+    assert best.author == JUNIORS[int(policy.expected(features(offered, 256)).argmax())]
+
+
+def test_a_policy_that_is_missing_says_so(tmp_path):
+    with pytest.raises(RunError, match="cannot be read"):
+        make_selector(SelectionSpec("supervisor@bandit-9", str(tmp_path / "gone"), 0.0))
+
+
+# --- the society under a policy
+
+
+async def test_a_seeded_society_repeats_its_choice_and_its_propensities(society_kit, spec):
+    async def play(select, seed):
+        scripted = society_kit.Model(Supervisor=[justify])
+        complete = scripted.complete
+
+        async def obedient(key, messages, **options):
+            form = options["response_format"]["json_schema"]
+            if form["name"] == "Selection" and "const" in form["schema"]["properties"]["choice"]:
+                only = form["schema"]["properties"]["choice"]["const"]
+                scripted.scripts["Supervisor"] = [{"choice": only, "justification": f"{only} is right"}]
+            return await complete(key, messages, **options)
+
+        scripted.complete = obedient
+        state = await society_kit.make(scripted).run(society_kit.brief, seed, select=select)
+        return state["selection"], state["supervisor_justification"]
+
+    justify = society_kit.answers["Supervisor"]
+    for select in (make_selector(HALF), make_selector(spec)):
+        seen = [await play(select, seed) for seed in (3, 3, *range(10, 22))]
+        assert seen[0] == seen[1]
+        assert len({selection["author"] for selection, _ in seen}) > 1
+        for selection, justification in seen:
+            assert sum(selection["propensities"].values()) == pytest.approx(1)
+            if selection["author"] != selection["preferred"]:
+                assert justification == f"{selection['author']} is right"
