@@ -1,15 +1,14 @@
-"""Weights & Biases: named steps for each phase, and rollouts' rewards live, for Chimera's runs and for any agent.
+"""Weights & Biases for any Agent Lightning agent: rewards and their parts live, as rollouts end.
 
     trainer = agl.Trainer(..., hooks=[WandbLoggingHook(project="my-agents", group="run-7")])
 
-A key is `<phase>/<value>`, drawn over the phase's own `<phase>/step`; single rollouts are `rollout/reward` and
-`rollout/parts/<name>` over `rollout/index`.
+The keys are those of Chimera's own runs (`wandb_mirror`): `rollout/reward` and `rollout/parts/<name>` over
+`rollout/index`.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import agentlightning as agl
@@ -17,6 +16,7 @@ from agentlightning.semconv import AGL_ANNOTATION
 from agentlightning.types import SpanLike
 
 from training.metrics import ROLLOUT
+from training.wandb_steps import PhaseSteps
 
 if TYPE_CHECKING:
     import wandb
@@ -25,48 +25,6 @@ PARTS = "reward_parts."
 """Attributes of the annotation with a reward's known parts when the reward itself has no value (`emit_parts`)."""
 
 logger = logging.getLogger(__name__)
-
-
-class PhaseSteps:
-    """Logs to one W&B run, where every phase has its own step."""
-
-    def __init__(self, run: "wandb.Run") -> None:
-        self._run = run
-        self._steps: dict[str, int] = {}
-        self._counted: set[str] = set()
-
-    def log(
-        self,
-        phase: str,
-        step: int | None,
-        values: Mapping[str, Any],
-        *,
-        row: int | None = None,
-        time: datetime | None = None,
-        send: bool = True,
-    ) -> None:
-        """Log `values` of `phase`.
-
-        Args:
-            phase: The prefix of the keys.
-            step: The phase's own step; None is the phase's last step, or the next number if it has no steps.
-            values: Numbers, texts, or mappings and lists of those; None is left out.
-            row: Which row of W&B's history this is; the next one for None.
-            time: When it was; now for None.
-            send: False only takes note of the step: W&B has the row already.
-        """
-        if phase not in self._steps:
-            self._run.define_metric(step_key(phase))
-            self._run.define_metric(f"{phase}/*", step_metric=step_key(phase))
-            if step is None:
-                self._counted.add(phase)
-        if step is None:
-            step = self._steps.get(phase, -1) + 1 if phase in self._counted else self._steps[phase]
-        self._steps[phase] = step
-        if send:
-            found = {f"{phase}/{key}": value for key, value in flat(values)}
-            stamp = {} if time is None else {"_timestamp": time.timestamp()}
-            self._run.log({step_key(phase): step, **found, **stamp}, step=row, commit=True)
 
 
 class WandbLoggingHook(agl.Hook):
@@ -128,19 +86,3 @@ def rewards(spans: Sequence[SpanLike]) -> tuple[float | None, dict[str, float]]:
         if span.name == AGL_ANNOTATION and known:
             return None, {key.removeprefix(PARTS): float(value) for key, value in known.items()}  # pyright: ignore[reportArgumentType]  numbers, as `emit_parts` wrote them
     return None, {}
-
-
-def step_key(phase: str) -> str:
-    """The key that a phase's values are drawn over."""
-    return f"{phase}/index" if phase == ROLLOUT else f"{phase}/step"
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Keys with slashes instead of nesting; items of lists are named by their position, and None is left out."""
-    for key, value in values.items():
-        if isinstance(value, list | tuple):
-            value = dict(enumerate(value))
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}/")
-        elif value is not None:
-            yield f"{prefix}{key}", value

@@ -5,7 +5,9 @@ continues online after the last row that W&B has, and offline it becomes a new, 
 """
 
 import json
+import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,15 +22,18 @@ from chimera.secrets import redact
 from training.metrics import ARTIFACT, PROTOCOLS
 from training.policies import Policy
 from training.rollouts import RolloutRecord
+from training.wandb_steps import PhaseSteps
 
 if TYPE_CHECKING:
     import wandb
 
-KEY = "WANDB_API_KEY"
-INIT_SECONDS = 30.0
-"""How long W&B's server may take to answer; after that the run is written offline."""
+INIT_SECONDS = "30"
+"""How long W&B's server may take to answer, unless the user says otherwise; then the run is written offline."""
 FINISH_SECONDS = 15.0
 LOOK_SECONDS = 0.5
+FLUSH_SECONDS = 10.0
+BLOCK = 32768
+"""W&B writes its file block by block."""
 COLUMNS = ("task", "goal", "decision", "label", "reward", *Protocol.model_fields, "amendments")
 """Columns of a table of protocols."""
 
@@ -41,7 +46,7 @@ class WandbSpec:
         folder: The run's.
         protocols: At most so many rows in a table of protocols.
         config: The run's configuration, without secrets.
-        key: W&B's API key.
+        environment: W&B's own variables, with its key.
     """
 
     folder: Path
@@ -50,7 +55,7 @@ class WandbSpec:
     entity: str | None
     protocols: int
     config: Mapping[str, Any]
-    key: str | None = field(repr=False)
+    environment: Mapping[str, str] = field(repr=False)
 
 
 def serve(spec: WandbSpec, mode: str, orders: Connection, reports: Connection) -> None:
@@ -58,10 +63,11 @@ def serve(spec: WandbSpec, mode: str, orders: Connection, reports: Connection) -
     folder = spec.folder / "wandb"
     folder.mkdir(exist_ok=True)
     os.environ |= {
+        "WANDB_INIT_TIMEOUT": INIT_SECONDS,
+        **spec.environment,
         "WANDB_ERROR_REPORTING": "false",
         "WANDB_DATA_DIR": str(folder / "data"),
         "WANDB_CACHE_DIR": str(folder / "cache"),
-        **({} if spec.key is None else {KEY: spec.key}),
     }
     try:
         run = start(spec, mode)
@@ -73,6 +79,8 @@ def serve(spec: WandbSpec, mode: str, orders: Connection, reports: Connection) -
     mirror = Mirror(run, spec, lambda text: reports.send((True, text)))
     while not orders.poll(LOOK_SECONDS):
         mirror.follow()
+        if mode == "offline":
+            mirror.flush()
     mirror.follow()
     later = f"with: {sync(spec.folder)}"
     try:
@@ -101,11 +109,11 @@ def start(spec: WandbSpec, mode: str) -> "wandb.Run":
         silent=True,
         disable_code=True,
         disable_git=True,
+        host="",
         x_disable_meta=True,
         x_disable_stats=True,
         x_disable_machine_info=True,
         x_save_requirements=False,
-        init_timeout=INIT_SECONDS,
         finish_timeout=FINISH_SECONDS,
         finish_timeout_raises=True,
     )
@@ -126,20 +134,33 @@ class Mirror:
     """Shows the lines of a run's metrics.jsonl as rows of a W&B run, from the first that W&B does not have."""
 
     def __init__(self, run: "wandb.Run", spec: WandbSpec, report: Callable[[str], None]) -> None:
-        from training.wandb_hook import PhaseSteps
-
         self._run = run
         self._spec = spec
         self._report = report
         self._steps = PhaseSteps(run)
         self._read = 0
         self._row = 0
+        self._flushed = (0, -math.inf)
 
     def follow(self) -> None:
         """Show the lines that are new."""
         for line in self._lines():
             self._show(line, new=self._row >= self._run.starting_step)
             self._row += 1
+
+    def flush(self) -> None:
+        """Have W&B write what it holds to its file now and then, so that `wandb leet` can show it.
+
+        wandb 0.28 writes a block only when it is full, later releases every 15 s (their pull request 12742): an empty
+        record with a name as long as a block completes the one before. `wandb sync` reads over it.
+        """
+        from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]  generated
+
+        row, when = self._flushed
+        if self._row > row and time.monotonic() - when >= FLUSH_SECONDS:
+            publish = self._run._interface._publish  # pyright: ignore[reportAttributeAccessIssue,reportOptionalMemberAccess]  no public name
+            publish(Record(telemetry={}, uuid="-" * BLOCK))
+            self._flushed = (self._row, time.monotonic())
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         """New whole lines; a line that is being written is left for later."""
@@ -154,14 +175,14 @@ class Mirror:
             yield from map(json.loads, whole.split(b"\n"))
 
     def _show(self, line: dict[str, Any], *, new: bool) -> None:
-        phase, step, time = line.pop("phase"), line.pop("step"), datetime.fromisoformat(line.pop("time"))
+        phase, step, when = line.pop("phase"), line.pop("step"), datetime.fromisoformat(line.pop("time"))
         if phase == ARTIFACT:
             self._artifact(Policy.load(line))
         elif phase == PROTOCOLS:
             if new and self._spec.protocols:
                 self._protocols(line["of"])
         else:
-            self._steps.log(phase, step, line, row=self._row, time=time, send=new)
+            self._steps.log(phase, step, line, row=self._row, time=when, send=new)
 
     def _artifact(self, policy: Policy) -> None:
         """Log the policy's files by reference: their place and checksums, no copy. W&B knows those that it has."""

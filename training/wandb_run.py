@@ -5,6 +5,7 @@ run's metrics.jsonl: a W&B that hangs, fails or is killed costs the run nothing.
 """
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -15,9 +16,11 @@ from chimera.config import Config
 from chimera.config_loader import effective
 from chimera.runs import Run
 from chimera.secrets import redact_tree
-from training import children, wandb_mirror
+from training import children
 from training.metrics import Sink
+from training.wandb_mirror import WandbSpec, serve, sync
 
+KEY = "WANDB_API_KEY"
 CLOSE_SECONDS = 20.0
 """How long the last of a finished run may take to be sent; what is not can be sent later."""
 INTERRUPTED_SECONDS = 2.0
@@ -26,18 +29,22 @@ LISTEN_SECONDS = 0.1
 
 def open_sinks(run: Run, config: Config, secrets: Mapping[str, str], notify: Callable[[str], None]) -> list[Sink]:
     """The W&B sink if `config.wandb` wants one; `notify` is told where to look, and what goes wrong."""
-    settings, key = config.wandb, secrets.get(wandb_mirror.KEY)
+    settings = config.wandb
     if settings.mode == "disabled":
         return []
-    mode = settings.mode if settings.mode != "auto" else "online" if key else "offline"
-    spec = wandb_mirror.WandbSpec(
+    # Not left to be inherited: the process is forked from one that may have been started before they were set.
+    environment = {name: value for name, value in os.environ.items() if name.startswith("WANDB_")}
+    if KEY in secrets:
+        environment[KEY] = secrets[KEY]
+    mode = settings.mode if settings.mode != "auto" else "online" if KEY in secrets else "offline"
+    spec = WandbSpec(
         run.path,
         run_id(run),
         settings.project,
         settings.entity,
         settings.protocols,
         redact_tree(effective(config)),
-        key,
+        environment,
     )
     return [WandbSink(spec, ("online", "offline") if mode == "online" else ("offline",), notify)]
 
@@ -59,13 +66,19 @@ class WandbSink:
 
     name = "W&B"
 
-    def __init__(self, spec: wandb_mirror.WandbSpec, modes: Sequence[str], notify: Callable[[str], None]) -> None:
+    def __init__(self, spec: WandbSpec, modes: Sequence[str], notify: Callable[[str], None]) -> None:
         self._spec = spec
         self._notify = notify
         self._closing = threading.Event()
         self._child: children.Child | None = None
+        self._started = False
         self._watcher = threading.Thread(target=self._watch, args=(modes,), name="wandb-watcher", daemon=True)
         self._watcher.start()
+
+    @property
+    def pid(self) -> int | None:
+        """The W&B process; None until there is one."""
+        return None if self._child is None else self._child.pid
 
     def close(self, *, interrupted: bool) -> None:
         """Let the process send what is left; after the time limit it is killed."""
@@ -74,37 +87,39 @@ class WandbSink:
         if self._watcher.is_alive():
             self._kill()
             self._watcher.join(1.0)
-            self._notify(f"W&B was not done in time; send the rest with: {wandb_mirror.sync(self._spec.folder)}")
+            rest = f"send the rest with: {sync(self._spec.folder)}" if self._started else "metrics.jsonl has it all"
+            self._notify(f"W&B was not done in time; {rest}")
 
     def _watch(self, modes: Sequence[str]) -> None:
         for mode in modes:
             theirs, orders = children.pipe()
             reports, send = children.pipe()
             log = self._spec.folder / "logs" / "wandb.log"
-            child = children.Child(f"W&B ({mode})", wandb_mirror.serve, (self._spec, mode, theirs, send), log)
+            child = children.Child(f"W&B ({mode})", serve, (self._spec, mode, theirs, send), log)
             child.start()
             self._child = child
             theirs.close()
             send.close()
-            if self._listen(child, reports, orders) or self._closing.is_set():
+            self._listen(child, reports, orders)
+            if self._started or self._closing.is_set():
                 return
 
-    def _listen(self, child: children.Child, reports: Connection, orders: Connection) -> bool:
-        """Pass on what the process reports until it has ended; tells whether it had started its work."""
-        started: bool | None = None
+    def _listen(self, child: children.Child, reports: Connection, orders: Connection) -> None:
+        """Pass on what the process reports until it has ended."""
+        reported = False
         while True:
             if self._closing.is_set():
                 orders.close()
             try:
                 if reports.poll(LISTEN_SECONDS):
-                    started, text = reports.recv()
+                    self._started, text = reports.recv()
+                    reported = True
                     self._notify(text)
             except EOFError:
                 break
         child.join(1.0)
-        if started is not False and not self._closing.is_set():
+        if not self._closing.is_set() and (self._started or not reported):
             self._notify(f"{child.ending()}: W&B gets no more, metrics.jsonl has it all (see {child.log_file})")
-        return started is not False
 
     def _kill(self) -> None:
         """End the process and W&B's own below it."""
