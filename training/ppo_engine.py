@@ -8,6 +8,7 @@ range) over mini-batches and epochs, in micro-batches of a token budget.
 
 import gc
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -103,7 +104,9 @@ class PpoEngine:
 
         from training import varlen_attention
 
-        flash = self._device == "cuda" and is_flash_attn_2_available()
+        precision = (self._verl.engine.mixed_precision or {}).get("param_dtype", "bf16")
+        # Flash attention has no float32.
+        flash = self._device == "cuda" and is_flash_attn_2_available() and precision not in ("fp32", "float32", "32")
         attention = "flash_attention_2" if flash else varlen_attention.NAME
         worker = TrainingWorker(
             TrainingWorkerConfig(
@@ -240,7 +243,10 @@ class PpoEngine:
     def _train(
         self, worker: "TrainingWorker", batch: Batch, columns: Sequence[str], verl: Any, prefix: str, step: int
     ) -> dict[str, float]:
-        """All epochs and mini-batches of one model; the token budget grows to the longest sequence if need be."""
+        """All epochs and mini-batches of one model; the token budget grows to the longest sequence if need be.
+
+        A step whose gradient is not finite changes nothing and is counted in `nonfinite_grads`.
+        """
         from verl.utils import tensordict_utils as tu
 
         parts = [
@@ -264,7 +270,8 @@ class PpoEngine:
                     disable_auto_offload=True,
                 )
                 outputs.append(tu.get(worker.train_batch(data), "metrics"))
-        metrics = reduce(outputs)
+        good = [one for one in outputs if math.isfinite(one["grad_norm"])]  # VeRL leaves out the other steps.
+        metrics = {"nonfinite_grads": float(len(outputs) - len(good))} | (reduce(good) if good else {})
         return {key if "/" in key else f"{prefix}{key}": value for key, value in metrics.items()}
 
     def export(self, folder: Path) -> None:

@@ -153,8 +153,7 @@ def make_config(config: PpoConfig, total_steps: int) -> VerlConfig:
     shared = {"strategy": "fsdp2", "use_dynamic_bsz": True, "rollout_n": config.n}
     shared["ppo_max_token_len_per_gpu"] = config.ppo_max_token_len_per_gpu
     same = ("ppo_mini_batch_size", "ppo_epochs", "loss_agg_mode")
-    actor = {key: getattr(config, key) for key in OURS["actor"] if key in type(config).model_fields}
-    actor = {key: value for key, value in actor.items() if key != "grad_clip"}
+    actor = {key: getattr(config, key) for key in OURS["actor"] if key not in ("rollout_n", "grad_clip")}
     critic = {key: getattr(config, key) for key in (*same, "cliprange_value")}
     optim = {"clip_grad": config.grad_clip, "total_training_steps": total_steps}
     engine = {

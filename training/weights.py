@@ -1,7 +1,6 @@
 """Plain Hugging Face weights out of a training engine, and model folders that appear whole or not at all."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -83,12 +82,11 @@ def write_model(folder: Path, weights: "Mapping[str, Tensor]", source: Path) -> 
 def whole_folder(folder: Path) -> Iterator[Path]:
     """A draft folder to fill, which takes the place of `folder` at the end; after an error `folder` is as before."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = folder.with_name(f".{folder.name}.{os.getpid()}")
+    draft, former = (folder.with_name(f".{folder.name}.{state}") for state in ("draft", "former"))
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     try:
         yield draft
-        former = draft.with_name(f"{draft.name}.former")
         if folder.exists():
             folder.replace(former)
         draft.replace(folder)
