@@ -1,5 +1,6 @@
 """The adapter on generated traces (every visit, try and attempt known beforehand), and on traces of real rollouts."""
 
+import asyncio
 import json
 import math
 from dataclasses import asdict, dataclass, field
@@ -413,3 +414,101 @@ def test_reads_grow_linearly_with_spans(method):
         getattr(ADAPTER, method)(spans)
         per_span.append(COUNT[0] / len(spans))
     assert max(per_span) <= 1.05 * min(per_span)
+
+
+# --- a real rollout
+
+
+@pytest.fixture(scope="module")
+def real(scripted_openai, tmp_path_factory):
+    """One rollout through runner, gateway and store: a repaired refiner, and a designer tried again after errors."""
+    from rich.console import Console
+
+    from chimera.config import Config
+    from chimera.data import Dataset
+    from chimera.runs import Run
+    from chimera.serving.process import serve
+    from chimera.types import ResearchTask, Section
+    from training import children
+    from training.lab import Lab
+    from training.metrics import Metrics
+    from training.rollouts import RolloutInput
+    from training.view import make_view
+
+    server, begun = scripted_openai, []
+
+    def script(request):
+        opening = request["messages"][-1]["role"] == "user"
+        if server.role(request) == "HypothesisRefiner" and request["messages"][-1]["role"] == "tool":
+            return 'no JSON yet, it\'s "{late}"'
+        if server.role(request) == "ProtocolDesigner" and opening:
+            begun.append(request)
+        elif server.role(request) == "ProtocolDesigner" and len(begun) == 1:
+            return 503, "overloaded"
+        return None
+
+    server.hooks[:] = [script]
+    keys = ("junior", "supervisor", "senior", "board", "principal", "judge")
+    model = {"kind": "endpoint", "base_url": server.url, "model": "scripted"}
+    folder = tmp_path_factory.mktemp("runs")
+    config = Config.model_validate(
+        {
+            "runs_dir": folder,
+            "models": dict.fromkeys(keys, model),
+            "rollouts": {"runners": 1},
+            "bandit": {"exploration": 0},
+        }
+    )
+    context = (Section("RESULTS", "The rate of it was lower (p=0.01) in this group."),)
+    task = ResearchTask("t1", "Does it lower the rate?", context, "yes", "generated", "", 1)
+    dataset = Dataset((task,), (), (), "generated", "test")
+
+    async def scenario():
+        children.prepare()
+        with (
+            Run.create("run", config) as run,
+            serve(config.models, config.serving, {}, log_file=run.path / "models.log") as servers,
+            (run.path / "view.txt").open("w") as output,
+        ):
+            view = make_view(Console(file=output), 1)
+            async with Lab(run, config, dataset, servers, {}, view, Metrics(run)) as lab:
+                (record,) = [one async for one in lab.rollouts([RolloutInput.of(task, "ppo", 0, 0)])]
+                return record, traces.read(run.path / record.trace)
+
+    record, spans = asyncio.run(scenario())
+    return SimpleNamespace(record=record, spans=spans, server=server, adapter=HierarchicalTraceAdapter(config.reward))
+
+
+def test_a_real_trace_gives_every_senior_call_with_the_servers_own_token_ids(real):
+    assert (real.record.status, real.record.error) == ("succeeded", None)
+    calls = real.adapter.adapt_for_ppo(real.spans)
+    assert [(call.role, call.attempt, call.step, call.outcome, call.handed) for call in calls] == [
+        ("HypothesisRefiner", 1, 1, True, "yes"),
+        ("HypothesisRefiner", 1, 2, False, "yes"),
+        ("HypothesisRefiner", 1, 3, True, "yes"),
+        ("ProtocolDesigner", 1, 1, False, "yes"),
+        ("ProtocolDesigner", 2, 1, True, "yes"),
+        ("ProtocolDesigner", 2, 2, True, "yes"),
+    ]
+    assert [call.immediate for call in calls] == pytest.approx([0.15, 0.0, 0.0, 0.15, 0.15, 0.05])
+    for call in calls:
+        prompt_ids, response_ids = real.server.tokens[call.response_id]
+        assert (call.prompt_ids, call.response_ids) == (tuple(prompt_ids), tuple(response_ids))
+
+
+def test_a_real_traces_triplets_equal_agent_lightnings(real):
+    triplets = real.adapter.adapt(real.spans)
+    assert triplets == as_theirs(real.spans, agent_match="|".join(SENIORS))
+    assert [triplet.reward for triplet in triplets] == [None] * 5 + [real.record.reward]
+
+
+def test_a_real_trace_gives_the_juniors_conversations_and_the_choice(real):
+    conversations = real.adapter.adapt_for_sft(real.spans)
+    assert {one.role for one in conversations} == set(JUNIORS)
+    for one in conversations:
+        assert [message["role"] for message in one.messages] == ["system", "user", "assistant", "tool", "assistant"]
+        assert one.answer["answer"] in ("yes", "maybe")
+        assert one.parsed
+        assert one.tools[0]["function"]["name"] == "literature_search"
+    event = real.adapter.adapt_for_bandit(real.spans)
+    assert (event.goal, event.author, event.reward) == ("Does it lower the rate?", "Pharmacologist", real.record.reward)
