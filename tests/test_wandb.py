@@ -1,5 +1,6 @@
 """W&B: what a run shows there, offline and online, after a kill, and without a server that answers."""
 
+import asyncio
 import base64
 import functools
 import gzip
@@ -16,15 +17,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
+import agentlightning as agl
 import psutil
 import pytest
 
 from chimera.config import Config
 from chimera.runs import Run
 from training import children
+from training.agent import emit_parts
 from training.metrics import Metrics
 from training.policies import Policy
+from training.rewards import Reward
 from training.rollouts import RolloutRecord
+from training.wandb_hook import WandbLoggingHook
 from training.wandb_mirror import COLUMNS, protocol_rows
 from training.wandb_run import open_sinks, run_id
 
@@ -273,6 +278,11 @@ class FakeWandb:
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
+    def close(self):
+        self.end.set()
+        self.server.shutdown()
+        self.server.server_close()
+
     def answer(self, path, body):
         if path == "/graphql":
             asked = json.loads(body)
@@ -350,9 +360,7 @@ def server(monkeypatch):
     fake = FakeWandb()
     monkeypatch.setenv("WANDB_BASE_URL", fake.url)
     yield fake
-    fake.end.set()
-    fake.server.shutdown()
-    fake.server.server_close()
+    fake.close()
 
 
 def test_online_rows_arrive_once_each_also_those_of_a_time_without_wandb(server, tmp_path):
@@ -383,7 +391,7 @@ def test_without_a_server_that_answers_the_run_is_written_offline(trouble, serve
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
     server.trouble = trouble
     if trouble == "closed":
-        server.server.server_close()
+        server.close()
     notes: list[str] = []
     config = config_for(tmp_path)
 
@@ -473,6 +481,81 @@ def test_nothing_is_left_when_the_main_process_is_killed(tmp_path):
         main.kill()
         main.wait()
         assert psutil.wait_procs(processes, timeout=WAIT_SECONDS)[1] == []
+
+
+class Scored(agl.LitAgent):
+    async def rollout_async(self, task, resources, rollout):
+        if task == "plain":
+            agl.emit_reward(0.25)
+        elif task == "parts":
+            emit_parts(Reward({"alignment": 0.5, "novelty": 0.25}, 0.75))
+        elif task == "unscored":
+            emit_parts(Reward({"alignment": 0.5, "novelty": None}, None))
+        else:
+            raise ValueError(task)
+
+
+async def run_with(hook, tasks):
+    """Run `Scored` on `tasks` with Agent Lightning's own runner, tracer and store."""
+    store = agl.InMemoryLightningStore()
+    await store.update_resources("none", {})
+    runner = agl.LitAgentRunner(tracer=agl.OtelTracer())
+    with runner.run_context(agent=Scored(), store=store, hooks=[hook]):
+        for task in tasks:
+            try:
+                await runner.step(task, mode="train")
+            except ValueError as error:
+                assert str(error) == task  # noqa: PT017  the runner raises what the agent raises
+    return [rollout.status for rollout in await store.query_rollouts()]
+
+
+def run_hook(folder):
+    """A runner process of some Agent Lightning user."""
+    hook = WandbLoggingHook(project="theirs", mode="offline", dir=folder)
+    asyncio.run(run_with(hook, ["plain", "parts", "failing", "unscored"]))
+
+
+def test_the_hook_logs_every_rollouts_reward_and_parts_from_agent_lightnings_own_runner(tmp_path):
+    child = children.Child("runner", run_hook, (str(tmp_path),), tmp_path / "log")
+    child.start()
+    child.join(WAIT_SECONDS)
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    data = read_offline(file)
+    rows = [{key: value for key, value in row.items() if key[0] != "_"} for row in data.history.values()]
+    assert len({row.pop("rollout/rollout_id") for row in rows}) == 4
+    assert rows == [
+        {"rollout/index": 1, "rollout/mode": "train", "rollout/reward": 0.25},
+        {
+            "rollout/index": 2,
+            "rollout/mode": "train",
+            "rollout/reward": 0.75,
+            "rollout/parts/alignment": 0.5,
+            "rollout/parts/novelty": 0.25,
+        },
+        {"rollout/index": 3, "rollout/mode": "train"},
+        {"rollout/index": 4, "rollout/mode": "train", "rollout/parts/alignment": 0.5},
+    ]
+    assert data.run[0].project == "theirs"
+    assert ("rollout/*", "rollout/index") in {(metric.glob_name, metric.step_metric) for metric in data.metric}
+
+
+class BrokenRun:
+    def __init__(self):
+        self.calls = 0
+
+    def define_metric(self, *arguments, **options):
+        self.calls += 1
+        raise OSError("W&B is gone")
+
+
+async def test_a_hook_that_fails_says_so_once_and_rollouts_go_on(caplog):
+    broken = BrokenRun()
+    statuses = await run_with(WandbLoggingHook(broken), ["plain", "plain", "plain"])
+    assert statuses == ["succeeded"] * 3
+    assert broken.calls == 1
+    assert [record.message for record in caplog.records if record.name == "training.wandb_hook"] == [
+        "rollouts are no longer logged to W&B: OSError: W&B is gone"
+    ]
 
 
 def test_switched_off_there_is_no_wandb(tmp_path):

@@ -9,6 +9,7 @@ The keys are those of Chimera's own runs (`wandb_mirror`): `rollout/reward` and 
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any
 
 import agentlightning as agl
@@ -64,14 +65,21 @@ class WandbLoggingHook(agl.Hook):
             return
         try:
             if self._steps is None:
-                import wandb
-
-                self._steps = PhaseSteps(wandb.init(**self._init))
+                self._steps = PhaseSteps(_start(self._init))
             self._count += 1
             self._steps.log(ROLLOUT, self._count, values)
         except Exception as error:  # noqa: BLE001  whatever is wrong with W&B, rollouts go on without it
             self._failed = True
             logger.warning("rollouts are no longer logged to W&B: %s: %s", type(error).__name__, error)
+
+
+def _start(init: dict[str, Any]) -> "wandb.Run":
+    import wandb
+
+    run = wandb.init(**init)
+    # W&B finishes its runs at exit, but not in processes of the multiprocessing module, such as Agent Lightning's.
+    Finalize(None, run.finish, exitpriority=1)
+    return run
 
 
 def rewards(spans: Sequence[SpanLike]) -> tuple[float | None, dict[str, float]]:
