@@ -1,11 +1,13 @@
 """What the bandit sees of each action: the question, the hypotheses, and which of them this action lets go on.
 
-For every hypothesis one row phi(x, a) of two blocks:
+For every hypothesis one row phi(x, a) of three blocks:
 
 * named cues in [0, 1]: who wrote it, what it answers, how many others agree, how quotes, comparison, claim, question
   and sources overlap, and how its answer meets what four texts say of direction and significance: its comparison, its
   quotes, the sentences that these come from, and the sentences that bear on the question. Which author is good at what
   and which combination is right is learned, not known.
+* the means of these cues over the hypotheses, the same for every action: they cannot change which action is the best,
+  but account for how hard the question is, which would be noise in the reward otherwise.
 * hashed text (Weinberger et al. 2009): words of the question crossed with the author, and words of quotes and
   comparison crossed with the answer. Each of the two has length `HASHED_LENGTH`, so that under one prior variance for
   all weights a single word counts for little until much is known of it, as it should with a few hundred examples.
@@ -48,7 +50,8 @@ _MOST_QUOTES = 3
 
 def feature_names(hashed: int) -> list[str]:
     """The name of every column."""
-    return [*_names(), *(f"hashed {number}" for number in range(hashed))]
+    means = (f"mean of {name}" for name in _names())
+    return [*_names(), *means, *(f"hashed {number}" for number in range(hashed))]
 
 
 def features(candidates: Candidates, hashed: int) -> "Rows":
@@ -71,7 +74,8 @@ def features(candidates: Candidates, hashed: int) -> "Rows":
         cues |= _meeting(candidates.goal, hypothesis, passages)
         rows.append([cues.get(name, 0.0) for name in _names()])
     named = np.array(rows)
-    return np.hstack([named, _hashed(candidates, hashed)]) if hashed else named
+    means = np.broadcast_to(named.mean(axis=0), named.shape)
+    return np.hstack([named, means, _hashed(candidates, hashed)] if hashed else [named, means])
 
 
 @cache
