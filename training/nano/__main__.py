@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m training.nano", description=__doc__)
     parser.add_argument("--out", type=Path, default=ASSETS, help="folder to write (default: the bundled model's)")
     parser.add_argument("--steps", type=int, default=8500, help="updates on faultless transcripts")
-    parser.add_argument("--habit-steps", type=int, default=120, help="updates on transcripts with planted habits")
+    parser.add_argument("--habit-steps", type=int, default=260, help="updates on transcripts with planted habits")
     parser.add_argument("--warm-up", type=int, default=2000, help="updates on the copy task")
     parser.add_argument("--batch", type=int, default=64, help="transcripts per update")
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 2, 3, 4], help="levels of the generated tasks")
@@ -120,8 +120,8 @@ def main(argv: list[str]) -> int:
 
     parts = (
         (Schedule(options.steps, options.batch, 0 if options.start else options.warm_up), Habits.none()),
-        # Habits are laid over what was learned, so gently.
-        (Schedule(options.habit_steps, options.batch, 0, adamw_rate=1e-3, muon_rate=0.004), Habits()),
+        # Habits are laid over what was learned, so more gently; too gently, and who is careful on what is not learned.
+        (Schedule(options.habit_steps, options.batch, 0, adamw_rate=2e-3, muon_rate=0.01), Habits()),
     )
     for part, (schedule, habits) in enumerate(parts):
         if not schedule.steps:

@@ -29,7 +29,7 @@ SHARES = frozenset(endpoint.name for endpoint in ENDPOINTS if endpoint.unit == "
 class Habits:
     """Probabilities of the planted faults."""
 
-    careless_expert: float = 0.2
+    careless_expert: float = 0.12
     careless_other: float = 0.75
     believing_refiner: float = 0.8
     vague_field: float = 0.35

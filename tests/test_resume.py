@@ -1,0 +1,197 @@
+"""A whole run on the bundled model, killed again and again and continued, beside the same run left alone.
+
+Killed are a runner, the gateway, the model server and the main process, each in another phase.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from chimera.jsonl import read_lines
+from chimera.runs import Run
+from training.policies import live
+
+SETTINGS = [
+    *("data.size=60", "rollouts.runners=3", "gather.tasks=8", "gate.tasks=6", "wandb.mode=disabled"),
+    *("sft.min_examples=1", "sft.epochs=1", "sft.batch_size=8", "sft.micro_batch_size=8"),
+    *("ppo.steps=2", "ppo.tasks_per_step=2", "ppo.n=2", "ppo.min_good_share=0.1"),
+    *("bandit.min_events=4", "bandit.tasks=4"),
+]
+PHASES = ("gather", "sft", "ppo", "bandit")
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """`start(name, *arguments)` runs the command in a process group of its own."""
+    folder = tmp_path_factory.mktemp("resume")
+    started = []
+
+    def begin(name, *arguments):
+        command = [sys.executable, "-m", "chimera.train", "--name", name, f"runs_dir={folder}", *arguments]
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+        )
+        process.run = Run(folder / name)
+        process.lines = []
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def read_until(process, pattern):
+    """Read the output up to a line that matches; that line."""
+    for line in process.stdout:
+        process.lines.append(line)
+        if re.search(pattern, line):
+            return line
+    raise AssertionError(f"{pattern!r} did not appear in:\n{''.join(process.lines)}")
+
+
+def finish(process):
+    process.lines += process.stdout
+    return process.wait()
+
+
+def one_of_family(process, part):
+    """A process of the run: 'chimera.serving', or a child of the fork server by its log."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    if part == "server":
+        return next(one for one in family if "chimera.serving" in " ".join(one.cmdline()))
+    return next(one for one in family if any(f"logs/{part}" in file.path for file in one.open_files()))
+
+
+@pytest.fixture(scope="module")
+def runs(start):
+    """The undisturbed run and the disturbed one; what was recorded at each interruption."""
+    alone = start("alone", *SETTINGS)
+    assert finish(alone) == 0, "".join(alone.lines)
+    disturbed = start("disturbed", *SETTINGS)
+    read_until(disturbed, "^gather: 1/")
+    one_of_family(disturbed, "runner-0").kill()
+    read_until(disturbed, "^evaluation-base: 1/")
+    one_of_family(disturbed, "gateway").kill()
+    read_until(disturbed, "^ppo: step 1/2")
+    one_of_family(disturbed, "server").kill()
+    code = finish(disturbed)
+    first = SimpleNamespace(code=code, output="".join(disturbed.lines), records=recorded(disturbed.run))
+    again = start("disturbed", "--resume")
+    read_until(again, "^bandit: 1/")
+    again.kill()
+    finish(again)
+    second = SimpleNamespace(output="".join(again.lines), records=recorded(again.run))
+    last = start("disturbed", "--resume")
+    code = finish(last)
+    third = SimpleNamespace(code=code, output="".join(last.lines), records=recorded(last.run))
+    return SimpleNamespace(alone=alone.run, disturbed=disturbed.run, parts=(first, second, third))
+
+
+def recorded(run):
+    """Every recorded rollout of a run by phase, in the order of the file."""
+    return {file.stem: list(read_lines(file)) for file in sorted((run.path / "rollouts").glob("*.jsonl"))}
+
+
+def key(record):
+    return record["phase"], record["task_id"], record["repeat"]
+
+
+def test_a_dead_model_server_ends_the_run_and_says_so(runs):
+    first = runs.parts[0]
+    assert first.code == 6
+    assert "was killed by SIGKILL" in first.output.splitlines()[-1]
+    assert "phase_failed" in [event["event"] for event in runs.disturbed.events()]
+
+
+def test_the_continued_run_ends_well_and_repeats_no_finished_phase(runs):
+    assert runs.parts[2].code == 0, runs.parts[2].output
+    events = list(runs.disturbed.events())
+    finished = Counter(event["phase"] for event in events if event["event"] == "phase_finished")
+    assert finished == dict.fromkeys(PHASES, 1)
+    assert "gather: finished before" in runs.parts[1].output
+    assert "ppo: finished before" in runs.parts[2].output
+    learned = Counter(event["phase"] for event in events if event["event"] == "phase_learned")
+    assert learned == dict.fromkeys(PHASES[1:], 1)
+
+
+def test_no_finished_rollout_is_lost_or_run_again(runs):
+    for earlier, later in zip(runs.parts, runs.parts[1:], strict=False):
+        for phase, records in earlier.records.items():
+            assert later.records[phase][: len(records)] == records
+    for phase, records in runs.parts[2].records.items():
+        ended = Counter(key(record) for record in records if record["seconds"] is not None)
+        assert set(ended.values()) == {1}, phase
+
+
+def test_the_end_is_the_same_as_without_the_kills(runs):
+    alone, disturbed = recorded(runs.alone), runs.parts[2].records
+    assert alone.keys() == disturbed.keys()
+    for phase in alone:
+        ended = [
+            {key(record): (record["decision"], record["reward"]) for record in records if record["seconds"] is not None}
+            for records in (alone[phase], disturbed[phase])
+        ]
+        assert ended[0] == ended[1], phase
+    assert live(runs.alone.events()) == live(runs.disturbed.events())
+    for policy in live(runs.alone.events()).values():
+        files = [
+            {file.name: file.read_bytes() for file in (run.path / policy.folder).iterdir() if file.suffix != ".json"}
+            for run in (runs.alone, runs.disturbed)
+        ]
+        assert files[0] == files[1], policy.version
+    comparisons = [
+        {file.name: json.loads(file.read_text()) for file in (run.path / "evaluation").iterdir()}
+        for run in (runs.alone, runs.disturbed)
+    ]
+    assert comparisons[0] == comparisons[1]
+
+
+def test_metrics_name_every_rollout_once_and_every_step(runs):
+    metrics = list(runs.disturbed.metrics())
+    logged = Counter(line["rollout_id"] for line in metrics if line["phase"] == "rollout")
+    assert set(logged.values()) == {1}
+    assert [line["step"] for line in metrics if line["phase"] == "ppo" and line["step"] is not None] == [1, 2]
+
+
+def test_what_was_recorded_fixes_the_settings_it_was_made_with(start, runs):
+    process = start("disturbed", "--resume", "reward.alignment=2")
+    assert finish(process) == 6
+    assert "was made with reward.alignment=1.0, not 2.0" in process.lines[-1]
+
+
+def test_no_process_outlives_the_runs(runs):
+    names = {str(runs.alone.path), str(runs.disturbed.path)}
+    left = [
+        process
+        for process in psutil.process_iter()
+        if process.pid != os.getpid() and any(name in " ".join(_command(process)) for name in names)
+    ]
+    assert left == []
+
+
+def _command(process):
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return []
+
+
+def test_continuing_an_unknown_run_names_the_known_ones(start, runs):
+    process = start("distrubed", "--resume")
+    assert finish(process) == 6
+    assert "did you mean 'disturbed'?" in process.lines[-1]
