@@ -222,6 +222,7 @@ def test_broken_weights_are_not_trained_on(engine, serving_model, tmp_path):
         engine(folder=broken).update(some_samples(0), 0)
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # There was no optimiser step before it.
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(engine, tmp_path):
     import torch
 
