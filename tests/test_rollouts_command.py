@@ -35,6 +35,8 @@ def start_training(scripted_openai, tmp_path_factory):
         "models": dict.fromkeys(("junior", "supervisor", "senior"), endpoint),
         "rollouts": {"runners": 2},
         "data": {"size": 50},
+        "gather": {"tasks": 4},
+        "wandb": {"mode": "disabled"},
         "bandit": {"exploration": 0.0},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -99,7 +101,8 @@ def test_a_run_from_start_to_end(start_training):
     first, second, *rest = output.splitlines()
     assert first.startswith(f"run {process.run}: gather on generated tasks")
     assert second == "starting model servers, gateway and 2 runners ..."
-    assert rest[0].startswith("gather: 4 rollouts")
+    assert rest[0] == "phases: gather"
+    assert rest[1].startswith("gather: 4 rollouts")
     assert "PubMedQA" not in output
     assert re.search(r"succeeded\s+│\s+4", output)
     assert re.search(r"failed\s+│\s+0", output)
@@ -111,8 +114,12 @@ def test_a_run_from_start_to_end(start_training):
         assert record["weights_versions"]["principal"] == [record["policy_versions"]["principal"]]
         assert record["reward"] == pytest.approx(sum(record["parts"].values()))
     events = [event["event"] for event in read_lines(process.run / "ledger.jsonl")]
-    assert events == ["created", "phase_started", "phase_finished"]
-    (metrics,) = read_lines(process.run / "metrics.jsonl")
+    assert events == ["created", "planned", "phase_started", "phase_finished"]
+    lines = list(read_lines(process.run / "metrics.jsonl"))
+    assert [line["rollout_id"] for line in lines if line["phase"] == "rollout"] == [
+        one["rollout_id"] for one in records
+    ]
+    (metrics,) = [line for line in lines if line["phase"] == "gather"]
     assert (metrics["phase"], metrics["rollouts"], metrics["failed"]) == ("gather", 4, 0)
 
 
@@ -160,7 +167,7 @@ def test_an_unknown_phase_names_the_valid_ones():
     command = [sys.executable, "-m", "chimera.train", "--phases", "gahter"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.strip() == "error: there is no phase 'gahter': the phases are gather"
+    assert done.stderr.strip() == "error: there is no phase 'gahter': the phases are gather, sft, ppo, bandit"
 
 
 @pytest.mark.parametrize(

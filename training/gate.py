@@ -176,9 +176,10 @@ class Gate:
     def summary(self) -> None:
         """Show every stage beside the base, also those of the run's earlier processes."""
         lab = self._lab
-        if not lab.config.gate.enabled:
+        decided = self._decided()
+        if not (decided and lab.config.gate.enabled):
             return
-        stages = {stage: self._recorded(stage) for stage in (BASE, *self._decided())}
+        stages = {stage: self._recorded(stage) for stage in (BASE, *decided)}
         base = stages.pop(BASE)
         found = [compare(base, records, (BASE, stage), lab.config) for stage, records in stages.items() if records]
         if base and found:

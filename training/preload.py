@@ -7,7 +7,9 @@ import gc
 
 import agentlightning  # noqa: F401  imported for its side effect: loaded modules
 import openai  # noqa: F401  as above
+import sklearn.feature_extraction.text  # noqa: F401  as above
 
+import training.bandit_policy
 import training.gateway
 import training.runner  # noqa: F401  as above
 

@@ -7,7 +7,7 @@ while the main process loads its own.
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -69,7 +69,7 @@ async def _train(
         from training.wandb_run import open_sinks
 
         sinks = await asyncio.to_thread(open_sinks, run, config, secrets, view.note)
-        metrics = stack.enter_context(closing(Metrics(run, sinks, view.warn)))
+        metrics = stack.enter_context(Metrics(run, sinks, view.warn))
         servers = await starting
         async with Lab(run, config, dataset, servers, secrets, view, metrics) as lab:
             await Pipeline(phases, lab).run()
