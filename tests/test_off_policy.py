@@ -1,4 +1,4 @@
-"""Off-policy estimates: closed forms, exact expectations by enumeration, and coverage of the intervals by simulation."""
+"""Off-policy estimates: closed forms, exact expectations by enumeration, and the intervals' coverage by simulation."""
 
 from itertools import product
 
