@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-import agentlightning as agl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +18,9 @@ from chimera.errors import RunError
 from training import traces
 from training.adapter import SENIORS, HierarchicalTraceAdapter
 from training.experience import BanditEvent
+
+# isort: split
+import agentlightning as agl  # after training, which keeps LiteLLM from asking the network
 
 WEIGHTS = RewardConfig(parsed=0.05, call_valid=0.07, tool_succeeded=0.11)
 ADAPTER = HierarchicalTraceAdapter(WEIGHTS)
@@ -327,6 +329,30 @@ def test_triplets_of_a_senior_only_trace_equal_agent_lightnings(rollout):
     assert [triplet_id(triplet) for triplet in ours] == [call.response_id for call in rollout.calls]
     assert [triplet.prompt["token_ids"] for triplet in ours] == [list(call.prompt_ids) for call in rollout.calls]
     assert [triplet.reward for triplet in ours] == [None] * (len(ours) - 1) + [1.5]
+
+
+@given(st.integers(1, 4), st.lists(st.integers(0, 40), max_size=6))
+def test_rewards_between_calls_are_matched_as_agent_lightning_matches_them(times, places):
+    """Each to the last call before it that has none: a reward with no call left to take it is lost."""
+    spans = linear_plan(SENIORS, times).spans
+    for span in spans:
+        span.sequence_id *= 10
+        if span.name == traces.EXCHANGE:
+            span.start_time, span.end_time = span.sequence_id, span.sequence_id + 4.0
+        elif span.name != "agentlightning.operation":
+            span.start_time = span.end_time = span.sequence_id
+    for number, place in enumerate(places):
+        attributes = {"agentlightning.reward.0.name": "reward", "agentlightning.reward.0.value": number + 2.0}
+        at = place * 10 + 5 + sum(earlier == place for earlier in places[:number]) / 10
+        spans.append(
+            agl.Span.from_attributes(
+                name="agentlightning.annotation", attributes=attributes, rollout_id="ro-1", attempt_id="at-1",
+                span_id=f"reward-{number}", trace_id="a-trace", sequence_id=place * 10 + 5, start_time=at,
+                end_time=at,
+            )
+        )  # fmt: skip
+    ours = {triplet_id(triplet): triplet.reward for triplet in ADAPTER.adapt(spans)}
+    assert ours == {triplet_id(one): one.reward for one in as_theirs(spans, agent_match="|".join(SENIORS))}
 
 
 def triplet_id(triplet):

@@ -9,10 +9,10 @@ together; r_t what this call earned of them by itself. A call that does not earn
 
 With `role_baseline`, w_alignment x [the hypothesis handed to the role corresponds to the label] is subtracted: what the
 rollout would have earned in alignment had the role left the answer as it was. So a senior is paid for the difference
-that it makes (difference rewards: Wolpert & Tumer, 2002, "Optimal Payoff Functions for Members of Collectives", section
-3.2). The baseline depends on the prompt (the state) and not on what the call answers, and it is subtracted from every
-call with that prompt, also of failed ones; so the policy gradient keeps its expectation (Greensmith, Bartlett & Baxter,
-2004, "Variance Reduction Techniques for Gradient Estimates in Reinforcement Learning", section 3).
+that it makes (difference rewards: Wolpert & Tumer, "Optimal Payoff Functions for Members of Collectives", 2002). The
+baseline depends on the prompt (the state) and not on what the call answers, and it is subtracted from every call with
+that prompt, also of failed ones; so the policy gradient keeps its expectation (Greensmith, Bartlett & Baxter, "Variance
+Reduction Techniques for Gradient Estimates in Reinforcement Learning", 2004).
 """
 
 import math
