@@ -1,6 +1,7 @@
 """What every command shares: its exit codes, its one-line errors, and how it takes the configuration."""
 
 import argparse
+import logging
 import os
 import sys
 import traceback
@@ -44,6 +45,11 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
     except Exception:  # noqa: BLE001  (the last frame of the program: shown in full and turned into an exit code)
         print(redact(traceback.format_exc()), end="", file=sys.stderr)
         code = UNEXPECTED
+    if "torch" in sys.modules:
+        # All is closed by now. Unloading torch and VeRL would take up to ten more seconds, after a Ctrl-C too.
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

@@ -105,7 +105,7 @@ class FakeLab:
         )
 
     @contextmanager
-    def phase(self, *_):
+    def phase(self, *_, **__):
         yield
 
     async def put_live(self, policy):

@@ -182,7 +182,7 @@ class View:
         self.lines, self.works = [], []
 
     @contextmanager
-    def phase(self, name, total, versions):
+    def phase(self, name, total, versions, *, table=True):
         self.lines.append(f"{name}: {total} rollouts")
         yield
 

@@ -75,7 +75,7 @@ async def evaluate(lab: "Lab", stage: str) -> list[RolloutRecord]:
     """
     wanted = inputs(lab.dataset, lab.config, stage)
     found: dict[str, RolloutRecord] = {}
-    with lab.view.phase(f"{EVALUATION}-{stage}", len(wanted), lab.policy_versions):
+    with lab.view.phase(f"{EVALUATION}-{stage}", len(wanted), lab.policy_versions, table=False):
         async for record in lab.rollouts(wanted, mode="val"):
             found[record.task_id] = record
             lab.view.add(record)
@@ -202,8 +202,8 @@ def table(comparisons: Sequence[Comparison]) -> Table:
     shown.add_column("stage\nagainst", no_wrap=True)
     shown.add_column("reward\ndifference", justify="right", no_wrap=True)
     shown.add_column("aligned, %\ndifference, points", justify="right", no_wrap=True)
-    shown.add_column("failed", justify="right")
-    shown.add_column("verdict", max_width=13)
+    shown.add_column("failed", justify="right", no_wrap=True)
+    shown.add_column("verdict", min_width=10)
     for one in comparisons:
         reward = "-" if one.reward is None else f"{one.reward.after:.3f}\n{_interval(one.reward, 1, 3)}"
         fits = f"{100 * one.alignment.after:.1f}\n{_interval(one.alignment, 100, 1)}"

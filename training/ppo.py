@@ -208,7 +208,7 @@ class _Loop:
         lab = self._lab
         inputs = ppo_steps.validation_inputs(lab.dataset, lab.config, step)
         records: list[RolloutRecord] = []
-        with lab.view.phase(inputs[0].phase, len(inputs), lab.policy_versions):
+        with lab.view.phase(inputs[0].phase, len(inputs), lab.policy_versions, table=False):
             async for record in lab.rollouts(inputs, mode="val"):
                 records.append(record)
                 lab.view.add(record)

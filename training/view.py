@@ -43,7 +43,7 @@ class View(Protocol):
         ...
 
     @contextmanager
-    def phase(self, name: str, total: int, versions: Mapping[str, str]) -> Iterator[None]:
+    def phase(self, name: str, total: int, versions: Mapping[str, str], *, table: bool = True) -> Iterator[None]:
         """Show the progress of `total` rollouts, and a table about them at the end, also of an interrupted phase.
 
         `versions` are the policies' at its start; a rollout tells of newer ones.
@@ -107,7 +107,7 @@ class LineView:
         self.note("phases: " + ", ".join(f"{name} (finished before)" if name in done else name for name in names))
 
     @contextmanager
-    def phase(self, name: str, total: int, versions: Mapping[str, str]) -> Iterator[None]:
+    def phase(self, name: str, total: int, versions: Mapping[str, str], *, table: bool = True) -> Iterator[None]:
         """Lines for one phase, then its table."""
         lines = Lines(name, total, self.note)
         rollouts = Rollouts(versions)
@@ -117,7 +117,8 @@ class LineView:
             yield
         finally:
             self._phases.pop()
-            self.table(result_table(name, rollouts.records, time.monotonic() - lines.started))
+            if table:
+                self.table(result_table(name, rollouts.records, time.monotonic() - lines.started))
 
     def add(self, record: RolloutRecord) -> None:
         """A line for the first rollout, every failure, the last, and now and then."""
@@ -203,7 +204,7 @@ class LiveView:
         self._plan = {name: "done" if name in done else "" for name in names}
 
     @contextmanager
-    def phase(self, name: str, total: int, versions: Mapping[str, str]) -> Iterator[None]:
+    def phase(self, name: str, total: int, versions: Mapping[str, str], *, table: bool = True) -> Iterator[None]:
         """The live view of one phase, then its table."""
         started = time.monotonic()
         rollouts = Rollouts(versions)
@@ -216,7 +217,10 @@ class LiveView:
                 finally:
                     self._phases.pop()
         finally:
-            self.table(result_table(name, rollouts.records, time.monotonic() - started))
+            if table:
+                self.table(result_table(name, rollouts.records, time.monotonic() - started))
+            else:
+                self.note(f"{name}: {len(rollouts.records)} rollouts, {running(rollouts.records)}")
 
     def add(self, record: RolloutRecord) -> None:
         """Count it and show it."""
