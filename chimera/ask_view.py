@@ -31,7 +31,9 @@ def cards(update: Mapping[str, Any], texts: Texts) -> Iterator[Card]:
     for hypothesis in update.get("initial_hypotheses", ()):
         yield Card(f"{hypothesis['author']}: {hypothesis['answer']}", hypothesis_lines(hypothesis, texts))
     if "selection" in update:
-        chosen = f"Supervisor selects the hypothesis of the {update['selection']['author']}"
+        selection = update["selection"]
+        by = "" if selection["policy"] == "supervisor" else f" by {selection['policy']}"
+        chosen = f"Supervisor selects the hypothesis of the {selection['author']}{by}"
         yield Card(chosen, (("why", update["supervisor_justification"]),), "dark_orange3")
     if "refined_hypothesis" in update:
         refined = update["refined_hypothesis"]

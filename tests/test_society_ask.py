@@ -1,6 +1,7 @@
 import io
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,11 @@ from agents.sources import given_sources
 from chimera.abstracts import LONGEST, read_abstract, sections
 from chimera.ask import SourceLog, main
 from chimera.ask_view import Card, cards, show
-from chimera.errors import ConfigError, DataError, RoleError
+from chimera.config import load_config
+from chimera.data import load
+from chimera.errors import ConfigError, DataError, RoleError, RunError
+from chimera.runs import Run
+from chimera.serving.checkpoint import NANO
 from chimera.types import Brief
 
 QUESTION = "Does nightly zorbex lower the relapse rate?"
@@ -187,6 +192,29 @@ def test_without_an_abstract_the_data_is_searched_and_invented_quotes_are_named(
     assert f"“{QUOTE}” [in no source]" in out
     assert "your abstract" not in out
     assert re.search(r"Sources\n  \S+  \S", out)
+
+
+def test_a_trained_run_answers_with_its_weights_and_its_policy(tmp_path, capsys):
+    from training.bandit_policy import BanditPolicy, Settings
+    from training.policies import WENT_LIVE, Policy
+
+    config = load_config(None, [f"runs_dir={tmp_path}", "data.size=60"])
+    with Run.create("trained", config) as run:
+        senior = Policy("senior", "senior@ppo", "models/senior/ppo")
+        shutil.copytree(NANO, run.path / senior.folder)
+        supervisor = Policy("supervisor", "supervisor@bandit", "models/supervisor/bandit")
+        BanditPolicy(Settings.of(config.bandit, 0)).save(run.path / supervisor.folder)
+        for policy in (senior, supervisor):
+            run.ledger(WENT_LIVE, phase="ppo", policy=policy.dump())
+    question = load(config.data).validation[0].goal
+    main([question, "--run", "trained", f"runs_dir={tmp_path}"])
+    output = " ".join(capsys.readouterr().out.split())
+    assert "senior@ppo, supervisor@bandit (run trained)" in output
+    assert re.search(r"Supervisor selects the hypothesis of the \w+ by supervisor@bandit", output)
+    with pytest.raises(RunError, match="did you mean 'trained'"):
+        main([question, "--run", "traned", f"runs_dir={tmp_path}"])
+    with pytest.raises(ConfigError, match="brings its own settings"):
+        main([question, "--run", "trained", "--config", "configs/local.yaml"])
 
 
 def test_a_server_that_is_not_there_is_named(answers):
