@@ -23,8 +23,11 @@ class SftConfig(Section):
         description="whose turns of a good rollout: all juniors', those whose answer the decision bears out, "
         "or the selected junior's",
     )
+    verified_quotes: bool = Field(
+        default=True, description="leave out conversations that quote what is in none of the passages they read"
+    )
     min_examples: int = Field(default=16, ge=1, description="fewer selected conversations than this are an error")
-    epochs: float = Field(default=2.0, gt=0, description="passes over the selected conversations")
+    epochs: float = Field(default=3.0, gt=0, description="passes over the selected conversations")
     batch_size: int = Field(default=16, ge=1, description="conversations per optimiser step")
     micro_batch_size: int = Field(default=8, ge=1, description="conversations per forward pass")
     lr: float = Field(

@@ -27,7 +27,7 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "description": "A search.", "parameters": {"type": "object"}}}
     for name in ("literature_search", "protein_lookup")
 ]
-EVERYTHING = SftConfig(select="threshold", threshold=-99.0, credited="all", min_examples=1)
+EVERYTHING = SftConfig(select="threshold", threshold=-99.0, credited="all", verified_quotes=False, min_examples=1)
 
 
 def rollout(task="t", reward=1.0, repeat=0, decision="GO", chosen="Geneticist", **other):
@@ -174,6 +174,28 @@ def test_too_few_conversations_are_an_error_that_says_what_to_change(changes, re
 def test_no_reward_at_all_is_told_apart():
     with pytest.raises(RunError, match=r"0 rollouts with a reward.*why none has a reward"):
         select([], one_row, EVERYTHING)
+
+
+@pytest.mark.parametrize(("where", "kept"), [("the rate was lower with it", 1), ("the rate was higher with it", 0)])
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_what_quotes_none_of_its_own_sources_is_no_example(role, where, kept):
+    passages = [{"id": "1", "text": f"RESULTS: {where} (p=0.01)."}]
+    sources = {"user": {"sources": passages, "goal": GOAL}, "tool": {"results": passages, "goal": GOAL}}
+    answer = {"evidence": ["the rate was lower with it"], "answer": "yes"}
+    messages = [
+        {"role": "user", "content": json.dumps({"goal": GOAL})},
+        {"role": role, "content": json.dumps(sources[role]), "tool_call_id": "1"},
+        {"role": "assistant", "content": json.dumps(answer)},
+    ]
+    given = Conversation("Geneticist", 1, messages, None, answer, True)
+    honest = candidates(rollout("honest"), [given])
+    config = replace_of(EVERYTHING, verified_quotes=True)
+    if kept:
+        assert select(honest, one_row, config).figures["misquoting"] == 0
+    else:
+        with pytest.raises(RunError, match=r"1 of those misquoting.*set sft.verified_quotes=false"):
+            select(honest, one_row, config)
+    assert select(honest, one_row, EVERYTHING).figures["selected"] == 1
 
 
 # --- rendering

@@ -202,12 +202,12 @@ def table(comparisons: Sequence[Comparison]) -> Table:
     shown.add_column("stage\nagainst", no_wrap=True)
     shown.add_column("reward\ndifference", justify="right", no_wrap=True)
     shown.add_column("aligned, %\ndifference, points", justify="right", no_wrap=True)
-    shown.add_column("failed", justify="right", no_wrap=True)
-    shown.add_column("verdict", min_width=10)
+    shown.add_column("verdict", width=13)
     for one in comparisons:
         reward = "-" if one.reward is None else f"{one.reward.after:.3f}\n{_interval(one.reward, 1, 3)}"
         fits = f"{100 * one.alignment.after:.1f}\n{_interval(one.alignment, 100, 1)}"
-        shown.add_row(f"{one.after}\n{one.before}", reward, fits, str(one.failed[1]), one.verdict, end_section=True)
+        verdict = one.verdict + (f", {one.failed[1]} failed" if any(one.failed) else "")
+        shown.add_row(f"{one.after}\n{one.before}", reward, fits, verdict, end_section=True)
     return shown
 
 

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agents.sources import sources_seen
 from chimera.config_learning import SftConfig
 from chimera.errors import RunError
+from chimera.quotes import missing_quotes
 from evaluation.alignment import aligned
 from training.experience import Conversation
 from training.rollouts import RolloutRecord
@@ -70,7 +72,7 @@ def candidates(record: RolloutRecord, conversations: Iterable[Conversation]) -> 
 def select(
     found: Sequence[Candidate], render: Callable[[Conversation], tuple[Row, ...]], config: SftConfig
 ) -> Selection:
-    """Good rollouts of each role, then who is credited, then no conversation twice and none that is too long.
+    """Good rollouts of each role, who is credited, true quotes only, no conversation twice, none that is too long.
 
     Args:
         found: All candidates.
@@ -83,8 +85,9 @@ def select(
     in_order = sorted(found, key=lambda candidate: candidate.place)
     good = _of_good_rollouts(in_order, config)
     credited = [candidate for candidate in good if _is_credited(candidate, config)]
+    honest = [candidate for candidate in credited if not config.verified_quotes or _quotes_are_real(candidate)]
     best: dict[tuple[Row, ...], Example] = {}
-    for candidate in sorted(credited, key=lambda candidate: -candidate.reward):
+    for candidate in sorted(honest, key=lambda candidate: -candidate.reward):
         rows = render(candidate.conversation)
         best.setdefault(rows, Example(candidate, rows))
     fitting = [example for example in best.values() if max(len(row.ids) for row in example.rows) <= config.max_length]
@@ -94,7 +97,8 @@ def select(
         "candidates": len(found),
         "of_good_rollouts": len(good),
         "credited": len(credited),
-        "duplicates": len(credited) - len(best),
+        "misquoting": len(credited) - len(honest),
+        "duplicates": len(honest) - len(best),
         "too_long": len(best) - len(fitting),
         "selected": len(fitting),
         "selected_by_role": dict(Counter(example.candidate.role for example in fitting)),
@@ -134,6 +138,12 @@ def _is_credited(candidate: Candidate, config: SftConfig) -> bool:
     return record.decision is not None and aligned(record.decision, candidate.conversation.answer["answer"])
 
 
+def _quotes_are_real(candidate: Candidate) -> bool:
+    """Whether all quotes of the answer stand in what the junior itself has read."""
+    read = [passage["text"] for passage in sources_seen({candidate.role: candidate.conversation.messages})]
+    return not missing_quotes(candidate.conversation.answer["evidence"], read)
+
+
 def _too_few(figures: Mapping[str, Any], highest: float | None, config: SftConfig) -> str:
     """What happened to the candidates, and which key to change for the stage that took most of them."""
     counts = (
@@ -148,15 +158,16 @@ def _too_few(figures: Mapping[str, Any], highest: float | None, config: SftConfi
         (f"lower {key}" if config.select == "threshold" else f"raise {key}"): figures["candidates"]
         - figures["of_good_rollouts"],
         "set sft.credited=all": figures["of_good_rollouts"] - figures["credited"],
+        "set sft.verified_quotes=false": figures["misquoting"],
         "gather more tasks (gather.tasks), which differ": figures["duplicates"],
         f"raise sft.max_length={config.max_length}": figures["too_long"],
     }
     remedy = max(stages, key=lambda stage: stages[stage]) if any(stages.values()) else "gather more (gather.tasks)"
     return (
         f"{counts}, {figures['of_good_rollouts']} of them from rollouts within {key} (the highest reward is "
-        f"{highest:.3f}), {figures['credited']} credited (sft.credited={config.credited}), {figures['duplicates']} of "
-        f"those twice and {figures['too_long']} longer than sft.max_length={config.max_length}; {remedy}, or lower "
-        "sft.min_examples"
+        f"{highest:.3f}), {figures['credited']} credited (sft.credited={config.credited}), "
+        f"{figures['misquoting']} of those misquoting, {figures['duplicates']} twice and {figures['too_long']} longer "
+        f"than sft.max_length={config.max_length}; {remedy}, or lower sft.min_examples"
     )
 
 
