@@ -1,12 +1,14 @@
 # make setup   creates .venv and installs everything, exactly as constraints.txt pins it
 # make train   sets up, then trains; make train ARGS="--config configs/pubmedqa.yaml gather.tasks=20" passes arguments on
 # make test    sets up, then tests;  make test ARGS="tests/test_config.py -k unknown" passes arguments on
-# Variables: PYTHON (3.11 or 3.12), VENV, TORCH_INDEX (package index to take torch from, such as one with CPU builds).
+# Variables: PYTHON (3.11 or 3.12), VENV, TORCH_INDEX (package index to take torch from, such as one with CPU builds),
+# TEST_PROCESSES (test files run at a time).
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
 ARGS ?=
+TEST_PROCESSES ?= 2
 
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.chimera-installed
@@ -35,7 +37,7 @@ train: setup
 	$(PY) -m chimera.train $(ARGS)
 
 test: setup
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 lint: setup
 	$(VENV)/bin/ruff check .

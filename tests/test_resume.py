@@ -18,11 +18,14 @@ from chimera.jsonl import read_lines
 from chimera.runs import Run
 from training.policies import live
 
+pytestmark = pytest.mark.timeout(600)
+"""Two whole runs, one of them started three times, come before the first test."""
+
 SETTINGS = [
-    *("data.size=60", "rollouts.runners=3", "gather.tasks=8", "gate.tasks=6", "wandb.mode=disabled"),
+    *("data.size=60", "rollouts.runners=3", "gather.tasks=6", "gate.tasks=4", "wandb.mode=disabled"),
     *("sft.min_examples=1", "sft.epochs=1", "sft.batch_size=8", "sft.micro_batch_size=8"),
     *("ppo.steps=2", "ppo.tasks_per_step=2", "ppo.n=2", "ppo.min_good_share=0.1"),
-    *("bandit.min_events=4", "bandit.tasks=4"),
+    *("bandit.min_events=4", "bandit.tasks=3"),
 ]
 PHASES = ("gather", "sft", "ppo", "bandit")
 
@@ -92,7 +95,7 @@ def runs(start):
     code = finish(disturbed)
     first = SimpleNamespace(code=code, output="".join(disturbed.lines), records=recorded(disturbed.run))
     again = start("disturbed", "--resume")
-    read_until(again, "^bandit: 1/")
+    read_until(again, "^bandit, round 1: 1/3")
     again.kill()
     finish(again)
     second = SimpleNamespace(output="".join(again.lines), records=recorded(again.run))
