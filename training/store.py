@@ -6,7 +6,7 @@ called when a rollout has ended: no idle cost on two cores, and no polling inter
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import agentlightning as agl
@@ -30,10 +30,12 @@ class LabStore(agl.LightningStoreServer):
 
     def __init__(self, on_ended: Callable[[str], None]) -> None:
         """`on_ended(rollout_id)` is called, in any thread, when an attempt has come to its end."""
+        memory = agl.InMemoryLightningStore(
+            thread_safe=True, eviction_memory_threshold=SPAN_MEMORY_BYTES, scan_debounce_seconds=SCAN_SECONDS
+        )
+        _read_again_when_changed(memory)
         super().__init__(
-            agl.InMemoryLightningStore(
-                thread_safe=True, eviction_memory_threshold=SPAN_MEMORY_BYTES, scan_debounce_seconds=SCAN_SECONDS
-            ),
+            memory,
             launcher_args=PythonServerLauncherArgs(
                 port=free_port(),
                 host="127.0.0.1",
@@ -113,3 +115,26 @@ class LabStore(agl.LightningStoreServer):
         with self._waiting_lock:
             for loop, event in self._waiting:
                 loop.call_soon_threadsafe(event.set)
+
+
+def _read_again_when_changed(memory: agl.InMemoryLightningStore) -> None:
+    """Have reads begin again when another thread has added to what they go through.
+
+    agentlightning 0.3.0 reads without its lock, also when thread-safe; its setting to read with it locks twice.
+    """
+    collections = memory.collections
+    for collection in (collections.rollouts, collections.attempts, collections.spans, collections.workers):
+        for name in ("query", "get"):
+            vars(collection)[name] = _persistent(getattr(collection, name))
+
+
+def _persistent(read: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def again(*args: Any, **kwargs: Any) -> Any:
+        while True:
+            try:
+                return await read(*args, **kwargs)
+            except RuntimeError as error:
+                if "changed size during iteration" not in str(error):
+                    raise
+
+    return again
