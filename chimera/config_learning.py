@@ -23,8 +23,10 @@ class SftConfig(Section):
         description="whose turns of a good rollout: all juniors', those whose answer the decision bears out, "
         "or the selected junior's",
     )
-    verified_quotes: bool = Field(
-        default=True, description="leave out conversations that quote what is in none of the passages they read"
+    true_quotes: Literal["prefer", "require", "ignore"] = Field(
+        default="prefer",
+        description="conversations that quote what is in none of the passages they read are left out (prefer: unless "
+        "fewer than min_examples would be left, which is told)",
     )
     min_examples: int = Field(default=16, ge=1, description="fewer selected conversations than this are an error")
     epochs: float = Field(default=3.0, gt=0, description="passes over the selected conversations")

@@ -27,7 +27,7 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "description": "A search.", "parameters": {"type": "object"}}}
     for name in ("literature_search", "protein_lookup")
 ]
-EVERYTHING = SftConfig(select="threshold", threshold=-99.0, credited="all", verified_quotes=False, min_examples=1)
+EVERYTHING = SftConfig(select="threshold", threshold=-99.0, credited="all", true_quotes="ignore", min_examples=1)
 
 
 def rollout(task="t", reward=1.0, repeat=0, decision="GO", chosen="Geneticist", **other):
@@ -189,13 +189,15 @@ def test_what_quotes_none_of_its_own_sources_is_no_example(role, where, kept):
     ]
     given = Conversation("Geneticist", 1, messages, None, answer, True)
     honest = candidates(rollout("honest"), [given])
-    config = replace_of(EVERYTHING, verified_quotes=True)
+    config = replace_of(EVERYTHING, true_quotes="require")
     if kept:
         assert select(honest, one_row, config).figures["misquoting"] == 0
     else:
-        with pytest.raises(RunError, match=r"1 of those misquoting.*set sft.verified_quotes=false"):
+        with pytest.raises(RunError, match=r"1 of those misquoting.*set sft.true_quotes=ignore"):
             select(honest, one_row, config)
     assert select(honest, one_row, EVERYTHING).figures["selected"] == 1
+    preferred = select(honest, one_row, replace_of(EVERYTHING, true_quotes="prefer")).figures
+    assert (preferred["selected"], preferred["misquoting_kept"]) == (1, not kept)
 
 
 # --- rendering

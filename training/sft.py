@@ -97,6 +97,11 @@ async def choose(lab: "Lab") -> "Selection":
         f"sft: {selection.figures['selected']} of {len(found)} conversations ({of_role}), mean reward "
         f"{selection.figures['reward_of_selected']:.3f} (of all {selection.figures['reward_of_candidates']:.3f})"
     )
+    if selection.figures["misquoting_kept"]:
+        lab.view.warn(
+            "sft: too few of these conversations quote what they have read, so misquoting ones are learned from too: "
+            "gather more (gather.tasks), or set sft.true_quotes=require"
+        )
     return selection
 
 

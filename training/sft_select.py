@@ -85,7 +85,7 @@ def select(
     in_order = sorted(found, key=lambda candidate: candidate.place)
     good = _of_good_rollouts(in_order, config)
     credited = [candidate for candidate in good if _is_credited(candidate, config)]
-    honest = [candidate for candidate in credited if not config.verified_quotes or _quotes_are_real(candidate)]
+    honest = _with_true_quotes(credited, config)
     best: dict[tuple[Row, ...], Example] = {}
     for candidate in sorted(honest, key=lambda candidate: -candidate.reward):
         rows = render(candidate.conversation)
@@ -98,6 +98,7 @@ def select(
         "of_good_rollouts": len(good),
         "credited": len(credited),
         "misquoting": len(credited) - len(honest),
+        "misquoting_kept": config.true_quotes == "prefer" and not all(map(_quotes_are_real, honest)),
         "duplicates": len(honest) - len(best),
         "too_long": len(best) - len(fitting),
         "selected": len(fitting),
@@ -138,6 +139,14 @@ def _is_credited(candidate: Candidate, config: SftConfig) -> bool:
     return record.decision is not None and aligned(record.decision, candidate.conversation.answer["answer"])
 
 
+def _with_true_quotes(credited: list[Candidate], config: SftConfig) -> list[Candidate]:
+    """Those that do not misquote; all, if misquoting is ignored, or if too few are left and the rest is preferred."""
+    if config.true_quotes == "ignore":
+        return credited
+    honest = [candidate for candidate in credited if _quotes_are_real(candidate)]
+    return credited if config.true_quotes == "prefer" and len(honest) < config.min_examples else honest
+
+
 def _quotes_are_real(candidate: Candidate) -> bool:
     """Whether all quotes of the answer stand in what the junior itself has read."""
     read = [passage["text"] for passage in sources_seen({candidate.role: candidate.conversation.messages})]
@@ -158,7 +167,7 @@ def _too_few(figures: Mapping[str, Any], highest: float | None, config: SftConfi
         (f"lower {key}" if config.select == "threshold" else f"raise {key}"): figures["candidates"]
         - figures["of_good_rollouts"],
         "set sft.credited=all": figures["of_good_rollouts"] - figures["credited"],
-        "set sft.verified_quotes=false": figures["misquoting"],
+        "set sft.true_quotes=ignore": figures["misquoting"],
         "gather more tasks (gather.tasks), which differ": figures["duplicates"],
         f"raise sft.max_length={config.max_length}": figures["too_long"],
     }
