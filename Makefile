@@ -37,7 +37,7 @@ train: setup
 	$(PY) -m chimera.train $(ARGS)
 
 test: setup
-	$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
+	$(PY) -m pytest $(ARGS) -n $(TEST_PROCESSES) --dist loadfile
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -353,7 +353,7 @@ def test_the_import_rule_holds(copy: Path):
         ("chimera/planted.py", "import agents.roles", "the core imports no other package; entry points may"),
         ("chimera/serving/planted.py", "import training", "the core imports no other package; entry points may"),
         ("training/planted.py", "import chimera.config_command", "nothing imports an entry point"),
-        ("evaluation/planted.py", "import agentlightning", "only training imports agentlightning, verl and trl"),
+        ("evaluation/planted.py", "import agentlightning", "only training imports agentlightning, verl, trl and wandb"),
         ("agents/planted.py", "import torch.nn", "only training and chimera.serving import torch and transformers"),
         (
             "chimera/planted.py",

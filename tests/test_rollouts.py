@@ -157,7 +157,7 @@ def gathered(scripted_openai, tmp_path_factory):
 
     async def junior_exchanges_are_stored(lab):
         """What the gateway has answered but not yet sent to the store would be lost with it."""
-        (running,) = (await lab.store.query_rollouts(status_in=["running"])).items
+        (running,) = (await lab.store.query_rollouts(status_in=["preparing", "running"])).items
         found = 0
         while found < 6:
             await asyncio.sleep(0.02)
