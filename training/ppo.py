@@ -6,7 +6,8 @@
         the new weights go live as senior@ppo-<step>; checkpoint
 
 A step that has too few usable rollouts is skipped and counted: the weights stay. A continued run begins after the last
-checkpoint; rollouts that were recorded by then come back from disk, so it ends with the same weights, bit for bit.
+checkpoint; rollouts that were recorded by then come back from disk, and from the same rollouts it ends with the same
+weights, bit for bit.
 """
 
 import asyncio
