@@ -1,6 +1,7 @@
 """What the society reports of each model call and tool call while it works: the raw material of rewards and traces."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -69,3 +70,31 @@ def no_operation(name: str, attributes: dict[str, Any]) -> AbstractContextManage
 
 def no_observer(record: CallRecord) -> None:
     """The `Observer` that keeps nothing."""
+
+
+def count(records: Sequence[CallRecord]) -> dict[str, int]:
+    """How much work a run of the society was: calls, tokens, tool calls, repairs, and what of it failed."""
+    calls = [record for record in records if isinstance(record, ModelCall)]
+    tools = [record for record in records if isinstance(record, ToolUse)]
+    return {
+        "model_calls": len(calls),
+        "model_errors": sum(not call.response_id for call in calls),
+        "repairs": sum(call.repair for call in calls),
+        "cut_answers": Counter(call.finish_reason for call in calls)["length"],
+        "prompt_tokens": sum(call.prompt_tokens for call in calls),
+        "completion_tokens": sum(call.completion_tokens for call in calls),
+        "tool_calls": len(tools),
+        "invalid_tool_calls": sum(not use.valid for use in tools),
+        "failed_tool_calls": sum(not use.ok for use in tools),
+    }
+
+
+def tokens(records: Sequence[CallRecord]) -> dict[str, dict[str, int]]:
+    """Tokens that each logical model read ("prompt") and wrote ("completion"); what it costs follows from this."""
+    found: dict[str, dict[str, int]] = {}
+    for record in records:
+        if isinstance(record, ModelCall):
+            of_model = found.setdefault(record.model, {"prompt": 0, "completion": 0})
+            of_model["prompt"] += record.prompt_tokens
+            of_model["completion"] += record.completion_tokens
+    return found

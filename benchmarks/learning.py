@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from chimera.config import Config
+from chimera.policies import WENT_LIVE
 from chimera.runs import Run, list_runs
 from evaluation.paired import Difference, paired_difference
-from training.policies import WENT_LIVE
-from training.rollouts import RolloutRecord
+from evaluation.rollouts import RolloutRecord
 from training.summary import aligned
 
 PLANS = {

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from agents.context import Selector, Tools
     from agents.tools import Passage, Toolbox, ToolResult
     from chimera.config import Config, ModelsConfig
+    from chimera.policies import Learner, Policy
     from chimera.runs import Run
     from chimera.serving.client import Endpoint
     from chimera.serving.process import ModelServers
-    from training.policies import Learner, Policy
 
 QUESTION = "question"
 """The brief's id, and that of its abstract in the literature index."""
@@ -113,9 +113,9 @@ def answer(brief: Brief, config: "Config", console: "Console", run: "Run | None"
     With a `run`, its learned weights and its supervisor's policy are used.
     """
     from chimera.ask_view import Card, show
+    from chimera.policies import live
     from chimera.secrets import api_key_names, load_secrets
     from chimera.serving.process import serve
-    from training.policies import live
 
     secrets = load_secrets(api_key_names(config.models.model_dump()))
     toolbox, searched = _toolbox(brief, config, secrets)

@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from chimera.config_evaluation import EvaluationConfig
 from chimera.config_learning import BanditConfig, GateConfig, PpoConfig, SftConfig, WandbConfig
 from chimera.config_loader import Section, check_keys, effective, overlay, refuse_unused, unused_keys, validate
 from chimera.config_source import Setting, parse_overrides, read_yaml, to_yaml
@@ -238,6 +239,7 @@ class Config(Section):
     bandit: BanditConfig = BanditConfig()
     gate: GateConfig = GateConfig()
     wandb: WandbConfig = WandbConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
 
     def unused(self) -> Mapping[str, str]:
         """Keys that depend on another section."""

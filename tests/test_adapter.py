@@ -455,10 +455,10 @@ def real(scripted_openai, tmp_path_factory):
     from chimera.runs import Run
     from chimera.serving.process import serve
     from chimera.types import ResearchTask, Section
+    from evaluation.rollouts import RolloutInput
     from training import children
     from training.lab import Lab
     from training.metrics import Metrics
-    from training.rollouts import RolloutInput
     from training.view import make_view
 
     server, begun = scripted_openai, []

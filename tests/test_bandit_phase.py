@@ -17,15 +17,15 @@ from chimera.config import Config
 from chimera.config_learning import BanditConfig
 from chimera.data import Dataset
 from chimera.errors import ConfigError, RunError
+from chimera.policies import Policy
 from chimera.synthetic import generate
 from chimera.types import DECISION_OF_LABEL, abstract_text
+from evaluation.rollouts import RolloutInput, RolloutRecord
 from training.bandit import Bandit, draw_tasks
 from training.bandit_events import event_of
 from training.bandit_features import features
 from training.bandit_policy import BanditPolicy, Settings, load_policy
 from training.nano.transcripts import Habits, propose
-from training.policies import Policy
-from training.rollouts import RolloutInput, RolloutRecord
 from training.selection import SelectionSpec, draw, explored, make_selector
 
 TASKS = {item.task.id: item for item in generate(260, seed=7)}

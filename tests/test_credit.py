@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chimera.config import PpoConfig, RewardConfig
+from evaluation.rollouts import RolloutRecord
 from training.credit import AUTOMATIC, credit
 from training.experience import Call
-from training.rollouts import RolloutRecord
 
 LABELS = ("yes", "no", "maybe")
 number = st.floats(-2, 2).map(lambda value: round(value, 3))

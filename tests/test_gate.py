@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from chimera.config import Config, load_config
 from chimera.data import load
 from chimera.errors import ConfigError
+from chimera.policies import Policy, live
 from chimera.runs import Run
+from evaluation.rollouts import RolloutRecord
 from training import gate
-from training.policies import Policy, live
-from training.rollouts import RolloutRecord
 
 
 def record(task_id, reward, decision="GO", stage="base", status="succeeded"):

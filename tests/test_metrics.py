@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chimera.config import Config
+from chimera.policies import Policy
 from chimera.runs import Run
+from evaluation.rollouts import RolloutRecord
 from training.metrics import Metrics, plain, rollout_values
-from training.policies import Policy
-from training.rollouts import RolloutRecord
 
 RECORD = RolloutRecord(
     rollout_id="r0",

@@ -23,16 +23,16 @@ from agents.record import ModelCall
 from chimera.config import Config, PpoConfig
 from chimera.data import Dataset
 from chimera.errors import ConfigError, RunError
+from chimera.policies import Policy
 from chimera.types import ResearchTask
+from evaluation.rollouts import RolloutInput, RolloutRecord
 from training import ppo_steps
 from training.background import Background
 from training.credit import Credited
 from training.experience import Call
-from training.policies import Policy
 from training.ppo import Ppo
 from training.ppo_batch import Sample
 from training.ppo_checkpoints import Checkpoints, Progress
-from training.rollouts import RolloutInput, RolloutRecord
 
 ROLES = ("HypothesisRefiner", "ProtocolDesigner")
 TASKS = [ResearchTask(f"t{number}", "Does it?", (), "yes", "generated") for number in range(7)]

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from chimera.jsonl import read_lines
+from chimera.policies import live
 from chimera.runs import Run
-from training.policies import live
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 """Two whole runs, one of them started three times, come before the first test."""

@@ -21,10 +21,10 @@ from chimera.errors import ConfigError, RunError
 from chimera.runs import Run
 from chimera.serving.process import serve
 from chimera.types import ResearchTask, Section
+from evaluation.rollouts import RolloutInput, RolloutRecord
 from training import children
 from training.gather import choose
 from training.phases import PHASES, check_names
-from training.rollouts import RolloutInput, RolloutRecord
 from training.runner import RunnerSpec
 from training.summary import summarize
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from evaluation.rollouts import RolloutRecord
 from training import view as view_module
-from training.rollouts import RolloutRecord
 from training.view import TimeLeftColumn, make_view
 
 

@@ -16,8 +16,8 @@ from chimera.serving.checkpoint import NANO, load_language
 from chimera.serving.protocol import parse_request
 from chimera.serving.service import Service
 from chimera.types import DECISION_OF_LABEL
+from evaluation.rollouts import RolloutRecord
 from training.experience import Conversation
-from training.rollouts import RolloutRecord
 from training.sft import Sft
 from training.sft_render import NOT_LEARNED, Renderer, Row
 from training.sft_select import candidates, select

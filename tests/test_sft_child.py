@@ -21,15 +21,15 @@ from agents.record import ModelCall
 from agents.roles import JUNIORS
 from chimera.config import Config, ModelConfig, ServingConfig
 from chimera.errors import RunError
+from chimera.policies import Policy
 from chimera.runs import Run
 from chimera.serving.checkpoint import NANO, load_checkpoint, load_weights
 from chimera.serving.protocol import parse_request
 from chimera.serving.service import Service
 from chimera.synthetic import generate
+from evaluation.rollouts import RolloutRecord
 from training import sft, sft_child, traces
 from training.nano.transcripts import careful, junior
-from training.policies import Policy
-from training.rollouts import RolloutRecord
 from training.sft import Sft
 from training.sft_child import Spec
 from training.sft_process import SftProcess, child_environment

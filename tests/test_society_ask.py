@@ -195,8 +195,8 @@ def test_without_an_abstract_the_data_is_searched_and_invented_quotes_are_named(
 
 
 def test_a_trained_run_answers_with_its_weights_and_its_policy(tmp_path, capsys):
+    from chimera.policies import WENT_LIVE, Policy
     from training.bandit_policy import BanditPolicy, Settings
-    from training.policies import WENT_LIVE, Policy
 
     config = load_config(None, [f"runs_dir={tmp_path}", "data.size=60"])
     with Run.create("trained", config) as run:

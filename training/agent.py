@@ -3,7 +3,6 @@
 import asyncio
 import contextvars
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -12,17 +11,17 @@ from typing import Any
 import agentlightning as agl
 
 from agents.context import Selector
-from agents.record import CallRecord, ModelCall, ToolUse
+from agents.record import CallRecord, count, tokens
 from agents.society import Society
 from agents.tools import Toolbox
 from chimera.config import Config
 from chimera.errors import ChimeraError, ModelError, RoleError, UnreachableError
 from chimera.serving.client import Completion, HttpModel
 from evaluation.judge import Judge
+from evaluation.rollouts import Outcome, RolloutInput
 from training import resources as model_resources
 from training.gateway import plain_error
 from training.rewards import Reward, compute_reward
-from training.rollouts import Outcome, RolloutInput
 from training.selection import make_selector
 
 REWARD_KEY = "reward"
@@ -144,26 +143,10 @@ class MedicalResearchAgent(agl.LitAgent[dict[str, Any]]):
             parts={} if reward is None else dict(reward.parts),
             weights_versions={model: sorted(seen) for model, seen in self._model.weights_versions.items()},
             counts=count(self._records),
+            tokens=tokens(self._records),
             calls=[{"kind": type(record).__name__, **asdict(record)} for record in self._records],
             seconds=round(time.perf_counter() - started, 3),
         )
-
-
-def count(records: Sequence[CallRecord]) -> dict[str, int]:
-    """How much work a rollout was: calls, tokens, tool calls, repairs, and what of it failed."""
-    calls = [record for record in records if isinstance(record, ModelCall)]
-    tools = [record for record in records if isinstance(record, ToolUse)]
-    return {
-        "model_calls": len(calls),
-        "model_errors": sum(not call.response_id for call in calls),
-        "repairs": sum(call.repair for call in calls),
-        "cut_answers": Counter(call.finish_reason for call in calls)["length"],
-        "prompt_tokens": sum(call.prompt_tokens for call in calls),
-        "completion_tokens": sum(call.completion_tokens for call in calls),
-        "tool_calls": len(tools),
-        "invalid_tool_calls": sum(not use.valid for use in tools),
-        "failed_tool_calls": sum(not use.ok for use in tools),
-    }
 
 
 def emit_parts(reward: Reward) -> None:

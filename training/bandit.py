@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chimera.errors import ConfigError, RunError
+from chimera.policies import Policy
+from evaluation.rollouts import RolloutInput, RolloutRecord
 from training.bandit_events import events_of
 from training.phases import PhaseResult
-from training.policies import Policy
-from training.rollouts import RolloutInput, RolloutRecord
 from training.summary import summarize
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ A rollout's record holds the same choice as its trace (`HierarchicalTraceAdapter
 
 from collections.abc import Iterable
 
+from evaluation.rollouts import RolloutRecord
 from training.experience import BanditEvent
-from training.rollouts import RolloutRecord
 
 
 def event_of(record: RolloutRecord) -> BanditEvent | None:

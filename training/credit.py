@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chimera.config import PpoConfig, RewardConfig
+from evaluation.rollouts import RolloutRecord
 from training.experience import Call
-from training.rollouts import RolloutRecord
 
 AUTOMATIC = ("parsed", "call_valid", "tool_succeeded")
 """Parts of a rollout's reward that each call also earns by itself."""

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 
+from chimera import policies
 from chimera.config import Config
 from chimera.data import Dataset
 from chimera.errors import ConfigError, RunError
+from chimera.policies import ROLLED_BACK, WENT_LIVE, Policy
 from evaluation.paired import Difference, paired_difference, sign_test
-from training import policies
-from training.policies import ROLLED_BACK, WENT_LIVE, Policy
-from training.rollouts import RolloutInput, RolloutRecord
+from evaluation.rollouts import RolloutInput, RolloutRecord
 from training.summary import aligned, summarize
 
 if TYPE_CHECKING:

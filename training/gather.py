@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from chimera.config import Config
 from chimera.data import Dataset
 from chimera.errors import ConfigError, RunError
+from evaluation.rollouts import RolloutInput, RolloutRecord
 from training.phases import PhaseResult
-from training.rollouts import RolloutInput, RolloutRecord
 from training.summary import summarize
 
 if TYPE_CHECKING:

@@ -14,20 +14,21 @@ from typing import Literal, Self
 import agentlightning as agl
 from agentlightning.types import EnqueueRolloutRequest
 
+from chimera import policies
 from chimera.config import Config
 from chimera.data import Dataset
 from chimera.errors import ChimeraError
+from chimera.policies import Learner, Policy
 from chimera.runs import Run
 from chimera.secrets import register_secret
 from chimera.serving.checkpoint import locate
 from chimera.serving.process import ModelServers
-from training import policies, resources
+from evaluation.rollouts import RolloutInput, RolloutRecord
+from training import resources
 from training.gateway import Gateway
 from training.metrics import Metrics
-from training.policies import Learner, Policy
 from training.pool import RunnerPool
 from training.recorder import Recorder, identity
-from training.rollouts import RolloutInput, RolloutRecord
 from training.runner import RunnerSpec
 from training.selection import SelectionSpec
 from training.store import LabStore

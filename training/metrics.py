@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from chimera.policies import Policy
 from chimera.runs import Run
 from chimera.secrets import redact
-from training.policies import Policy
-from training.rollouts import RolloutRecord
+from evaluation.rollouts import RolloutRecord
 from training.summary import aligned
 
 ROLLOUT = "rollout"

@@ -10,8 +10,8 @@ from chimera.errors import ConfigError
 if TYPE_CHECKING:
     from chimera.config import Config
     from chimera.data import Dataset
+    from chimera.policies import Policy
     from training.lab import Lab
-    from training.policies import Policy
 
 
 @dataclass(frozen=True, slots=True)

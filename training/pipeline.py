@@ -7,10 +7,10 @@ from typing import Any
 
 import agentlightning as agl
 
+from chimera.policies import Policy
 from training.gate import Gate
 from training.lab import Lab
 from training.phases import Phase, PhaseResult
-from training.policies import Policy
 
 
 class Pipeline(agl.Algorithm):

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 from chimera.config import Config
 from chimera.data import Dataset
 from chimera.errors import ConfigError
+from chimera.policies import Policy
+from evaluation.rollouts import RolloutInput, RolloutRecord
 from training import ppo_steps
 from training.advantages import GROUPED
 from training.background import Background
 from training.phases import PhaseResult
-from training.policies import Policy
 from training.ppo_batch import Sample
 from training.ppo_checkpoints import Checkpoints, Progress
-from training.rollouts import RolloutInput, RolloutRecord
 from training.verl_config import check_verl
 
 if TYPE_CHECKING:

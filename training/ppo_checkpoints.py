@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera.errors import RunError
-from training.policies import Policy
+from chimera.policies import Policy
 
 STATE = "phase.json"
 ENGINE = "engine"

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from chimera.config import Config, PpoConfig
 from chimera.data import Dataset
 from chimera.types import ResearchTask
+from evaluation.rollouts import RolloutInput, RolloutRecord
 from training.advantages import GROUPED, alone
 from training.credit import Credited
 from training.ppo_batch import Sample
-from training.rollouts import RolloutInput, RolloutRecord
 from training.summary import aligned, mean, part_means
 
 REASONS: tuple[str, ...] = ("late", "failed", "unscored", "untraced", "stale")

@@ -7,8 +7,8 @@ from pathlib import Path
 import agentlightning as agl
 
 from chimera.runs import Run
+from evaluation.rollouts import RolloutInput, RolloutRecord
 from training import traces
-from training.rollouts import RolloutInput, RolloutRecord
 from training.store import LabStore
 
 TRACE_SECONDS = 10.0
@@ -111,6 +111,7 @@ def _record(
         weights_versions=outcome.get("weights_versions", {}),
         outputs=outputs,
         counts=outcome.get("counts", {}),
+        tokens=outcome.get("tokens", {}),
         untraced_calls=len(traces.untraced(spans)),
         seconds=outcome.get("seconds"),
         worker=attempt.worker_id if attempt else None,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from chimera.config import Config
 from chimera.data import Dataset
 from chimera.errors import ConfigError
+from chimera.policies import Policy
+from evaluation.rollouts import RolloutRecord
 from training.phases import PhaseResult
-from training.policies import Policy
-from training.rollouts import RolloutRecord
 
 if TYPE_CHECKING:
     from training.adapter import HierarchicalTraceAdapter

@@ -11,8 +11,8 @@ from chimera.config_learning import SftConfig
 from chimera.errors import RunError
 from chimera.quotes import missing_quotes
 from evaluation.alignment import aligned
+from evaluation.rollouts import RolloutRecord
 from training.experience import Conversation
-from training.rollouts import RolloutRecord
 from training.sft_render import Row
 
 Key = tuple[str, str, int]

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from evaluation import alignment
-from training.rollouts import RolloutRecord
+from evaluation.rollouts import RolloutRecord
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from training.rollouts import RolloutRecord
+from evaluation.rollouts import RolloutRecord
 from training.summary import part_means
 from training.view_text import describe_versions, failure, number, result_table, running
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from training.rollouts import RolloutRecord
+from evaluation.rollouts import RolloutRecord
 from training.summary import aligned, failures, mean, summarize
 
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from agents.schemas import Protocol
 from chimera.jsonl import read_lines
+from chimera.policies import Policy
 from chimera.secrets import redact
+from evaluation.rollouts import RolloutRecord
 from training.metrics import ARTIFACT, PROTOCOLS
-from training.policies import Policy
-from training.rollouts import RolloutRecord
 from training.wandb_steps import PhaseSteps
 
 if TYPE_CHECKING:

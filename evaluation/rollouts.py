@@ -65,7 +65,8 @@ class Outcome:
         reward: The scalar r; None when a part is missing or the attempt failed.
         parts: The reward's named parts, which sum to r; a missing one is None.
         weights_versions: Versions that the servers reported, by logical model; several when weights were swapped.
-        counts: Model calls, tool calls, tokens and so on (see `agent.count`).
+        counts: Model calls, tool calls, tokens and so on (see `agents.record.count`).
+        tokens: Tokens by logical model (see `agents.record.tokens`); the judge's are not among them.
         calls: Every model call and tool call as `agents.record` describes them.
         seconds: Wall time of the attempt.
     """
@@ -76,6 +77,7 @@ class Outcome:
     parts: dict[str, float | None]
     weights_versions: dict[str, list[str]]
     counts: dict[str, int]
+    tokens: dict[str, dict[str, int]]
     calls: list[dict[str, Any]]
     seconds: float
 
@@ -116,6 +118,7 @@ class RolloutRecord:
     weights_versions: dict[str, list[str]] = field(default_factory=dict)
     outputs: dict[str, Any] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, dict[str, int]] = field(default_factory=dict)
     untraced_calls: int = 0
     seconds: float | None = None
     worker: str | None = None

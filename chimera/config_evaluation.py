@@ -1,0 +1,69 @@
+"""Settings of `python -m chimera.eval`."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from chimera.config_loader import Section
+
+
+class AuditorConfig(Section):
+    """The second judge, which training never uses."""
+
+    kind: Literal["checklist", "endpoint", "none"] = Field(
+        default="checklist", description="deterministic checklist, any OpenAI-compatible server, or no second judge"
+    )
+    base_url: str | None = Field(default=None, description="endpoint: address of the server, ending in /v1")
+    model: str | None = Field(default=None, min_length=1, description="endpoint: the model's name there")
+    api_key_env: str | None = Field(
+        default=None, description="endpoint: name of the environment variable with the key, never the key itself"
+    )
+    structured: Literal["always", "final", "never"] = Field(
+        default="always", description="when to send a JSON schema; never for servers that do not know them"
+    )
+    temperature: float = Field(default=0.0, ge=0, le=2, description="sampling temperature; 0 is greedy")
+    max_tokens: int = Field(default=768, ge=1, description="longest answer, in tokens")
+    timeout_s: float = Field(default=60.0, gt=0, description="seconds that one call may take")
+
+    @model_validator(mode="after")
+    def _endpoint_is_complete(self) -> Self:
+        if self.kind == "endpoint" and (self.base_url is None or self.model is None):
+            raise ValueError("kind 'endpoint' needs both base_url and model")
+        if self.base_url is not None and not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", self.base_url):
+            raise ValueError("base_url must be an http(s) address without user or password, such as http://host:1/v1")
+        return self
+
+    def unused(self) -> Mapping[str, str]:
+        """Only an endpoint has settings."""
+        if self.kind == "endpoint":
+            return {}
+        names = [name for name in type(self).model_fields if name != "kind"]
+        return dict.fromkeys(names, f"evaluation.auditor.kind is {self.kind!r}")
+
+
+class EvaluationConfig(Section):
+    """How stages are evaluated and compared."""
+
+    concurrency: int = Field(default=16, ge=1, description="rollouts at a time")
+    retries: int = Field(
+        default=6, ge=0, description="further tries of a model call after 429, 5xx or a time-out, with growing waits"
+    )
+    confidence: float = Field(default=0.95, gt=0.5, lt=1, description="of all intervals; 1 - it is the tests' level")
+    resamples: int = Field(default=2000, ge=200, description="bootstrap samples of an interval")
+    permutations: int = Field(default=5000, ge=200, description="random exchanges of a paired test")
+    power: float = Field(default=0.8, gt=0, lt=1, description="with which the minimum detectable effect is found")
+    prices: dict[str, Any] = Field(
+        default={},
+        description="by logical model: [USD per million prompt tokens, USD per million completion tokens]",
+    )
+    auditor: AuditorConfig = AuditorConfig()
+
+    @model_validator(mode="after")
+    def _prices_are_pairs(self) -> Self:
+        for model, price in self.prices.items():
+            pair = isinstance(price, list) and len(price) == 2
+            if not pair or not all(isinstance(one, int | float) and one >= 0 for one in price):
+                raise ValueError(f"prices.{model} must be two numbers such as [0.15, 0.6], not {price!r}")
+        return self
