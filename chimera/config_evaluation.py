@@ -35,6 +35,11 @@ class AuditorConfig(Section):
             raise ValueError("base_url must be an http(s) address without user or password, such as http://host:1/v1")
         return self
 
+    @property
+    def name(self) -> str | None:
+        """What stands behind the second judge: "checklist", an endpoint's model, or None."""
+        return {"checklist": "checklist", "endpoint": self.model, "none": None}[self.kind]
+
     def unused(self) -> Mapping[str, str]:
         """Only an endpoint has settings."""
         if self.kind == "endpoint":

@@ -98,6 +98,18 @@ class Run:
             raise RunError(f"there is no run in {runs_dir}: make one with python -m chimera train")
         return runs[-1]
 
+    def own(self) -> "Run":
+        """The same run, owned by this process: it may be added to. Use it in a `with` block.
+
+        Raises:
+            RunError: another process writes the run, or its folder cannot be written to.
+        """
+        try:
+            _take_ownership(self.path)
+        except OSError as error:
+            raise RunError(f"run {self.path} cannot be written to ({error.strerror}): copy it elsewhere") from error
+        return Run(self.path, writable=True)
+
     @property
     def name(self) -> str:
         """The run's name, which is its folder's."""

@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from chimera.config import Config
+from chimera.config_evaluation import EvaluationConfig
 from chimera.errors import RunError
 from chimera.jsonl import read_lines
 from chimera.policies import Policy
@@ -191,15 +192,22 @@ class Study:
     baselines: tuple[BaselineAnswer, ...]
     audit: Mapping[str, Judged]
     canaries: tuple[Judged, ...]
+    settings: EvaluationConfig | None = None
 
     @cached_property
     def config(self) -> Config:
-        """The run's configuration."""
-        return self.run.config
+        """The run's configuration, with the evaluation's own settings when it has some."""
+        config = self.run.config
+        return config if self.settings is None else config.model_copy(update={"evaluation": self.settings})
 
 
-def load_study(run: Run, plan: Plan) -> Study:
+def load_study(run: Run, plan: Plan, settings: EvaluationConfig | None = None) -> Study:
     """Read what is recorded for `plan`.
+
+    Args:
+        run: The run.
+        plan: What is evaluated.
+        settings: The evaluation's settings; the run's own without them.
 
     Raises:
         RunError: A rollout of the plan is not recorded, or a record contradicts the plan.
@@ -218,9 +226,14 @@ def load_study(run: Run, plan: Plan) -> Study:
         answers[stage.name] = StageAnswers(stage, tuple(row for row, _ in rows), tuple(place for _, place in rows))
     known = {task.id for task in plan.tasks}
     baselines = {(one.baseline, one.task_id, one.repeat): one for one in _baselines(run, plan) if one.task_id in known}
-    audit = {one.subject: one for one in _judged(run, plan, "audit")}
-    canaries = {(one.subject, one.judge): one for one in _judged(run, plan, "canaries")}
-    return Study(run, plan, answers, tuple(baselines.values()), audit, tuple(canaries.values()))
+    auditor = (settings or run.config.evaluation).auditor.name
+    audit = {one.subject: one for one in _judged(run, plan, "audit") if one.model == auditor}
+    canaries = {
+        (one.subject, one.judge): one
+        for one in _judged(run, plan, "canaries")
+        if one.judge == "judge" or one.model == auditor
+    }
+    return Study(run, plan, answers, tuple(baselines.values()), audit, tuple(canaries.values()), settings)
 
 
 Recorded = dict[tuple[str, int], tuple[RolloutRecord, Place]]

@@ -4,7 +4,6 @@ Only a result that is clearly worse is rolled back; the user is shown the compar
 """
 
 import json
-import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,14 +16,14 @@ from chimera.data import Dataset
 from chimera.errors import ConfigError, RunError
 from chimera.policies import ROLLED_BACK, WENT_LIVE, Policy
 from evaluation.paired import Difference, paired_difference, sign_test
+from evaluation.plan import gate_tasks
 from evaluation.rollouts import RolloutInput, RolloutRecord
+from evaluation.study import BASE, GATE
 from training.summary import aligned, summarize
 
 if TYPE_CHECKING:
     from training.lab import Lab
 
-BASE = "base"
-EVALUATION = "evaluation"
 Verdict = Literal["better", "worse", "no difference shown"]
 
 
@@ -63,8 +62,10 @@ def check(config: Config, dataset: Dataset) -> None:
 
 def inputs(dataset: Dataset, config: Config, stage: str) -> list[RolloutInput]:
     """The held-out rollouts of `stage`: the same tasks and seeds for every stage of runs with one seed."""
-    drawn = random.Random(f"{config.seed}/gate").sample(dataset.validation, config.gate.tasks)
-    return [replace(RolloutInput.of(task, EVALUATION, 0, config.seed), phase=f"{EVALUATION}-{stage}") for task in drawn]
+    return [
+        replace(RolloutInput.of(task, GATE, 0, config.seed), phase=f"{GATE}-{stage}")
+        for task in gate_tasks(dataset, config)
+    ]
 
 
 async def evaluate(lab: "Lab", stage: str) -> list[RolloutRecord]:
@@ -75,7 +76,7 @@ async def evaluate(lab: "Lab", stage: str) -> list[RolloutRecord]:
     """
     wanted = inputs(lab.dataset, lab.config, stage)
     found: dict[str, RolloutRecord] = {}
-    with lab.view.phase(f"{EVALUATION}-{stage}", len(wanted), lab.policy_versions, table=False):
+    with lab.view.phase(f"{GATE}-{stage}", len(wanted), lab.policy_versions, table=False):
         async for record in lab.rollouts(wanted, mode="val"):
             found[record.task_id] = record
             lab.view.add(record)
@@ -83,8 +84,8 @@ async def evaluate(lab: "Lab", stage: str) -> list[RolloutRecord]:
     if all(record.status == "failed" for record in records):
         raise RunError(f"all {len(records)} held-out rollouts failed; the first: {records[0].error}")
     figures = {key: value for key, value in summarize(records).items() if not isinstance(value, dict)}
-    lab.metrics.log(f"{EVALUATION}-{stage}", None, figures)
-    lab.metrics.protocols(f"{EVALUATION}-{stage}", records)
+    lab.metrics.log(f"{GATE}-{stage}", None, figures)
+    lab.metrics.protocols(f"{GATE}-{stage}", records)
     return records
 
 
@@ -167,7 +168,7 @@ class Gate:
 
     def _write(self, phase: str, found: Comparison) -> None:
         lab = self._lab
-        file = lab.run.path / EVALUATION / f"{phase}.json"
+        file = lab.run.path / GATE / f"{phase}.json"
         file.parent.mkdir(exist_ok=True)
         file.write_text(json.dumps(found.dump(), indent=2) + "\n", encoding="utf-8")
         lab.metrics.log("gate", None, {"stage": phase, **_flat(found)})
