@@ -49,7 +49,7 @@ types: setup
 imports: setup
 	$(VENV)/bin/lint-imports
 
-# benchmarks/learning.py trains nine times, which takes three quarters of an hour: start it by itself.
+# benchmarks/learning.py trains twelve times, which takes about an hour: start it by itself.
 bench: setup
 	@set -e; for file in $(filter-out benchmarks/learning.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(PY) $$file; done
 

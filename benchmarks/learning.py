@@ -1,6 +1,6 @@
 """What the default run teaches: `python -m benchmarks.learning` trains on each seed and prints the paired tables.
 
-For each seed four runs (a quarter of an hour in all): the whole pipeline, and each phase alone. Runs that are there and
+For each seed four runs (some fifteen minutes in all): the whole pipeline, and each phase alone. Runs that are there and
 finished are read, not repeated; one that was interrupted is continued. Differences are paired: each stage answers the
 same held-out tasks with the same seeds.
 """
@@ -40,8 +40,10 @@ def main() -> None:
     parser.add_argument("--runs-dir", type=Path, default=Path("runs/learning"))
     options = parser.parse_args()
     runs = {(plan, seed): made(plan, seed, options.runs_dir) for seed in options.seeds for plan in PLANS}
-    Console().print(phases_table(runs, options.seeds))
-    Console().print(whole_table(runs, options.seeds))
+    # Without a terminal rich takes 80 columns, which would cut the intervals.
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console.print(phases_table(runs, options.seeds))
+    console.print(whole_table(runs, options.seeds))
 
 
 def made(plan: str, seed: int, folder: Path) -> Run:
