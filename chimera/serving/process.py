@@ -87,7 +87,7 @@ def check_models(models: ModelsConfig, secrets: Mapping[str, str]) -> None:
     for key in ModelsConfig.model_fields:
         model: ModelConfig = getattr(models, key)
         if model.kind == "endpoint":
-            _user_endpoint(key, model, secrets)
+            user_endpoint(f"models.{key}", model, secrets)
         elif model.kind == "embedded":
             locate(model.path)
 
@@ -109,7 +109,9 @@ def serve(
         ModelError: the server process did not start; the message ends with its last log lines.
     """
     configured: dict[str, ModelConfig] = {key: getattr(models, key) for key in ModelsConfig.model_fields}
-    endpoints = {key: _user_endpoint(key, one, secrets) for key, one in configured.items() if one.kind == "endpoint"}
+    endpoints = {
+        key: user_endpoint(f"models.{key}", one, secrets) for key, one in configured.items() if one.kind == "endpoint"
+    }
     own = {key: one for key, one in configured.items() if one.kind != "endpoint"}
     if not own:
         yield ModelServers(endpoints, None)
@@ -240,7 +242,12 @@ class ServerProcess:
         return "\n".join(lines[-LOG_LINES:]) or "(nothing)"
 
 
-def _user_endpoint(key: str, model: ModelConfig, secrets: Mapping[str, str]) -> Endpoint:
+def user_endpoint(setting: str, model: ModelConfig, secrets: Mapping[str, str]) -> Endpoint:
+    """The endpoint of a model of kind "endpoint", which `setting` (such as "models.junior") describes.
+
+    Raises:
+        ConfigError: its key is not set.
+    """
     assert model.base_url is not None
     assert model.model is not None
     # Servers without keys (Ollama, a local vLLM) ignore the value, but OpenAI's client insists on one.
@@ -249,8 +256,7 @@ def _user_endpoint(key: str, model: ModelConfig, secrets: Mapping[str, str]) -> 
         api_key = secrets.get(model.api_key_env, "")
         if not api_key:
             raise ConfigError(
-                f"models.{key}.api_key_env names {model.api_key_env}, which is not set: put it in the environment or "
-                ".env"
+                f"{setting}.api_key_env names {model.api_key_env}, which is not set: put it in the environment or .env"
             )
     return _endpoint(model.base_url, model.model, api_key, model)
 
