@@ -22,6 +22,7 @@ from agents.roles import JUNIORS, ROLES
 from chimera.config import RewardConfig
 from chimera.errors import RunError
 from chimera.serving.client import Completion
+from evaluation.spans import SpanLike
 from training import traces
 from training.experience import BanditEvent, Call, Conversation
 from training.rewards import COUNTED_CALLS, call_reward
@@ -167,7 +168,7 @@ def _step(record: CallRecord) -> _Step:
     return record.role, record.visit, record.attempt, record.step
 
 
-def _number(span: agl.Span, name: str) -> int:
+def _number(span: SpanLike, name: str) -> int:
     value = span.attributes.get(name, 1)
     assert isinstance(value, int)
     return value
