@@ -5,7 +5,7 @@ like an instruction of ours; and the prompt says that pleas in it count against 
 missing and says why: no score is ever made up.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -83,15 +83,12 @@ class Judge:
         An unreadable answer is asked for once more, with the fault named. After that, or when the model fails, all
         scores are None.
         """
-        messages = opening(
-            JUDGE,
-            brief.goal,
-            sources=sources_seen(state["messages"]),
-            hypothesis=state["refined_hypothesis"],
-            protocol=state["final_protocol"],
-            decision=state["final_decision"],
-            rationale=state["final_rationale"],
-        )
+        return await self.score(finished_work(state, sources_seen(state["messages"]), brief.goal))
+
+    async def score(self, work: Mapping[str, Any]) -> dict[str, Any]:
+        """Like `evaluate`, for the material that `finished_work` gives."""
+        goal: str = work["goal"]
+        messages = opening(JUDGE, goal, **{key: value for key, value in work.items() if key != "goal"})
         fault = ""
         for _ in ("answer", "repair"):
             try:
@@ -105,9 +102,21 @@ class Judge:
                 messages = [
                     *messages,
                     {"role": "assistant", "content": completion.content},
-                    repair_message(fault, brief.goal),
+                    repair_message(fault, goal),
                 ]
         return missing(f"the judge's answer could not be read, even after one repair: {fault}")
+
+
+def finished_work(state: Mapping[str, Any], sources: Sequence[Mapping[str, str]], goal: str) -> dict[str, Any]:
+    """What a judge is shown: the payload that `PROMPT` describes, of a finished state or a rollout's outputs."""
+    return {
+        "sources": list(sources),
+        "hypothesis": state["refined_hypothesis"],
+        "protocol": state["final_protocol"],
+        "decision": state["final_decision"],
+        "rationale": state["final_rationale"],
+        "goal": goal,
+    }
 
 
 def missing(reason: str) -> dict[str, Any]:
