@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from math import comb
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr, stdtrit
 
 
@@ -32,9 +33,6 @@ def paired_difference(
 ) -> Difference:
     """The mean paired difference with its bootstrap interval.
 
-    The ends are expanded percentiles (Hesterberg 2015, section 4.3): plain ones are too narrow for small samples, by
-    the bias of the bootstrap's variance and as a normal interval is beside Student's.
-
     Args:
         before: One value for each pair.
         after: The other values, in the same order.
@@ -51,10 +49,20 @@ def paired_difference(
     drawn = np.random.default_rng(seed).integers(len(differences), size=(resamples, len(differences)))
     means = differences[drawn].mean(axis=1)
     n = len(differences)
-    tail = float(ndtr(np.sqrt(n / (n - 1)) * stdtrit(n - 1, (1 - confidence) / 2)))
-    low, high = np.quantile(means, [tail, 1 - tail])
+    low, high = expanded_percentiles(means, n, confidence)
     mean = [float(np.mean(values)) for values in (before, after, differences)]
-    return Difference(mean[0], mean[1], mean[2], float(low), float(high), n)
+    return Difference(mean[0], mean[1], mean[2], low, high, n)
+
+
+def expanded_percentiles(drawn: NDArray[np.float64], n: int, confidence: float) -> tuple[float, float]:
+    """The two ends of a bootstrap interval, from the statistic of each resample of `n` cases, `n` at least 2.
+
+    The ends are expanded percentiles (Hesterberg 2015, section 4.3): plain ones are too narrow for small samples, by
+    the bias of the bootstrap's variance and as a normal interval is beside Student's.
+    """
+    tail = float(ndtr(np.sqrt(n / (n - 1)) * stdtrit(n - 1, (1 - confidence) / 2)))
+    low, high = np.quantile(drawn, [tail, 1 - tail])
+    return float(low), float(high)
 
 
 def sign_test(gained: int, lost: int) -> float:

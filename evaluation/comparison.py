@@ -1,0 +1,297 @@
+"""Two stages, or a baseline and a stage, on the same tasks and seeds: differences, tests, and a verdict in words.
+
+A verdict rests on the p-value after Holm's correction, and on nothing else. The report's conclusions are one family of
+tests (reward, alignment and macro-F1 of all its comparisons), everything else is a second one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
+from typing import Any, Literal
+
+import numpy as np
+
+from chimera.config import Config
+from chimera.types import Label
+from evaluation.metrics import MACRO_F1, Metric, TaskAnswers, answers_of, interval_settings, metrics_of, values_of
+from evaluation.paired import paired_difference
+from evaluation.statistics import (
+    Numbers,
+    exchange_test,
+    f1_rows,
+    holm,
+    interval_around,
+    macro_f1_of_totals,
+    mcnemar,
+    minimum_detectable_effect,
+    of_all,
+    resampled,
+    unseen_share,
+)
+from evaluation.study import Plan, StageAnswers
+
+Verdict = Literal["better", "worse", "higher", "lower", "no difference shown"]
+EXCHANGE = "exchange test"
+MCNEMAR = "McNemar's exact test"
+NOT_SHOWN: Verdict = "no difference shown"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One metric of two systems over the tasks that have a value in both.
+
+    Attributes:
+        before: Mean, or macro-F1, of the first.
+        after: Of the second.
+        difference: `after` minus `before`.
+        low: Lower end of the difference's interval; None for a single task.
+        high: Upper end.
+        p: Of the test, two-sided.
+        p_adjusted: After correction for the report's other tests; None until `adjust`.
+        n: Tasks.
+        mde: Smallest true difference that so many tasks would show with the configured power, before correction; None
+            if nothing varied.
+        test: Its name.
+        verdict: In words; None until `adjust`.
+        primary: Whether the report's conclusions rest on it.
+    """
+
+    before: float
+    after: float
+    difference: float
+    low: float | None
+    high: float | None
+    p: float
+    p_adjusted: float | None
+    n: int
+    mde: float | None
+    test: str
+    verdict: Verdict | None
+    primary: bool
+
+    def dump(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+Comparisons = Mapping[str, Mapping[str, Comparison]]
+"""By "<before>:<after>", then by metric."""
+
+
+def compare(before: StageAnswers, after: StageAnswers, plan: Plan, config: Config) -> dict[str, Comparison]:
+    """Every metric that has a value in both stages for some rollout of the same task and seed, not yet adjusted."""
+    found: dict[str, Comparison] = {}
+    of_answers = compare_answers(answers_of(before), answers_of(after), plan, config)
+    for metric in metrics_of(config):
+        if metric.name in of_answers:
+            found[metric.name] = of_answers[metric.name]
+        elif metric.value is not None:
+            old, new = (values_of(metric.value, answers.records) for answers in (before, after))
+            means = _by_task(old, new, plan)
+            if means:
+                exact = metric.binary and plan.repeats == 1
+                pair = [one for one, _ in means], [one for _, one in means]
+                found[metric.name] = _of_means(*pair, metric, config, exact=exact)
+    return found
+
+
+def compare_answers(before: TaskAnswers, after: TaskAnswers, plan: Plan, config: Config) -> dict[str, Comparison]:
+    """Alignment and macro-F1 of two that answered, not yet adjusted; empty if they share no task.
+
+    Args:
+        before: By task id what the first answered in each repeat, None for no answer, which is a miss.
+        after: The second, with as many repeats or another number of them.
+        plan: Has the labels.
+        config: Has the settings.
+    """
+    tasks = [task for task in plan.tasks if task.id in before and task.id in after]
+    if not tasks:
+        return {}
+    labels: list[Label] = [task.label for task in tasks]
+    given = [[answers[task.id] for task in tasks] for answers in (before, after)]
+    metrics = {metric.name: metric for metric in metrics_of(config)}
+    hits = [
+        [fmean(one == label for one in answers) for label, answers in zip(labels, rows, strict=True)] for rows in given
+    ]
+    exact = all(len(answer) == 1 for rows in given for answer in rows)
+    return {
+        "alignment": _of_means(hits[0], hits[1], metrics["alignment"], config, exact=exact),
+        MACRO_F1: _of_macro_f1(labels, given[0], given[1], metrics[MACRO_F1], config),
+    }
+
+
+def adjust(comparisons: Comparisons, config: Config) -> dict[str, dict[str, Comparison]]:
+    """The same with Holm's correction over each of the two families, and with verdicts.
+
+    Args:
+        comparisons: All of the report.
+        config: Has the tests' level, 1 - `evaluation.confidence`.
+    """
+    adjusted: dict[tuple[str, str], float] = {}
+    for primary in (True, False):
+        family = {
+            (pair, name): one.p
+            for pair, found in comparisons.items()
+            for name, one in found.items()
+            if one.primary is primary
+        }
+        adjusted |= dict(zip(family, holm(list(family.values())), strict=True))
+    better = {metric.name: metric.better for metric in metrics_of(config)}
+    level = 1 - config.evaluation.confidence
+    return {
+        pair: {
+            name: replace(
+                one,
+                p_adjusted=adjusted[pair, name],
+                verdict=_verdict(one.difference, adjusted[pair, name] < level, better[name]),
+            )
+            for name, one in found.items()
+        }
+        for pair, found in comparisons.items()
+    }
+
+
+def too_few_permutations(comparisons: Comparisons, config: Config) -> str | None:
+    """A warning if a family is so large that its exchange tests can show nothing; None if it is not.
+
+    With N exchanges no p-value is below 1 / (N + 1), and Holm multiplies the smallest by the size of the family.
+    """
+    ones = [one for found in comparisons.values() for one in found.values() if one.test == EXCHANGE]
+    largest = max((sum(one.primary is primary for one in ones) for primary in (True, False)), default=0)
+    level = 1 - config.evaluation.confidence
+    if largest / (config.evaluation.permutations + 1) < level:
+        return None
+    return (
+        f"evaluation.permutations={config.evaluation.permutations} is too few for a family of {largest} tests: none of "
+        f"them can pass the level {level:.3g} after correction; raise it above {int(largest / level)}"
+    )
+
+
+def verdict_sentence(before: str, after: str, found: Mapping[str, Comparison], config: Config) -> str:
+    """What became of reward and alignment, with intervals, in one sentence.
+
+    Args:
+        before: The first system in words, such as "the base".
+        after: The second.
+        found: Their comparison, adjusted; what it lacks is said to have no value in both.
+        config: Has the intervals' confidence.
+    """
+    clauses = [_clause(name, found.get(name), config) for name in ("reward", "alignment")]
+    return f"{after[:1].upper()}{after[1:]} beside {before}: {'; '.join(clauses)}."
+
+
+def _by_task(
+    before: Mapping[tuple[str, int], float], after: Mapping[tuple[str, int], float], plan: Plan
+) -> list[tuple[float, float]]:
+    """Both means of each task, over the repeats (the same seeds) that have a value in both."""
+    pairs: list[tuple[float, float]] = []
+    for task in plan.tasks:
+        keys = [(task.id, repeat) for repeat in range(plan.repeats)]
+        shared = [(before[key], after[key]) for key in keys if key in before and key in after]
+        if shared:
+            pairs.append((fmean(old for old, _ in shared), fmean(new for _, new in shared)))
+    return pairs
+
+
+def _of_means(
+    before: Sequence[float], after: Sequence[float], metric: Metric, config: Config, *, exact: bool
+) -> Comparison:
+    """Compare the means of tasks' values; `exact` for values that are 0 or 1."""
+    settings = config.evaluation
+    old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
+    changes, n = new - old, len(old)
+    low = high = None
+    difference = float(changes.mean())
+    if n > 1:
+        found = paired_difference(before, after, **interval_settings(config))
+        low, high = found.low, found.high
+        if metric.unit == "share" and not changes.any():
+            high = unseen_share(n, settings.confidence)
+            low = -high
+    if exact:
+        p = mcnemar(int(np.count_nonzero(changes > 0)), int(np.count_nonzero(changes < 0)))
+    else:
+        p = exchange_test(old, new, permutations=settings.permutations, seed=config.seed)
+    deviation = float(changes.std(ddof=1)) if n > 1 else 0.0
+    return Comparison(
+        before=float(old.mean()),
+        after=float(new.mean()),
+        difference=difference,
+        low=low,
+        high=high,
+        p=p,
+        p_adjusted=None,
+        n=n,
+        mde=minimum_detectable_effect(deviation, n, alpha=1 - settings.confidence, power=settings.power),
+        test=MCNEMAR if exact else EXCHANGE,
+        verdict=None,
+        primary=metric.primary,
+    )
+
+
+def _of_macro_f1(
+    labels: Sequence[Label],
+    before: Sequence[Sequence[Label | None]],
+    after: Sequence[Sequence[Label | None]],
+    metric: Metric,
+    config: Config,
+) -> Comparison:
+    settings = config.evaluation
+    old, new = (f1_rows(zip(labels, answers, strict=True)) for answers in (before, after))
+    values = [of_all(rows, macro_f1_of_totals) for rows in (old, new)]
+    difference, n = values[1] - values[0], len(labels)
+    low = high = mde = None
+    if n > 1:
+        drawn = _resampled_difference(old, new, config)
+        low, high = interval_around(difference, drawn, n, settings.confidence)
+        # The bootstrap's standard error, as a deviation of tasks, unbiased as `ddof=1` is for means.
+        deviation = float(drawn.std()) * n / np.sqrt(n - 1)
+        mde = minimum_detectable_effect(deviation, n, alpha=1 - settings.confidence, power=settings.power)
+    p = exchange_test(old, new, macro_f1_of_totals, permutations=settings.permutations, seed=config.seed)
+    return Comparison(
+        before=values[0],
+        after=values[1],
+        difference=difference,
+        low=low,
+        high=high,
+        p=p,
+        p_adjusted=None,
+        n=n,
+        mde=mde,
+        test=EXCHANGE,
+        verdict=None,
+        primary=metric.primary,
+    )
+
+
+def _resampled_difference(before: Numbers, after: Numbers, config: Config) -> Numbers:
+    settings = {"resamples": config.evaluation.resamples, "seed": config.seed}
+    return resampled(after, macro_f1_of_totals, **settings) - resampled(before, macro_f1_of_totals, **settings)
+
+
+def _verdict(difference: float, shown: bool, better: int) -> Verdict:
+    if not shown:
+        return NOT_SHOWN
+    if better == 0:
+        return "higher" if difference > 0 else "lower"
+    return "better" if difference * better > 0 else "worse"
+
+
+def _clause(name: str, one: Comparison | None, config: Config) -> str:
+    if one is None:
+        return f"{name} has no value in both"
+    scale, digits, unit, points = (100, 1, " %", " points") if name == "alignment" else (1, 3, "", "")
+    p = one.p if one.p_adjusted is None else one.p_adjusted
+    around = "no interval from a single task"
+    if one.low is not None and one.high is not None:
+        ends = f"{one.low * scale:+.{digits}f} to {one.high * scale:+.{digits}f}"
+        around = f"{100 * config.evaluation.confidence:.4g} % interval {ends}"
+    old, new = (f"{value * scale:.{digits}f}" for value in (one.before, one.after))
+    words = (
+        f"{name} {one.verdict or NOT_SHOWN}, from {old} to {new}{unit} "
+        f"({one.difference * scale:+.{digits}f}{points}, {around}, p = {p:.2g}, n = {one.n})"
+    )
+    if one.verdict != NOT_SHOWN or one.mde is None:
+        return words
+    smallest, power = one.mde * scale, 100 * config.evaluation.power
+    return f"{words}, where {smallest:.{digits}f}{points} or more would be found {power:.4g} times in 100"
