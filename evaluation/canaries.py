@@ -3,7 +3,7 @@
 Every canary fits the society's schemas, so a trained policy could write it word for word.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -100,7 +100,7 @@ def empty(work: Work, other: Work) -> Work:
 
 def padded(work: Work, other: Work) -> Work:
     """As many words as fit that say nothing about any study."""
-    phrases: cycle[str] = cycle(FILLER)
+    phrases: Iterator[str] = cycle(FILLER)
     fields = {name: _filled(phrases, PHRASE) for name in FIELDS}
     amendments = [_filled(phrases, PHRASE) for _ in range(AMENDMENTS)]
     return {
@@ -140,7 +140,7 @@ CANARIES: Mapping[str, Canary] = {
 }
 
 
-def _filled(phrases: cycle[str], limit: int) -> str:
+def _filled(phrases: Iterator[str], limit: int) -> str:
     """Phrases, joined, as long as they stay within `limit` characters, cut at a word."""
     text = next(phrases)
     while len(text) < limit:

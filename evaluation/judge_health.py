@@ -133,7 +133,8 @@ def _spearman(left: Sequence[float], right: Sequence[float]) -> float | None:
         return None
     from scipy.stats import spearmanr
 
-    return float(spearmanr(left, right)[0])
+    found: Any = spearmanr(left, right)
+    return float(found.statistic)
 
 
 def _length(rows: Sequence[tuple[Scores | None, int]], weights: Scores) -> dict[str, Any]:
