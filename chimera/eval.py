@@ -1,0 +1,247 @@
+"""`python -m chimera.eval`: evaluate a run's stages on tasks that it has not learned from, and write a report."""
+
+import argparse
+import asyncio
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chimera.cli import parse_arguments, run_command
+from chimera.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from agents.context import Selector
+    from chimera.config import Config
+    from chimera.config_evaluation import EvaluationConfig
+    from chimera.data import Dataset
+    from chimera.runs import Run
+    from chimera.serving.client import HttpModel
+    from chimera.serving.process import ModelServers
+    from evaluation.auditor import Auditor
+    from evaluation.conduct import Conductor
+    from evaluation.rollouts import RolloutInput
+    from evaluation.study import Plan, Stage, Study
+
+READS = ("evaluation", "serving", "rollouts", "data", "runs_dir")
+"""Settings that may differ from the run's; society, models and rewards are what is evaluated."""
+
+EPILOG = """
+what is recorded counts: rollouts of the gate during training and of earlier evaluations are not made again.
+--resume makes those again that failed, --fresh all of them. Settings: evaluation.*, serving.*, rollouts.*, data.*
+"""
+
+
+def main(argv: list[str]) -> int | None:
+    """Run the command."""
+    arguments = parse_arguments(_parser(), argv)
+    if arguments.verify is not None:
+        return _verify(arguments)
+    run, config = _open(arguments)
+
+    from chimera.data import load
+    from evaluation.plan import check_unseen, choose_stages, choose_tasks
+    from evaluation.study import Plan, PlannedTask, load_study
+
+    stages = choose_stages(run, arguments.stages)
+    own = load(run.config.data)
+    dataset = own if config.data == run.config.data else load(config.data)
+    tasks = choose_tasks(dataset, arguments.split, config, arguments.limit)
+    check_unseen(tasks, own, arguments.split)
+    plan = Plan(
+        arguments.split,
+        dataset.source,
+        dataset.describe(),
+        tuple(map(PlannedTask.of, tasks)),
+        arguments.seeds,
+        stages,
+    )
+    out = arguments.out or run.path / "report"
+    again = "everything" if arguments.fresh else "failed" if arguments.resume else "nothing"
+
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    with run.own() as owned:
+        _fill(owned, plan, config, dataset, again, console)
+    study = load_study(run, plan, config.evaluation)
+    _report(study, arguments, out, console)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m chimera.eval", description=__doc__, epilog=EPILOG)
+    parser.add_argument("--run", metavar="NAME", help="the run; the latest without it")
+    parser.add_argument(
+        "--stages",
+        metavar="A,B",
+        help="such as base,final; all without it: base, after each phase, and each phase's policy alone (only-ppo)",
+    )
+    parser.add_argument(
+        "--split", choices=("val", "test"), default="val", help="held-out tasks (val) or the official test tasks"
+    )
+    parser.add_argument(
+        "--limit", type=_count, metavar="N", help="tasks; as many as training's gate had without it, all of test"
+    )
+    parser.add_argument("--seeds", type=_count, default=1, metavar="N", help="rollouts of each task in each stage")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the report goes (default: the run's report/)")
+    parser.add_argument("--resume", action="store_true", help="make failed and unscored rollouts again")
+    parser.add_argument("--fresh", action="store_true", help="make all rollouts again")
+    parser.add_argument(
+        "--judge",
+        metavar="JUDGE",
+        help="the second judge: checklist, none, or MODEL@URL of an endpoint",
+    )
+    parser.add_argument(
+        "--wandb", metavar="PATH", help="draw learning curves from a W&B run (entity/project/run), not metrics.jsonl"
+    )
+    parser.add_argument(
+        "--verify",
+        type=Path,
+        metavar="REPORT",
+        help="recompute every number of a report (its folder or report.json) from the run directory; nothing is run",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as evaluation.concurrency=4")
+    return parser
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
+    return number
+
+
+def _open(arguments: argparse.Namespace) -> "tuple[Run, Config]":
+    """The run and its configuration, with what the command line may change of it."""
+    from chimera.config import load_config
+    from chimera.runs import Run
+
+    overrides = [*arguments.overrides, *_judge_settings(arguments.judge)]
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if key.partition(".")[0] not in READS:
+            raise ConfigError(
+                f"{key} cannot be changed here, because it is part of what is evaluated: only {', '.join(READS)} can"
+            )
+    folders = [override for override in overrides if override.partition("=")[0].strip() == "runs_dir"]
+    runs_dir = load_config(None, folders, own_question=True).runs_dir
+    run = Run.open(arguments.run, runs_dir) if arguments.run else Run.latest(runs_dir)
+    return run, load_config(run.path / "config.yaml", overrides)
+
+
+def _judge_settings(judge: str | None) -> list[str]:
+    """The settings that `--judge` stands for."""
+    if judge is None:
+        return []
+    if judge in ("checklist", "none"):
+        return [f"evaluation.auditor.kind={judge}"]
+    if found := re.fullmatch(r"(.+)@(https?://.+)", judge):
+        settings = {"kind": "endpoint", "model": found[1], "base_url": found[2]}
+        return [f"evaluation.auditor.{key}={value}" for key, value in settings.items()]
+    raise ConfigError(
+        f"--judge={judge} is neither checklist, none nor MODEL@URL, such as qwen3@http://127.0.0.1:11434/v1"
+    )
+
+
+def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again: str, console: "Console") -> None:
+    """Make what the evaluation lacks."""
+    from agents.tools import build_toolbox
+    from chimera.secrets import api_key_names, load_secrets
+    from chimera.serving.process import check_models, serve
+    from evaluation.conduct import Conductor
+    from training.rewards import compute_reward
+    from training.view import make_view
+
+    auditor_settings = {"auditor": config.evaluation.auditor.model_dump()}
+    secrets = load_secrets(api_key_names(config.models.model_dump() | auditor_settings))
+    check_models(config.models, secrets)
+    second = _second_judge(config.evaluation, secrets)
+    conductor = Conductor(
+        run=run,
+        plan=plan,
+        config=config,
+        dataset=dataset,
+        toolbox=build_toolbox(config.tools, dataset.documents(), secrets, conclusions=dataset.conclusions()),
+        auditor=_auditor(config.evaluation, second),
+        progress=make_view(console, config.evaluation.concurrency),
+        reward=compute_reward,
+        selector=lambda stage: _selector(run, stage),
+    )
+    todo = {stage.name: conductor.missing(stage, again=again) for stage in plan.stages}
+    _announce(run, plan, sum(map(len, todo.values())), console)
+    with ExitStack() as stack:
+        servers = None
+        if conductor.needs_models(todo):
+            log = run.path / "logs" / "eval-models.log"
+            servers = stack.enter_context(serve(config.models, config.serving, secrets, log_file=log))
+        asyncio.run(_make(conductor, servers, todo, second))
+
+
+async def _make(
+    conductor: "Conductor",
+    servers: "ModelServers | None",
+    todo: "dict[str, list[RolloutInput]]",
+    second: "HttpModel | None",
+) -> None:
+    try:
+        conductor.baselines()
+        if servers is not None:
+            await conductor.run_stages(servers, todo)
+        await conductor.audit()
+    finally:
+        if second is not None:
+            await second.aclose()
+
+
+def _announce(run: "Run", plan: "Plan", missing: int, console: "Console") -> None:
+    wanted = len(plan.stages) * len(plan.tasks) * plan.repeats
+    console.print(
+        f"run {run.path}: stages {', '.join(stage.name for stage in plan.stages)} on {len(plan.tasks)} tasks of "
+        f"{plan.data} ({plan.split}); {wanted} rollouts: {wanted - missing} recorded, {missing} to make",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _second_judge(settings: "EvaluationConfig", secrets: "Mapping[str, str]") -> "HttpModel | None":
+    """The model behind the second judge; None when that is no model."""
+    from chimera.config import ModelConfig
+    from chimera.serving.client import HttpModel
+    from chimera.serving.process import user_endpoint
+
+    if settings.auditor.kind != "endpoint":
+        return None
+    endpoint = user_endpoint("evaluation.auditor", ModelConfig(**settings.auditor.model_dump()), secrets)
+    return HttpModel({"auditor": endpoint}, max_retries=settings.retries)
+
+
+def _auditor(settings: "EvaluationConfig", second: "HttpModel | None") -> "Auditor | None":
+    from evaluation.auditor import Auditor
+
+    if second is None:
+        return Auditor.of_checklist() if settings.auditor.kind == "checklist" else None
+    return Auditor.of_model(second, str(settings.auditor.name))
+
+
+def _selector(run: "Run", stage: "Stage") -> "Selector":
+    from training.selection import SelectionSpec, make_selector
+
+    chooser = next((policy for policy in stage.policies if policy.learner == "supervisor"), None)
+    folder = str((run.path / chooser.folder).absolute()) if chooser else None
+    return make_selector(SelectionSpec(chooser.version if chooser else None, folder, 0.0), greedy=True)
+
+
+def _report(study: "Study", arguments: argparse.Namespace, out: Path, console: "Console") -> None:
+    print("report", out)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    print("report", out)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,254 @@
+"""`python -m chimera.eval` on a run whose models are endpoints: what is missing is made, and nothing twice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+
+import pytest
+
+from chimera.config import load_config
+from chimera.errors import ConfigError, ModelError, RunError
+from chimera.eval import main
+from chimera.policies import WENT_LIVE, Policy
+from chimera.runs import Run
+from evaluation import spans, traced_calls
+from evaluation.rollouts import RolloutRecord
+
+KEYS = ("junior", "supervisor", "senior", "board", "principal", "judge")
+STACK = ("agentlightning", "verl", "trl", "torch", "transformers", "wandb", "litellm", "datasets", "peft", "ray")
+
+
+@pytest.fixture
+def server(scripted_openai):
+    scripted_openai.hooks.clear()
+    scripted_openai.requests.clear()
+    yield scripted_openai
+    scripted_openai.hooks.clear()
+
+
+@pytest.fixture
+def trained(server, tmp_path, monkeypatch):
+    """A run with endpoints for models and a bandit that went live: stages base and bandit, four held-out tasks."""
+    from training.bandit_policy import BanditPolicy, Settings
+
+    monkeypatch.setenv("TEST_KEY", "sk-a-users-own-key-4242")
+    monkeypatch.delenv("TAVILY_API_KEY", raising=False)
+    models = [
+        f"models.{key}.{name}={value}"
+        for key in KEYS
+        for name, value in {
+            "kind": "endpoint", "base_url": server.url, "model": f"scripted-{key}", "api_key_env": "TEST_KEY"
+        }.items()
+    ]  # fmt: skip
+    config = load_config(
+        None, [*models, f"runs_dir={tmp_path}", "data.size=40", "gate.tasks=4", "society.node_retries=0"]
+    )
+    with Run.create("trained", config) as run:
+        began = {**{key: f"scripted-{key}" for key in KEYS}, "selection": "supervisor's model"}
+        run.ledger("phase_started", phase="gather", policy_versions=began)
+        supervisor = Policy("supervisor", "supervisor@bandit", "models/supervisor/bandit")
+        BanditPolicy(Settings.of(config.bandit, 0)).save(run.path / supervisor.folder)
+        run.ledger(WENT_LIVE, phase="bandit", policy=supervisor.dump())
+    return run
+
+
+def evaluate(run, *arguments):
+    return main(["--run", run.name, f"runs_dir={run.path.parent}", "evaluation.concurrency=2", *arguments])
+
+
+def records(run, stage):
+    return [RolloutRecord.load(data) for data in run.rollouts(f"eval-val-{stage}")]
+
+
+def report_of(run):
+    return json.loads((run.path / "report" / "report.json").read_text())
+
+
+def test_every_stage_answers_the_same_tasks_with_the_same_seeds(trained, server, capsys):
+    assert evaluate(trained) == 0
+    base, bandit = records(trained, "base"), records(trained, "bandit")
+    assert {(one.task_id, one.seed) for one in base} == {(one.task_id, one.seed) for one in bandit}
+    assert len(base) == len(bandit) == 4
+    assert {one.status for one in base + bandit} == {"succeeded"}
+    assert {one.outputs["selection"]["policy"] for one in base} == {"supervisor"}
+    assert {one.outputs["selection"]["policy"] for one in bandit} == {"supervisor@bandit"}
+    assert all(sum(one.parts.values()) == pytest.approx(one.reward) for one in base + bandit)
+    assert base[0].tokens["junior"] == {"prompt": 18, "completion": 12}
+    report = report_of(trained)
+    assert report["stages"]["base"]["reward"]["mean"] == pytest.approx(sum(one.reward for one in base) / 4)
+    assert report["comparisons"]["base:bandit"]["alignment"]["n"] == 4
+    assert {"majority", "tfidf", "single@base"} <= set(report["baselines"])
+    assert "8 to make" in capsys.readouterr().out
+    for name in ("index.html", "report.md"):
+        assert (trained.path / "report" / name).stat().st_size > 1000
+
+
+def test_each_rollout_has_a_trace_in_the_form_of_trainings(trained):
+    evaluate(trained, "--stages", "base", "--limit", "1")
+    (record,) = records(trained, "base")
+    trace = spans.read(trained.path / record.trace)
+    calls = traced_calls.model_calls(trace)
+    assert Counter(call.role for call in calls) == {
+        **dict.fromkeys(("Geneticist", "Pharmacologist", "Neurologist"), 2),
+        **dict.fromkeys(("HypothesisRefiner", "ProtocolDesigner"), 2),
+        **dict.fromkeys(("Supervisor", "PeerReviewer", "SafetyOfficer", "PrincipalInvestigator", "Evaluation"), 1),
+    }
+    assert traced_calls.untraced(trace) == set()
+    _, outcome = traced_calls.last_outcome(trace)
+    assert outcome["reward"] == record.reward
+    assert "sk-a-users-own-key" not in json.dumps([dict(span.attributes) for span in trace])
+
+
+def test_a_second_evaluation_makes_nothing_again(trained, server, capsys):
+    evaluate(trained)
+    server.requests.clear()
+    evaluate(trained)
+    assert server.requests == []
+    assert "8 recorded, 0 to make" in capsys.readouterr().out
+
+
+def test_what_the_gate_recorded_counts(trained, server, tmp_path):
+    evaluate(trained, "--stages", "base")
+    recorded = records(trained, "base")
+    own = trained.rollouts_file("eval-val-base")
+    with trained.own() as run:
+        for record in recorded:
+            run.append_rollout({**record.dump(), "phase": "evaluation-base"}, phase="evaluation-base")
+    own.unlink()
+    server.requests.clear()
+    evaluate(trained, "--stages", "base")
+    assert server.requests == []
+    assert not own.exists()
+
+
+def test_busy_servers_are_waited_for(trained, server):
+    refused = []
+
+    def busy(request):
+        if len(refused) < 3:
+            refused.append(request)
+            return 429, "slow down"
+        return None
+
+    server.hooks.append(busy)
+    evaluate(trained, "--stages", "base", "--limit", "2")
+    assert {record.status for record in records(trained, "base")} == {"succeeded"}
+    assert len(refused) == 3
+
+
+def test_failures_are_counted_and_resume_makes_them_again(trained, server):
+    unlucky = []
+
+    def broken(request):
+        goal = server.goal(request)
+        if not unlucky:
+            unlucky.append(goal)
+        return (400, "I cannot") if goal == unlucky[0] and server.role(request) == "Supervisor" else None
+
+    server.hooks.append(broken)
+    evaluate(trained, "--stages", "base")
+    assert Counter(one.status for one in records(trained, "base")) == {"succeeded": 3, "failed": 1}
+    success = report_of(trained)["stages"]["base"]["success"]
+    assert (success["mean"], success["n"]) == (0.75, 4)
+    server.hooks.clear()
+    evaluate(trained, "--stages", "base")
+    assert len(records(trained, "base")) == 4
+    evaluate(trained, "--stages", "base", "--resume")
+    assert [one.status for one in records(trained, "base")][-1] == "succeeded"
+    assert len(records(trained, "base")) == 5
+    assert report_of(trained)["stages"]["base"]["success"]["mean"] == 1.0
+
+
+def test_a_server_that_is_gone_ends_the_evaluation_and_what_was_made_stays(trained, server):
+    evaluate(trained, "--stages", "base", "--limit", "1")
+    config = trained.path / "config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace(server.url, "http://127.0.0.1:9/v1"))
+    with pytest.raises(ModelError, match="cannot be reached"):
+        evaluate(trained, "--stages", "base", "evaluation.retries=0")
+    config.write_text(text)
+    assert len(records(trained, "base")) == 1
+    evaluate(trained, "--stages", "base")
+    assert len(records(trained, "base")) == 4
+
+
+def test_models_other_than_the_runs_are_refused(trained):
+    config = trained.path / "config.yaml"
+    config.write_text(config.read_text().replace("scripted-senior", "another-model"))
+    with pytest.raises(RunError, match="was made with senior=scripted-senior, but another-model is served"):
+        evaluate(trained)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["models.junior.temperature=0"], r"models.junior.temperature cannot be changed here"),
+        (["--judge", "rubric"], "neither checklist, none nor MODEL@URL"),
+        (["--split", "test"], "needs the official test ids"),
+        (["--limit", "9"], "there are 8 tasks in the val split"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_asked(trained, server, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        evaluate(trained, *arguments)
+    assert server.requests == []
+
+
+def test_a_second_judge_behind_an_endpoint(trained, server):
+    evaluate(trained, "--stages", "base", "--judge", f"other-judge@{server.url}")
+    asked = [request for request in server.requests if request["model"] == "other-judge"]
+    assert len(asked) >= 4
+    assert report_of(trained)["judges"]["auditor"] == "other-judge"
+
+
+BLOCK = f"""
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {STACK!r}:
+            raise ModuleNotFoundError(f"no module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Block())
+from chimera.eval import main
+from chimera.cli import run_command
+run_command(main)
+"""
+
+
+def started(run, *arguments, **options):
+    command = [sys.executable, "-c", BLOCK, "--run", run.name, f"runs_dir={run.path.parent}", *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ, **options
+    )
+
+
+def test_without_the_training_stack_and_through_an_interruption(trained, server):
+    """Ctrl-C while the third task is answered: two are kept; the second run makes only what is left."""
+    arrived, goals = threading.Event(), []
+
+    async def slow(request):
+        goal = server.goal(request)
+        if goal not in goals:
+            goals.append(goal)
+        if goals.index(goal) == 2:
+            arrived.set()
+            return 503, "wait"
+        return None
+
+    server.hooks.append(slow)
+    process = started(trained, "--stages", "base", "evaluation.concurrency=1")
+    assert arrived.wait(60)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors.strip()) == (130, "interrupted")
+    kept = records(trained, "base")
+    assert len(kept) == 2
+    server.hooks.clear()
+    process = started(trained, "--stages", "base")
+    output, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    assert "2 recorded, 2 to make" in output
+    assert [one.rollout_id for one in records(trained, "base")][:2] == [one.rollout_id for one in kept]

@@ -1,0 +1,100 @@
+"""What is evaluated: stages from the ledger, tasks in the gate's order, and never a task that was learned from."""
+
+import pytest
+
+from chimera.config import load_config
+from chimera.data import load
+from chimera.errors import ConfigError, RunError
+from chimera.policies import ROLLED_BACK, WENT_LIVE, Policy
+from chimera.runs import Run
+from evaluation.plan import check_unseen, choose_stages, choose_tasks, gate_tasks, rolled_back, stages_of
+
+BEGAN = {"junior": "nano@0", "senior": "nano@0", "judge": "rubric", "selection": "supervisor's model"}
+
+
+def policy(learner, phase):
+    return Policy(learner, f"{learner}@{phase}", f"models/{learner}/{phase}")
+
+
+@pytest.fixture
+def trained(tmp_path):
+    def make(*events):
+        with Run.create(None, load_config(None, [f"runs_dir={tmp_path}"])) as run:
+            run.ledger("phase_started", phase="gather", policy_versions=BEGAN)
+            for event, phase, learner in events:
+                run.ledger(event, phase=phase, policy=policy(learner, phase).dump())
+            return run
+
+    return make
+
+
+def versions(stage):
+    return {name: version for name, version in stage.versions.items() if BEGAN[name] != version}
+
+
+def test_stages_are_the_base_what_went_live_in_order_and_each_policy_alone(trained):
+    run = trained((WENT_LIVE, "sft", "junior"), (WENT_LIVE, "ppo", "senior"), (WENT_LIVE, "bandit", "supervisor"))
+    stages = {stage.name: stage for stage in stages_of(run)}
+    assert list(stages) == ["base", "sft", "ppo", "bandit", "only-ppo", "only-bandit"]
+    assert versions(stages["base"]) == {}
+    assert versions(stages["sft"]) == {"junior": "junior@sft"}
+    assert versions(stages["ppo"]) == {"junior": "junior@sft", "senior": "senior@ppo"}
+    assert versions(stages["bandit"]) == versions(stages["ppo"]) | {"selection": "supervisor@bandit"}
+    assert versions(stages["only-bandit"]) == {"selection": "supervisor@bandit"}
+    assert [stage.name for stage in choose_stages(run, "final, base")] == ["base", "bandit"]
+
+
+def test_what_was_rolled_back_is_no_stage(trained):
+    run = trained((WENT_LIVE, "sft", "junior"), (ROLLED_BACK, "ppo", "senior"))
+    assert [stage.name for stage in stages_of(run)] == ["base", "sft"]
+    assert rolled_back(run) == ["ppo"]
+    with pytest.raises(ConfigError, match="what ppo learned was rolled back"):
+        choose_stages(run, "base,ppo")
+
+
+@pytest.mark.parametrize(("names", "message"), [("bse", "did you mean 'base'"), (" , ", "--stages names none")])
+def test_a_wrong_stage_is_refused(trained, names, message):
+    with pytest.raises(ConfigError, match=message):
+        choose_stages(trained(), names)
+
+
+def test_a_run_that_never_started_has_no_stages(tmp_path):
+    with (
+        Run.create("new", load_config(None, [f"runs_dir={tmp_path}"])) as run,
+        pytest.raises(RunError, match="has started no phase"),
+    ):
+        stages_of(run)
+
+
+def test_tasks_are_the_gates_first_then_the_other_held_out_ones():
+    config = load_config(None, ["data.size=100", "gate.tasks=8"])
+    dataset = load(config.data)
+    gate = gate_tasks(dataset, config)
+    assert choose_tasks(dataset, "val", config, None) == gate
+    assert choose_tasks(dataset, "val", config, 3) == gate[:3]
+    every = choose_tasks(dataset, "val", config, 20)
+    assert every[:8] == gate
+    assert {task.id for task in every} == {task.id for task in dataset.validation}
+    with pytest.raises(ConfigError, match="there are 20 tasks in the val split"):
+        choose_tasks(dataset, "val", config, 21)
+
+
+def test_without_a_gate_all_held_out_tasks_are_taken():
+    config = load_config(None, ["data.size=50", "gate.enabled=false"])
+    assert len(choose_tasks(load(config.data), "val", config, None)) == 10
+
+
+def test_the_test_split_needs_official_ids():
+    config = load_config(None, ["data.size=50"])
+    with pytest.raises(ConfigError, match=r"give data.path and data.test_ids"):
+        choose_tasks(load(config.data), "test", config, None)
+
+
+def test_tasks_that_were_trained_on_are_refused():
+    dataset = load(load_config(None, ["data.size=50"]).data)
+    check_unseen(dataset.validation, dataset, "val")
+    with pytest.raises(ConfigError, match=f"1 of 2 val tasks, such as {dataset.train[0].id}, were used in training"):
+        check_unseen([dataset.validation[0], dataset.train[0]], dataset, "val")
+    # A test task must not have chosen what went live either.
+    with pytest.raises(ConfigError, match="10 of 10 test tasks"):
+        check_unseen(dataset.validation, dataset, "test")
