@@ -26,6 +26,7 @@ from chimera.errors import ConfigError, RunError
 from chimera.policies import Policy
 from chimera.types import ResearchTask
 from evaluation.rollouts import RolloutInput, RolloutRecord
+from evaluation.token_records import read_tokens, tokens_file, write_tokens
 from training import ppo_steps
 from training.background import Background
 from training.credit import Credited
@@ -314,6 +315,19 @@ def test_each_step_is_logged_under_verls_names(straight):
     assert straight.logged[1][2]["val-aux/rollouts"] == 2
 
 
+def test_what_each_step_learned_from_is_kept_token_by_token(straight):
+    for _, step, values in straight.logged:
+        records = read_tokens(tokens_file(straight.run.path, step))
+        advantages = [value for record in records for value in record.advantages]
+        assert Counter(record.role for record in records) == dict.fromkeys(ROLES, 6)
+        assert len({record.response_id for record in records}) == 12
+        assert sum(map(len, (record.mask for record in records))) == len(advantages)
+        assert values["critic/score/mean"] == pytest.approx(sum(record.reward for record in records) / 12)
+        assert values["critic/advantages/max"] == pytest.approx(max(advantages))
+        assert values["response_length/mean"] == pytest.approx(len(advantages) / 12)
+        assert {record.policy for record in records} == {"nano@0" if step == 1 else f"senior@ppo-{step - 1}"}
+
+
 def test_held_out_tasks_are_for_validation_only(straight):
     held_out = [one for mode, one in straight.asked if mode == "val"]
     assert sorted(one.task.id for one in held_out) == ["held-t0", "held-t1"]
@@ -342,6 +356,8 @@ def test_a_continued_run_ends_with_the_same_weights_bit_for_bit(straight, tmp_pa
     final = result.learned.folder
     assert weights(tmp_path / final) == weights(straight.run.path / final)
     assert result.figures == straight.result.figures
+    for step in (1, 2, 3):
+        assert read_tokens(tokens_file(tmp_path, step)) == read_tokens(tokens_file(straight.run.path, step))
     asked = [one for lab in (stopped, resumed) for _, one in lab.asked]
     assert len(asked) == len({(one.task.id, one.repeat) for one in asked}) == 18
 
@@ -365,7 +381,9 @@ def test_a_bad_step_is_skipped_and_the_weights_stay(straight, tmp_path):
 
     first = ppo_steps.inputs_of(next(ppo_steps.draw(TASKS, 2, 0)), 1, 3, 0)
     lab = MadeUpLab(tmp_path, straight.model, flaw)
+    write_tokens([], tokens_file(tmp_path, 1))
     result = asyncio.run(Ppo().run(lab))
+    assert [tokens_file(tmp_path, step).exists() for step in (1, 2, 3)] == [False, True, True]
     assert lab.went_live == ["senior@ppo-2", "senior@ppo-3"]
     assert [values["step/skipped"] for _, _, values in lab.logged] == [1, 0, 0]
     assert lab.logged[0][2]["policy"] == "nano@0"

@@ -14,6 +14,7 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from chimera.config import Config
@@ -27,6 +28,7 @@ from training.background import Background
 from training.phases import PhaseResult
 from training.ppo_batch import Sample
 from training.ppo_checkpoints import Checkpoints, Progress
+from training.ppo_tokens import forget_update, record_update
 from training.verl_config import check_verl
 
 if TYPE_CHECKING:
@@ -143,6 +145,7 @@ class _Loop:
             clock.stop("publish")
             progress.updates += 1
         else:
+            forget_update(lab.run.path, step)
             progress.skipped.append(step)
             lab.view.warn(f"ppo: step {step} is skipped, the weights stay as they are: {skip}")
         progress.step = step
@@ -191,7 +194,8 @@ class _Loop:
     async def _update(self, samples: Sequence[Sample], step: int) -> Mapping[str, float]:
         assert self._engine is not None
         with self._lab.view.work(f"ppo: update {step}", len(samples)):
-            return await self._worker.start(self._engine.update, samples, step)
+            record = partial(record_update, self._lab.run.path, step)
+            return await self._worker.start(self._engine.update, samples, step, record)
 
     async def _publish(self, step: int) -> None:
         """The new weights go live for the next step's rollouts."""

@@ -6,9 +6,11 @@ the right; VeRL's engine takes jagged ones, made here for the rows of one mini-b
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from training.experience import Call
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -25,6 +27,7 @@ class Sample:
         reward: r, the call's reward, given at its last token.
         group: What its peers share: calls of one group answered the same prompt or the same task in the same role.
         task: Where it comes from, for messages.
+        call: What it is of, for records; two samples are equal without it.
     """
 
     prompt_ids: tuple[int, ...]
@@ -32,6 +35,7 @@ class Sample:
     reward: float
     group: str
     task: str
+    call: Call | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.prompt_ids or not self.response_ids:

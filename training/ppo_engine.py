@@ -10,7 +10,7 @@ import gc
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -124,7 +124,9 @@ class PpoEngine:
         worker.reset()
         return worker
 
-    def update(self, batch: Sequence[Sample], step: int) -> dict[str, float]:
+    def update(
+        self, batch: Sequence[Sample], step: int, watch: Callable[[Batch], None] | None = None
+    ) -> dict[str, float]:
         """Learn from one step's samples.
 
         With grpo and rloo, samples that are alone in their group have no baseline: they are left out and counted in
@@ -133,6 +135,7 @@ class PpoEngine:
         Args:
             batch: What the current weights sampled.
             step: The step's number; with the seed it fixes the order of mini-batches.
+            watch: Is given the batch when its advantages are known, before the weights change.
 
         Returns:
             Metrics by VeRL's names.
@@ -141,9 +144,9 @@ class PpoEngine:
             RunError: No sample is left, or the model's log-probabilities are not finite.
         """
         with self._random:
-            return self._update(batch, step)
+            return self._update(batch, step, watch)
 
-    def _update(self, samples: Sequence[Sample], step: int) -> dict[str, float]:
+    def _update(self, samples: Sequence[Sample], step: int, watch: Callable[[Batch], None] | None) -> dict[str, float]:
         config = self._config
         single = alone([one.group for one in samples]) if config.adv_estimator in GROUPED else []
         kept = [one for place, one in enumerate(samples) if place not in set(single)]
@@ -158,6 +161,9 @@ class PpoEngine:
         metrics |= self._prepare(batch, step)
         with _timed(metrics, "adv"):
             metrics |= self._advantages(batch)
+        if watch is not None:
+            with _timed(metrics, "watch"):
+                watch(batch)
         if self._critic:
             with _timed(metrics, "update_critic"):
                 metrics |= self._train(self._critic, batch, ("values", "returns"), self._verl.critic, "critic/", step)

@@ -106,6 +106,7 @@ def samples_of(credited: Sequence[Credited], task_id: str) -> list[Sample]:
             reward=item.reward,
             group=f"{task_id}/{item.call.role}",
             task=item.call.rollout_id,
+            call=item.call,
         )
         for item in credited
         if item.call.response_ids

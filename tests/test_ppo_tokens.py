@@ -1,0 +1,110 @@
+"""Token records: what an engine used is what is written, found again by rollout, and replaced whole."""
+
+import gzip
+import math
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chimera.config import PpoConfig
+from chimera.errors import RunError
+from evaluation.token_records import TokenRecord, read_tokens, tokens_file, tokens_of, write_tokens
+from training.experience import Call
+from training.ppo_engine import PpoEngine
+from training.ppo_steps import samples_of
+from training.ppo_tokens import record_update
+
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def made_up(rollout_id="ro-1", tokens=2):
+    values = [float(number) for number in range(tokens)]
+    return TokenRecord(
+        rollout_id, f"{rollout_id}-r", "ProtocolDesigner", 1, 1, 1, 0.5, "v", [1.0] * tokens, values, values
+    )
+
+
+def credited(number, response, reward):
+    from training.credit import Credited
+
+    call = Call(f"ro-{number}", "HypothesisRefiner", 1, 1, 1, f"r-{number}", (1, 2, number), response, "v7", 0.0, True)
+    return Credited(call, reward)
+
+
+def test_the_records_are_what_the_engine_used(serving_model, tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = serving_model(seed=3)
+    calls = [credited(0, (5, 6, 7), 1.0), credited(1, (8,), 0.0), credited(2, (), 9.0), credited(3, (9, 4), 0.5)]
+    samples = samples_of(calls, "t0") + samples_of([credited(4, (3,), 2.0)], "lonely")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    engine = PpoEngine(folder, PpoConfig(lr=1e-3), seed=0, total_steps=3)
+    try:
+        metrics = engine.update(samples, 1, partial(record_update, tmp_path, 1))
+    finally:
+        engine.close()
+    records = read_tokens(tokens_file(tmp_path, 1))
+    assert [record.response_id for record in records] == ["r-0", "r-1", "r-3"]  # no tokens, no peer: not learned from
+    assert [(record.reward, record.policy) for record in records] == [(1.0, "v7"), (0.0, "v7"), (0.5, "v7")]
+    rewards = np.array([1.0, 0.0, 0.5])
+    for record, sample, reward in zip(records, samples, rewards, strict=False):
+        ids = torch.tensor([sample.prompt_ids + sample.response_ids])
+        logits = model(ids).logits[0, len(sample.prompt_ids) - 1 : -1]
+        expected = torch.log_softmax(logits, -1)[range(len(sample.response_ids)), sample.response_ids]
+        assert record.old_log_probs == pytest.approx(expected.tolist(), abs=1e-5)
+        advantage = (reward - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
+        assert record.advantages == pytest.approx([advantage] * len(sample.response_ids), abs=1e-5)
+        assert record.mask == [1.0] * len(sample.response_ids)
+    assert metrics["critic/advantages/max"] == max(value for record in records for value in record.advantages)
+
+
+@given(st.lists(st.tuples(numbers, numbers), max_size=5), numbers, st.integers(0, 3))
+def test_a_record_is_read_as_it_was_written(tmp_path_factory, values, reward, copies):
+    path = tokens_file(tmp_path_factory.mktemp("run"), 3)
+    columns = [[pair[place] for pair in values] for place in (0, 1)]
+    record = replace(
+        made_up(), reward=reward, mask=[1.0] * len(values), advantages=columns[0], old_log_probs=columns[1]
+    )
+    write_tokens([record] * copies, path)
+    assert read_tokens(path) == [record] * copies
+
+
+def test_a_rollout_is_found_in_whatever_update_learned_from_it(tmp_path):
+    assert tokens_of(tmp_path, "ro-1") == []
+    for step, names in ((2, ["ro-1", "ro-2"]), (10, ["ro-12", "ro-3"])):
+        write_tokens(map(made_up, names), tokens_file(tmp_path, step))
+    assert tokens_of(tmp_path, "ro-3") == [made_up("ro-3")]
+    assert tokens_of(tmp_path, "ro-1") == [made_up("ro-1")]
+    assert tokens_of(tmp_path, "ro-9") == []
+
+
+def test_a_step_made_again_replaces_its_file_whole(tmp_path):
+    path = tokens_file(tmp_path, 1)
+    write_tokens([made_up("ro-1"), made_up("ro-2")], path)
+    first = path.read_bytes()
+    write_tokens([made_up("ro-9")], path)
+    assert [record.rollout_id for record in read_tokens(path)] == ["ro-9"]
+    write_tokens([made_up("ro-1"), made_up("ro-2")], path)
+    assert path.read_bytes() == first
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_broken_files_and_numbers_are_errors(tmp_path):
+    path = tokens_file(tmp_path, 1)
+    with pytest.raises(RunError, match="tokens-1"):
+        read_tokens(path)
+    write_tokens([made_up()], path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(RunError, match="tokens-1"):
+        tokens_of(tmp_path, "ro-1")
+    path.write_bytes(gzip.compress(b'{"rollout_id": "ro-1"}'))
+    with pytest.raises(RunError, match="tokens-1"):
+        read_tokens(path)
+    with pytest.raises(ValueError, match="JSON"):
+        write_tokens([replace(made_up(), advantages=[math.nan])], path)
