@@ -29,6 +29,7 @@ _OTHER = re.compile(r"regression|bayes|gee\b|permutation|kappa|meta.analysis", r
 _IS_SHARE = re.compile(
     r"\brate\b(?<!heart rate)|risk|incidence|proportion|frequency of|mortality|deaths|\bshare\b", re.I
 )
+_IS_TIME = re.compile(r"surviv|death|mortality|relapse|time (?:to|until)", re.IGNORECASE)
 
 _TO_THE_READER = re.compile(
     r"<[a-z/|!]|\byou(?:r|rs)?\b|\bplease\b|\bignore\b|\b10/10\b|\"\w+\" ?:|\bfull marks\b|\bbest possible\b"
@@ -127,8 +128,9 @@ def names_analysis(text: str) -> bool:
 
 
 def fits_outcome(analysis: str, outcome: str) -> float:
-    """1 when the method suits what is measured, 0.5 when it suits something else."""
-    if _OF_TIMES.search(analysis):
-        return 1.0 if re.search(r"surviv|death|mortality|time (?:to|until)|relapse", outcome, re.IGNORECASE) else 0.5
-    share = bool(_IS_SHARE.search(outcome))
-    return 1.0 if (_OF_SHARES if share else _OF_MEANS).search(analysis) or _OTHER.search(analysis) else 0.5
+    """1 when the named method suits what is measured or suits anything, 0.5 when it suits something else only."""
+    named = {kind for kind in (_OF_MEANS, _OF_SHARES, _OF_TIMES) if kind.search(analysis)}
+    wanted = {_OF_SHARES if _IS_SHARE.search(outcome) else _OF_MEANS}
+    if _IS_TIME.search(outcome):
+        wanted.add(_OF_TIMES)
+    return 1.0 if not named or named & wanted else 0.5

@@ -1,0 +1,128 @@
+"""PubMedQA's official form: what is written is accepted and scored as the authors' script would."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, f1_score
+
+from chimera.errors import RunError
+from chimera.types import DECISION_OF_LABEL, LABELS, Label
+from evaluation.alignment import aligned
+from evaluation.metrics import stage_metrics
+from evaluation.official import REFERENCES, predictions, write_predictions
+from evaluation.rollouts import RolloutRecord
+from evaluation.study import Place, Plan, PlannedTask, Stage, StageAnswers
+
+STAGE = Stage("base", "base", "sequence", (), {"junior": "nano@0"})
+
+
+def plan_of(labels: Sequence[Label], repeats: int = 1) -> Plan:
+    tasks = tuple(PlannedTask(str(20_000_000 + i), f"Does {i}?", label) for i, label in enumerate(labels))
+    return Plan("test", "pubmedqa", "PubMedQA", tasks, repeats, (STAGE,))
+
+
+def record(task: PlannedTask, answer: Label | None, repeat: int = 0) -> RolloutRecord:
+    return RolloutRecord(
+        rollout_id=f"ro-{task.id}-{repeat}",
+        task_id=task.id,
+        source="pubmedqa",
+        level=None,
+        phase="eval-test-base",
+        repeat=repeat,
+        seed=1,
+        attempt=1,
+        status="failed" if answer is None else "succeeded",
+        error="timed out" if answer is None else None,
+        label=task.label,
+        decision=None if answer is None else DECISION_OF_LABEL[answer],
+        reward=None,
+    )
+
+
+def answers_of(plan: Plan, answers: Sequence[Label | None], repeat: int = 0) -> StageAnswers:
+    records = tuple(record(task, answer, repeat) for task, answer in zip(plan.tasks, answers, strict=True))
+    return StageAnswers(STAGE, records, tuple(Place("f", i + 1) for i in range(len(records))))
+
+
+def official_score(ground_truth: dict[str, str], path: Path) -> tuple[float, float]:
+    """What the authors' script prints: accuracy and macro-F1; it refuses other than all and only the test items."""
+    predicted = json.loads(path.read_text())
+    if set(ground_truth) != set(predicted):
+        raise ValueError("not all and only the instances of the test set")
+    truth, found = list(ground_truth.values()), [predicted[pmid] for pmid in ground_truth]
+    return float(accuracy_score(truth, found)), float(f1_score(truth, found, average="macro"))
+
+
+def test_the_script_scores_our_file_as_we_do(tmp_path: Path):
+    labels: list[Label] = ["yes"] * 11 + ["no"] * 7 + ["maybe"] * 3
+    answers: list[Label] = [LABELS[i * 5 % 3] for i in range(21)]
+    plan = plan_of(labels)
+    given = answers_of(plan, answers)
+    write_predictions(tmp_path / "predictions.json", predictions(plan, given))
+    accuracy, macro_f1 = official_score({task.id: task.label for task in plan.tasks}, tmp_path / "predictions.json")
+    share = sum(aligned(DECISION_OF_LABEL[a], label) for a, label in zip(answers, labels, strict=True)) / 21
+    assert accuracy == pytest.approx(share)
+
+    from chimera.config import Config
+
+    ours = stage_metrics(given, plan, Config())
+    assert ours["alignment"].mean == pytest.approx(accuracy)
+    assert ours["macro_f1"].mean == pytest.approx(macro_f1)
+
+
+@given(answers=st.lists(st.sampled_from(LABELS), min_size=1, max_size=40))
+def test_every_answer_comes_through_unchanged(answers: list[Label]):
+    plan = plan_of(["yes"] * len(answers))
+    predicted = predictions(plan, answers_of(plan, answers))
+    assert list(predicted) == [task.id for task in plan.tasks]
+    assert list(predicted.values()) == answers
+
+
+def test_a_failed_rollout_is_named_and_never_guessed():
+    plan = plan_of(["yes", "no", "maybe"])
+    with pytest.raises(RunError, match=r"2 of 3 tasks have no answer \(20000000, 20000002\).*--resume"):
+        predictions(plan, answers_of(plan, [None, "no", None]))
+
+
+def test_many_missing_answers_are_not_all_listed():
+    plan = plan_of(["yes"] * 9)
+    with pytest.raises(RunError, match=r"9 of 9 .*20000004, \.\.\.\)"):
+        predictions(plan, answers_of(plan, [None] * 9))
+
+
+def test_of_several_repeats_the_first_counts():
+    plan = plan_of(["yes", "no"], repeats=2)
+    first, second = answers_of(plan, ["no", "no"]), answers_of(plan, ["yes", "maybe"], repeat=1)
+    both = StageAnswers(STAGE, first.records + second.records, first.places + second.places)
+    assert list(predictions(plan, both).values()) == ["no", "no"]
+
+
+def test_a_file_is_replaced_as_a_whole_and_a_wrong_place_is_named(tmp_path: Path):
+    file = tmp_path / "predictions.json"
+    file.write_text("old")
+    write_predictions(file, {"1": "yes"})
+    assert json.loads(file.read_text()) == {"1": "yes"}
+    assert list(tmp_path.iterdir()) == [file]
+    with pytest.raises(RunError, match="nowhere"):
+        write_predictions(tmp_path / "nowhere" / "predictions.json", {"1": "yes"})
+
+
+def test_references_say_where_they_are_from():
+    human = REFERENCES[0]
+    assert (human.accuracy, human.macro_f1) == (78.0, 72.2)
+    assert "arXiv:1909.06146" in human.source
+    for one in REFERENCES:
+        assert "arXiv:" in one.dump()["source"]
+        assert 0 < one.accuracy <= 100
+
+
+def test_the_published_majority_is_what_the_official_labels_give():
+    truth = ["yes"] * 276 + ["no"] * 169 + ["maybe"] * 55
+    majority = next(one for one in REFERENCES if one.name == "majority label")
+    assert 100 * accuracy_score(truth, ["yes"] * 500) == pytest.approx(majority.accuracy, abs=0.05)
+    score = f1_score(truth, ["yes"] * 500, average="macro", labels=list(LABELS), zero_division=0.0)
+    assert 100 * float(score) == pytest.approx(float(majority.macro_f1 or 0), abs=0.05)
