@@ -95,7 +95,7 @@ def test_a_step_made_again_replaces_its_file_whole(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def test_broken_files_and_numbers_are_errors(tmp_path):
+def test_a_broken_file_is_an_error_that_names_it(tmp_path):
     path = tokens_file(tmp_path, 1)
     with pytest.raises(RunError, match="tokens-1"):
         read_tokens(path)
@@ -106,5 +106,10 @@ def test_broken_files_and_numbers_are_errors(tmp_path):
     path.write_bytes(gzip.compress(b'{"rollout_id": "ro-1"}'))
     with pytest.raises(RunError, match="tokens-1"):
         read_tokens(path)
-    with pytest.raises(ValueError, match="JSON"):
-        write_tokens([replace(made_up(), advantages=[math.nan])], path)
+
+
+def test_an_advantage_that_is_no_number_is_kept_as_such(tmp_path):
+    write_tokens([replace(made_up(), advantages=[math.nan, -math.inf])], tokens_file(tmp_path, 1))
+    (record,) = read_tokens(tokens_file(tmp_path, 1))
+    assert math.isnan(record.advantages[0])
+    assert record.advantages[1] == -math.inf
