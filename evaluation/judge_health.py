@@ -182,7 +182,7 @@ def _warnings(found: Mapping[str, Any]) -> list[str]:
             more = "longer" if length["rho"] > 0 else "shorter"
             warnings.append(
                 f"{name} gives {more} protocols more: Spearman's correlation of score and words is "
-                f"{length['rho']:+.2f} over {length['n']} rollouts"
+                f"{length['rho']:+.2f} over {length['n']} rollouts (what mere padding gets, the padded canaries tell)"
             )
     low = [f"{name} {alpha:.2f}" for name, alpha in found["alpha"].items() if alpha is not None and alpha < LOW_ALPHA]
     if low:

@@ -30,7 +30,7 @@ def scores_of(number: int, step: float = 0.07) -> Scores:
 
 
 def record(number: int, stage: str, scores: Scores, words: int = 14, status: Any = "succeeded") -> RolloutRecord:
-    protocol = {name: "x" for name in FIELDS} | {"design": " ".join(["word"] * (words - 6)), "sample_size": 10}
+    protocol = dict.fromkeys(FIELDS, "x") | {"design": " ".join(["word"] * (words - 6)), "sample_size": 10}
     protocol["amendments"] = ["these words do not count"]
     outputs = {"final_protocol": protocol, "final_evaluation": {"scores": scores, "error": None}}
     return RolloutRecord(
