@@ -31,18 +31,19 @@ def reliability(study: Study, lines: Sequence[Line], means: StageMeans, comparis
         return "The bandit has estimated nothing: its phase has not run, or the run's metrics lack it."
     if not found[-1].estimates:
         return "The bandit could estimate nothing: fewer than two tasks have choices with known propensities."
-    panels = [*_values(study, lines, found, means), _gains(study.plan, found, comparisons)]
-    panels = [panel for panel in panels if panel.expected or panel.happened]
+    values, gains = _values(study, lines, found, means), _gains(study.plan, found, comparisons)
+    panels = [*values, *([gains] if gains.expected or gains.happened else [])]
     figure, grid = stacked([len(panel.expected) + len(panel.happened) for panel in panels])
     for axes, panel in zip(grid, panels, strict=True):
         rows = panel.expected | panel.happened
         intervals(axes, [*rows.values()], [BLUE if name in panel.expected else ORANGE for name in rows])
         axes.set_yticks(range(len(rows)), [*rows])
         axes.set_title(panel.title)
-    low, high = (edge(axes.get_xlim()[side] for axes in grid[: len(panels) - 1]) for side, edge in ((0, min), (1, max)))
-    for axes in grid[: len(panels) - 1]:
-        axes.set_xlim(low, high)
-    grid[-1].axvline(0, color=INK, linewidth=0.9, alpha=0.6)
+        if panel is gains:
+            axes.axvline(0, color=INK, linewidth=0.9, alpha=0.6)
+    ends = [axes.get_xlim() for axes in grid[: len(values)]]
+    for axes in grid[: len(values)]:
+        axes.set_xlim(min(low for low, _ in ends), max(high for _, high in ends))
     return Drawing(figure, _caption(study.plan, found[-1], comparisons))
 
 
