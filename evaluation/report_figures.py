@@ -1,0 +1,103 @@
+"""How a report writes its numbers: by unit, with a true minus sign, never more digits than the sample carries."""
+
+from collections.abc import Mapping
+from typing import Any
+
+MINUS = "\N{MINUS SIGN}"
+UNIT_WORDS = {"share": "%", "points": "", "seconds": "s", "usd": "USD", "count": ""}
+"""What stands behind a metric's title in tables; shares are shown in per cent."""
+NOTHING = "\N{EN DASH}"
+"""What stands where there is no value."""
+
+
+def shown(value: float | None, unit: str) -> str:
+    """A value without its unit, such as "69.0" for a share of 0.69."""
+    return NOTHING if value is None else _signed(f"{_scaled(value, unit):,.{_digits(value, unit)}f}")
+
+
+def change(value: float | None, unit: str) -> str:
+    """A difference with its sign, in percentage points for shares."""
+    return NOTHING if value is None else _signed(f"{_scaled(value, unit):+,.{_digits(value, unit)}f}")
+
+
+def between(low: float | None, high: float | None, unit: str) -> str:
+    """An interval of a value, such as "60.0 to 78.0"; a dash where there is none."""
+    return NOTHING if low is None or high is None else f"{shown(low, unit)} to {shown(high, unit)}"
+
+
+def change_between(low: float | None, high: float | None, unit: str) -> str:
+    """An interval of a difference, such as "+4.0 to +26.0"; a dash where there is none."""
+    return NOTHING if low is None or high is None else f"{change(low, unit)} to {change(high, unit)}"
+
+
+def probability(p: float | None) -> str:
+    """A p-value with two significant digits, "< 0.001" below that."""
+    if p is None:
+        return NOTHING
+    return "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def equals(p: float | None) -> str:
+    """A p-value with the sign before it, such as "= 0.04" or "< 0.001"."""
+    words = probability(p)
+    return words if words.startswith("<") else f"= {words}"
+
+
+def sentence(text: str) -> str:
+    """`text` with a capital at its beginning, all else as it is."""
+    return text[:1].upper() + text[1:]
+
+
+def titled(metric: Mapping[str, Any]) -> str:
+    """A metric's title with its unit, such as "latency, s"."""
+    unit = UNIT_WORDS[metric["unit"]]
+    return f"{metric['title']}, {unit}" if unit else str(metric["title"])
+
+
+def stage_titles(report: Mapping[str, Any]) -> dict[str, str]:
+    """The titles of all that is compared, stages and baselines, by name."""
+    titles = {stage["name"]: stage["title"] for stage in report["plan"]["stages"]}
+    return titles | {name: one["title"] for name, one in report["baselines"].items()}
+
+
+def played(report: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """Each model with the roles that it plays, in words."""
+    found: dict[str, list[str]] = {}
+    for player in report["players"].values():
+        name = {"embedded": f"{player['model']} (embedded)", "endpoint": f"{player['model']} (endpoint)"}.get(
+            player["kind"], f"{player['model']} (deterministic, no language model)"
+        )
+        found.setdefault(name, []).extend(map(_spaced, player["roles"]))
+    return list(found.items())
+
+
+def data_words(report: Mapping[str, Any]) -> str:
+    """On what was evaluated, in one line."""
+    plan = report["plan"]
+    split = "held-out" if plan["split"] == "val" else "official test" if plan["source"] == "pubmedqa" else "test"
+    source = {"generated": "generated tasks", "pubmedqa": "PubMedQA tasks"}[plan["source"]]
+    repeats = f", {plan['repeats']} rollouts of each in each stage" if plan["repeats"] > 1 else ""
+    return f"{len(plan['tasks'])} {split} {source}{repeats}"
+
+
+def _spaced(name: str) -> str:
+    """CamelCase as words: "ProtocolDesigner" is "Protocol Designer"."""
+    return "".join(f" {letter}" if letter.isupper() and place else letter for place, letter in enumerate(name))
+
+
+def _scaled(value: float, unit: str) -> float:
+    return 100 * value if unit == "share" else value
+
+
+def _digits(value: float, unit: str) -> int:
+    if unit == "count":
+        return 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
+    if unit == "usd":
+        return 5
+    return {"share": 1, "points": 3, "seconds": 2}[unit]
+
+
+def _signed(text: str) -> str:
+    """A true minus, and no sign before a zero."""
+    zero = not text.strip("+-0.,")
+    return text.lstrip("+-") if zero else text.replace("-", MINUS)

@@ -1,0 +1,235 @@
+"""The report as Markdown: the same tables as the page, for a terminal, a pull request or a paper's appendix."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from evaluation.report_figures import (
+    NOTHING,
+    between,
+    change,
+    change_between,
+    data_words,
+    played,
+    probability,
+    shown,
+    stage_titles,
+    titled,
+)
+
+Report = Mapping[str, Any]
+LABEL_WORDS = {"yes": "yes (GO)", "no": "no (NO-GO)", "maybe": "maybe (UNDECIDED)"}
+
+
+def markdown(report: Report) -> str:
+    """`report` (as of `evaluation.report.build`) as one Markdown document."""
+    sections = (_head, _stages, _comparisons, _ablation, _baselines, _outcomes, _plots, _judges, _made)
+    return "\n".join(line for section in sections for line in [*section(report), ""]).rstrip() + "\n"
+
+
+def _head(report: Report) -> Iterator[str]:
+    yield f"# Evaluation of run {_cell(report['run']['name'])}"
+    yield ""
+    yield f"**{_cell(report['verdict']['text'])}**"
+    yield ""
+    yield f"- compared: {', '.join(stage['title'] for stage in report['plan']['stages'])}"
+    yield f"- data: {data_words(report)} ({_cell(report['data'])})"
+    for model, roles in played(report):
+        yield f"- {_cell(model)}: {', '.join(roles)}"
+    yield from (f"- **warning:** {_cell(warning)}" for warning in report["judges"].get("warnings", ()))
+
+
+def _stages(report: Report) -> Iterator[str]:
+    yield "## Stages"
+    yield ""
+    percent = f"{100 * report['settings']['confidence']:g}"
+    yield f"Means over tasks with {percent} % bootstrap intervals; n is the number of tasks with a value."
+    yield ""
+    titles, stages = stage_titles(report), report["stages"]
+    rows = []
+    for name, metric in report["metrics"].items():
+        if any(name in metrics for metrics in stages.values()):
+            means = [metrics.get(name) for metrics in stages.values()]
+            rows.append([titled(metric), *(_mean(mean, metric["unit"]) for mean in means)])
+    yield from _table(["metric", *(titles[name] for name in stages)], rows)
+
+
+def _mean(mean: Mapping[str, Any] | None, unit: str) -> str:
+    if mean is None:
+        return NOTHING
+    return f"{shown(mean['mean'], unit)} ({between(mean['low'], mean['high'], unit)}), n {mean['n']}"
+
+
+def _comparisons(report: Report) -> Iterator[str]:
+    if not report["comparisons"]:
+        return
+    yield "## Comparisons"
+    yield ""
+    yield (
+        "Paired on the same tasks and seeds. p is corrected for the number of tests (Holm), and decides the verdict; "
+        f"detectable is the smallest difference that would be found with a power of {report['settings']['power']:g}."
+    )
+    titles = stage_titles(report)
+    for name, metric in report["metrics"].items():
+        if not metric["primary"]:
+            continue
+        rows = []
+        for pair, found in report["comparisons"].items():
+            if name in found:
+                before, after = (titles[side] for side in pair.split(":"))
+                rows.append([f"{before} → {after}", *_compared(found[name], metric["unit"])])
+        yield ""
+        yield f"### {titled(metric)}"
+        yield ""
+        yield from _table(
+            ["compared", "before", "after", "difference", "p", "p, Holm", "n", "detectable", "verdict"], rows
+        )
+
+
+def _compared(row: Mapping[str, Any], unit: str) -> list[str]:
+    return [
+        shown(row["before"], unit),
+        shown(row["after"], unit),
+        f"{change(row['difference'], unit)} ({change_between(row['low'], row['high'], unit)})",
+        probability(row["p"]),
+        probability(row["p_adjusted"]),
+        str(row["n"]),
+        shown(row["mde"], unit),
+        row["verdict"],
+    ]
+
+
+def _ablation(report: Report) -> Iterator[str]:
+    if not report["ablation"]:
+        return
+    yield "## What each phase gave"
+    yield ""
+    rows = []
+    for row in report["ablation"]:
+        found = report["comparisons"][row["comparison"]]
+        cells = [_ablated(found.get(name), report["metrics"][name]["unit"]) for name in ("reward", "alignment")]
+        rows.append([row["phase"], row["learner"], KINDS[row["kind"]], *cells])
+    yield from _table(["phase", "who learned", "how", "reward", "decisions aligned, points"], rows)
+
+
+KINDS = {"alone": "alone on the base", "sequence": "on what was there before"}
+
+
+def _ablated(row: Mapping[str, Any] | None, unit: str) -> str:
+    if row is None:
+        return NOTHING
+    return f"{change(row['difference'], unit)} ({change_between(row['low'], row['high'], unit)}), {row['verdict']}"
+
+
+def _baselines(report: Report) -> Iterator[str]:
+    if not report["baselines"]:
+        return
+    yield "## Baselines on the same tasks"
+    yield ""
+    rows = []
+    for one in report["baselines"].values():
+        rows.append([_cell(one["title"]), *(_mean(one.get(name), "share") for name in ("alignment", "macro_f1"))])
+    for name, metrics in report["stages"].items():
+        title = f"the society, {stage_titles(report)[name]}"
+        rows.append([title, *(_mean(metrics.get(metric), "share") for metric in ("alignment", "macro_f1"))])
+    yield from _table(["who", "accuracy, %", "macro-F1, %"], rows)
+    if report["references"]:
+        yield ""
+        yield "Published on the official test split:"
+        yield ""
+        rows = [
+            [one["name"], f"{one['accuracy']:.1f}", _reference(one["macro_f1"]), one["source"]]
+            for one in report["references"]
+        ]
+        yield from _table(["system", "accuracy, %", "macro-F1, %", "source"], rows)
+
+
+def _reference(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.1f}"
+
+
+def _outcomes(report: Report) -> Iterator[str]:
+    yield "## Decisions and failures"
+    titles = stage_titles(report)
+    for stage, found in report["outcomes"].items():
+        yield ""
+        yield f"### {titles[stage]}: {found['count']} rollouts, {found['failed']} failed"
+        yield ""
+        decisions = list(next(iter(found["confusion"].values())))
+        rows = [[LABEL_WORDS[label], *map(str, row.values())] for label, row in found["confusion"].items()]
+        yield from _table(["answer key", *decisions], rows)
+        if found["failures"]:
+            yield ""
+            yield from _table(["reason", "rollouts"], [[_cell(why), str(count)] for why, count in found["failures"].items()])
+
+
+def _plots(report: Report) -> Iterator[str]:
+    if not report["plots"]:
+        return
+    yield "## Plots"
+    for plot in report["plots"]:
+        yield ""
+        file = plot["files"].get("png")
+        if file is None:
+            yield f"{_cell(plot['title'])}: {_cell(plot['missing'])}"
+        else:
+            yield f"![{_cell(plot['title'])}]({file})"
+            yield ""
+            yield f"*{_cell(plot['title'])}.* {_cell(plot['caption'])}"
+
+
+def _judges(report: Report) -> Iterator[str]:
+    judges = report["judges"]
+    if not judges:
+        return
+    yield "## The judges"
+    yield ""
+    yield f"Judge: {_cell(judges['judge'])}; second judge, which training never uses: {_cell(judges['auditor'])}."
+    if judges["n"]:
+        yield ""
+        alphas = [[name, _two(alpha)] for name, alpha in judges["alpha"].items()]
+        yield from _table([f"agreement over {judges['n']} rollouts", "Krippendorff's alpha"], alphas)
+    if judges["canaries"]:
+        yield ""
+        rows = [
+            [row["title"], *(_two(row[key]) for key in ("judge", "of_normal", "auditor", "of_normal_auditor"))]
+            for row in judges["canaries"]
+        ]
+        yield from _table(["canary", "judge", "judge on real work", "second judge", "second on real work"], rows)
+    for words in (*judges["warnings"], *judges["notes"]):
+        yield ""
+        yield _cell(words)
+
+
+def _two(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.2f}"
+
+
+def _made(report: Report) -> Iterator[str]:
+    yield "## How it was made"
+    yield ""
+    settings, run = report["settings"], report["run"]
+    yield (
+        f"- {settings['resamples']} bootstrap samples, {settings['permutations']} exchanges a test, seed "
+        f"{settings['seed']}, level {1 - settings['confidence']:.3g}"
+    )
+    yield f"- run {_cell(run['name'])} of {run['created']}, commit {run['commit'] or 'unknown'}"
+    yield "- `python -m chimera.eval --verify FOLDER` computes every number again from the run's rollouts"
+    yield from (f"- {_cell(note)}" for note in report["notes"])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield _line(head)
+    yield _line(["---", *["---:"] * (len(head) - 1)])
+    yield from map(_line, rows)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(text: Any) -> str:
+    """Text from elsewhere, which cannot leave its place: it is data, not Markdown."""
+    words = " ".join(str(text).split())
+    for mark in ("\\", "|", "`", "<", "*", "_", "[", "]", "#"):
+        words = words.replace(mark, f"\\{mark}")
+    return words

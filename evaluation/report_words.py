@@ -1,0 +1,94 @@
+"""What a report says in words beside its numbers: about the run, its models, and what limits the conclusions."""
+
+import json
+from typing import Any
+
+from agents.roles import ROLES
+from chimera.config import Config, ModelConfig
+from chimera.policies import ROLLED_BACK
+from chimera.runs import Run
+from evaluation.study import Study
+
+SMALL = 30
+"""Below so many tasks an interval by bootstrap is rough."""
+
+
+def about_run(run: Run) -> dict[str, Any]:
+    """Name, date, commit and phases of a run, from its environment and its ledger."""
+    environment = json.loads((run.path / "environment.json").read_text(encoding="utf-8"))
+    events = list(run.events())
+    return {
+        "name": run.name,
+        "created": environment.get("created"),
+        "commit": environment.get("commit"),
+        "phases": [event["phase"] for event in events if event["event"] == "phase_finished"],
+        "rolled_back": [event["phase"] for event in events if event["event"] == ROLLED_BACK],
+    }
+
+
+def players(config: Config) -> dict[str, dict[str, Any]]:
+    """Which model stands behind each logical model and the second judge, and which roles it plays."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in type(config.models).model_fields:
+        model: ModelConfig = getattr(config.models, name)
+        roles = [role.name for role in ROLES.values() if role.model == name]
+        found[name] = {"kind": model.kind, "model": _model(model), "roles": roles or [name.title()]}
+    auditor = config.evaluation.auditor
+    if auditor.kind != "none":
+        found["auditor"] = {"kind": auditor.kind, "model": auditor.model or auditor.kind, "roles": ["second judge"]}
+    return found
+
+
+def _model(model: ModelConfig) -> str:
+    return {"embedded": model.path, "endpoint": model.model or "endpoint", "rubric": "rubric"}[model.kind]
+
+
+def notes(study: Study) -> list[str]:
+    """What a reader has to keep in mind, one sentence each."""
+    plan, config = study.plan, study.config
+    found: list[str] = []
+    if plan.source == "generated":
+        found.append(
+            "The tasks are generated: sentences in PubMedQA's form whose answer follows from the statistics that they "
+            "report. Results say nothing about PubMedQA."
+        )
+    elif plan.split == "test" and not plan.official:
+        found.append(
+            f"{len(plan.tasks)} test items are not the official 500: published results are not comparable and are "
+            "left out."
+        )
+    if config.models.judge.kind == "rubric":
+        found.append(
+            "The judge that gives the reward's six criteria is a deterministic rubric, not a language model: what "
+            "training gains in them is what the rubric can see."
+        )
+    if plan.split == "val" and config.gate.enabled:
+        found.append(
+            "The gate decided on held-out tasks of this split whether a policy stayed live, so the stages that are "
+            "left are a little favoured by it."
+        )
+    if len(plan.tasks) < SMALL:
+        found.append(f"{len(plan.tasks)} tasks are few: intervals are rough, and only large differences can show.")
+    for phase in about_run(study.run)["rolled_back"]:
+        found.append(f"What {phase} learned was clearly worse and was rolled back; it is no stage of this report.")
+    return found + _missing(study)
+
+
+def _missing(study: Study) -> list[str]:
+    """What could not be computed, and why."""
+    found: list[str] = []
+    for name, answers in study.answers.items():
+        failed = sum(record.status == "failed" for record in answers.records)
+        unscored = sum(record.status == "succeeded" and record.reward is None for record in answers.records)
+        if failed:
+            found.append(
+                f"{failed} of {len(answers.records)} rollouts of {name} failed: they count as misses in success and "
+                "alignment, and have no reward."
+            )
+        if unscored:
+            found.append(f"{unscored} rollouts of {name} have no reward, because the judge gave no score.")
+    if not study.config.evaluation.prices:
+        found.append("There is no cost, because no prices are configured (evaluation.prices).")
+    if not study.baselines:
+        found.append("No baseline was recorded for these tasks.")
+    return found
