@@ -1,0 +1,180 @@
+"""Metrics out of W&B: the same lines that the mirror showed there, and errors that say what to do."""
+
+import base64
+import functools
+import gzip
+import json
+import threading
+from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import wandb
+
+from chimera.errors import ConfigError, RunError
+from training.metrics import ARTIFACT, PROTOCOLS
+from training.wandb_history import lines_from, lines_of
+from training.wandb_steps import PhaseSteps
+
+KEY = "fedcba9876543210" * 2 + "76543210"
+PATH = "me/chimera/abc"
+TIME = "2026-11-21T00:40:49.1814"
+
+
+def line(phase, step, **values):
+    return {"phase": phase, "step": step, **values}
+
+
+LINES = [
+    {"time": f"{TIME}{number:02d}+00:00", **one}
+    for number, one in enumerate(
+        [
+            line("rollout", 1, of="gather", reward=0.5, parts={"alignment": 0.25, "novelty": 0.25}, failed=0),
+            line("gather", None, rollouts=1, parts={"alignment": 0.25}, counts={"tool_calls": 3}),
+            line("evaluation-base", None, reward=1.5),
+            line("sft", 1, loss=0.5),
+            line("sft", 2, loss=0.25),
+            line("gate", None, **{"stage": "sft", "reward/mean": 0.125}),
+            line("sft", None, selected_by_role={"Neurologist": 2}),
+            line("ppo", 1, **{"actor/entropy": 2.0, "reward/mean": 1.0, "policy": "senior@ppo-1"}),
+            line("bandit", 0, choices=160),
+            line("bandit", 1, choices=200),
+            line("bandit", None, choices=200),
+        ],
+        start=1,
+    )
+]
+
+
+class CapturedRun:
+    """As much of a W&B run as gets rows."""
+
+    def __init__(self):
+        self.rows = []
+
+    def define_metric(self, *arguments, **options):
+        pass
+
+    def log(self, values, *, step, commit):
+        self.rows.append({"_step": step, **values})
+
+
+def shown(lines):
+    """The rows that `wandb_mirror` sends for `lines`."""
+    run = CapturedRun()
+    steps = PhaseSteps(run)
+    for row, one in enumerate(lines):
+        values = {key: value for key, value in one.items() if key not in ("phase", "step", "time")}
+        if one["phase"] not in (PROTOCOLS, ARTIFACT):
+            steps.log(one["phase"], one["step"], values, row=row, time=datetime.fromisoformat(one["time"]))
+    return json.loads(json.dumps(run.rows))
+
+
+def test_what_the_mirror_shows_comes_back_as_the_same_lines():
+    assert lines_from(reversed(shown(LINES))) == LINES
+
+
+def test_what_wandb_never_had_does_not_come_back():
+    lines = [
+        {**LINES[0], "reward": None, "parts": {"alignment": None, "novelty": 0.5}},
+        {"time": LINES[0]["time"], "phase": ARTIFACT, "step": None, "version": "junior@sft"},
+    ]
+    rows = [*shown(lines), {"_step": 1, "_timestamp": 0.0, "protocols/gather": {"_type": "table-file"}}]
+    rows[0] |= {"sft/step": None, "sft/loss": None}
+    (found,) = lines_from(rows)
+    assert found == {key: value for key, value in lines[0].items() if key != "reward"} | {"parts": {"novelty": 0.5}}
+
+
+class FakeWandb:
+    """As much of W&B's server as a public API needs to read one run."""
+
+    def __init__(self, rows):
+        self.rows = rows
+        self.keys = set()
+        self.status = 200
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, self))
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def answer(self, asked):
+        variables = asked.get("variables") or {}
+        viewer = {"id": "u", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}
+        name = variables.get("name") or variables.get("run") or variables.get("runName")
+        run = None
+        if name == "abc":
+            texts = [json.dumps(row) for row in self.rows]
+            last = self.rows[-1]["_step"] if self.rows else -1
+            names = {"id": "UnVu", "name": name, "displayName": "shown", "state": "finished", "projectId": "1"}
+            empty = dict.fromkeys(("config", "summaryMetrics", "systemMetrics"), "{}")
+            history = {"historyKeys": {"lastStep": last, "keys": {}}, "historyLineCount": len(texts)}
+            parquet = {"liveData": [], "parquetUrls": []}
+            run = names | empty | history | {"history": texts, "parquetHistory": parquet, "tags": [], "user": viewer}
+        return {"viewer": viewer, "project": {"id": "p", "run": run}, "serverInfo": {"features": []}}
+
+
+class Handler(BaseHTTPRequestHandler):
+    def __init__(self, fake, *arguments):
+        self.fake = fake
+        super().__init__(*arguments)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        body = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
+        secret = self.headers.get("authorization", " ").split(" ")[1]
+        self.fake.keys.add(base64.b64decode(secret).decode().removeprefix("api:"))
+        answer = json.dumps({"data": self.fake.answer(json.loads(body))}).encode()
+        self.send_response(self.fake.status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format, *arguments):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch, tmp_path):
+    for name in ("CONFIG_DIR", "CACHE_DIR", "DATA_DIR"):
+        monkeypatch.setenv(f"WANDB_{name}", str(tmp_path / name))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    fake = FakeWandb(shown(LINES))
+    monkeypatch.setenv("WANDB_BASE_URL", fake.url)
+    wandb.teardown()
+    yield fake
+    wandb.teardown()
+    fake.server.shutdown()
+    fake.server.server_close()
+
+
+def test_the_lines_are_read_through_wandbs_public_api_with_the_key_of_the_secrets(server, capfd):
+    assert lines_of(f"/{PATH}", {"WANDB_API_KEY": KEY}) == LINES
+    assert server.keys - {""} == {KEY}
+    assert KEY not in "".join(capfd.readouterr())
+
+
+def test_a_run_that_wandb_does_not_know_and_one_without_our_metrics_are_told(server):
+    with pytest.raises(RunError, match=r"^me/chimera/other cannot be read from W&B .*: check path, WANDB_API_KEY"):
+        lines_of("me/chimera/other", {"WANDB_API_KEY": KEY})
+    server.rows = [{"_step": 0, "_timestamp": 0.0, "loss": 1.0}]
+    with pytest.raises(RunError, match="has no metrics of this program"):
+        lines_of(PATH, {"WANDB_API_KEY": KEY})
+
+
+def test_a_refused_key_is_told(server):
+    server.status = 401
+    with pytest.raises(RunError, match="error 401") as caught:
+        lines_of(PATH, {"WANDB_API_KEY": KEY})
+    assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["abc", "chimera/abc", "me/chimera/abc/more", "me//abc", ""])
+def test_a_path_of_other_than_three_parts_is_refused(path):
+    with pytest.raises(ConfigError, match="entity/project/run"):
+        lines_of(path, {"WANDB_API_KEY": KEY})
+
+
+def test_without_a_key_nobody_is_asked_for_one():
+    with pytest.raises(ConfigError, match="needs WANDB_API_KEY"):
+        lines_of(PATH, {})
