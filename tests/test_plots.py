@@ -1,0 +1,256 @@
+"""A report's plots: what they show, files for light and dark pages, and a sentence where there is nothing to draw."""
+
+import re
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib.image import imread
+from matplotlib.text import Text
+
+from chimera.config import Config
+from chimera.runs import Run
+from evaluation import plots_training
+from evaluation.comparison import adjust, compare
+from evaluation.metrics import stage_metrics
+from evaluation.plots import TITLES, draw_all
+from evaluation.plots_bandit import reliability
+from evaluation.plots_paper import paper, save
+from evaluation.plots_stages import confusion, stages
+from evaluation.rollouts import RolloutRecord
+from evaluation.study import Place, Plan, PlannedTask, Stage, StageAnswers, Study
+
+SVG = "{http://www.w3.org/2000/svg}"
+TASKS = tuple(PlannedTask(f"t{number}", "goal", ("yes", "no", "maybe")[number % 3]) for number in range(12))
+STAGES = ("base", "ppo", "bandit")
+REWARDS = {"base": 1.0, "ppo": 1.25, "bandit": 1.75}
+
+
+def record(stage, number, task, reward, decision):
+    return RolloutRecord(
+        rollout_id=f"{stage}-{number}",
+        task_id=task.id,
+        source="generated",
+        level=None,
+        phase=f"evaluation-{stage}",
+        repeat=0,
+        seed=0,
+        attempt=1,
+        status="succeeded" if decision else "failed",
+        error=None if decision else "no JSON",
+        label=task.label,
+        decision=decision,
+        reward=reward if decision else None,
+    )
+
+
+def answers_of(name, kind="sequence"):
+    decisions = ["GO", "NO-GO", "UNDECIDED"] if name == "bandit" else ["GO", "GO", None]
+    rows = [
+        record(name, number, task, REWARDS[name.removeprefix("only-")] + number % 4 / 8, decisions[number % 3])
+        for number, task in enumerate(TASKS)
+    ]
+    places = tuple(Place("rollouts/x.jsonl", number + 1) for number in range(len(rows)))
+    return StageAnswers(Stage(name, name, kind, (), {}), tuple(rows), places)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    config = Config.model_validate({"runs_dir": tmp_path_factory.mktemp("runs"), "evaluation": {"resamples": 200}})
+    answers = {name: answers_of(name) for name in STAGES}
+    plan = Plan("val", "generated", "generated tasks", TASKS, 1, tuple(one.stage for one in answers.values()))
+    with Run.create("made", config) as run:
+        return Study(run, plan, answers, (), {}, ())
+
+
+def comparisons_of(study):
+    pairs = [("base", name) for name in study.answers if name != "base"] + [("ppo", "bandit")]
+    found = {
+        f"{old}:{new}": compare(study.answers[old], study.answers[new], study.plan, study.config)
+        for old, new in pairs
+        if old in study.answers and new in study.answers
+    }
+    return adjust(found, study.config)
+
+
+def rollouts(phase, count, start, reward):
+    for number in range(start, start + count):
+        value = reward + number % 5 / 10
+        parts = {"alignment": value - 0.25, "clarity": 0.25}
+        yield {"time": "t", "phase": "rollout", "step": number, "of": phase, "reward": value, "parts": parts}
+
+
+def estimate(step, gain):
+    figures = {"ips": 1.5, "snips": 1.6, "dr": 1.55, "logged": 1.2, "gain": gain}
+    ends = {
+        f"{name}_{end}": value + by for name, value in figures.items() for end, by in (("low", -0.1), ("high", 0.1))
+    }
+    return {"time": "t", "phase": "bandit", "step": step, "choices": 40 + step, "ess": 9.6, **figures, **ends}
+
+
+LINES = [
+    *rollouts("gather", 40, 1, 1.0),
+    *rollouts("evaluation-base", 12, 41, 1.0),
+    *({"time": "t", "phase": "sft", "step": step, "loss": 1 / step} for step in range(1, 9)),
+    *({"time": "t", "phase": "ppo", "step": step, "actor/ppo_kl": 0.0, "actor/pg_clipfrac": 0.0} for step in (1, 2)),
+    *rollouts("bandit", 15, 53, 1.5),
+    estimate(0, 0.25),
+    estimate(1, 0.5),
+    *rollouts("evaluation-bandit", 12, 68, 1.5),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("plots")
+
+
+@pytest.fixture(scope="module")
+def plots(study, folder):
+    return {plot.name: plot for plot in draw_all(study, LINES, comparisons_of(study), folder)}
+
+
+def means_of(study):
+    return {name: stage_metrics(answers, study.plan, study.config) for name, answers in study.answers.items()}
+
+
+def reliability_of(study, lines):
+    return reliability(study, lines, means_of(study), comparisons_of(study))
+
+
+def texts(drawing):
+    return [text.get_text() for text in drawing.figure.findobj(Text)]
+
+
+def words(folder, plot):
+    """The texts of an SVG in the order of drawing."""
+    root = ElementTree.parse(folder / plot.files["svg"]).getroot()
+    return ["".join(text.itertext()).strip() for text in root.iter(f"{SVG}text")]
+
+
+def test_every_plot_is_drawn_as_png_and_svg_and_has_a_caption(plots, folder):
+    assert list(plots) == list(TITLES)
+    for plot in plots.values():
+        assert (plot.missing, bool(plot.caption), set(plot.files)) == (None, True, {"png", "svg"})
+        assert (imread(folder / plot.files["png"])[0, 0, :3] == 1).all()
+        assert plot.dump()["files"] == plot.files
+
+
+def test_svgs_take_the_colour_of_their_page_and_can_share_it(plots, folder):
+    seen = set()
+    for plot in plots.values():
+        text = (folder / plot.files["svg"]).read_text(encoding="utf-8")
+        root = ElementTree.fromstring(text)
+        colours = {colour.lower() for colour in re.findall(r"(?:fill|stroke): *(#\w+)", text)}
+        assert colours <= {"#2a7fc1", "#d9661f"}
+        assert "currentColor" in text
+        assert "<style" not in text
+        assert root.find(f"{SVG}title").text == plot.title
+        assert root.get("role") == "img"
+        identities = re.findall(r'\bid="([^"]+)"', text)
+        assert len(identities) == len(set(identities))
+        assert not seen & set(identities)
+        seen |= set(identities)
+        assert set(re.findall(r'(?:href="|url\()#([\w-]+)', text)) <= set(identities)
+
+
+def test_the_same_data_give_the_same_bytes(plots, folder, study, tmp_path):
+    name = "confusion"
+    with paper():
+        save(confusion(study), name, plots[name].title, tmp_path)
+    for file in plots[name].files.values():
+        assert (tmp_path / file).read_bytes() == (folder / file).read_bytes()
+
+
+def test_phases_are_marked_and_held_out_stages_have_their_mean(plots, folder):
+    found = words(folder, plots["reward"])
+    assert {"training", "gather", "bandit", "held out", "base"} <= set(found)
+    rewards = [line["reward"] for line in LINES if line.get("of") == "evaluation-base"]
+    assert f"{sum(rewards) / len(rewards):.2f}" in found
+
+
+def test_parts_that_never_change_are_named_and_not_drawn(plots, folder):
+    assert "alignment" in words(folder, plots["parts"])
+    assert "clarity" not in words(folder, plots["parts"])
+    assert "the same in every rollout: clarity." in plots["parts"].caption
+
+
+def test_confusion_counts_every_rollout_by_label_and_decision_or_none(plots, folder):
+    found = words(folder, plots["confusion"])
+    assert [text for text in found if text in STAGES] == list(STAGES)
+    counts = [int(text) for text in found if text.isdigit()]
+    assert counts[:12] == [4, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 4]
+    assert counts[24:] == [4, 0, 0, 0, 0, 4, 0, 0, 0, 0, 4, 0]
+    assert "'none' is a rollout that failed" in plots["confusion"].caption
+
+
+def test_stages_are_drawn_where_their_means_and_differences_are(study):
+    drawn = stages(study, means_of(study), comparisons_of(study))
+    left, right = drawn.figure.axes[:2]
+    assert [label.get_text() for label in left.get_yticklabels()] == list(STAGES)
+    points = [[line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"] for axes in (left, right)]
+    assert points[0] == pytest.approx([1.1875, 1.4375, 1.9375])
+    assert points[1] == pytest.approx([0.25, 0.75])
+
+
+def test_kl_and_clip_fraction_of_zero_are_explained(plots):
+    assert "0 throughout" in plots["ppo"].caption
+    moving = [{**line, "actor/ppo_kl": 0.5} if line["phase"] == "ppo" else line for line in LINES]
+    assert "0 throughout" not in plots_training.ppo(moving).caption
+
+
+def test_the_bandits_last_estimate_is_held_against_what_happened(plots, folder, study):
+    rows = words(folder, plots["bandit"])
+    for name in ("IPS", "SNIPS", "doubly robust", "its own rollouts", "held out, ppo to bandit"):
+        assert name in rows
+    caption = plots["bandit"].caption
+    assert "41 choices, worth 10 of the policy's own" in caption
+    assert "+0.500 (+0.400 to +0.600), on held-out tasks it was +0.500 (+0.500 to +0.500)" in caption
+    assert "the intervals overlap." in caption
+    far = reliability_of(study, [*LINES, estimate(2, -0.5)])
+    assert "do not overlap, so the estimate cannot be relied on." in far.caption
+
+
+def test_stages_of_one_policy_alone_are_drawn_too(study):
+    alone = answers_of("only-bandit", "alone")
+    wider = replace(
+        study,
+        answers={**study.answers, "only-bandit": alone},
+        plan=replace(study.plan, stages=(*study.plan.stages, alone.stage)),
+    )
+    drawn = stages(wider, means_of(wider), comparisons_of(wider))
+    assert "only-bandit" in texts(drawn)
+    assert "one learned policy alone" in drawn.caption
+    assert "held out, base to only-bandit" in texts(reliability_of(wider, LINES))
+
+
+def test_without_metrics_there_are_sentences_and_only_the_plots_of_the_rollouts(study, tmp_path):
+    drawn = {plot.name: plot for plot in draw_all(study, [], comparisons_of(study), tmp_path / "new" / "plots")}
+    for name in ("reward", "parts", "sft", "ppo", "bandit"):
+        assert drawn[name].files == {}
+        assert drawn[name].missing.endswith(".")
+    assert sorted(file.stem for file in (tmp_path / "new" / "plots").glob("*.png")) == ["confusion", "stages"]
+
+
+def test_data_that_show_nothing_are_told_apart_from_no_data(study):
+    failed = [{"phase": "rollout", "step": 1, "of": "gather", "reward": None, "parts": {}}]
+    assert plots_training.reward(failed) == "None of the 1 rollouts in the run's metrics has a reward."
+    still = plots_training.parts(list(rollouts("gather", 1, 1, 1.0)))
+    assert still == "No part of the reward ever changed: alignment, clarity had the same value in every rollout."
+    unknown = reliability_of(study, [{"phase": "bandit", "step": 0, "choices": 3, "ess": 0.0}])
+    assert unknown.startswith("The bandit could estimate nothing: ")
+
+
+def test_a_bandit_that_was_stopped_early_or_is_not_evaluated_is_still_drawn(study):
+    plan = replace(study.plan, stages=study.plan.stages[:1])
+    only_base = replace(study, plan=plan, answers={"base": study.answers["base"]})
+    bare = {key: value for key, value in estimate(0, 0.0).items() if not key.startswith("gain")}
+    drawn = reliability_of(only_base, [bare])
+    (axes,) = drawn.figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "IPS",
+        "SNIPS",
+        "doubly robust",
+        "all logged choices",
+    ]
+    assert "on held-out tasks it was" not in drawn.caption
