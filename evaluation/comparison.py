@@ -6,6 +6,7 @@ tests (reward, alignment and macro-F1 of all its comparisons), everything else i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import ceil
 from statistics import fmean
 from typing import Any, Literal
 
@@ -151,19 +152,24 @@ def adjust(comparisons: Comparisons, config: Config) -> dict[str, dict[str, Comp
     }
 
 
-def too_few_permutations(comparisons: Comparisons, config: Config) -> str | None:
-    """A warning if a family is so large that its exchange tests can show nothing; None if it is not.
+def too_few_permutations(adjusted: Comparisons, config: Config) -> str | None:
+    """A warning if a difference was not shown only because the exchanges are too few for so many tests, else None.
 
-    With N exchanges no p-value is below 1 / (N + 1), and Holm multiplies the smallest by the size of the family.
+    With N exchanges no p-value is below 1 / (N + 1), and Holm multiplies it by up to the size of the family.
+
+    Args:
+        adjusted: All of the report, from `adjust`.
+        config: Has the number of exchanges.
     """
-    ones = [one for found in comparisons.values() for one in found.values() if one.test == EXCHANGE]
-    largest = max((sum(one.primary is primary for one in ones) for primary in (True, False)), default=0)
-    level = 1 - config.evaluation.confidence
-    if largest / (config.evaluation.permutations + 1) < level:
+    exchanges, level = config.evaluation.permutations, 1 - config.evaluation.confidence
+    ones = [one for found in adjusted.values() for one in found.values()]
+    stuck = [one for one in ones if one.test == EXCHANGE and one.verdict == NOT_SHOWN and one.p * (exchanges + 1) < 1.5]
+    if not stuck:
         return None
+    largest = max(sum(other.primary is one.primary for other in ones) for one in stuck)
     return (
-        f"evaluation.permutations={config.evaluation.permutations} is too few for a family of {largest} tests: none of "
-        f"them can pass the level {level:.3g} after correction; raise it above {int(largest / level)}"
+        f"evaluation.permutations={exchanges} is too few for a family of {largest} tests: {len(stuck)} of them could "
+        f"not pass the level {level:.3g} however large the difference; raise it above {ceil(largest / level)}"
     )
 
 
@@ -175,6 +181,9 @@ def verdict_sentence(before: str, after: str, found: Mapping[str, Comparison], c
         after: The second.
         found: Their comparison, adjusted; what it lacks is said to have no value in both.
         config: Has the intervals' confidence.
+
+    Raises:
+        ValueError: The comparison is not adjusted.
     """
     clauses = [_clause(name, found.get(name), config) for name in ("reward", "alignment")]
     return f"{after[:1].upper()}{after[1:]} beside {before}: {'; '.join(clauses)}."
@@ -280,18 +289,19 @@ def _verdict(difference: float, shown: bool, better: int) -> Verdict:
 def _clause(name: str, one: Comparison | None, config: Config) -> str:
     if one is None:
         return f"{name} has no value in both"
+    if one.p_adjusted is None:
+        raise ValueError(f"the comparison of {name} is not adjusted, so it has no verdict: call adjust first")
     scale, digits, unit, points = (100, 1, " %", " points") if name == "alignment" else (1, 3, "", "")
-    p = one.p if one.p_adjusted is None else one.p_adjusted
     around = "no interval from a single task"
     if one.low is not None and one.high is not None:
-        ends = f"{one.low * scale:+.{digits}f} to {one.high * scale:+.{digits}f}"
+        ends = f"{one.low * scale:+z.{digits}f} to {one.high * scale:+z.{digits}f}"
         around = f"{100 * config.evaluation.confidence:.4g} % interval {ends}"
-    old, new = (f"{value * scale:.{digits}f}" for value in (one.before, one.after))
+    old, new = (f"{value * scale:z.{digits}f}" for value in (one.before, one.after))
     words = (
-        f"{name} {one.verdict or NOT_SHOWN}, from {old} to {new}{unit} "
-        f"({one.difference * scale:+.{digits}f}{points}, {around}, p = {p:.2g}, n = {one.n})"
+        f"{name} {one.verdict}, from {old} to {new}{unit} ({one.difference * scale:+z.{digits}f}{points}, {around}, "
+        f"p = {one.p_adjusted:.2g} after correction, n = {one.n})"
     )
     if one.verdict != NOT_SHOWN or one.mde is None:
         return words
-    smallest, power = one.mde * scale, 100 * config.evaluation.power
-    return f"{words}, where {smallest:.{digits}f}{points} or more would be found {power:.4g} times in 100"
+    found = f"{100 * config.evaluation.power:.4g} times in 100"
+    return f"{words}, where {one.mde * scale:.{digits}f}{points} or more would be found {found}, before correction"

@@ -73,6 +73,9 @@ def bootstrap_mean(
 def bootstrap_statistic(rows: Numbers, statistic: Statistic, *, confidence: float, resamples: int, seed: int) -> Mean:
     """A statistic of totals with its bootstrap interval (expanded percentiles).
 
+    For means it covers what it says from 20 tasks on. For macro-F1 it is a little narrow as long as a label is rare: in
+    simulations with 11 % maybe, an interval of 95 % covers 93 % at 100 tasks, 94 % at 200 and 95 % at 500.
+
     Args:
         rows: Shape (tasks, columns): what each task adds to the totals.
         statistic: Of the totals.
@@ -173,7 +176,7 @@ def minimum_detectable_effect(deviation: float, n: int, *, alpha: float, power: 
         deviation: Standard deviation of the tasks' differences, in their unit.
         n: Tasks.
         alpha: Level of the test.
-        power: Such as 0.8, and above `alpha`.
+        power: Such as 0.8. Up to `alpha` the test has it without any effect.
 
     Returns:
         The effect in the unit of `deviation`; None with fewer than two tasks or when nothing varied, because then there
@@ -184,9 +187,12 @@ def minimum_detectable_effect(deviation: float, n: int, *, alpha: float, power: 
     critical = -float(stdtrit(n - 1, alpha / 2))
 
     def lacking(noncentrality: float) -> float:
-        kept = nctdtr(n - 1, noncentrality, critical) - nctdtr(n - 1, noncentrality, -critical)
-        return float(1 - kept) - power
+        # SciPy gives NaN for some probabilities that are almost 0.
+        below, between = np.nan_to_num(nctdtr(n - 1, noncentrality, np.array([-critical, critical])))
+        return float(below + 1 - between) - power
 
+    if power <= alpha:
+        return 0.0
     largest = 2.0
     while lacking(largest) < 0:
         largest *= 2
