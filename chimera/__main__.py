@@ -10,6 +10,7 @@ from chimera.errors import ConfigError
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("chimera.train", "run the phases: the society answers tasks, its roles learn from the traces"),
     "ask": ("chimera.ask", "put one question to the society and see how it decides"),
+    "trace": ("chimera.trace", "show what happened in a rollout, call by call and token by token"),
     "data": ("chimera.data", "show the tasks: source, splits and a sample"),
     "graph": ("chimera.graph", "draw the society as PNG, SVG and Mermaid"),
     "config": ("chimera.config_command", "list every configuration key, or print the configuration that is in effect"),

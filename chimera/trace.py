@@ -1,0 +1,162 @@
+"""`python -m chimera.trace RUN [ROLLOUT]`: one rollout step by step, or the list of a run's rollouts."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chimera.cli import parse_arguments
+from chimera.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from chimera.runs import Run
+    from evaluation.rollouts import RolloutRecord
+    from evaluation.trace_tree import Tree
+
+
+def main(argv: list[str]) -> int | None:
+    """Show a rollout, or list them."""
+    arguments = _parse(argv)
+    from rich.console import Console
+
+    from chimera.secrets import api_key_names, load_secrets
+    from evaluation.rollout_index import find, recorded_rollouts
+
+    run = _run(arguments)
+    load_secrets(api_key_names(run.config.models.model_dump()))  # They are then replaced in all that is shown.
+    console = Console(highlight=False)
+    records = recorded_rollouts(run, arguments.phase)
+    if arguments.rollout is None:
+        _list(console, run, records)
+        return None
+    found = find(records, arguments.rollout)
+    if len(found) > 1:
+        _list(console, run, found)
+        return None
+    _show(console, run, found[0], arguments)
+    return None
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m chimera.trace", description=__doc__)
+    parser.add_argument("run", help="the run's name, or 'latest'")
+    parser.add_argument("rollout", nargs="?", help="its id, the beginning of one, or a task's id; without it a list")
+    parser.add_argument("--phase", help="only rollouts of this phase, such as gather, ppo or evaluation-base")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page instead")
+    parser.add_argument("--messages", action="store_true", help="show what each model was sent, too")
+    parser.add_argument("--tokens", action="store_true", help="show each token that PPO learned from, too")
+    parser.add_argument("--runs-dir", metavar="DIR", help="where runs are (as runs_dir=DIR)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="runs_dir=DIR")
+    arguments = parse_arguments(parser, argv)
+    if arguments.rollout is not None and "=" in arguments.rollout:
+        arguments.overrides.insert(0, arguments.rollout)
+        arguments.rollout = None
+    if arguments.rollout is None:
+        for name in ("html", "messages", "tokens"):
+            if getattr(arguments, name):
+                raise ConfigError(f"--{name} is about one rollout: name it after the run's name")
+    return arguments
+
+
+def _run(arguments: argparse.Namespace) -> "Run":
+    """The run that is named.
+
+    Raises:
+        RunError: There is no such run.
+    """
+    from chimera.cli import config_from
+    from chimera.runs import Run
+
+    arguments.config = None
+    config = config_from(arguments, own_question=True, reads=("runs_dir",))
+    folder = Path(arguments.runs_dir or config.runs_dir)
+    return Run.latest(folder) if arguments.run == "latest" else Run.open(arguments.run, folder)
+
+
+def _list(console: "Console", run: "Run", records: "Sequence[RolloutRecord]") -> None:
+    """One line for each rollout, and how to see one."""
+    from evaluation.trace_text import printable
+
+    rows = [_HEADER, *map(_row, records)]
+    widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
+    for *cells, last in rows:
+        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
+        print(printable(f"{line}  {last}"), file=console.file)
+    phases = len({record.phase for record in records})
+    where = "" if run.path.parent == Path("runs") else f" --runs-dir {run.path.parent}"
+    for line in (
+        "",
+        f"{len(records)} rollouts of {phases} phase{'s' if phases > 1 else ''} of run {run.name}; repeats in brackets",
+        f"one of them: python -m chimera.trace {run.name} {records[-1].rollout_id}{where} [--html FILE]",
+    ):
+        print(line, file=console.file)
+
+
+_HEADER = ("phase", "rollout", "task", "decision", "label", "reward", "status")
+
+
+def _row(record: "RolloutRecord") -> tuple[str, ...]:
+    from evaluation.trace_text import number
+
+    task = f"{record.task_id} ({record.repeat})" if record.repeat else record.task_id
+    status = record.status if record.error is None else f"{record.status}: {record.error}"
+    decision = record.decision or "none"
+    return (record.phase, record.rollout_id, task, decision, record.label, number(record.reward), status)
+
+
+def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: argparse.Namespace) -> None:
+    """One rollout, on the terminal or as a page."""
+    from evaluation.spans import read
+    from evaluation.token_records import tokens_of
+    from evaluation.trace_tree import tree
+
+    spans = read(run.path / record.trace) if record.trace else []
+    made = tree(record, spans, tokens_of(run.path, record.rollout_id))
+    wanted = arguments.tokens or arguments.html is not None
+    pieces, missing = _pieces(run, made) if wanted else ({}, None)
+    if arguments.html is not None:
+        _write_page(arguments.html, run, made, pieces, missing)
+        console.print(f"wrote {arguments.html}", soft_wrap=True, markup=False)
+        return
+    from evaluation.trace_text import outline, show
+
+    if missing:
+        console.print(missing, soft_wrap=True, markup=False)
+    show(console, outline(made, messages=arguments.messages, pieces=pieces if arguments.tokens else None))
+
+
+def _pieces(run: "Run", tree: "Tree") -> tuple[Mapping[str, Sequence[str]], str | None]:
+    """Token texts by response id of what PPO learned from; or a sentence that says why there are none."""
+    if not tree.learned:
+        return {}, None
+    from evaluation.token_texts import load_tokenizer, token_texts
+
+    try:
+        tokenizer = load_tokenizer(run.config.models.senior.path)
+    except ConfigError as error:
+        return {}, f"Tokens are shown by their ids, because the seniors' tokenizer cannot be had: {error}"
+    calls = [call for visit in tree.visits for call in visit.calls if call.tokens is not None and call.exchange]
+    return {
+        call.exchange.response_id: token_texts(tokenizer, call.exchange.response_ids or ())
+        for call in calls
+        if call.exchange
+    }, None
+
+
+def _write_page(path: Path, run: "Run", tree: "Tree", pieces: Mapping[str, Sequence[str]], note: str | None) -> None:
+    from evaluation.trace_page import page
+
+    text = page(tree, run=run.name, pieces=pieces, note=note)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise RunError(f"--html={path} cannot be written ({error.strerror}): name another file") from error
+
+
+if __name__ == "__main__":
+    from chimera.cli import run_command
+
+    run_command(main)

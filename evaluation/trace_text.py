@@ -1,0 +1,243 @@
+"""A rollout's tree for the terminal: an outline, drawn with lines and colours there, indented plain text elsewhere."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from evaluation.trace_tree import Call, ToolCall, Tree, Visit
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.tree import Tree as RichTree
+
+SEVERITY_COLOURS: Mapping[str, str] = {"NONE": "green", "MINOR": "green", "MAJOR": "yellow", "CRITICAL": "red"}
+
+
+@dataclass(slots=True)
+class Node:
+    """One line of the outline and what is below it."""
+
+    text: str
+    style: str = ""
+    children: "list[Node]" = field(default_factory=list)
+
+    def add(self, text: str, style: str = "") -> "Node":
+        """Put a line below this one, and give it."""
+        self.children.append(Node(text, style))
+        return self.children[-1]
+
+
+def outline(tree: Tree, *, messages: bool = False, pieces: Mapping[str, Sequence[str]] | None = None) -> Node:
+    """The whole rollout.
+
+    Args:
+        tree: The rollout.
+        messages: Whether to show what each model was sent.
+        pieces: The texts of the tokens of calls, by response id; what PPO learned from each token is shown with them.
+    """
+    record = tree.record
+    root = Node(f"{record.rollout_id}: {record.outputs.get('research_goal', f'task {record.task_id}')}", "bold")
+    for name, text in facts(tree):
+        root.add(f"{name}: {text}", "red" if name == "error" else "")
+    for note in tree.notes:
+        root.add(f"note: {note}", "yellow")
+    for visit in tree.visits:
+        _add_visit(root, visit, tree, messages, pieces)
+    _add_outcome(root, tree)
+    return root
+
+
+def facts(tree: Tree) -> list[tuple[str, str]]:
+    """What the rollout was, by name."""
+    record = tree.record
+    found = [
+        ("task", f"{record.task_id}, repeat {record.repeat}, seed {record.seed}, phase {record.phase}"),
+        ("status", f"{record.status}{'' if record.seconds is None else f' after {record.seconds:.2f} s'}"),
+    ]
+    if record.error:
+        found.append(("error", record.error))
+    found.append(("decision", f"{record.decision or 'none'}, and the answer key says {record.label}"))
+    found.append(("reward", number(record.reward)))
+    used = {
+        model: ", ".join(versions) for model, versions in record.weights_versions.items() if versions
+    } or record.policy_versions
+    found.append(("models", "; ".join(f"{model}: {version}" for model, version in used.items()) or "not known"))
+    return found
+
+
+def heading(visit: Visit) -> str:
+    """Who, for which time, with which model."""
+    again = f", visit {visit.number}" if visit.number > 1 else ""
+    tries = f", try {visit.attempt}" if visit.attempt > 1 or visit.broken else ""
+    weights = dict.fromkeys(call.weights for call in visit.calls if call.weights)
+    behind = ", ".join(weights) or "no weights known"
+    took = "" if visit.seconds is None else f", {visit.seconds:.2f} s"
+    return f"{visit.role}{again}{tries} ({visit.model}: {behind}{took})"
+
+
+def reason(visit: Visit) -> str | None:
+    """Why a visit is a revision; None when it is none."""
+    if not visit.because:
+        return None
+    reviews = " and ".join(f"{name} ({review['severity']})" for name, review in visit.because.items())
+    return f"revision {visit.number - 1}: sent back by {reviews}"
+
+
+def call_line(call: Call) -> str:
+    """A model call in one line."""
+    found = [f"call {call.step}: {call.finish_reason or 'how it ended is not known'}"]
+    if call.record is not None:
+        record = call.record
+        found.append(f"{record.prompt_tokens} + {record.completion_tokens} tokens, {record.seconds:.2f} s")
+        if record.repair:
+            found.append("the one re-ask after an unreadable answer")
+        if record.error:
+            found.append(f"error: {record.error}")
+    if call.exchange is None and not (call.record and call.record.error):
+        found.append("its exchange is not in the trace")
+    return "; ".join(found)
+
+
+def tool_line(tool: ToolCall) -> str:
+    """A tool call in one line."""
+    use = tool.use
+    end = f"found {', '.join(use.results)}" if use.results else "found nothing"
+    state = end if use.ok else f"{'failed' if use.valid else 'refused'}: {use.error}"
+    return f"{use.tool} {use.arguments} -> {state} ({use.seconds:.2f} s)"
+
+
+def tool_texts(answer: str) -> list[tuple[str, str]]:
+    """What a tool told the model: each passage under its id, an error under that name, other text as it is."""
+    try:
+        told = json.loads(answer)
+    except ValueError:
+        return [("text", answer)]
+    results = told.get("results") if isinstance(told, dict) else None
+    if isinstance(results, list) and all(isinstance(one, dict) and {"id", "text"} <= set(one) for one in results):
+        return [(str(one["id"]), str(one["text"])) for one in results]
+    return [("error", str(told["error"]))] if isinstance(told, dict) and "error" in told else [("text", answer)]
+
+
+def gist(answer: Mapping[str, Any] | None) -> str:
+    """An answer in a few words."""
+    if answer is None:
+        return "no readable answer"
+    if "severity" in answer:
+        return f"{answer['verdict']}, {answer['severity']}"
+    for name in ("decision", "choice", "answer", "expected"):
+        if name in answer:
+            return str(answer[name]) if name == "decision" else f"{name}: {answer[name]}"
+    return ""
+
+
+def field_lines(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """An answer's fields by name; lists have one line for each item."""
+    found: list[tuple[str, str]] = []
+    for name, value in answer.items():
+        title = name.replace("_", " ")
+        if isinstance(value, list):
+            found += [(title, str(item)) for item in value] or [(title, "none")]
+        else:
+            found.append((title, str(value)))
+    return found
+
+
+def selection_lines(selection: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Who chose among the hypotheses, and with which probabilities."""
+    found = [("chosen", str(selection["author"])), ("policy", str(selection["policy"]))]
+    if selection["preferred"] is not None:
+        found.append(("the model preferred", str(selection["preferred"])))
+    propensities = selection["propensities"]
+    known = propensities and ", ".join(f"{author} {share:.1%}" for author, share in propensities.items())
+    found.append(("probability of each", known or "not known: the supervisor's model chose"))
+    return found
+
+
+def number(value: float | None) -> str:
+    """Three decimals, or that there is none."""
+    return "none" if value is None else f"{value + 0.0:.3f}"  # 0.0 is added because a penalty of nothing is -0.0.
+
+
+def show(console: "Console", node: Node) -> None:
+    """Print an outline."""
+    if not console.is_terminal:
+        for line in plain_lines(node):
+            print(line, file=console.file)
+        return
+    from rich.text import Text
+    from rich.tree import Tree as RichTree
+
+    def grow(parent: "RichTree", children: Sequence[Node]) -> None:
+        for child in children:
+            grow(parent.add(Text(printable(child.text), style=child.style)), child.children)
+
+    drawn = RichTree(Text(printable(node.text), style=node.style), guide_style="dim")
+    grow(drawn, node.children)
+    console.print(drawn)
+
+
+def plain_lines(node: Node, depth: int = 0) -> list[str]:
+    """The outline as indented lines."""
+    below = [line for child in node.children for line in plain_lines(child, depth + 1)]
+    return ["  " * depth + printable(node.text), *below]
+
+
+def printable(text: str) -> str:
+    """`text` without characters that a terminal would obey: models and web pages wrote it."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _add_visit(
+    root: Node, visit: Visit, tree: Tree, messages: bool, pieces: Mapping[str, Sequence[str]] | None
+) -> None:
+    node = root.add(heading(visit), "bold cyan")
+    if (why := reason(visit)) is not None:
+        node.add(why, "yellow")
+    if visit.broken:
+        node.add("the model's server failed, so the visit was tried again", "yellow")
+    for call in visit.calls:
+        below = node.add(call_line(call), "dim" if call.answer is not None else "")
+        if messages:
+            for message in call.new:
+                below.add(f"[{message['role']}] {message.get('content') or ''}", "dim")
+        for tool in call.tools:
+            line = below.add(tool_line(tool), "" if tool.use.ok else "red")
+            if tool.answer is not None:
+                for name, text in tool_texts(tool.answer):
+                    line.add(f"[{name}] {text}", "dim")
+        if call.answer is None and call.text:
+            below.add(f"unread: {call.text}", "red")
+        if pieces is not None and call.tokens is not None and call.exchange is not None:
+            _add_tokens(below, call, pieces.get(call.exchange.response_id, ()))
+    if visit.answer is not None:
+        style = SEVERITY_COLOURS.get(str(visit.answer.get("severity")), "")
+        for name, text in field_lines(visit.answer):
+            node.add(f"{name}: {text}", style)
+    if visit.role == "Supervisor" and "selection" in tree.record.outputs and visit is _last(tree, visit.role):
+        for name, text in selection_lines(tree.record.outputs["selection"]):
+            node.add(f"{name}: {text}")
+
+
+def _add_tokens(parent: Node, call: Call, pieces: Sequence[str]) -> None:
+    tokens = call.tokens
+    assert tokens is not None
+    node = parent.add(f"PPO: credit {tokens.reward:.3f}; token, mask, advantage, log-probability")
+    for piece, mask, advantage, chance in zip(
+        pieces, tokens.mask, tokens.advantages, tokens.old_log_probs, strict=True
+    ):
+        node.add(f"{piece!r}  {mask:.0f}  {advantage:+.3f}  {chance:.3f}", "green" if advantage > 0 else "magenta")
+
+
+def _add_outcome(root: Node, tree: Tree) -> None:
+    outputs, record = tree.record.outputs, tree.record
+    if record.decision is not None:
+        node = root.add(f"decision: {record.decision}, answer key: {record.label}", "bold")
+        node.add(str(outputs.get("final_rationale", "")))
+    node = root.add(f"reward {number(record.reward)}", "bold")
+    for name, value in record.parts.items():
+        node.add(f"{name.replace('_', ' ')}: {number(value)}")
+
+
+def _last(tree: Tree, role: str) -> Visit:
+    return [visit for visit in tree.visits if visit.role == role][-1]
