@@ -6,7 +6,7 @@ tests (reward, alignment and macro-F1 of all its comparisons), everything else i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import ceil
+from math import ceil, sqrt
 from statistics import fmean
 from typing import Any, Literal
 
@@ -17,7 +17,6 @@ from chimera.types import Label
 from evaluation.metrics import MACRO_F1, Metric, TaskAnswers, answers_of, interval_settings, metrics_of, values_of
 from evaluation.paired import paired_difference
 from evaluation.statistics import (
-    Numbers,
     exchange_test,
     f1_rows,
     holm,
@@ -35,6 +34,7 @@ Verdict = Literal["better", "worse", "higher", "lower", "no difference shown"]
 EXCHANGE = "exchange test"
 MCNEMAR = "McNemar's exact test"
 NOT_SHOWN: Verdict = "no difference shown"
+SHARES = ("alignment", "success")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,9 @@ def too_few_permutations(adjusted: Comparisons, config: Config) -> str | None:
 
 
 def verdict_sentence(before: str, after: str, found: Mapping[str, Comparison], config: Config) -> str:
-    """What became of reward and alignment, with intervals, in one sentence.
+    """What became of reward and alignment, with intervals, in one sentence; and of success where rollouts failed.
+
+    Failed rollouts have no reward, so that they could make a mean reward look better.
 
     Args:
         before: The first system in words, such as "the base".
@@ -185,7 +187,10 @@ def verdict_sentence(before: str, after: str, found: Mapping[str, Comparison], c
     Raises:
         ValueError: The comparison is not adjusted.
     """
-    clauses = [_clause(name, found.get(name), config) for name in ("reward", "alignment")]
+    success = found.get("success")
+    failures = success is not None and min(success.before, success.after) < 1
+    names = ("reward", "alignment", *(["success"] if failures else []))
+    clauses = [_clause(name, found.get(name), config) for name in names]
     return f"{after[:1].upper()}{after[1:]} beside {before}: {'; '.join(clauses)}."
 
 
@@ -206,36 +211,21 @@ def _of_means(
     before: Sequence[float], after: Sequence[float], metric: Metric, config: Config, *, exact: bool
 ) -> Comparison:
     """Compare the means of tasks' values; `exact` for values that are 0 or 1."""
-    settings = config.evaluation
     old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
     changes, n = new - old, len(old)
-    low = high = None
-    difference = float(changes.mean())
+    ends, deviation = None, 0.0
     if n > 1:
         found = paired_difference(before, after, **interval_settings(config))
-        low, high = found.low, found.high
+        ends, deviation = (found.low, found.high), float(changes.std(ddof=1))
         if metric.unit == "share" and not changes.any():
-            high = unseen_share(n, settings.confidence)
-            low = -high
+            unseen = unseen_share(n, config.evaluation.confidence)
+            ends = -unseen, unseen
     if exact:
         p = mcnemar(int(np.count_nonzero(changes > 0)), int(np.count_nonzero(changes < 0)))
     else:
-        p = exchange_test(old, new, permutations=settings.permutations, seed=config.seed)
-    deviation = float(changes.std(ddof=1)) if n > 1 else 0.0
-    return Comparison(
-        before=float(old.mean()),
-        after=float(new.mean()),
-        difference=difference,
-        low=low,
-        high=high,
-        p=p,
-        p_adjusted=None,
-        n=n,
-        mde=minimum_detectable_effect(deviation, n, alpha=1 - settings.confidence, power=settings.power),
-        test=MCNEMAR if exact else EXCHANGE,
-        verdict=None,
-        primary=metric.primary,
-    )
+        p = exchange_test(old, new, permutations=config.evaluation.permutations, seed=config.seed)
+    values = float(old.mean()), float(new.mean()), float(changes.mean())
+    return _comparison(values, ends, deviation, p, n, MCNEMAR if exact else EXCHANGE, metric, config)
 
 
 def _of_macro_f1(
@@ -245,37 +235,35 @@ def _of_macro_f1(
     metric: Metric,
     config: Config,
 ) -> Comparison:
-    settings = config.evaluation
+    settings, n = config.evaluation, len(labels)
     old, new = (f1_rows(zip(labels, answers, strict=True)) for answers in (before, after))
-    values = [of_all(rows, macro_f1_of_totals) for rows in (old, new)]
-    difference, n = values[1] - values[0], len(labels)
-    low = high = mde = None
+    first, second = (of_all(rows, macro_f1_of_totals) for rows in (old, new))
+    ends, deviation = None, 0.0
     if n > 1:
-        drawn = _resampled_difference(old, new, config)
-        low, high = interval_around(difference, drawn, n, settings.confidence)
-        # The bootstrap's standard error, as a deviation of tasks, unbiased as `ddof=1` is for means.
-        deviation = float(drawn.std()) * n / np.sqrt(n - 1)
-        mde = minimum_detectable_effect(deviation, n, alpha=1 - settings.confidence, power=settings.power)
+        draws = {"resamples": settings.resamples, "seed": config.seed}
+        drawn = resampled(new, macro_f1_of_totals, **draws) - resampled(old, macro_f1_of_totals, **draws)
+        ends = interval_around(second - first, drawn, n, settings.confidence)
+        # The bootstrap's standard error as a deviation of tasks, which `ddof=1` is for means.
+        deviation = float(drawn.std()) * n / sqrt(n - 1)
     p = exchange_test(old, new, macro_f1_of_totals, permutations=settings.permutations, seed=config.seed)
-    return Comparison(
-        before=values[0],
-        after=values[1],
-        difference=difference,
-        low=low,
-        high=high,
-        p=p,
-        p_adjusted=None,
-        n=n,
-        mde=mde,
-        test=EXCHANGE,
-        verdict=None,
-        primary=metric.primary,
-    )
+    return _comparison((first, second, second - first), ends, deviation, p, n, EXCHANGE, metric, config)
 
 
-def _resampled_difference(before: Numbers, after: Numbers, config: Config) -> Numbers:
-    settings = {"resamples": config.evaluation.resamples, "seed": config.seed}
-    return resampled(after, macro_f1_of_totals, **settings) - resampled(before, macro_f1_of_totals, **settings)
+def _comparison(
+    values: tuple[float, float, float],
+    ends: tuple[float, float] | None,
+    deviation: float,
+    p: float,
+    n: int,
+    test: str,
+    metric: Metric,
+    config: Config,
+) -> Comparison:
+    """Not yet adjusted; `values` are before, after and difference, `deviation` is that of the tasks' differences."""
+    alpha, power = 1 - config.evaluation.confidence, config.evaluation.power
+    low, high = (None, None) if ends is None else ends
+    mde = minimum_detectable_effect(deviation, n, alpha=alpha, power=power)
+    return Comparison(*values, low, high, p, None, n, mde, test, None, metric.primary)
 
 
 def _verdict(difference: float, shown: bool, better: int) -> Verdict:
@@ -291,7 +279,7 @@ def _clause(name: str, one: Comparison | None, config: Config) -> str:
         return f"{name} has no value in both"
     if one.p_adjusted is None:
         raise ValueError(f"the comparison of {name} is not adjusted, so it has no verdict: call adjust first")
-    scale, digits, unit, points = (100, 1, " %", " points") if name == "alignment" else (1, 3, "", "")
+    scale, digits, unit, points = (100, 1, " %", " points") if name in SHARES else (1, 3, "", "")
     around = "no interval from a single task"
     if one.low is not None and one.high is not None:
         ends = f"{one.low * scale:+z.{digits}f} to {one.high * scale:+z.{digits}f}"

@@ -293,6 +293,14 @@ def test_the_sentence_names_both_with_intervals():
     )
 
 
+def test_the_sentence_tells_of_failures_where_there_are_some():
+    fine = one(1.0, 0.0, before=1.0, after=1.0, verdict="no difference shown", p_adjusted=1.0)
+    worse = one(1e-9, -0.2, before=1.0, after=0.8, low=-0.3, high=-0.1, verdict="worse", p_adjusted=1e-8)
+    assert "success" not in verdict_sentence("a", "b", {"success": fine}, CONFIG)
+    found = verdict_sentence("a", "b", {"success": worse}, CONFIG)
+    assert "success worse, from 100.0 to 80.0 % (-20.0 points, 95 % interval -30.0 to -10.0" in found
+
+
 def test_there_is_no_sentence_before_correction():
     with pytest.raises(ValueError, match="not adjusted"):
         verdict_sentence("the base", "after ppo", {"reward": one(0.01)}, CONFIG)
