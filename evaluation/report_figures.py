@@ -80,6 +80,19 @@ def data_words(report: Mapping[str, Any]) -> str:
     return f"{len(plan['tasks'])} {split} {source}{repeats}"
 
 
+def ablation_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The ablation, one row for each comparison: "phase", "learner", "on" (what it was put on) and "comparison"."""
+    titles = stage_titles(report)
+    rows: dict[str, dict[str, Any]] = {}
+    for row in report["ablation"]:
+        base = titles[row["comparison"].split(":")[0]]
+        on = f"{base} alone" if row["kind"] == "alone" else base
+        if row["comparison"] in rows:  # the first phase: what was there before it is the base
+            on = f"{base}, so also alone"
+        rows[row["comparison"]] = {key: row[key] for key in ("phase", "learner", "comparison")} | {"on": on}
+    return list(rows.values())
+
+
 def _spaced(name: str) -> str:
     """CamelCase as words: "ProtocolDesigner" is "Protocol Designer"."""
     return "".join(f" {letter}" if letter.isupper() and place else letter for place, letter in enumerate(name))

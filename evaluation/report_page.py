@@ -17,6 +17,7 @@ from markupsafe import Markup
 from evaluation.impossible import PART
 from evaluation.judge import CRITERIA
 from evaluation.report_figures import (
+    ablation_rows,
     between,
     change,
     change_between,
@@ -51,6 +52,10 @@ def page(report: Report, drawings: Mapping[str, str]) -> str:
         others=_others(report),
         ablation=_ablation(report),
         rollouts={stage: _rollouts(stage, found) for stage, found in report["outcomes"].items()},
+        first_rollouts={
+            stage: {row["task"]: row["id"] for row in reversed(found["rollouts"])}
+            for stage, found in report["outcomes"].items()
+        },
         columns=_columns(report),
         plots=[{**plot, "svg": inlined(drawings.get(plot["name"]), plot["name"])} for plot in report["plots"]],
         side_by_side=[{**pair, "sections": _sections(pair["rows"])} for pair in report["side_by_side"]],
@@ -180,7 +185,7 @@ def _others(report: Report) -> list[dict[str, Any]]:
 def _ablation(report: Report) -> list[dict[str, Any]]:
     rows = [
         {**row, "found": {name: report["comparisons"][row["comparison"]].get(name) for name in ("reward", "alignment")}}
-        for row in report["ablation"]
+        for row in ablation_rows(report)
     ]
     spans = {
         name: _span([row["found"][name] for row in rows if row["found"][name]]) for name in ("reward", "alignment")

@@ -5,6 +5,7 @@ from typing import Any
 
 from evaluation.report_figures import (
     NOTHING,
+    ablation_rows,
     between,
     change,
     change_between,
@@ -104,14 +105,11 @@ def _ablation(report: Report) -> Iterator[str]:
     yield "## What each phase gave"
     yield ""
     rows = []
-    for row in report["ablation"]:
+    for row in ablation_rows(report):
         found = report["comparisons"][row["comparison"]]
         cells = [_ablated(found.get(name), report["metrics"][name]["unit"]) for name in ("reward", "alignment")]
-        rows.append([row["phase"], row["learner"], KINDS[row["kind"]], *cells])
-    yield from _table(["phase", "who learned", "how", "reward", "decisions aligned, points"], rows)
-
-
-KINDS = {"alone": "alone on the base", "sequence": "on what was there before"}
+        rows.append([row["phase"], row["learner"], row["on"], *cells])
+    yield from _table(["phase", "who learned", "put on", "reward", "decisions aligned, points"], rows)
 
 
 def _ablated(row: Mapping[str, Any] | None, unit: str) -> str:
@@ -159,7 +157,8 @@ def _outcomes(report: Report) -> Iterator[str]:
         yield from _table(["answer key", *decisions], rows)
         if found["failures"]:
             yield ""
-            yield from _table(["reason", "rollouts"], [[_cell(why), str(count)] for why, count in found["failures"].items()])
+            reasons = [[_cell(why), str(count)] for why, count in found["failures"].items()]
+            yield from _table(["reason", "rollouts"], reasons)
 
 
 def _plots(report: Report) -> Iterator[str]:
