@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chimera.cli import parse_arguments, run_command
 from chimera.errors import ConfigError
@@ -236,11 +236,43 @@ def _selector(run: "Run", stage: "Stage") -> "Selector":
 
 
 def _report(study: "Study", arguments: argparse.Namespace, out: Path, console: "Console") -> None:
-    print("report", out)
+    """Write the report and show its main figures."""
+    from evaluation.publish import publish, publish_predictions
+    from evaluation.report_table import table
+
+    report = publish(study, _lines(study.run, arguments.wandb), out)
+    console.print(table(report))
+    console.print(report["verdict"]["text"], soft_wrap=True)
+    for warning in report["judges"]["warnings"]:
+        console.print(f"warning: {warning}", soft_wrap=True)
+    console.print(f"report: {out / 'index.html'} (also report.md, report.json, plots/)", soft_wrap=True)
+    if study.plan.split == "test":
+        console.print(f"predictions for PubMedQA's own script: {publish_predictions(study, out)}", soft_wrap=True)
+
+
+def _lines(run: "Run", wandb: str | None) -> "list[dict[str, Any]]":
+    """The metrics of training: the run's own, or those that W&B has."""
+    if wandb is None:
+        return list(run.metrics())
+    from chimera.secrets import load_secrets
+    from training.wandb_history import lines_of
+
+    return lines_of(wandb, load_secrets())
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    print("report", out)
+    """Tell whether a report is true; 1 when it is not."""
+    from evaluation.verify import find_run, verify
+
+    run = _open(arguments)[0] if arguments.run else find_run(arguments.verify)
+    problems = verify(arguments.verify, run)
+    for problem in problems:
+        print(f"refused: {problem}")
+    if problems:
+        print(f"{arguments.verify}: {len(problems)} problem{'s' * (len(problems) > 1)}, so do not trust it")
+        return 1
+    print(f"{arguments.verify}: every number was computed again from {run.path if run else '-'} and is the same")
+    return 0
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def table(report: Mapping[str, Any]) -> Table:
         compared = report["comparisons"].get(f"{first}:{stage}", {})
         cells = [_cell(metrics.get(name), compared.get(name), factor, decimals) for name, factor, decimals in SHOWN]
         outcome = report["outcomes"][stage]
-        succeeded = f"{outcome['rollouts'] - outcome['failed']}/{outcome['rollouts']}"
+        succeeded = f"{outcome['count'] - outcome['failed']}/{outcome['count']}"
         verdict = compared.get("reward", {}).get("verdict", "")
         shown.add_row(stage, succeeded, *cells, verdict, end_section=True)
     for name, baseline in report["baselines"].items():

@@ -102,8 +102,8 @@ class Plan:
 
     @property
     def final(self) -> Stage:
-        """The last stage of the sequence."""
-        return [stage for stage in self.stages if stage.kind == "sequence"][-1]
+        """The last stage of the sequence; the last of all when there are only single policies."""
+        return ([stage for stage in self.stages if stage.kind == "sequence"] or list(self.stages))[-1]
 
     def dump(self) -> dict[str, Any]:
         """Plain data for the report."""

@@ -1,0 +1,53 @@
+"""From a study to its report: figures, drawings, files."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from chimera.errors import RunError
+from evaluation.official import predictions, write_predictions
+from evaluation.plots import draw_all
+from evaluation.report import build, compare_all
+from evaluation.report_files import write_report
+from evaluation.study import Study
+
+PLOTS = "plots"
+PREDICTIONS = "predictions.json"
+
+
+def publish(study: Study, lines: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
+    """Write the report of `study` into `folder`.
+
+    Args:
+        study: What was evaluated.
+        lines: The training run's metrics, for learning curves.
+        folder: Where the report goes; it is made.
+
+    Returns:
+        The report as report.json holds it.
+
+    Raises:
+        RunError: A file cannot be written.
+    """
+    try:
+        (folder / PLOTS).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"the report cannot be written to {folder}: {error.strerror}") from error
+    drawn = draw_all(study, lines, compare_all(study), folder / PLOTS)
+    plots = [replace(plot, files={kind: f"{PLOTS}/{name}" for kind, name in plot.files.items()}) for plot in drawn]
+    report = build(study, plots, folder)
+    write_report(report, folder)
+    return report
+
+
+def publish_predictions(study: Study, folder: Path) -> Path:
+    """Write the last stage's answers as PubMedQA's evaluation script reads them; returns the file.
+
+    Raises:
+        RunError: A task has no answer, or the file cannot be written.
+    """
+    final = study.plan.final
+    path = folder / PREDICTIONS
+    write_predictions(path, predictions(study.plan, study.answers[final.name]))
+    return path
