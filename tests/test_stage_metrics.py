@@ -110,6 +110,23 @@ def test_reward_parts_criteria_and_work_are_over_the_rollouts_that_have_them():
     assert (found["repairs"].mean, found["tool_calls"].mean) == (1, pytest.approx(8 / 3))
 
 
+def test_what_an_unfinished_rollout_left_behind_is_no_result_but_its_work_was_done():
+    begun = failed("t1", outputs=ROLLOUTS.records[0].outputs, counts={"model_calls": 4}, seconds=300.0)
+    found = stage_metrics(answers(begun, *ROLLOUTS.records[1:]), plan(), CONFIG)
+    assert [found[name].n for name in ("turns", "revisions", "impact", "model_calls", "seconds")] == [2, 2, 2, 3, 3]
+    assert found["seconds"].mean == pytest.approx((300 + 2 + 2) / 3)
+
+
+def test_success_everywhere_is_not_said_to_be_certain():
+    found = stage_metrics(answers(*ROLLOUTS.records[:3]), plan(), CONFIG)
+    assert (found["success"].mean, found["success"].low, found["success"].high) == (
+        1.0,
+        pytest.approx(0.025 ** (1 / 3)),
+        1.0,
+    )
+    assert (found["turns"].low, found["turns"].high) == (9.0, 9.0)
+
+
 def test_what_has_no_value_is_left_out():
     found = stage_metrics(ROLLOUTS, plan(), CONFIG)
     assert "part_overlong" not in found

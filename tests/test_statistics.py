@@ -301,6 +301,11 @@ def test_macro_f1_weighs_repeats_as_shares_of_a_task():
         assert macro_f1_of_totals(rows.sum(axis=0)[None])[0] == pytest.approx(expected)
 
 
+def test_a_label_that_is_left_by_rounding_alone_does_not_occur():
+    totals = np.array([[2.0, 0.0, 0.0, 2.0, 0.0, 0.0, 2.0, 0.0, 1e-16]])
+    assert macro_f1_of_totals(totals)[0] == 1.0
+
+
 def test_macro_f1_of_nothing_is_refused():
     with pytest.raises(ValueError, match="at least one task"):
         macro_f1([])
