@@ -2,12 +2,10 @@
 
 import argparse
 import asyncio
-import os
-import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping
+from contextlib import aclosing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from chimera.cli import add_config_arguments, config_from, parse_arguments
 from chimera.errors import ConfigError
@@ -16,41 +14,15 @@ from chimera.types import Brief
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from agents.context import Selector, Tools
-    from agents.tools import Passage, Toolbox, ToolResult
+    from agents.context import Selector
     from chimera.config import Config, ModelsConfig
     from chimera.policies import Learner, Policy
     from chimera.runs import Run
-    from chimera.serving.client import Endpoint
     from chimera.serving.process import ModelServers
+    from evaluation.live_society import LiveSociety
 
 QUESTION = "question"
 """The brief's id, and that of its abstract in the literature index."""
-
-
-class SourceLog:
-    """A toolbox that remembers every passage it gave, with the title and address that prompts leave out."""
-
-    def __init__(self, toolbox: "Tools") -> None:
-        self._toolbox = toolbox
-        self.passages: list[Passage] = []
-
-    def specs(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """The OpenAI tool schemas of `names`."""
-        return self._toolbox.specs(names)
-
-    async def call(self, name: str, arguments: Mapping[str, Any], *, brief: Brief) -> "ToolResult":
-        """Run one tool and keep what it found."""
-        result = await self._toolbox.call(name, arguments, brief=brief)
-        self.passages += result.passages
-        return result
-
-    def listing(self) -> list[dict[str, str | None]]:
-        """Id, title and address of each source, once."""
-        found: dict[str, Passage] = {}
-        for passage in self.passages:
-            found.setdefault(passage.id, passage)
-        return [{"id": one.id, "title": one.title, "url": one.url} for one in found.values()]
 
 
 def main(argv: list[str]) -> int | None:
@@ -115,11 +87,10 @@ def answer(brief: Brief, config: "Config", console: "Console", run: "Run | None"
     from chimera.ask_view import Card, show
     from chimera.policies import live
     from chimera.secrets import api_key_names, load_secrets
-    from chimera.serving.process import serve
+    from evaluation.live_society import build_library, open_society
 
-    secrets = load_secrets(api_key_names(config.models.model_dump()))
-    toolbox, searched = _toolbox(brief, config, secrets)
-    about = (("models", _players(config.models)), ("searches", searched))
+    library = build_library(config, load_secrets(api_key_names(config.models.model_dump())), brief)
+    about = (("models", _players(config.models)), ("searches", library.searched))
     if config.data.path == "generated" and config.tools.literature == "local" and not brief.context:
         about += (("note", INVENTED),)
     learned = live(run.events()) if run else {}
@@ -127,11 +98,9 @@ def answer(brief: Brief, config: "Config", console: "Console", run: "Run | None"
         versions = ", ".join(policy.version for policy in learned.values()) or "nothing: its base models answer"
         about += (("learned", f"{versions} (run {run.name})"),)
     show(console, Card(brief.goal, about, "cyan"))
-    server_log = Path(tempfile.gettempdir(), f"chimera-ask-{os.getpid()}.log")
-    with serve(config.models, config.serving, secrets, log_file=server_log) as servers:
-        selector = _load(servers, run, learned) if run else None
-        asyncio.run(_work(brief, config, console, SourceLog(toolbox), servers.endpoints, selector))
-    server_log.unlink(missing_ok=True)  # After an error it stays: the error names it.
+    with open_society(config, library) as society:
+        selector = _load(society.servers, run, learned) if run else None
+        asyncio.run(_work(society, brief, config.seed, console, selector))
 
 
 def _load(servers: "ModelServers", run: "Run", learned: "Mapping[Learner, Policy]") -> "Selector | None":
@@ -149,57 +118,22 @@ def _load(servers: "ModelServers", run: "Run", learned: "Mapping[Learner, Policy
 
 
 async def _work(
-    brief: Brief,
-    config: "Config",
-    console: "Console",
-    log: SourceLog,
-    endpoints: Mapping[str, "Endpoint"],
-    selector: "Selector | None",
+    society: "LiveSociety", brief: Brief, seed: int, console: "Console", selector: "Selector | None"
 ) -> None:
-    from agents.society import Society
-    from agents.sources import given_sources
-    from chimera.ask_view import Card, cards, show, source_lines
-    from chimera.serving.client import HttpModel
-    from evaluation.judge import Judge
+    from chimera.ask_view import show
 
-    given = (given_sources(brief) or []) if config.society.evidence == "given" else []
-    model = HttpModel(endpoints)
-    society = Society(model, log, config.society, evaluate=Judge(model).evaluate)
+    sources = None
     working = console.status("the juniors read") if console.is_terminal else nullcontext()
-    try:
+    async with aclosing(society.answer(brief, seed, select=selector)) as steps:
         with working as status:
-            async for node, update in society.stream(brief, config.seed, select=selector):
-                texts = [(one["id"], one["text"]) for one in given] + [(one.id, one.text) for one in log.passages]
-                for card in cards(update, texts):
+            async for step in steps:
+                for card in step.cards:
                     show(console, card)
                 if status is not None:
-                    status.update(f"{node} is done, the next one works")
-    finally:
-        await model.aclose()
-    sources = [{"id": one["id"], "title": "your abstract", "url": None} for one in given] + log.listing()
-    show(console, Card("Sources", source_lines(sources), "cyan"))
-
-
-def _toolbox(brief: Brief, config: "Config", secrets: Mapping[str, str]) -> "tuple[Toolbox, str]":
-    """The tools and, in words, what they search: the configured data's abstracts and the question's own."""
-    from agents.sources import given_sources
-    from agents.tools import build_toolbox
-    from chimera.data import Document, load
-
-    documents: list[Document] = []
-    searched = [f"{name}: {where}" for name, where in config.tools.model_dump().items() if where in _LIVE]
-    if "local" in (config.tools.literature, config.tools.trials):
-        data = load(config.data)
-        documents += data.documents()
-        searched.append(data.describe())
-    if brief.context:
-        documents += [Document(one["id"], "your abstract", one["text"]) for one in given_sources(brief) or ()]
-        searched.append("your abstract")
-    # A user's question has no answer key, so nothing needs to be hidden from live searches.
-    return build_toolbox(config.tools, documents, secrets, block_source=False), "; ".join(searched)
-
-
-_LIVE = ("pubmed", "tavily", "clinicaltrials", "uniprot", "quickgo")
+                    status.update(f"{step.node} is done, the next one works")
+                sources = step.sources
+    if sources is not None:
+        show(console, sources)
 
 
 def _players(models: "ModelsConfig") -> str:

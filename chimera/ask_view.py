@@ -1,11 +1,12 @@
-"""What `chimera.ask` shows: each step of the society as one card, in colour on a terminal, plain text elsewhere."""
+"""What a person sees of the society: each step as one card, in colour on a terminal, plain text or HTML elsewhere."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from chimera.card_html import card_html
 from chimera.quotes import occurs
-from chimera.types import LABEL_OF_DECISION, Decision
+from chimera.types import LABEL_OF_DECISION, SOURCE_NAMES, Decision, ResearchTask
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +25,10 @@ class Card:
     headline: str
     lines: tuple[tuple[str, str], ...]
     colour: str = "blue"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return card_html(self)
 
 
 def cards(update: Mapping[str, Any], texts: Texts) -> Iterator[Card]:
@@ -52,6 +57,13 @@ def cards(update: Mapping[str, Any], texts: Texts) -> Iterator[Card]:
         yield _decision(update)
     if "final_evaluation" in update:
         yield Card("Judge", _scores(update["final_evaluation"]), "white")
+
+
+def task_card(task: ResearchTask) -> Card:
+    """A task for a reader: its question, its abstract, and its answer key, which no role ever sees."""
+    level = () if task.level is None else (("level", str(task.level)),)
+    sections = tuple((section.label.lower(), section.text) for section in task.context)
+    return Card(task.goal, (("data", SOURCE_NAMES[task.source]), *level, *sections, ("answer key", task.label)), "cyan")
 
 
 def hypothesis_lines(hypothesis: Mapping[str, Any], texts: Texts) -> tuple[tuple[str, str], ...]:

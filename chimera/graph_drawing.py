@@ -6,11 +6,14 @@ Revision loops are the edges that lead back to an earlier layer; they are dashed
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.typing import RcKeyType
 
 START, END = "__start__", "__end__"
 
@@ -20,6 +23,8 @@ BOX_WIDTH, BOX_HEIGHT, PILL_WIDTH = 2.2, 0.74, 0.96
 COLUMN_GAP, ROW_GAP, STACK_GAP = 2.86, 2.6, 0.96
 COLUMNS = 4
 PAD = 0.17
+STYLE: "dict[RcKeyType, Any]" = {"svg.hashsalt": "society", "svg.fonttype": "path", "font.family": "DejaVu Sans"}
+"""The same picture gives the same bytes everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,15 @@ class Diagram:
     boxes: tuple[Box, ...]
     groups: tuple[Group, ...]
     edges: tuple[Edge, ...]
+
+    def _repr_svg_(self) -> str:
+        """What a notebook shows."""
+        import matplotlib
+
+        drawing = BytesIO()
+        with matplotlib.rc_context(STYLE):
+            _figure(self).savefig(drawing, format="svg", metadata={"Date": None})
+        return drawing.getvalue().decode()
 
 
 Point = tuple[float, float]
@@ -117,23 +131,28 @@ def draw(diagram: Diagram, paths: Sequence[Path], *, description: str) -> None:
     """Write the picture to every one of `paths`; the endings say in which format. `description` goes into the files."""
     import matplotlib
 
-    with matplotlib.rc_context({"svg.hashsalt": "society", "svg.fonttype": "path", "font.family": "DejaVu Sans"}):
-        from matplotlib.figure import Figure
-
-        place = positions(diagram)
-        xs, ys = zip(*place.values(), strict=True)
-        left, right = min(xs) - 0.6, max(xs) + BOX_WIDTH / 2 + PAD + 0.1
-        low, high = min(ys) - 0.9, max(ys) + 0.9
-        figure = Figure(figsize=(right - left, high - low), dpi=160, facecolor="white")
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set(xlim=(left, right), ylim=(low, high), aspect="equal")
-        axes.axis("off")
-        _panels(axes, diagram, place)
-        _edges(axes, diagram, place)
-        _boxes(axes, diagram, place)
+    with matplotlib.rc_context(STYLE):
+        figure = _figure(diagram)
         for path in paths:
             undated = {"Date": None} if path.suffix == ".svg" else {}
             figure.savefig(path, metadata={"Description": description, **undated})
+
+
+def _figure(diagram: Diagram) -> "Figure":
+    from matplotlib.figure import Figure
+
+    place = positions(diagram)
+    xs, ys = zip(*place.values(), strict=True)
+    left, right = min(xs) - 0.6, max(xs) + BOX_WIDTH / 2 + PAD + 0.1
+    low, high = min(ys) - 0.9, max(ys) + 0.9
+    figure = Figure(figsize=(right - left, high - low), dpi=160, facecolor="white")
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(left, right), ylim=(low, high), aspect="equal")
+    axes.axis("off")
+    _panels(axes, diagram, place)
+    _edges(axes, diagram, place)
+    _boxes(axes, diagram, place)
+    return figure
 
 
 def _panels(axes: "Axes", diagram: Diagram, place: Mapping[str, Point]) -> None:

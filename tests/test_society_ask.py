@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agents.roles import JUNIORS, ROLES
+from agents.source_log import SourceLog
 from agents.sources import given_sources
 from chimera.abstracts import LONGEST, read_abstract, sections
-from chimera.ask import SourceLog, main
+from chimera.ask import main
 from chimera.ask_view import Card, cards, show
 from chimera.config import load_config
 from chimera.data import load
@@ -158,10 +159,10 @@ def test_given_evidence_is_in_the_prompt_and_listed_as_a_source(answers, abstrac
 
 
 def test_the_runs_seed_is_used_nothing_is_hidden_and_connections_are_closed(answers, abstract, monkeypatch):
-    import agents.tools
+    import evaluation.live_society
     from chimera.serving.client import HttpModel
 
-    build, close, options, closed = agents.tools.build_toolbox, HttpModel.aclose, [], []
+    build, close, options, closed = evaluation.live_society.build_toolbox, HttpModel.aclose, [], []
 
     async def aclose(self):
         closed.append(self)
@@ -172,7 +173,7 @@ def test_the_runs_seed_is_used_nothing_is_hidden_and_connections_are_closed(answ
         return build(*arguments, **keywords)
 
     monkeypatch.setattr(HttpModel, "aclose", aclose)
-    monkeypatch.setattr(agents.tools, "build_toolbox", build_toolbox)
+    monkeypatch.setattr(evaluation.live_society, "build_toolbox", build_toolbox)
     seeds = []
     for seed in (3, 3, 4):
         with FakeServer(answers) as server:
@@ -181,7 +182,7 @@ def test_the_runs_seed_is_used_nothing_is_hidden_and_connections_are_closed(answ
     assert len(seeds[0]) == 12, "three juniors call a tool and answer, six other roles answer"
     assert seeds[0] == seeds[1]
     assert not seeds[0] & seeds[2]
-    assert options == [{"block_source": False}] * 3
+    assert options == [{"block_source": False, "conclusions": None}] * 3
     assert len(closed) == 3
 
 

@@ -1,0 +1,138 @@
+"""A society that answers a person, step by step, and what a notebook shows of it."""
+
+import json
+import os
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from agents.graph import build_graph
+from agents.roles import JUNIORS, ROLES
+from chimera.ask_view import DECISION_COLOURS, SEVERITY_COLOURS, Card, task_card
+from chimera.card_html import COLOURS
+from chimera.config import SocietyConfig, load_config
+from chimera.data import load
+from chimera.errors import RoleError
+from chimera.graph import diagram
+from chimera.types import ResearchTask, Section
+from evaluation.live_society import Step, build_library, open_society
+
+KEYS = ("junior", "board", "principal", "judge")
+
+
+@pytest.fixture
+def config(scripted_openai):
+    settings = {"kind": "endpoint", "base_url": scripted_openai.url, "model": "scripted"}
+    models = [f"models.{key}.{name}={value}" for key in KEYS for name, value in settings.items()]
+    scripted_openai.hooks[:] = [quoting]
+    yield load_config(None, [*models, "data.size=20", "society.node_retries=0"])
+    scripted_openai.hooks.clear()
+
+
+def quoting(request):
+    """Quote whole words of the first passage that a tool found."""
+    if request["messages"][-1]["role"] != "tool":
+        return None
+    text = json.loads(request["messages"][-1]["content"])["results"][0]["text"]
+    return {"evidence": [" ".join(text.split()[:8])], "comparison": "lower", "claim": "It works", "answer": "yes"}
+
+
+async def test_every_node_is_one_step_with_what_it_wrote(config):
+    task = load(config.data).validation[0]
+    with open_society(config) as society:
+        steps = [step async for step in society.answer(task.brief(), 7)]
+    assert [step.number for step in steps] == list(range(1, 11))
+    assert {step.node for step in steps[:3]} == set(JUNIORS)
+    assert {step.node for step in steps} == set(ROLES) | {"Evaluation"}
+    by_node = {step.node: step for step in steps}
+    assert by_node["Supervisor"].wrote == ("selected_hypothesis", "supervisor_justification", "selection")
+    assert by_node["PrincipalInvestigator"].update["final_decision"] == "GO"
+    assert [card.headline for card in by_node["PrincipalInvestigator"].cards] == ["Decision: GO"]
+    assert by_node["Evaluation"].headline == "Step 10: Evaluation wrote final_evaluation"
+    found = dict(by_node["Evaluation"].sources.lines)
+    assert task.id in found, "the juniors search by the question, which finds its own abstract"
+    (quote,) = [text for label, text in by_node["Geneticist"].cards[0].lines if label == "evidence"]
+    assert re.search(r"” \[[^]]+\]$", quote)
+    assert "in no source" not in quote
+
+
+async def test_two_questions_do_not_share_their_sources(config, scripted_openai):
+    first, second = (task.brief() for task in load(config.data).validation[:2])
+    with open_society(config) as society:
+        alone = [step async for step in society.answer(second, 7)][-1].sources
+        one = [step async for step in society.answer(first, 7)][-1].sources
+        again = [step async for step in society.answer(second, 7)][-1].sources
+    assert alone == again
+    assert alone != one
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_live_searches_hide_the_article_behind_a_task_but_not_behind_ones_own_question(config, monkeypatch, own):
+    import evaluation.live_society
+
+    options = {}
+    monkeypatch.setattr(
+        evaluation.live_society, "build_toolbox", lambda *arguments, **keywords: options.update(keywords)
+    )
+    brief = load(config.data).validation[0].brief()
+    library = build_library(config, {}, brief if own else None)
+    assert options["block_source"] is not own
+    assert (options["conclusions"] is None) is own
+    assert ("your abstract" in library.searched) is own
+    assert "generated tasks" in library.searched
+
+
+def test_calls_to_this_machine_go_by_no_proxy(config, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "intranet")
+    monkeypatch.setenv("no_proxy", "intranet")
+    with open_society(config):
+        assert os.environ["no_proxy"].startswith("intranet,127.0.0.1")
+
+
+def test_the_servers_log_stays_only_after_an_error(config, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with open_society(config):
+        assert list(tmp_path.glob("chimera-models-*.log"))
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(RoleError), open_society(config):
+        raise RoleError("Supervisor", "said nothing")
+    assert len(list(tmp_path.glob("chimera-models-*.log"))) == 1
+
+
+def test_a_step_is_shown_without_its_conversations():
+    cards = (Card("Geneticist: yes", (("claim", "genes"),)),)
+    update = {"messages": {"Geneticist": ["long"]}, "turn_count": 1, "sender": "Geneticist", "initial_hypotheses": []}
+    step = Step(3, "Geneticist", update, cards, Card("Sources", ()))
+    assert step.headline == "Step 3: Geneticist (junior model) wrote initial_hypotheses"
+    assert repr(step) == f"{step.headline}\n  Geneticist: yes"
+    assert ElementTree.fromstring(f"<div>{step._repr_html_()}</div>").findtext("p/small") == step.headline
+
+
+def test_a_card_is_a_table_in_which_text_is_text():
+    card = Card("<b>Decision</b>", (("why & how", '<script>x</script> "quoted"'), ("next", "line")), "green")
+    table = ElementTree.fromstring(card._repr_html_())
+    assert [cell.text for cell in table.iter("td")] == ["why & how", '<script>x</script> "quoted"', "next", "line"]
+    assert [cell.text for cell in table.iter("th")] == ["<b>Decision</b>"]
+    assert COLOURS["green"] in card._repr_html_()
+
+
+def test_every_colour_of_a_card_has_one_on_a_page():
+    used = {*DECISION_COLOURS.values(), *SEVERITY_COLOURS.values(), "blue", "cyan", "magenta", "dark_orange3", "white"}
+    assert used <= set(COLOURS)
+
+
+def test_a_task_is_shown_with_its_key_and_without_its_conclusion():
+    task = ResearchTask("7", "Does it?", (Section("RESULTS", "It fell."),), "yes", "generated", "So it does.", 2)
+    card = task_card(task)
+    assert card.headline == "Does it?"
+    lines = (("data", "generated tasks"), ("level", "2"), ("results", "It fell."), ("answer key", "yes"))
+    assert card.lines == lines
+
+
+def test_the_graph_is_a_picture_in_a_notebook():
+    society = diagram()
+    drawing = society._repr_svg_()
+    assert ElementTree.fromstring(drawing).tag == "{http://www.w3.org/2000/svg}svg"
+    assert drawing == society._repr_svg_()
+    assert {box.name for box in society.boxes} <= set(build_graph(SocietyConfig()).get_graph().nodes)
