@@ -48,10 +48,8 @@ def find(records: Sequence[RolloutRecord], name: str) -> list[RolloutRecord]:
     if len(begun) == 1:
         return list(begun.values())
     if begun:
-        more = f" and {len(begun) - LISTED} more" if len(begun) > LISTED else ""
-        raise RunError(
-            f"{name!r} begins {len(begun)} rollouts: {', '.join(list(begun)[:LISTED])}{more}; give more of it"
-        )
+        named = ", ".join([*list(begun)[:LISTED], *(["..."] if len(begun) > LISTED else [])])
+        raise RunError(f"{len(begun)} rollouts begin with {name!r} ({named}): give more of the id")
     known = {name: None for record in records for name in (record.rollout_id, record.task_id)}
     near = get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
     raise RunError(f"there is no rollout and no task {name!r} here: did you mean {near!r}?")

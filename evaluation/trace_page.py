@@ -82,6 +82,13 @@ def _tokens(call: Call, texts: Sequence[str] | None, largest: float) -> list[Tok
     ]
 
 
+def advantages(tokens: Sequence[Token]) -> str:
+    """The advantage of a call's tokens, or its range where they differ, as with gae."""
+    values = [token.advantage for token in tokens]
+    lowest, highest = min(values), max(values)
+    return f"advantage {lowest:+.3f}" if lowest == highest else f"advantages from {lowest:+.3f} to {highest:+.3f}"
+
+
 def _share(value: float) -> float:
     """The size of `value`, at most 1; 0 for what is no number."""
     return round(min(abs(value), 1.0), 3) if math.isfinite(value) else 0.0
@@ -97,6 +104,21 @@ def _environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = "facts", "heading", "reason", "call_line", "tool_line", "tool_texts", "field_lines", "selection_lines"
-    environment.globals.update({name: getattr(trace_text, name) for name in (*names, "gist", "number")})
+    environment.globals.update({function.__name__: function for function in (*_FUNCTIONS, advantages)})
     return environment
+
+
+_FUNCTIONS = (
+    trace_text.facts,
+    trace_text.title,
+    trace_text.player,
+    trace_text.reason,
+    trace_text.call_line,
+    trace_text.tool_line,
+    trace_text.tool_texts,
+    trace_text.field_lines,
+    trace_text.selection_lines,
+    trace_text.gist,
+    trace_text.number,
+)
+"""What the template calls besides."""

@@ -66,14 +66,18 @@ def facts(tree: Tree) -> list[tuple[str, str]]:
     return found
 
 
-def heading(visit: Visit) -> str:
-    """Who, for which time, with which model."""
+def title(visit: Visit) -> str:
+    """Who, and for which time."""
     again = f", visit {visit.number}" if visit.number > 1 else ""
     tries = f", try {visit.attempt}" if visit.attempt > 1 or visit.broken else ""
+    return f"{visit.role}{again}{tries}"
+
+
+def player(visit: Visit) -> str:
+    """The logical model, the weights behind it, and how long it took."""
     weights = dict.fromkeys(call.weights for call in visit.calls if call.weights)
-    behind = ", ".join(weights) or "no weights known"
     took = "" if visit.seconds is None else f", {visit.seconds:.2f} s"
-    return f"{visit.role}{again}{tries} ({visit.model}: {behind}{took})"
+    return f"{visit.model}: {', '.join(weights) or 'no weights known'}{took}"
 
 
 def reason(visit: Visit) -> str | None:
@@ -191,7 +195,7 @@ def printable(text: str) -> str:
 def _add_visit(
     root: Node, visit: Visit, tree: Tree, messages: bool, pieces: Mapping[str, Sequence[str]] | None
 ) -> None:
-    node = root.add(heading(visit), "bold cyan")
+    node = root.add(f"{title(visit)} ({player(visit)})", "bold cyan")
     if (why := reason(visit)) is not None:
         node.add(why, "yellow")
     if visit.broken:
@@ -233,7 +237,8 @@ def _add_outcome(root: Node, tree: Tree) -> None:
     outputs, record = tree.record.outputs, tree.record
     if record.decision is not None:
         node = root.add(f"decision: {record.decision}, answer key: {record.label}", "bold")
-        node.add(str(outputs.get("final_rationale", "")))
+        if "final_rationale" in outputs:
+            node.add(str(outputs["final_rationale"]))
     node = root.add(f"reward {number(record.reward)}", "bold")
     for name, value in record.parts.items():
         node.add(f"{name.replace('_', ' ')}: {number(value)}")

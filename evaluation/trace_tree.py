@@ -173,7 +173,7 @@ def _records(
     for data in calls:
         fields = {key: value for key, value in data.items() if key != "kind"}
         if data["kind"] != ModelCall.__name__:
-            use = ToolUse(**fields)
+            use = ToolUse(**{**fields, "results": tuple(fields["results"])})
             uses[use.role, use.visit, use.attempt, use.step].append(use)
         elif (record := ModelCall(**fields)).response_id:
             answered[record.response_id] = record

@@ -1,0 +1,186 @@
+"""`python -m chimera.trace`: finds a rollout by what a user types, lists them, shows one, writes a page."""
+
+import subprocess
+import sys
+
+import pytest
+
+from chimera import trace
+from chimera.config import Config
+from chimera.errors import ChimeraError, ConfigError, RunError
+from chimera.runs import Run
+from evaluation.rollout_index import find, recorded_rollouts
+from evaluation.rollouts import RolloutRecord
+from evaluation.spans import Position, exchange_span, operation_span, outcome_span, write
+from evaluation.token_records import TokenRecord, tokens_file, write_tokens
+
+ANSWER = '{"evidence":["It fell."],"comparison":"c","claim":"d","answer":"yes"}'
+
+
+def rollout(number, task, phase, repeat=0, **changes):
+    rollout_id = f"ro-{number:012x}"
+    values = {"status": "succeeded", "error": None, "decision": "GO", "reward": 1.5, **changes}
+    return RolloutRecord(
+        rollout_id=rollout_id, task_id=task, source="generated", level=1, phase=phase, repeat=repeat, seed=1,
+        attempt=1, label="yes", outputs={"research_goal": f"Does {task} work?"}, **values,
+    )  # fmt: skip
+
+
+LEARNED = rollout(0xABC1, "t-1", "ppo", trace="traces/ppo/a.jsonl.gz")
+
+
+def ids_of(text):
+    from evaluation.token_texts import load_tokenizer
+
+    return load_tokenizer("nano").encode(text, add_special_tokens=False).ids
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with one run: five rollouts, of which PPO learned from one call."""
+    folder = tmp_path_factory.mktemp("runs")
+    with Run.create("mine", Config(runs_dir=folder)) as run:
+        for one in (
+            LEARNED, rollout(0xABC2, "t-1", "ppo", 1), rollout(0xABD3, "t-2", "ppo"),
+            rollout(0x1, "t-1", "gather", status="failed", error="out of\x1b[2Jtime", decision=None, reward=None),
+            rollout(0x2, "t-9", "gather", decision="NO-GO"),
+        ):  # fmt: skip
+            run.append_rollout(one.dump(), phase=one.phase)
+    ids = ids_of(ANSWER)
+    choice = {"message": {"role": "assistant", "content": ANSWER}, "finish_reason": "stop", "token_ids": ids}
+    call = {
+        "kind": "ModelCall", "role": "HypothesisRefiner", "model": "senior", "visit": 1, "step": 1, "response_id": "r",
+        "weights_version": "v", "finish_reason": "stop", "prompt_tokens": 1, "completion_tokens": len(ids),
+        "seconds": 0.1, "parsed": True, "repair": False, "error": None, "attempt": 1,
+    }  # fmt: skip
+
+    def at(number):
+        return Position(LEARNED.rollout_id, "at-1", number, 1.0, 2.0)
+
+    request = {"messages": [{"role": "user", "content": "a question"}]}
+    visit = {"role": "HypothesisRefiner", "model": "senior", "visit": 1, "attempt": 1}
+    spans = [
+        exchange_span(at(1), request, {"id": "r", "choices": [choice]}),
+        operation_span(at(2), "HypothesisRefiner", visit, ["r"]),
+        outcome_span(at(3), {"calls": [call]}),
+    ]
+    write(spans, folder / "mine" / "traces/ppo/a.jsonl.gz")
+    many = [0.25] * len(ids)
+    record = TokenRecord(LEARNED.rollout_id, "r", "HypothesisRefiner", 1, 1, 1, 0.5, "v", [1.0] * len(ids), many, many)
+    write_tokens([record], tokens_file(folder / "mine", 1))
+    return folder
+
+
+def shown(capsys, *argv):
+    trace.main(list(argv))
+    return capsys.readouterr().out
+
+
+def test_the_list_has_one_line_a_rollout_and_a_hint_that_works(runs, capsys):
+    lines = shown(capsys, "mine", f"runs_dir={runs}").splitlines()
+    assert lines[0].split() == ["phase", "rollout", "task", "decision", "label", "reward", "status"]
+    assert [line.split()[:2] for line in lines[1:6]] == [
+        ["gather", "ro-000000000001"], ["gather", "ro-000000000002"],
+        ["ppo", "ro-00000000abc1"], ["ppo", "ro-00000000abc2"], ["ppo", "ro-00000000abd3"],
+    ]  # fmt: skip
+    assert lines[1].split()[2:] == ["t-1", "none", "yes", "none", "failed:", "out", "of", "[2Jtime"]
+    assert lines[4].split()[2:] == ["t-1", "(1)", "GO", "yes", "1.500", "succeeded"]
+    assert "\x1b" not in "".join(lines)
+    hint = lines[-1].removesuffix(" [--html FILE]").split("chimera.trace ")[1].split()
+    assert shown(capsys, *hint).startswith("ro-00000000abd3: Does t-2 work?")
+
+
+@pytest.mark.parametrize("place", ["--runs-dir", "runs_dir="])
+@pytest.mark.parametrize("run", ["mine", "latest"])
+def test_runs_are_found_by_name_and_the_latest_without(runs, capsys, place, run):
+    where = [place, str(runs)] if place.startswith("--") else [f"{place}{runs}"]
+    assert "ro-00000000abc1: Does t-1 work?" in shown(capsys, run, "ro-00000000abc1", *where)
+
+
+@pytest.mark.parametrize("name", ["ro-00000000abd3", "ro-00000000abd", "00000000abd3", "00000000abd"])
+def test_a_rollout_is_found_by_its_id_or_a_unique_beginning(runs, name):
+    records = recorded_rollouts(Run.open("mine", runs))
+    assert [record.rollout_id for record in find(records, name)] == ["ro-00000000abd3"]
+
+
+def test_a_task_is_found_in_all_phases_or_in_one(runs, capsys):
+    lines = shown(capsys, "mine", "t-1", "--runs-dir", str(runs)).splitlines()
+    assert [line.split()[1] for line in lines[1:4]] == ["ro-000000000001", "ro-00000000abc1", "ro-00000000abc2"]
+    text = shown(capsys, "mine", "t-1", "--phase", "gather", "--runs-dir", str(runs))
+    assert text.startswith("ro-000000000001: Does t-1 work?")
+    assert "left no trace" in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "error", "complaint"),
+    [
+        (["mine", "ro-00000000abd9"], RunError, "did you mean 'ro-00000000abd3'"),
+        (["mine", "t-7x"], RunError, "no rollout and no task 't-7x' here: did you mean 't-"),
+        (["mine", "ro-00000000abc"], RunError, r"2 rollouts begin .*\(ro-00000000abc1, ro-00000000abc2\)"),
+        (["mine", "--phase", "pppo"], RunError, "did you mean 'ppo'"),
+        (["mime"], RunError, "did you mean 'mine'"),
+        (["mine", "--html", "x.html"], ConfigError, "--html is about one rollout"),
+        (["mine", "t-2", "seed=3"], ConfigError, "seed has no effect"),
+    ],
+)
+def test_what_is_not_there_is_answered_with_the_nearest(runs, argv, error, complaint):
+    with pytest.raises(error, match=complaint):
+        trace.main([*argv, "--runs-dir", str(runs)])
+
+
+def test_a_run_without_rollouts_says_what_to_do(tmp_path):
+    Run.create("new", Config(runs_dir=tmp_path)).close()
+    with pytest.raises(ChimeraError, match="no rollouts yet: python -m chimera"):
+        trace.main(["new", "--runs-dir", str(tmp_path)])
+
+
+def test_tokens_and_messages_are_shown_on_demand(runs, capsys):
+    where = ["mine", "ro-00000000abc1", "--runs-dir", str(runs)]
+    plain = shown(capsys, *where)
+    assert "claim: d" in plain
+    assert "a question" not in plain
+    assert "advantage" not in plain
+    assert "[user] a question" in shown(capsys, *where, "--messages")
+    tokens = shown(capsys, *where, "--tokens")
+    assert "'evidence'  1  +0.250  0.250" in tokens
+    assert tokens.count("+0.250") == len(ids_of(ANSWER))
+
+
+def test_a_page_is_written_with_the_models_own_tokens(runs, tmp_path, capsys):
+    file = tmp_path / "pages" / "one.html"
+    assert f"wrote {file}" in shown(capsys, "mine", "ro-00000000abc1", "--html", str(file), "--runs-dir", str(runs))
+    text = file.read_text(encoding="utf-8")
+    assert text.count('title="advantage +0.2500') == len(ids_of(ANSWER))
+    assert ">evidence</span>" in text
+    with pytest.raises(RunError, match=r"--html=.*cannot be written"):
+        trace.main(["mine", "ro-00000000abc1", "--html", str(tmp_path), "--runs-dir", str(runs)])
+
+
+def test_without_the_tokenizer_tokens_are_shown_by_their_ids(runs, tmp_path, capsys):
+    folder = tmp_path / "moved"
+    folder.mkdir()
+    for file in (runs / "mine").rglob("*"):
+        if file.is_file() and file.name != ".lock":
+            target = folder / "mine" / file.relative_to(runs / "mine")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+    config = folder / "mine" / "config.yaml"
+    config.write_text(config.read_text().replace("path: nano", f"path: {tmp_path / 'gone'}"))
+    file = tmp_path / "one.html"
+    shown(capsys, "mine", "ro-00000000abc1", "--html", str(file), "--runs-dir", str(folder))
+    text = file.read_text(encoding="utf-8")
+    assert "Tokens are shown by their ids" in text
+    assert f">[{ids_of(ANSWER)[0]}]</span>" in text
+
+
+def test_it_runs_where_training_is_not_installed(runs):
+    code = (
+        "import sys\n"
+        "for name in ('agentlightning', 'torch', 'verl', 'trl', 'wandb', 'transformers', 'langgraph'):\n"
+        "    sys.modules[name] = None\n"
+        "from chimera.__main__ import main\n"
+        "main(['trace', 'mine', 'ro-00000000abc1', '--tokens', '--runs-dir', sys.argv[1]])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(runs)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "HypothesisRefiner (senior: v" in done.stdout

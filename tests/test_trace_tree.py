@@ -1,0 +1,337 @@
+"""A rollout as a tree: a trace made by hand, in which every visit, call and reason is known beforehand."""
+
+import json
+import re
+from dataclasses import asdict, replace
+from html.parser import HTMLParser
+from io import StringIO
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from agents.record import ModelCall, ToolUse
+from evaluation.rollouts import RolloutRecord
+from evaluation.spans import Position, exchange_span, operation_span, outcome_span
+from evaluation.token_records import TokenRecord
+from evaluation.token_texts import load_tokenizer, token_texts
+from evaluation.trace_page import page
+from evaluation.trace_text import gist, outline, plain_lines, show, tool_texts
+from evaluation.trace_tree import tree
+
+HYPOTHESIS = {"evidence": ["It fell."], "comparison": "asked lower; found lower", "claim": "It works", "answer": "yes"}
+PROTOCOL = {
+    **dict.fromkeys(("design", "population", "intervention", "comparator", "outcome", "analysis"), "a phrase"),
+    "sample_size": 12, "safeguards": "a board", "expected": "no",
+}  # fmt: skip
+EVIL = "</pre><script>alert(1)</script>{{ 7*7 }}"
+
+
+def review(severity, verdict="REVISE"):
+    return {"issues": [f"an issue, {severity}"], "severity": severity, "verdict": verdict}
+
+
+class Story:
+    """Writes a rollout's spans and the runner's records, visit by visit."""
+
+    def __init__(self):
+        self.spans, self.calls, self.number = [], [], 0
+
+    def at(self):
+        self.number += 1
+        return Position("ro-1", "at-1", self.number, float(self.number), self.number + 0.5)
+
+    def visit(self, role, answers, model="senior", visit=1, attempt=1, failed=False, weights="v1"):
+        """Each answer is a dict (readable), a str (unreadable) or a list of tool calls (name, arguments, told)."""
+        messages = [{"role": "system", "content": f"You are the {role}."}, {"role": "user", "content": "{}"}]
+        ids = []
+        repair = False
+        for step, answer in enumerate(answers, start=1):
+            name = f"{role}-{visit}-{attempt}-{step}"
+            asked = answer if isinstance(answer, list) else []
+            content = None if asked else answer if isinstance(answer, str) else json.dumps(answer)
+            message = {"role": "assistant", "content": content}
+            if asked:
+                message["tool_calls"] = [
+                    {"id": f"{name}-{place}", "type": "function", "function": {"name": tool, "arguments": arguments}}
+                    for place, (tool, arguments, _) in enumerate(asked)
+                ]
+            choice = {"message": message, "finish_reason": "tool_calls" if asked else "stop", "token_ids": [9, 8, 7]}
+            request = {"model": model, "messages": list(messages)}
+            response = {"id": name, "choices": [choice], "prompt_token_ids": [1], "weights_version": weights}
+            self.spans.append(exchange_span(self.at(), request, response))
+            parsed = None if asked else isinstance(answer, dict)
+            self.record(ModelCall(role, model, visit, step, name, weights, choice["finish_reason"], 5, 3, 0.25, parsed,
+                                  repair, None, attempt))  # fmt: skip
+            messages.append(message)
+            for place, (tool, arguments, told) in enumerate(asked):
+                ok = "results" in told
+                self.record(ToolUse(role, visit, step, tool, arguments, True, ok, ("p-1",) if ok else (),
+                                    None if ok else "it is down", 0.5, attempt))  # fmt: skip
+                messages.append({"role": "tool", "tool_call_id": f"{name}-{place}", "content": json.dumps(told)})
+            if isinstance(answer, str):
+                repair = True
+                messages.append({"role": "user", "content": "again"})
+            ids.append(name)
+        if failed:
+            step = len(answers) + 1
+            self.record(ModelCall(role, model, visit, step, "", None, "error", 0, 0, 0.1, None, False, "503", attempt))
+        attributes = {"role": role, "model": model, "visit": visit, "attempt": attempt}
+        self.spans.append(operation_span(self.at(), role, attributes, ids))
+        return self
+
+    def record(self, call):
+        self.calls.append({"kind": type(call).__name__, **asdict(call)})
+
+    def end(self, **outcome):
+        self.spans.append(outcome_span(self.at(), {"error": None, "outputs": {}, "calls": self.calls, **outcome}))
+        return self.spans
+
+
+def record(**changes):
+    outputs = {
+        "research_goal": "Does it work?",
+        "selection": {"author": "Neurologist", "preferred": "Geneticist", "policy": "supervisor@bandit",
+                      "propensities": {"Geneticist": 0.25, "Neurologist": 0.75}, "sources": []},
+        "final_rationale": "because",
+    }  # fmt: skip
+    made = RolloutRecord(
+        "ro-1", "t-1", "generated", 1, "ppo", 0, 7, 1, "succeeded", None, "yes", "GO", 1.25,
+        parts={"alignment": 1.0, "overlong": -0.0, "impact": 0.25}, weights_versions={"senior": ["v1"]},
+        outputs=outputs, seconds=2.0,
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def revised():
+    story = Story()
+    told = {"results": [{"id": "p-1", "text": "It fell."}], "goal": "g"}
+    story.visit("Neurologist", [[("literature_search", '{"query":"it"}', told)], HYPOTHESIS], "junior")
+    story.visit("Supervisor", [{"choice": "Neurologist", "justification": "j"}], "supervisor")
+    story.visit("HypothesisRefiner", ["no JSON", HYPOTHESIS])
+    story.visit("ProtocolDesigner", [PROTOCOL])
+    story.visit("PeerReviewer", [review("MAJOR")], "board", weights=None)
+    story.visit("SafetyOfficer", [review("CRITICAL")], "board", weights=None)
+    story.visit("HypothesisRefiner", [HYPOTHESIS], visit=2)
+    story.visit("ProtocolDesigner", [PROTOCOL], visit=2)
+    return story.end()
+
+
+def learned(response_id="ProtocolDesigner-1-1-1", advantages=(0.5, -1.0, 0.0)):
+    chances = [-0.1, -6.0, -0.0]
+    return TokenRecord(
+        "ro-1", response_id, "ProtocolDesigner", 1, 1, 1, 0.75, "v1", [1.0, 1.0, 0.0], list(advantages), chances
+    )
+
+
+def test_visits_come_in_the_order_in_which_they_began_with_what_was_asked_and_told():
+    made = tree(record(), revised())
+    assert [(visit.role, visit.number) for visit in made.visits] == [
+        ("Neurologist", 1), ("Supervisor", 1), ("HypothesisRefiner", 1), ("ProtocolDesigner", 1),
+        ("PeerReviewer", 1), ("SafetyOfficer", 1), ("HypothesisRefiner", 2), ("ProtocolDesigner", 2),
+    ]  # fmt: skip
+    asked, answered = made.visits[0].calls
+    (tool,) = asked.tools
+    assert (tool.use.tool, tool.use.arguments, tool.use.results) == ("literature_search", '{"query":"it"}', ("p-1",))
+    assert tool_texts(tool.answer) == [("p-1", "It fell.")]
+    assert [message["role"] for message in asked.new] == ["system", "user"]
+    assert [message["role"] for message in answered.new] == ["tool"]
+    assert (asked.finish_reason, asked.answer, asked.weights) == ("tool_calls", None, "v1")
+    assert made.visits[0].answer == answered.answer == HYPOTHESIS
+
+
+def test_a_repair_shows_the_unread_answer_and_the_read_one():
+    refiner = tree(record(), revised()).visits[2]
+    assert [(call.text, call.record.repair) for call in refiner.calls] == [
+        ("no JSON", False), (json.dumps(HYPOTHESIS), True)
+    ]  # fmt: skip
+    assert [call.answer for call in refiner.calls] == [None, HYPOTHESIS]
+
+
+def test_a_revision_names_the_reviews_that_sent_it_back():
+    made = tree(record(), revised())
+    assert [dict(visit.because) for visit in made.visits[:6]] == [{}] * 6
+    assert dict(made.visits[6].because) == {"SafetyOfficer": review("CRITICAL")}
+    assert dict(made.visits[7].because) == {"PeerReviewer": review("MAJOR"), "SafetyOfficer": review("CRITICAL")}
+
+
+def test_a_broken_try_and_a_call_that_failed_are_shown():
+    story = Story().visit("ProtocolDesigner", [], failed=True).visit("ProtocolDesigner", [PROTOCOL], attempt=2)
+    first, second = tree(record(), story.end()).visits
+    assert (first.broken, second.broken) == (True, False)
+    assert (first.calls[0].record.error, first.calls[0].exchange, first.answer) == ("503", None, None)
+    assert second.answer == PROTOCOL
+    text = "\n".join(plain_lines(outline(tree(record(), story.spans))))
+    assert "ProtocolDesigner, try 1" in text
+    assert "call 1: error" in text
+    assert "503" in text
+
+
+def test_what_is_missing_is_said():
+    def notes(record, spans, tokens=()):
+        return " ".join(tree(record, spans, tokens).notes)
+
+    whole = revised()
+    assert notes(record(), whole, [learned()]) == ""
+    assert "left no trace" in notes(record(), [])
+    assert "killed" in notes(record(), whole[:-1])
+    assert "PPO left this rollout out" in notes(record(), whole)
+    assert "phase gather" in notes(record(phase="gather"), whole)
+    assert "2 of its model calls never reached" in notes(record(untraced_calls=2), whole)
+    assert "no value: impact" in notes(record(missing=["impact"]), whole)
+    without = [span for span in whole if span.attributes.get("llm.hosted_vllm.id") != "ProtocolDesigner-1-1-1"]
+    call = tree(record(), without).visits[3].calls[0]
+    assert (call.exchange, call.answer) == (None, None)
+    assert "not in the trace" in "\n".join(plain_lines(outline(tree(record(), without))))
+
+
+def test_only_the_attempt_that_reported_is_shown():
+    spans = Story().visit("ProtocolDesigner", [PROTOCOL]).end()
+    later = [replace(span, attempt_id="at-2", sequence_id=span.sequence_id + 9) for span in spans]
+    made = tree(record(attempt=2), [*spans, *later])
+    assert len(made.visits) == 1
+    assert made.visits[0].calls[0].exchange.attempt_id == "at-2"
+    assert any("attempt 2" in note for note in made.notes)
+
+
+def test_the_outline_has_everything_a_reader_looks_for():
+    text = "\n".join(plain_lines(outline(tree(record(), revised(), [learned()]), messages=True)))
+    for wanted in (
+        "ro-1: Does it work?", "succeeded after 2.00 s", "GO, and the answer key says yes", "senior: v1",
+        'literature_search {"query":"it"} -> found p-1', "[p-1] It fell.", "[system] You are the Neurologist.",
+        "the one re-ask after an unreadable answer", "unread: no JSON", "probability of each: Geneticist 25.0%",
+        "chosen: Neurologist", "policy: supervisor@bandit", "the model preferred: Geneticist",
+        "revision 1: sent back by PeerReviewer (MAJOR) and SafetyOfficer (CRITICAL)", "issues: an issue, MAJOR",
+        "overlong: 0.000", "reward 1.250", "because", "5 + 3 tokens, 0.25 s",
+    ):  # fmt: skip
+        assert wanted in text, wanted
+    assert "-0.000" not in text
+    assert "advantage" not in text
+
+
+def test_tokens_are_listed_on_demand():
+    pieces = {"ProtocolDesigner-1-1-1": ["a", "b\n", ""]}
+    text = "\n".join(plain_lines(outline(tree(record(), revised(), [learned()]), pieces=pieces)))
+    assert "credit 0.750" in text
+    assert "'a'  1  +0.500  -0.100" in text
+    assert "'b\\n'  1  -1.000  -6.000" in text
+
+
+def test_a_terminal_gets_colours_and_a_pipe_plain_lines_neither_control_characters():
+    node = outline(tree(record(outputs={"research_goal": "a\x1b[31mb"}), []))
+    plain, coloured = StringIO(), StringIO()
+    show(Console(file=plain), node)
+    show(Console(file=coloured, force_terminal=True, width=200), node)
+    assert plain.getvalue().startswith("ro-1: a [31mb\n  task: t-1")
+    assert "\x1b" not in plain.getvalue()
+    assert "├── " in coloured.getvalue()
+    assert "\x1b[31mb" not in coloured.getvalue().splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "short"),
+    [(HYPOTHESIS, "answer: yes"), (PROTOCOL, "expected: no"), (review("MAJOR"), "REVISE, MAJOR"),
+     ({"choice": "Neurologist", "justification": "j"}, "choice: Neurologist"), (None, "no readable answer"),
+     ({"amendments": [], "decision": "GO", "rationale": "r"}, "GO")],
+)  # fmt: skip
+def test_an_answer_in_a_few_words(answer, short):
+    assert gist(answer) == short
+
+
+# --- the page
+
+
+class Reader(HTMLParser):
+    """Which tags, addresses and texts a page has; tags must be closed in order."""
+
+    VOID = ("meta", "br", "link", "img", "input")
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.addresses, self.spans = [], [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "action")]
+        if tag == "span":
+            self.spans.append(dict(attrs))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_self_contained_and_shows_each_token():
+    pieces = {"ProtocolDesigner-1-1-1": ["a", "<b>", "c"]}
+    text = page(tree(record(), revised(), [learned()]), run="mine", pieces=pieces)
+    read = Reader(text)
+    assert read.addresses == []
+    assert "url(" not in text
+    assert {"script", "link", "img", "b&gt;"}.isdisjoint(read.tags)
+    tokens = [span for span in read.spans if "advantage" in span.get("title", "")]
+    assert [(span["class"], span["style"]) for span in tokens] == [
+        ("up", "--a:0.5;--s:0.025"), ("down", "--a:1.0;--s:1.0"), ("level off", "--a:0.0;--s:0.0"),
+    ]  # fmt: skip
+    assert "log-probability -6.0000, mask 1, token 8" in tokens[1]["title"]
+    assert "&lt;b&gt;" in text
+    assert "advantages from -1.000 to +0.500" in text
+    assert "had no peer to be compared with" in text  # the refiner's calls, which have no record
+    assert "Revision 1: sent back by" in text
+    assert "viewport" in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_a_page_without_token_records_says_so():
+    text = page(tree(record(phase="gather"), revised()), run="mine", pieces={}, note="A note.")
+    assert "this one is of phase gather" in text
+    assert "A note." in text
+    assert "advantage" not in text
+    Reader(text)
+
+
+def test_what_models_and_tools_wrote_is_data():
+    story = Story()
+    told = {"results": [{"id": EVIL, "text": EVIL}]}
+    story.visit("HypothesisRefiner", [[(EVIL, EVIL, told)], {**HYPOTHESIS, "claim": EVIL}])
+    story.visit("ProtocolDesigner", [EVIL, {**PROTOCOL, "design": EVIL}], weights=EVIL)
+    story.visit("PeerReviewer", [{"issues": [EVIL], "severity": "MINOR", "verdict": "APPROVE"}], EVIL)
+    outputs = {"research_goal": EVIL, "final_rationale": EVIL}
+    token = replace(learned("ProtocolDesigner-1-1-2"), policy=EVIL)
+    made = tree(record(outputs=outputs, error=EVIL, status="failed"), story.end(), [token])
+    text = page(made, run=EVIL, pieces={"ProtocolDesigner-1-1-2": [EVIL, "", "x"]})
+    assert "script" not in Reader(text).tags
+    assert "<script" not in text
+    assert "{{ 7*7 }}" in text
+
+
+def test_a_rollout_that_left_nothing_has_a_page_too():
+    failed = record(
+        status="failed", error="out of time", outputs={}, decision=None, reward=None, parts={}, seconds=None
+    )
+    text = page(tree(failed, []), run="mine", pieces={})
+    Reader(text)
+    for wanted in ("Task t-1", "out of time", "left no trace", "No visit is known", "None was made"):
+        assert wanted in text
+
+
+# --- texts of tokens
+
+
+@given(st.text(min_size=1, max_size=60))
+def test_the_texts_of_tokens_are_the_text(text):
+    tokenizer = load_tokenizer("nano")
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    pieces = token_texts(tokenizer, ids)
+    assert len(pieces) == len(ids)
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_control_tokens_are_shown():
+    tokenizer = load_tokenizer("nano")
+    pieces = token_texts(tokenizer, tokenizer.encode("yes<|im_end|>").ids)
+    assert pieces[-1] == "<|im_end|>"
+    assert re.fullmatch("yes", "".join(pieces[:-1]))
