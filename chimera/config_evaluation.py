@@ -57,7 +57,7 @@ class EvaluationConfig(Section):
     )
     confidence: float = Field(default=0.95, gt=0.5, lt=1, description="of all intervals; 1 - it is the tests' level")
     resamples: int = Field(default=2000, ge=200, description="bootstrap samples of an interval")
-    permutations: int = Field(default=5000, ge=200, description="random exchanges of a paired test")
+    permutations: int = Field(default=20_000, ge=200, description="random exchanges of a paired test")
     power: float = Field(default=0.8, gt=0, lt=1, description="with which the minimum detectable effect is found")
     prices: dict[str, Any] = Field(
         default={},

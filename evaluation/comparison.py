@@ -1,7 +1,8 @@
 """Two stages, or a baseline and a stage, on the same tasks and seeds: differences, tests, and a verdict in words.
 
-A verdict rests on the p-value after Holm's correction, and on nothing else. The report's conclusions are one family of
-tests (reward, alignment and macro-F1 of all its comparisons), everything else is a second one.
+A verdict rests on the p-value after Holm's correction, and on nothing else. Reward, alignment and macro-F1 of the
+report's one main comparison are a family of tests; the same metrics of all its other comparisons are a second one, and
+every other metric is in a third. So the main question does not get harder to answer the more is looked at beside it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -121,21 +122,20 @@ def compare_answers(before: TaskAnswers, after: TaskAnswers, plan: Plan, config:
     }
 
 
-def adjust(comparisons: Comparisons, config: Config) -> dict[str, dict[str, Comparison]]:
-    """The same with Holm's correction over each of the two families, and with verdicts.
+def adjust(comparisons: Comparisons, config: Config, main: str | None = None) -> dict[str, dict[str, Comparison]]:
+    """The same with Holm's correction over each family, and with verdicts.
 
     Args:
         comparisons: All of the report.
         config: Has the tests' level, 1 - `evaluation.confidence`.
+        main: The comparison that the report is about, as "<before>:<after>"; without one there are two families.
     """
+    families: dict[tuple[bool, bool], dict[tuple[str, str], float]] = {}
+    for pair, found in comparisons.items():
+        for name, one in found.items():
+            families.setdefault((one.primary, one.primary and pair == main), {})[pair, name] = one.p
     adjusted: dict[tuple[str, str], float] = {}
-    for primary in (True, False):
-        family = {
-            (pair, name): one.p
-            for pair, found in comparisons.items()
-            for name, one in found.items()
-            if one.primary is primary
-        }
+    for family in families.values():
         adjusted |= dict(zip(family, holm(list(family.values())), strict=True))
     better = {metric.name: metric.better for metric in metrics_of(config)}
     level = 1 - config.evaluation.confidence

@@ -246,6 +246,14 @@ def test_every_metric_can_be_judged():
     assert {figures.verdict for figures in found["a:b"].values()} <= {"better", "worse", "higher", "lower"}
 
 
+def test_the_main_comparison_is_a_family_of_its_own():
+    many = {f"s{number}:x": {"reward": one(0.02), "turns": one(0.02, primary=False)} for number in range(10)}
+    found = adjust(many, CONFIG, "s0:x")
+    assert found["s0:x"]["reward"].p_adjusted == pytest.approx(0.02)
+    assert found["s1:x"]["reward"].p_adjusted == pytest.approx(9 * 0.02)
+    assert found["s0:x"]["turns"].p_adjusted == pytest.approx(10 * 0.02)
+
+
 def test_no_comparison_is_no_family():
     assert adjust({}, CONFIG) == {}
     assert too_few_permutations({}, CONFIG) is None
