@@ -6,7 +6,7 @@ states is checked, so that one from elsewhere may be shorter; numbers that were 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from chimera.config import RewardConfig
@@ -116,16 +116,16 @@ def _grim(place: str, mean: float, n: int, repeats: int) -> Iterator[str]:
 
 def _outcomes(report: Mapping[str, Any]) -> Iterator[str]:
     for stage, outcome in _mapping(report.get("outcomes")).items():
-        place, rollouts = f"outcomes.{stage}", outcome.get("rollouts")
-        rows = rollouts if isinstance(rollouts, list) else []
+        outcome = _mapping(outcome)
+        place, rows = f"outcomes.{stage}", _listed(outcome)
         total = len(rows) if rows else outcome.get("count")
-        failures = _mapping(outcome.get("failures"))
+        failures = _numbers(outcome.get("failures"))
         if failures and sum(failures.values()) != outcome.get("failed"):
             yield f"{place}.failures adds up to {sum(failures.values())}, but {outcome.get('failed')} rollouts failed"
         cells = {
             (label, decision): count
             for label, row in _mapping(outcome.get("confusion")).items()
-            for decision, count in row.items()
+            for decision, count in _numbers(row).items()
         }
         if cells and total is not None and sum(cells.values()) != total:
             yield f"{place}.confusion adds up to {sum(cells.values())}, but there are {total} rollouts"
@@ -136,7 +136,7 @@ def _outcomes(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _counted(
-    place: str, stage: str, cells: Mapping[tuple[str, str], int], failed: Any, stated: Mapping[str, Any]
+    place: str, stage: str, cells: Mapping[tuple[str, str], float], failed: Any, stated: Mapping[str, Any]
 ) -> Iterator[str]:
     """Alignment and success again, from the confusion matrix."""
     total = sum(cells.values())
@@ -144,7 +144,7 @@ def _counted(
         return
     right = sum(cells.get(pair, 0) for pair in (("yes", "GO"), ("no", "NO-GO"), ("maybe", "UNDECIDED")))
     again = {"alignment": right / total}
-    if isinstance(failed, int):
+    if _number(failed):
         again["success"] = 1 - failed / total
     for name, share in again.items():
         mean = _mean(stated.get(name))
@@ -152,14 +152,14 @@ def _counted(
             yield f"stages.{stage}.{name} is {_short(mean)}, but {place} gives {_short(share)}"
 
 
-def _rows(place: str, rows: list[Any], outcome: Mapping[str, Any]) -> Iterator[str]:
+def _rows(place: str, rows: Sequence[Mapping[str, Any]], outcome: Mapping[str, Any]) -> Iterator[str]:
     failed = sum(row.get("status") == "failed" for row in rows)
     if outcome.get("failed") is not None and outcome["failed"] != failed:
         yield f"{place}.failed is {outcome['failed']}, but {failed} of the listed rollouts failed"
     for row in rows:
-        parts = [value for value in _mapping(row.get("parts")).values() if value is not None]
+        parts = list(_numbers(row.get("parts")).values())
         reward = row.get("reward")
-        if reward is not None and parts and abs(math.fsum(parts) - reward) > _rounding([reward, *parts]) + SLACK:
+        if _number(reward) and parts and abs(math.fsum(parts) - reward) > _rounding([reward, *parts]) + SLACK:
             yield f"{place}: rollout {row.get('id')} has reward {_short(reward)}, its parts give {_short(sum(parts))}"
 
 
@@ -207,7 +207,7 @@ def _comparison(place: str, row: Mapping[str, Any]) -> Iterator[str]:
 
 def _weights(report: Mapping[str, Any]) -> dict[str, float]:
     defaults = RewardConfig().model_dump()
-    return {**defaults, **_mapping(_mapping(report.get("settings")).get("reward"))}
+    return {**defaults, **_numbers(_mapping(report.get("settings")).get("reward"))}
 
 
 def _repeats(report: Mapping[str, Any]) -> int:
@@ -225,7 +225,7 @@ def _same_rollouts(metrics: Mapping[str, Any], names: Iterable[str], report: Map
 
 def _unscored_repeats(report: Mapping[str, Any], stage: str) -> bool:
     """Whether some repeats of a task may lack a value that others have, which n, in tasks, does not show."""
-    rows = _mapping(_mapping(report.get("outcomes")).get(stage)).get("rollouts") or []
+    rows = _listed(_mapping(_mapping(report.get("outcomes")).get(stage)))
     values = [row.get("reward") is None or row.get("status") == "failed" for row in rows]
     return _repeats(report) > 1 and any(values)
 
@@ -241,6 +241,15 @@ def _n(value: Any) -> Any:
 
 def _number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _listed(outcome: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    rows = outcome.get("rollouts")
+    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+
+
+def _numbers(value: Any) -> dict[str, float]:
+    return {key: one for key, one in _mapping(value).items() if _number(one)}
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

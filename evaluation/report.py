@@ -91,13 +91,10 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
 
 
 def stage_pairs(plan: Plan) -> list[tuple[str, str]]:
-    """Which stages are compared: each of the sequence with the one before it, and the first with all others."""
+    """Which stages are compared: each of the sequence with the one before it, and the first of all with all others."""
     sequence = [stage.name for stage in plan.stages if stage.kind == "sequence"]
-    alone = [stage.name for stage in plan.stages if stage.kind == "alone"]
-    if not sequence:
-        return []
-    steps = pairwise(sequence)
-    return list(dict.fromkeys([*steps, *((sequence[0], name) for name in [*sequence[1:], *alone])]))
+    first, *others = [stage.name for stage in plan.stages]
+    return list(dict.fromkeys([*pairwise(sequence), *((first, name) for name in others)]))
 
 
 def compare_all(study: Study) -> dict[str, dict[str, Comparison]]:
@@ -187,20 +184,18 @@ def _answers(study: Study, name: str) -> TaskAnswers:
 
 
 def _ablation(plan: Plan, compared: Comparisons) -> list[dict[str, Any]]:
-    """What each phase's training gave, in the sequence and alone: which comparison shows it."""
+    """What each phase's training gave, in the sequence and alone on the base: which comparison shows it."""
     sequence = [stage for stage in plan.stages if stage.kind == "sequence"]
     rows: list[dict[str, Any]] = []
-    if not sequence:
-        return rows
     for before, stage in pairwise(sequence):
         new = [policy.learner for policy in stage.policies if policy not in before.policies]
-        rows.append(_row(stage.name, new, "sequence", f"{before.name}:{stage.name}"))
-        if len(stage.policies) == 1:
-            rows.append(_row(stage.name, new, "alone", f"{sequence[0].name}:{stage.name}"))
-    for stage in plan.stages:
-        if stage.kind == "alone":
-            learners = [policy.learner for policy in stage.policies]
-            rows.append(_row(stage.name.removeprefix(ALONE), learners, "alone", f"{sequence[0].name}:{stage.name}"))
+        phase = stage.name if len(new) == 1 else f"all up to {stage.name}"
+        rows.append(_row(phase, new, "sequence", f"{before.name}:{stage.name}"))
+    base = plan.stages[0]
+    for stage in plan.stages[1:]:
+        if not base.policies and len(stage.policies) == 1:
+            phase = stage.name.removeprefix(ALONE)
+            rows.append(_row(phase, [stage.policies[0].learner], "alone", f"{base.name}:{stage.name}"))
     return [row for row in rows if row["comparison"] in compared]
 
 

@@ -30,6 +30,7 @@ from evaluation.report_figures import (
     stage_titles,
     titled,
 )
+from evaluation.study import Plan
 
 Report = Mapping[str, Any]
 OUTCOME, PARTS, SCORES, WORK = "Outcome", "Parts of the reward", "The judge's scores", "Work"
@@ -43,6 +44,7 @@ def page(report: Report, drawings: Mapping[str, str]) -> str:
     return _template().render(
         report=report,
         titles=stage_titles(report),
+        final=Plan.load(report["plan"]).final.name,
         data=data_words(report),
         percent=f"{100 * report['settings']['confidence']:g}",
         played=played(report),

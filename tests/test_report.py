@@ -1,0 +1,495 @@
+"""A run made by hand: every figure of its report against a direct computation, its page, and what verify finds."""
+
+import copy
+import json
+import re
+from html.parser import HTMLParser
+from statistics import fmean
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import f1_score
+from statsmodels.stats.multitest import multipletests
+
+from chimera.config import load_config
+from chimera.errors import RunError
+from chimera.jsonl import append_line
+from chimera.policies import Policy
+from chimera.runs import Run
+from evaluation.judge import CRITERIA
+from evaluation.plots import Plot
+from evaluation.report import build, compare_all, stage_pairs
+from evaluation.report_files import write_report
+from evaluation.report_page import inlined, page
+from evaluation.report_text import markdown
+from evaluation.rollouts import RolloutRecord
+from evaluation.study import Plan, PlannedTask, Stage, load_study
+from evaluation.verify import differences, find_run, verify
+
+LABELS = ["yes"] * 6 + ["no"] * 4 + ["maybe"] * 2
+DECISIONS = {
+    "base": ["GO", "GO", "GO", "NO-GO", "NO-GO", "UNDECIDED", "NO-GO", "NO-GO", "GO", "GO", "GO", None],
+    "sft": ["GO", "GO", "GO", "GO", "GO", "GO", "NO-GO", "NO-GO", "NO-GO", "GO", "UNDECIDED", "GO"],
+}
+LABEL_OF = {"GO": "yes", "NO-GO": "no", "UNDECIDED": "maybe"}
+HOSTILE = '</details><script>alert("x")</script> | [a](javascript:x) `'
+FAILURE = f"Supervisor: no JSON after 31 tokens {HOSTILE}"
+ANSWER = {"evidence": ["It fell (p=0.01)."], "comparison": "lower", "claim": "it works", "answer": "yes"}
+PROTOCOL = {
+    "design": "randomised trial",
+    "population": "adults",
+    "intervention": "drug",
+    "comparator": "placebo",
+    "outcome": "rate",
+    "sample_size": 120,
+    "analysis": "log-rank test",
+    "safeguards": "a monitoring board",
+    "expected": "yes",
+}
+BASE = {"junior": "nano@0", "judge": "rubric", "selection": "supervisor's model"}
+SFT = Policy("junior", "junior@sft", "models/junior/sft")
+STAGES = (
+    Stage("base", "base", "sequence", (), BASE),
+    Stage("sft", "after sft", "sequence", (SFT,), {**BASE, "junior": "junior@sft"}),
+)
+
+
+def scores_of(stage, task):
+    gain = 0.25 if stage == "sft" else 0.0
+    return {name: round((task * (place + 2) % 7) / 10 + gain, 3) for place, name in enumerate(CRITERIA)}
+
+
+def make_record(stage, task, weights):
+    decision = DECISIONS[stage.name][task]
+    common = {
+        "rollout_id": f"ro-{stage.name}-{task}",
+        "task_id": f"t{task}",
+        "source": "generated",
+        "level": 1,
+        "phase": f"evaluation-{stage.name}",
+        "repeat": 0,
+        "seed": task,
+        "attempt": 1,
+        "label": LABELS[task],
+        "policy_versions": dict(stage.versions),
+    }
+    if decision is None:
+        return RolloutRecord(**common, status="failed", error=FAILURE, decision=None, reward=None)
+    scores = scores_of(stage.name, task)
+    parts = {name: weights[name] * score for name, score in scores.items()}
+    parts |= {
+        "alignment": float(LABEL_OF[decision] == LABELS[task]),
+        "parsed": 0.05,
+        "repeated_call": -0.1 * (task % 2),
+    }
+    parts |= {"call_valid": 0.1, "tool_succeeded": 0.05, "unverifiable_quote": 0.0, "overlong": 0.0}
+    outputs = {
+        "turn_count": 9 + task % 3,
+        "initial_hypotheses": [{"author": "Geneticist", **ANSWER}],
+        "selected_hypothesis": {"author": "Geneticist", **ANSWER, "claim": f"{stage.name} {HOSTILE}"},
+        "supervisor_justification": "its quote is real",
+        "refined_hypothesis": ANSWER,
+        "peer_review": {"issues": [], "severity": "NONE", "verdict": "APPROVE"},
+        "safety_review": {"issues": [], "severity": "NONE", "verdict": "APPROVE"},
+        "major_revisions": task % 2,
+        "critical_revisions": 0,
+        "final_protocol": {**PROTOCOL, "amendments": []},
+        "final_decision": decision,
+        "final_rationale": "the evidence says so",
+        "final_evaluation": {"scores": scores, "error": None},
+    }
+    calls = {"model_calls": 12 + task, "tool_calls": 4, "failed_tool_calls": task % 2, "repairs": 0}
+    return RolloutRecord(
+        **common,
+        status="succeeded",
+        error=None,
+        decision=decision,
+        reward=float(np.sum(list(parts.values()))),
+        parts=parts,
+        outputs=outputs,
+        counts={**calls, "prompt_tokens": 1000 + task, "completion_tokens": 400},
+        tokens={"junior": {"prompt": 1000 + task, "completion": 400}},
+        seconds=2.0 + task,
+        trace=f"traces/{stage.name}.jsonl.gz",
+    )
+
+
+PLAN = Plan(
+    "val",
+    "generated",
+    "generated tasks, by hand",
+    tuple(PlannedTask(f"t{task}", f"Does it work {HOSTILE}?", label, 1) for task, label in enumerate(LABELS)),
+    1,
+    STAGES,
+)
+MAJORITY = ["yes"] * 11 + [None]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    settings = ["evaluation.resamples=1000", "evaluation.permutations=500", "evaluation.prices={junior: [2, 10]}"]
+    with Run.create("hand", load_config(None, [f"runs_dir={folder}", *settings])) as run:
+        run.ledger("phase_started", phase="sft", policy_versions=BASE)
+        run.ledger("went_live", phase="sft", policy=SFT.dump())
+        run.ledger("phase_finished", phase="sft")
+        run.ledger("rolled_back", phase="ppo", policy=Policy("senior", "senior@ppo", "models/x").dump())
+        weights = run.config.reward.model_dump()
+        for stage in STAGES:
+            run.append_rollout(
+                {**make_record(stage, 0, weights).dump(), "reward": 9.0}, phase=f"evaluation-{stage.name}"
+            )
+            for task in range(len(LABELS)):
+                run.append_rollout(make_record(stage, task, weights).dump(), phase=f"evaluation-{stage.name}")
+        side = run.path / "evaluation" / "val"
+        side.mkdir(parents=True)
+        for task, answer in enumerate(MAJORITY):
+            why = None if answer else "no answer"
+            row = {"baseline": "majority", "task_id": f"t{task}", "repeat": 0, "answer": answer, "error": why}
+            append_line(side / "baselines.jsonl", row)
+    return Run(run.path)
+
+
+@pytest.fixture(scope="module")
+def study(run):
+    return load_study(run, PLAN)
+
+
+@pytest.fixture(scope="module")
+def built(study, run):
+    return build(study, [Plot("curve", "Curve", missing="there are no metrics")], run.path / "report")
+
+
+@pytest.fixture
+def report(built):
+    return copy.deepcopy(built)
+
+
+def records(run):
+    weights = run.config.reward.model_dump()
+    return {stage.name: [make_record(stage, task, weights) for task in range(len(LABELS))] for stage in STAGES}
+
+
+def macro_f1(answers):
+    given = [answer or "nothing" for answer in answers]
+    names = [name for name in ("yes", "no", "maybe") if name in {*LABELS, *given}]
+    return f1_score(LABELS, given, labels=names, average="macro", zero_division=0)
+
+
+def direct_values(one):
+    """Every metric of one rollout but macro-F1, computed from the record without the package."""
+    succeeded = one.decision is not None
+    fits = succeeded and LABEL_OF[one.decision] == one.label
+    values = {"success": succeeded, "alignment": fits, "alignment_two_way": fits and one.label != "maybe"}
+    if succeeded:
+        values |= {f"part_{name}": part for name, part in one.parts.items()}
+        values |= {**one.outputs["final_evaluation"]["scores"], "reward": one.reward, "seconds": one.seconds}
+        values |= {name: one.counts[name] for name in ("model_calls", "tool_calls", "repairs")}
+        values |= {name: one.counts[name] for name in ("prompt_tokens", "completion_tokens")}
+        values["turns"] = one.outputs["turn_count"]
+        values["revisions"] = one.outputs["major_revisions"]
+        values["tool_success"] = 1 - one.counts["failed_tool_calls"] / 4
+        values["cost"] = (2 * one.tokens["junior"]["prompt"] + 10 * 400) / 1e6
+    return {name: float(value) for name, value in values.items()}
+
+
+def test_every_mean_of_every_stage_is_what_its_records_give(report, run):
+    for stage, rows in records(run).items():
+        values = [direct_values(one) for one in rows]
+        names = {name for row in values for name in row}
+        assert set(report["stages"][stage]) == names | {"macro_f1"}
+        for name in names:
+            given = [row[name] for row in values if name in row]
+            found = report["stages"][stage][name]
+            assert found["mean"] == pytest.approx(fmean(given), abs=1e-12), name
+            assert found["n"] == len(given), name
+            assert found["low"] <= found["mean"] + 1e-12, name
+            assert found["high"] >= found["mean"] - 1e-12, name
+        answers = [LABEL_OF.get(one.decision) for one in rows]
+        assert report["stages"][stage]["macro_f1"]["mean"] == pytest.approx(macro_f1(answers))
+
+
+def test_intervals_of_rewards_are_about_as_wide_as_students(report, run):
+    for stage, rows in records(run).items():
+        rewards = [one.reward for one in rows if one.reward is not None]
+        low, high = stats.t.interval(0.95, len(rewards) - 1, fmean(rewards), stats.sem(rewards))
+        found = report["stages"][stage]["reward"]
+        assert (found["low"], found["high"]) == pytest.approx((low, high), abs=0.2 * (high - low))
+
+
+def test_outcomes_count_failures_and_decisions_and_name_the_record_of_each_rollout(report, run):
+    found = report["outcomes"]["base"]
+    assert (found["count"], found["tasks"], found["failed"]) == (12, 12, 1)
+    assert list(found["failures"].values()) == [1]
+    assert found["confusion"]["yes"] == {"GO": 3, "NO-GO": 2, "UNDECIDED": 1, "none": 0}
+    assert found["confusion"]["no"] == {"GO": 2, "NO-GO": 2, "UNDECIDED": 0, "none": 0}
+    assert found["confusion"]["maybe"] == {"GO": 1, "NO-GO": 0, "UNDECIDED": 0, "none": 1}
+    for row in found["rollouts"]:
+        line = (run.path / row["file"]).read_text().splitlines()[row["line"] - 1]
+        recorded = json.loads(line)
+        assert (recorded["rollout_id"], recorded["reward"]) == (row["id"], row["reward"])
+    assert found["rollouts"][11]["error"] == FAILURE
+
+
+def test_comparisons_are_paired_tested_and_corrected_over_the_report(report, run):
+    before, after = records(run).values()
+    pairs = [(old.reward, new.reward) for old, new in zip(before, after, strict=True) if old.reward is not None]
+    old, new = np.array(pairs).T
+    found = report["comparisons"]["base:sft"]["reward"]
+    assert found["n"] == len(pairs) == 11
+    assert (found["before"], found["after"]) == pytest.approx((old.mean(), new.mean()))
+    assert found["difference"] == pytest.approx((new - old).mean())
+    assert found["low"] < found["difference"] < found["high"]
+    fits = [[direct_values(one)["alignment"] for one in rows] for rows in (before, after)]
+    changes = np.array(fits[1]) - np.array(fits[0])
+    gained, lost = int((changes > 0).sum()), int((changes < 0).sum())
+    aligned = report["comparisons"]["base:sft"]["alignment"]
+    assert aligned["p"] == pytest.approx(stats.binomtest(gained, gained + lost).pvalue)
+    assert aligned["difference"] == pytest.approx((gained - lost) / 12)
+    for primary in (True, False):
+        family = [row for rows in report["comparisons"].values() for row in rows.values() if row["primary"] is primary]
+        corrected = multipletests([row["p"] for row in family], method="holm")[1]
+        assert [row["p_adjusted"] for row in family] == pytest.approx(list(corrected))
+        for row in family:
+            assert (row["verdict"] != "no difference shown") == (row["p_adjusted"] < 0.05)
+
+
+def test_baselines_and_pairs_come_from_the_same_tasks(report):
+    majority = report["baselines"]["majority"]
+    assert (majority["answered"], majority["errors"]) == (11, {"no answer": 1})
+    assert majority["alignment"]["mean"] == pytest.approx(6 / 12)
+    assert majority["macro_f1"]["mean"] == pytest.approx(macro_f1(MAJORITY))
+    against = report["comparisons"]["majority:sft"]
+    assert set(against) == {"alignment", "macro_f1"}
+    assert against["alignment"]["difference"] == pytest.approx((6 + 3 + 1 - 6) / 12)
+    rows = {row[0]: row[1:] for row in report["pairs"]["base:sft"]}
+    assert rows["t11"][0] is None
+    assert rows["t11"][2:] == [0.0, 0.0]
+    assert rows["t3"][2:] == [0.0, 1.0]
+    assert {row[1] for row in report["pairs"]["majority:sft"]} == {None}
+
+
+def test_what_surrounds_the_numbers_is_there(report, run):
+    assert report["run"]["name"] == "hand"
+    assert (run.path / "report" / report["run"]["path"]).resolve() == run.path
+    assert (report["run"]["phases"], report["run"]["rolled_back"]) == (["sft"], ["ppo"])
+    assert report["players"]["junior"]["model"] == "nano"
+    assert report["players"]["judge"] == {"kind": "rubric", "model": "rubric", "roles": ["Judge"]}
+    assert [row["kind"] for row in report["ablation"]] == ["sequence", "alone"]
+    assert report["references"] == []
+    assert report["verdict"]["comparison"] == "base:sft"
+    assert any("generated" in note for note in report["notes"])
+    assert any("1 of 12 rollouts of base failed" in note for note in report["notes"])
+    assert any("ppo" in note and "rolled back" in note for note in report["notes"])
+    assert not any("prices" in note for note in report["notes"])
+    assert report["side_by_side"]
+
+
+def test_a_single_stage_has_nothing_to_be_compared_with(run):
+    alone = Plan("val", "generated", "generated tasks", PLAN.tasks, 1, STAGES[:1])
+    report = build(load_study(run, alone), [], run.path / "report")
+    assert set(report["comparisons"]) == {"majority:base"}
+    assert "nothing to compare" in report["verdict"]["text"]
+    assert "nothing to compare" in page(report, {})
+    assert markdown(report).startswith("# Evaluation of run hand")
+
+
+def test_stages_are_compared_in_sequence_with_the_first_and_alone():
+    names = ["base", "sft", "ppo"]
+    stages = [Stage(name, name, "sequence", (), {}) for name in names] + [Stage("only-ppo", "", "alone", (), {})]
+    plan = Plan("val", "generated", "", PLAN.tasks, 1, tuple(stages))
+    assert stage_pairs(plan) == [("base", "sft"), ("sft", "ppo"), ("base", "ppo"), ("base", "only-ppo")]
+
+
+def test_published_results_stand_beside_the_official_split_only(study, monkeypatch):
+    monkeypatch.setattr(Plan, "official", property(lambda _: True))
+    report = build(study, [], study.run.path)
+    assert report["references"][0]["accuracy"] == 78.0
+    assert "78.0" in page(report, {})
+    assert "arXiv:1909.06146" in markdown(report)
+
+
+class Reader(HTMLParser):
+    """The page's tags, ids and links, and whether every tag that is opened is closed."""
+
+    VOID = ("meta", "br", "link", "img", "hr", "input")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.ids, self.links, self.tags, self.loads = [], [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.tags.append(tag)
+        self.ids += [found["id"]] if "id" in found else []
+        self.links += [found["href"]] if "href" in found else []
+        self.loads += [found["src"]] if "src" in found else []
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+SVG = '<?xml version="1.0"?>\n<!DOCTYPE svg>\n<svg width="9pt" viewBox="0 0 9 9"><g id="a"/><use href="#a"/></svg>\n'
+
+
+def test_the_page_needs_nothing_else_and_all_its_links_lead_somewhere(report):
+    report["plots"].append(Plot("drawn", "Drawn", {"svg": "drawn.svg"}, "how to read it").dump())
+    read = Reader(page(report, {"drawn": SVG}))
+    assert read.open == []
+    assert len(read.ids) == len(set(read.ids))
+    assert read.loads == []
+    assert "link" not in read.tags
+    assert {link.removeprefix("#") for link in read.links if link.startswith("#")} <= set(read.ids)
+    assert all(link.startswith("#") for link in read.links)
+
+
+def test_each_mean_leads_to_its_column_and_each_cell_of_a_confusion_matrix_to_its_rollouts(report):
+    text = page(report, {})
+    for name, mean in report["stages"]["sft"].items():
+        assert f'<a href="#sft.{name}">' in text, (name, mean)
+        assert f'id="sft.{name}"' in text
+    assert '<a href="#base.yes.NO-GO">2</a>' in text
+    row = re.search(r'<tr id="([^"]+)"><th scope="row"><i id="base.yes.NO-GO">', text)
+    assert row is not None
+    assert row[1] == "base-ro-base-3"
+    assert "rollouts/evaluation-base.jsonl:5" in text
+    assert "python -m chimera.trace hand ID" in text
+
+
+def test_what_models_wrote_is_text_in_page_and_markdown(report):
+    text = page(report, {})
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert" in text
+    assert Reader(text).tags.count("script") == 1
+    lines = markdown(report)
+    assert "<script" not in lines.replace("\\<script", "")
+    assert "| [a](" not in lines
+
+
+def test_the_first_screen_says_what_was_compared_on_what_by_whom_with_the_verdict(report):
+    first = page(report, {}).partition("<nav")[0].partition("<header>")[2]
+    words = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", first))
+    assert "12 held-out generated tasks" in words
+    assert "PubMedQA" not in words
+    assert "nano (embedded)" in words
+    assert "rubric (deterministic, no language model)" in words
+    row = report["comparisons"]["base:sft"]["alignment"]
+    assert f"{100 * row['difference']:+.1f}" in words
+    assert f"{100 * row['low']:+.1f} to {100 * row['high']:+.1f}".replace("-", "−") in words
+    assert row["verdict"].capitalize() in words
+
+
+def test_a_plot_that_is_missing_leaves_its_reason(report):
+    for text in (page(report, {}), markdown(report)):
+        assert "there are no metrics" in text
+
+
+def test_a_drawing_keeps_to_itself():
+    assert inlined(SVG, "x") == '<svg viewBox="0 0 9 9"><g id="x-a"/><use href="#x-a"/></svg>'
+    assert inlined(None, "x") is None
+
+
+def test_a_written_report_is_found_and_true(report, run, tmp_path):
+    folder = tmp_path / "report"
+    report["run"]["path"] = str(run.path)
+    assert write_report(report, folder) == folder / "index.html"
+    found = find_run(folder)
+    assert found is not None
+    assert found.path == run.path
+    assert verify(folder, found) == []
+    assert verify(folder / "report.json", found) == []
+
+
+def number_paths(tree, place=()):
+    if isinstance(tree, dict):
+        return [path for key, value in tree.items() for path in number_paths(value, (*place, key))]
+    return [place] if isinstance(tree, int | float) and not isinstance(tree, bool) else []
+
+
+def test_every_number_of_the_tables_is_compared_with_the_run(built):
+    """Each number is changed a little, and the comparison with what the run gives names just that one."""
+    parts = ("stages", "comparisons", "baselines", "judges")
+    paths = [path for part in parts for path in number_paths(built[part], (part,))]
+    assert len(paths) > 300
+    for path in paths:
+        changed = copy.deepcopy(built[path[0]])
+        at = changed
+        for key in path[1:-1]:
+            at = at[key]
+        at[path[-1]] += 1e-6 * max(1, abs(at[path[-1]]))
+        assert [place for place, _, _ in differences(changed, built[path[0]])] == [".".join(path[1:])]
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("stages", "sft", "reward", "mean"), 2.5),
+        (("stages", "base", "seconds", "low"), 0.1),
+        (("comparisons", "base:sft", "reward", "p"), 0.0001),
+        (("comparisons", "base:sft", "reward", "verdict"), "worse"),
+        (("outcomes", "base", "failed"), 0),
+        (("outcomes", "sft", "rollouts", 3, "reward"), 3.0),
+        (("pairs", "base:sft", 2, 1), 3.0),
+        (("baselines", "majority", "answered"), 12),
+        (("judges", "length", "judge", "n"), 99),
+        (("side_by_side", 0, "difference"), 5.0),
+        (("settings", "reward", "impact"), 0.9),
+        (("verdict", "text"), "much better"),
+    ],
+)
+def test_a_changed_figure_is_named(report, run, tmp_path, where, value):
+    at = report
+    for key in where[:-1]:
+        at = at[key]
+    at[where[-1]] = value
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    assert any(".".join(map(str, where)) in problem for problem in verify(tmp_path, run))
+
+
+def test_pages_that_show_other_numbers_are_named(report, run, tmp_path):
+    write_report(report, tmp_path)
+    shown = (tmp_path / "index.html").read_text()
+    (tmp_path / "index.html").write_text(shown.replace(">91.7<", ">99.7<"))
+    problems = verify(tmp_path, run)
+    assert len(problems) == 1
+    assert "index.html does not show" in problems[0]
+
+
+def test_a_report_without_its_run_is_no_pass(report, run, tmp_path):
+    report["run"]["path"] = "../nowhere"
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    assert find_run(tmp_path) is None
+    assert any("was not found" in problem for problem in verify(tmp_path, None))
+
+
+def test_a_run_that_lacks_rollouts_or_a_report_that_lacks_its_plan_is_named(report, run, tmp_path):
+    report["plan"]["tasks"].append({"id": "t99", "goal": "?", "label": "yes", "level": 1})
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    assert any("t99" in problem for problem in verify(tmp_path, run))
+    del report["plan"]
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    assert any("does not say what was evaluated" in problem for problem in verify(tmp_path, run))
+
+
+@pytest.mark.parametrize(("text", "words"), [("{", "not JSON"), ("[1]", "a list"), (None, "cannot be read")])
+def test_a_file_that_is_no_report_is_refused(tmp_path, text, words):
+    file = tmp_path / "report.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(RunError, match=words):
+        verify(file, None)
+
+
+def test_a_folder_that_cannot_be_written_is_named(report, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written"):
+        write_report(report, tmp_path / "file")
+
+
+def test_comparing_twice_gives_the_same(study):
+    assert compare_all(study) == compare_all(study)
