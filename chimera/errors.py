@@ -9,6 +9,12 @@ class ChimeraError(Exception):
 
     exit_code = 1
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows, as commands do: one line, without secrets."""
+        from chimera.secrets import redact
+
+        return [f"error: {redact(str(self))}"]
+
 
 class ConfigError(ChimeraError):
     """A configuration file, override or environment variable is wrong."""

@@ -108,12 +108,9 @@ def _row(record: "RolloutRecord") -> tuple[str, ...]:
 
 def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: argparse.Namespace) -> None:
     """One rollout, on the terminal or as a page."""
-    from evaluation.spans import read
-    from evaluation.token_records import tokens_of
-    from evaluation.trace_tree import tree
+    from evaluation.rollout_index import read_tree
 
-    spans = read(run.path / record.trace) if record.trace else []
-    made = tree(record, spans, tokens_of(run.path, record.rollout_id))
+    made = read_tree(run, record)
     wanted = arguments.tokens or arguments.html is not None
     pieces, missing = _pieces(run, made) if wanted else ({}, None)
     if arguments.html is not None:

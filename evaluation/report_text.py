@@ -1,6 +1,6 @@
 """The report as Markdown: the same tables as the page, for a terminal, a pull request or a paper's appendix."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from evaluation.report_figures import (
@@ -23,8 +23,12 @@ LABEL_WORDS = {"yes": "yes (GO)", "no": "no (NO-GO)", "maybe": "maybe (UNDECIDED
 
 def markdown(report: Report) -> str:
     """`report` (as of `evaluation.report.build`) as one Markdown document."""
-    sections = (_head, _stages, _comparisons, _ablation, _baselines, _outcomes, _plots, _judges, _made)
-    return "\n".join(line for section in sections for line in [*section(report), ""]).rstrip() + "\n"
+    return "\n".join(line for make in SECTIONS.values() for line in [*make(report), ""]).rstrip() + "\n"
+
+
+def section(report: Report, name: str) -> str:
+    """One of `SECTIONS` by itself, without its heading; empty when the report has nothing for it."""
+    return "\n".join(list(SECTIONS[name](report))[2:]).strip()
 
 
 def _head(report: Report) -> Iterator[str]:
@@ -214,6 +218,20 @@ def _made(report: Report) -> Iterator[str]:
     yield f"- run {_cell(run['name'])} of {run['created']}, commit {run['commit'] or 'unknown'}"
     yield "- `python -m chimera.eval --verify FOLDER` computes every number again from the run's rollouts"
     yield from (f"- {_cell(note)}" for note in report["notes"])
+
+
+SECTIONS: Mapping[str, Callable[[Report], Iterator[str]]] = {
+    "about": _head,
+    "stages": _stages,
+    "comparisons": _comparisons,
+    "ablation": _ablation,
+    "baselines": _baselines,
+    "outcomes": _outcomes,
+    "plots": _plots,
+    "judges": _judges,
+    "made": _made,
+}
+"""What a report consists of, in its order; each begins with its heading and an empty line."""
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""All recorded rollouts of a run, and how one of them is found by what a user types."""
+"""All recorded rollouts of a run, how one of them is found by what a user types, and everything that is known of it."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -6,6 +6,9 @@ from difflib import get_close_matches
 from chimera.errors import RunError
 from chimera.runs import Run
 from evaluation.rollouts import RolloutRecord
+from evaluation.spans import read
+from evaluation.token_records import tokens_of
+from evaluation.trace_tree import Tree, tree
 
 LISTED = 8
 """How many candidates an error names."""
@@ -53,3 +56,9 @@ def find(records: Sequence[RolloutRecord], name: str) -> list[RolloutRecord]:
     known = {name: None for record in records for name in (record.rollout_id, record.task_id)}
     near = get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
     raise RunError(f"there is no rollout and no task {name!r} here: did you mean {near!r}?")
+
+
+def read_tree(run: Run, record: RolloutRecord) -> Tree:
+    """Put together what the run directory holds about one rollout: its record, its trace, what PPO learned from it."""
+    spans = read(run.path / record.trace) if record.trace else []
+    return tree(record, spans, tokens_of(run.path, record.rollout_id))

@@ -1,8 +1,9 @@
-"""A rollout's tree for the terminal: an outline, drawn with lines and colours there, indented plain text elsewhere."""
+"""A rollout's tree as an outline: lines and colours on a terminal, folding lists in a notebook, else plain text."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from evaluation.trace_tree import Call, ToolCall, Tree, Visit
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 SEVERITY_COLOURS: Mapping[str, str] = {"NONE": "green", "MINOR": "green", "MAJOR": "yellow", "CRITICAL": "red"}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Node:
     """One line of the outline and what is below it."""
 
@@ -26,6 +27,13 @@ class Node:
         """Put a line below this one, and give it."""
         self.children.append(Node(text, style))
         return self.children[-1]
+
+    def __repr__(self) -> str:
+        return "\n".join(plain_lines(self))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: lists that fold, open down to the visits."""
+        return _folded(self, open_levels=1)
 
 
 def outline(tree: Tree, *, messages: bool = False, pieces: Mapping[str, Sequence[str]] | None = None) -> Node:
@@ -185,6 +193,15 @@ def plain_lines(node: Node, depth: int = 0) -> list[str]:
     """The outline as indented lines."""
     below = [line for child in node.children for line in plain_lines(child, depth + 1)]
     return ["  " * depth + printable(node.text), *below]
+
+
+def _folded(node: Node, open_levels: int) -> str:
+    text = escape(printable(node.text))
+    if not node.children:
+        return f"<div>{text}</div>"
+    below = "".join(_folded(child, open_levels - 1) for child in node.children)
+    state = " open" if open_levels > 0 else ""
+    return f'<details{state}><summary>{text}</summary><div style="margin-left: 1.5em">{below}</div></details>'
 
 
 def printable(text: str) -> str:
