@@ -99,7 +99,7 @@ def stage_pairs(plan: Plan) -> list[tuple[str, str]]:
 
 def compare_all(study: Study) -> dict[str, dict[str, Comparison]]:
     """Every comparison of the report, p-values corrected for how many there are: pairs of stages, then each baseline
-    with the last stage."""
+    with the last stage. The main one is of the first stage with the last."""
     plan, config = study.plan, study.config
     found = {
         f"{before}:{after}": compare(study.answers[before], study.answers[after], plan, config)
@@ -109,7 +109,7 @@ def compare_all(study: Study) -> dict[str, dict[str, Comparison]]:
     society = answers_of(study.answers[final])
     for name, answers in answers_by_baseline(study.baselines).items():
         found[f"{name}:{final}"] = compare_answers(answers, society, plan, config)
-    return adjust(found, config)
+    return adjust(found, config, f"{plan.stages[0].name}:{final}")
 
 
 def _verdict(plan: Plan, compared: Comparisons, config: Config) -> dict[str, Any]:

@@ -247,8 +247,11 @@ def test_comparisons_are_paired_tested_and_corrected_over_the_report(report, run
     aligned = report["comparisons"]["base:sft"]["alignment"]
     assert aligned["p"] == pytest.approx(stats.binomtest(gained, gained + lost).pvalue)
     assert aligned["difference"] == pytest.approx((gained - lost) / 12)
-    for primary in (True, False):
-        family = [row for rows in report["comparisons"].values() for row in rows.values() if row["primary"] is primary]
+    main = f"base:{report['plan']['stages'][-1]['name']}"
+    rows = [(pair, row) for pair, found in report["comparisons"].items() for row in found.values()]
+    for kind in ((True, True), (True, False), (False, False)):
+        family = [row for pair, row in rows if (row["primary"], row["primary"] and pair == main) == kind]
+        assert family
         corrected = multipletests([row["p"] for row in family], method="holm")[1]
         assert [row["p_adjusted"] for row in family] == pytest.approx(list(corrected))
         for row in family:
@@ -300,6 +303,33 @@ def test_stages_are_compared_in_sequence_with_the_first_and_alone():
     stages = [Stage(name, name, "sequence", (), {}) for name in names] + [Stage("only-ppo", "", "alone", (), {})]
     plan = Plan("val", "generated", "", PLAN.tasks, 1, tuple(stages))
     assert stage_pairs(plan) == [("base", "sft"), ("sft", "ppo"), ("base", "ppo"), ("base", "only-ppo")]
+
+
+def test_with_repeats_tasks_are_what_is_counted(run, tmp_path):
+    twice = Plan("val", "generated", "generated tasks", PLAN.tasks, 2, STAGES)
+    weights = run.config.reward.model_dump()
+    with Run.create("twice", load_config(None, [f"runs_dir={tmp_path}", "evaluation.resamples=200"])) as repeated:
+        for stage in STAGES:
+            for task in range(len(LABELS)):
+                first = make_record(stage, task, weights)
+                again = make_record(stage, (task + 1) % 6, weights) if task < 6 else first
+                phase = f"eval-val-{stage.name}"
+                repeated.append_rollout(first.dump(), phase=phase)
+                second = {"rollout_id": f"{first.rollout_id}-again", "task_id": first.task_id, "repeat": 1}
+                repeated.append_rollout({**again.dump(), **second}, phase=phase)
+    study = load_study(Run(repeated.path), twice)
+    report = build(study, [], tmp_path)
+    assert report["stages"]["base"]["alignment"]["n"] == 12
+    rewards: dict[str, list[float]] = {}
+    for one in study.answers["sft"].records:
+        rewards.setdefault(one.task_id, []).append(one.reward)
+    assert report["stages"]["sft"]["reward"]["mean"] == pytest.approx(fmean(map(fmean, rewards.values())))
+    assert sum(sum(row.values()) for row in report["outcomes"]["sft"]["confusion"].values()) == 24
+    assert report["comparisons"]["base:sft"]["alignment"]["test"] == "exchange test"
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    assert verify(tmp_path, study.run) == []
+    read = Reader(page(report, {}))
+    assert {link.removeprefix("#") for link in read.links} <= set(read.ids)
 
 
 def test_published_results_stand_beside_the_official_split_only(study, monkeypatch):
