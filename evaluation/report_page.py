@@ -30,7 +30,7 @@ from evaluation.report_figures import (
     stage_titles,
     titled,
 )
-from evaluation.study import Plan
+from evaluation.study import Plan, side_file
 
 Report = Mapping[str, Any]
 OUTCOME, PARTS, SCORES, WORK = "Outcome", "Parts of the reward", "The judge's scores", "Work"
@@ -41,10 +41,13 @@ NO_DECISION = "none"
 
 def page(report: Report, drawings: Mapping[str, str]) -> str:
     """The page of `report` (as of `evaluation.report.build`); `drawings` are the plots' SVG texts by name."""
+    plan = Plan.load(report["plan"])
     return _template().render(
         report=report,
         titles=stage_titles(report),
-        final=Plan.load(report["plan"]).final.name,
+        final=plan.final.name,
+        audit_file=side_file(plan.split, "audit"),
+        canaries_file=side_file(plan.split, "canaries"),
         data=data_words(report),
         percent=f"{100 * report['settings']['confidence']:g}",
         played=played(report),
@@ -119,6 +122,7 @@ def _cards(report: Report) -> list[dict[str, Any]]:
         {
             **row,
             "name": name,
+            "sides": pair.split(":"),
             "title": {"reward": "Reward", "alignment": "Decisions aligned with the answer key"}[name],
             "unit": report["metrics"][name]["unit"],
             "words": {"reward": "", "alignment": "points"}[name],
