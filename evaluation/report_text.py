@@ -70,8 +70,8 @@ def _comparisons(report: Report) -> Iterator[str]:
     yield "## Comparisons"
     yield ""
     yield (
-        "Paired on the same tasks and seeds. p after Holm's correction decides the verdict: the comparison that the report "
-        "is about is one family of tests, all others a second, all other metrics a third; "
+        "Paired on the same tasks and seeds. p after Holm's correction decides the verdict: the comparison that the "
+        "report is about is one family of tests, all others a second, all other metrics a third; "
         f"detectable is the smallest difference that would be found with a power of {report['settings']['power']:g}."
     )
     titles = stage_titles(report)
