@@ -7,6 +7,7 @@ states is checked, so that one from elsewhere may be shorter; numbers that were 
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any, TypeGuard
 
 from chimera.config import RewardConfig
@@ -133,6 +134,7 @@ def _outcomes(report: Mapping[str, Any]) -> Iterator[str]:
         yield from _counted(place, stage, cells, outcome.get("failed"), stated)
         if rows:
             yield from _rows(place, rows, outcome)
+            yield from _means_of_rows(place, stage, rows, stated)
 
 
 def _counted(
@@ -163,6 +165,20 @@ def _rows(place: str, rows: Sequence[Mapping[str, Any]], outcome: Mapping[str, A
             yield f"{place}: rollout {row.get('id')} has reward {_short(reward)}, its parts give {_short(sum(parts))}"
 
 
+def _means_of_rows(
+    place: str, stage: str, rows: Sequence[Mapping[str, Any]], stated: Mapping[str, Any]
+) -> Iterator[str]:
+    """Every mean again from the listed rollouts: of tasks, whose values are means over their repeats."""
+    values: dict[str, dict[Any, list[float]]] = {}
+    for row in rows:
+        for name, value in _numbers(row.get("values")).items():
+            values.setdefault(name, {}).setdefault(repr(row.get("task")), []).append(value)
+    for name, of_task in values.items():
+        mean, again = _mean(stated.get(name)), fmean(map(fmean, of_task.values()))
+        if _number(mean) and abs(mean - again) > _rounding([mean]) + SLACK * max(1.0, abs(again)):
+            yield f"stages.{stage}.{name} is {_short(mean)}, but the rollouts listed in {place} give {_short(again)}"
+
+
 def _comparisons(report: Mapping[str, Any]) -> Iterator[str]:
     stages = _mapping(report.get("stages"))
     for pair, metrics in _mapping(report.get("comparisons")).items():
@@ -172,6 +188,8 @@ def _comparisons(report: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{place} is no comparison"
                 continue
             yield from _comparison(place, row)
+            if not any(_unscored_repeats(report, stage) for stage in pair.split(":")):
+                yield from _difference_of_pairs(place, row, _mapping(report.get("pairs")).get(pair), name)
             for stage, side in zip(pair.split(":"), ("before", "after"), strict=False):
                 stated = _mapping(stages.get(stage)).get(name)
                 mean, value = _mean(stated), row.get(side)
@@ -203,6 +221,20 @@ def _comparison(place: str, row: Mapping[str, Any]) -> Iterator[str]:
     primary = place.rpartition(".")[2] in ("reward", "alignment", "macro_f1")
     if primary and verdict in ("better", "worse") and _number(difference) and (difference > 0) != (verdict == "better"):
         yield f"{place}.verdict is {verdict!r}, but the difference is {_short(difference)}"
+
+
+def _difference_of_pairs(place: str, row: Mapping[str, Any], pairs: Any, name: str) -> Iterator[str]:
+    """The difference again from the pairs of tasks, if they are as many as it is of."""
+    column = {"reward": 1, "alignment": 3}.get(name)
+    if column is None or not isinstance(pairs, list):
+        return
+    sides = [one[column : column + 2] for one in pairs if isinstance(one, list)]
+    changes = [side[1] - side[0] for side in sides if len(side) == 2 and all(map(_number, side))]
+    difference = row.get("difference")
+    if not changes or not _number(difference) or len(changes) != row.get("n"):
+        return
+    if abs(fmean(changes) - difference) > _rounding([difference]) + SLACK:
+        yield f"{place}.difference is {_short(difference)}, but the report's pairs give {_short(fmean(changes))}"
 
 
 def _weights(report: Mapping[str, Any]) -> dict[str, float]:

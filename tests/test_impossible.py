@@ -95,12 +95,27 @@ REPORT = {
             },
             "rollouts": [
                 {"id": "a", "status": "failed", "reward": None, "parts": {}},
-                {"id": "b", "status": "succeeded", "reward": 1.25, "parts": {"alignment": 1.0, "impact": 0.25}},
+                {
+                    "id": "b",
+                    "status": "succeeded",
+                    "reward": 1.25,
+                    "parts": {"alignment": 1.0, "impact": 0.25},
+                    "task": "b",
+                    "values": {"reward": 0.1},
+                },
                 {"id": "c", "status": "succeeded", "reward": None, "parts": {"alignment": 1.0, "impact": None}},
-                {"id": "d", "status": "succeeded", "reward": 0.5, "parts": {"impact": 0.5}},
+                {
+                    "id": "d",
+                    "status": "succeeded",
+                    "reward": 0.5,
+                    "parts": {"impact": 0.5},
+                    "task": "d",
+                    "values": {"reward": 0.2},
+                },
             ],
         }
     },
+    "pairs": {"base:sft": [["a", None, 1.0, 0.0, 1.0], *[[task, 1.0, 1.0, 0.5, 0.5] for task in "bcd"]]},
     "comparisons": {
         "base:sft": {
             "alignment": {
@@ -141,7 +156,9 @@ def test_a_table_that_fits_together_is_possible():
         ("outcomes.base.failures", {"broken": 3}, "failures adds up to 3"),
         ("outcomes.base.confusion.yes.GO", 3, "confusion adds up to 6"),
         ("outcomes.base.rollouts.3.reward", 0.75, "rollout d has reward 0.75, its parts give 0.5"),
+        ("outcomes.base.rollouts.3.values.reward", 0.4, "the rollouts listed in outcomes.base give 0.25"),
         ("comparisons.base:sft.alignment.difference", 0.35, "difference is 0.35"),
+        ("pairs.base:sft.1.4", 1.0, "the report's pairs give 0.375"),
         ("comparisons.base:sft.alignment.high", 0.2, "outside its own interval"),
         ("comparisons.base:sft.alignment.p", 1.5, "a probability lies between 0 and 1"),
         ("comparisons.base:sft.alignment.p_adjusted", 0.001, "a correction never helps"),
@@ -156,7 +173,7 @@ def test_what_cannot_be_is_named(place, value, words):
     at, keys = report, place.split(".")
     for key in keys[:-1]:
         at = at[int(key)] if isinstance(at, list) else at[key]
-    at[keys[-1]] = value
+    at[int(keys[-1]) if isinstance(at, list) else keys[-1]] = value
     assert any(words in problem for problem in impossible(report)), impossible(report)
 
 
