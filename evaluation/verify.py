@@ -102,19 +102,20 @@ def _recomputed(report: Mapping[str, Any], run: Run, folder: Path) -> list[str]:
 
 
 def _unlike(report: Mapping[str, Any], folder: Path) -> list[str]:
-    """Which of the report's other files do not show what the (true) `report` holds; drawings are not looked at."""
-    blank = {plot["name"]: "<svg></svg>" for plot in report["plots"] if "svg" in plot["files"]}
-    shown = {TEXT: markdown(report), PAGE: page(report, blank)}
+    """Which of the report's other files do not say what the (true) `report` holds; drawings are not looked at."""
+    undrawn = {plot["name"]: "<svg></svg>" for plot in report["plots"] if "svg" in plot["files"]}
+    shown = {TEXT: markdown(report), PAGE: page(report, undrawn)}
     return [
-        f"{folder / name} does not show what {DATA} holds: it was changed, or another version made it"
+        f"{folder / name} does not say what {DATA} holds: it was changed, or another version of Chimera made it"
         for name, text in shown.items()
         if (folder / name).is_file()
-        and _undrawn((folder / name).read_text(encoding="utf-8", errors="replace")) != _undrawn(text)
+        and _words((folder / name).read_text(encoding="utf-8", errors="replace")) != _words(text)
     ]
 
 
-def _undrawn(text: str) -> str:
-    return re.sub(r"<svg.*?</svg>", "", text, flags=re.DOTALL)
+def _words(text: str) -> list[str]:
+    """What a reader reads of a page, or of Markdown: no drawings, styles, scripts and tags."""
+    return re.sub(r"<(svg|style|script)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL).split()
 
 
 def differences(stated: Any, found: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:

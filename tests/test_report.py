@@ -487,7 +487,9 @@ def test_pages_that_show_other_numbers_are_named(report, run, tmp_path):
     (tmp_path / "index.html").write_text(shown.replace(">91.7<", ">99.7<"))
     problems = verify(tmp_path, run)
     assert len(problems) == 1
-    assert "index.html does not show" in problems[0]
+    assert "index.html does not say" in problems[0]
+    (tmp_path / "index.html").write_text(shown.replace("--paper: #fcfbf8", "--paper: #ffffff"))
+    assert verify(tmp_path, run) == []
 
 
 def test_a_report_without_its_run_is_no_pass(report, run, tmp_path):
