@@ -1,6 +1,7 @@
 # make setup   creates .venv and installs everything, exactly as constraints.txt pins it
 # make train   sets up, then trains; make train ARGS="--config configs/pubmedqa.yaml gather.tasks=20" passes arguments on
 # make test    sets up, then tests;  make test ARGS="tests/test_config.py -k unknown" passes arguments on
+# make notebooks   runs the notebooks again, outputs and all: the second shows the latest run, which needs a report
 # Variables: PYTHON (3.11 or 3.12), VENV, TORCH_INDEX (package index to take torch from, such as one with CPU builds),
 # TEST_PROCESSES (test files run at a time).
 
@@ -16,7 +17,7 @@ STAMP := $(VENV)/.chimera-installed
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint types imports bench clean
+.PHONY: help setup train test lint types imports notebooks bench clean
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -48,6 +49,9 @@ types: setup
 
 imports: setup
 	$(VENV)/bin/lint-imports
+
+notebooks: setup
+	$(VENV)/bin/jupyter execute --inplace --timeout=300 notebooks/*.ipynb
 
 # benchmarks/learning.py trains twelve times, which takes about an hour: start it by itself.
 bench: setup

@@ -200,7 +200,7 @@ def _folded(node: Node, open_levels: int) -> str:
     if not node.children:
         return f"<div>{text}</div>"
     below = "".join(_folded(child, open_levels - 1) for child in node.children)
-    state = " open" if open_levels > 0 else ""
+    state = ' open=""' if open_levels > 0 else ""
     return f'<details{state}><summary>{text}</summary><div style="margin-left: 1.5em">{below}</div></details>'
 
 

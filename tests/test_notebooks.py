@@ -1,0 +1,259 @@
+"""Both notebooks run, show what they promise and hold no logic; `make notebooks` makes their outputs again."""
+
+import ast
+import os
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from agents.roles import ROLES
+from chimera.config import load_config
+from chimera.errors import ConfigError, RunError
+from chimera.eval import main
+from chimera.policies import WENT_LIVE, Policy
+from chimera.runs import Run
+from evaluation.report_text import SECTIONS, markdown, section
+from evaluation.report_views import open_report
+from evaluation.trace_text import Node
+from evaluation.verify import read_report
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+SOCIETY, REPORT = NOTEBOOKS / "01_society.ipynb", NOTEBOOKS / "02_training_report.ipynb"
+BOTH = pytest.mark.parametrize("path", [SOCIETY, REPORT], ids=lambda path: path.stem)
+MACHINE_PATH = re.compile(r"/(?:work|tmp|root|home|Users)/")
+LOGIC = (
+    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda),
+    *(ast.If, ast.IfExp, ast.For, ast.While, ast.Try, ast.comprehension, ast.BinOp, ast.BoolOp, ast.Compare),
+)
+KEYS = ("junior", "supervisor", "senior", "board", "principal", "judge")
+DESIGN = "an <b>open</b> trial"
+
+
+def execute(path, folder, **replaced):
+    """Run a notebook as it is committed, off the network, with `replaced` texts; returns it."""
+    notebook = nbformat.read(path, as_version=4)
+    for cell in code_cells(notebook):
+        cell.outputs = []
+        for old, new in replaced.items():
+            cell.source = cell.source.replace(old, new)
+    dead = "http://127.0.0.1:9"
+    offline = {"HTTP_PROXY": dead, "HTTPS_PROXY": dead, "HF_HUB_OFFLINE": "1", "IPYTHONDIR": str(folder / "ipython")}
+    client = NotebookClient(
+        notebook, kernel_name="python3", timeout=60, allow_errors=False, resources={"metadata": {"path": path.parent}}
+    )
+    client.execute(env={**os.environ, **offline, "OMP_NUM_THREADS": "1"})
+    return notebook
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def outputs(notebook, source):
+    """The data of all outputs of the one cell in which `source` occurs."""
+    (cell,) = [cell for cell in code_cells(notebook) if source in cell.source]
+    return [output.data for output in cell.outputs]
+
+
+def check_society(notebook):
+    (picture,) = outputs(notebook, "diagram()")
+    assert ElementTree.fromstring(picture["image/svg+xml"]).tag.endswith("}svg")
+    steps = [data["text/html"] for data in outputs(notebook, "society.answer")]
+    for node in (*ROLES, "Evaluation"):
+        assert any(f": {node} " in step for step in steps), node
+    assert any(re.search(r"Decision: (?:GO|NO-GO|UNDECIDED)", step) for step in steps)
+    assert "generated tasks" in outputs(notebook, "task_card(task)")[0]["text/html"]
+    assert "generated-0-" in outputs(notebook, "step.sources")[0]["text/html"]
+
+
+def check_report(notebook, curves):
+    for name in curves:
+        drawing, caption = outputs(notebook, f'report.plot("{name}")')
+        assert ElementTree.fromstring(drawing["image/svg+xml"]).tag.endswith("}svg")
+        assert len(caption["text/markdown"]) > 60
+    for table, words in {
+        "report.stages(": "| reward |",
+        "report.ablation": "| phase |",
+        "report.baselines": "F1",
+    }.items():
+        assert words in outputs(notebook, table)[0]["text/markdown"]
+    assert "**" in outputs(notebook, "report.about")[0]["text/markdown"]
+    pairs = outputs(notebook, "report.pairs)")
+    assert any("<ins>" in pair["text/html"] for pair in pairs)
+    (trace,) = outputs(notebook, "report.trace(")
+    for role in ROLES:
+        assert f"<summary>{role} (" in trace["text/html"]
+
+
+def test_the_society_answers_in_the_notebook(tmp_path):
+    check_society(execute(SOCIETY, tmp_path))
+
+
+@pytest.fixture(scope="module")
+def run(scripted_openai, society_kit, tmp_path_factory):
+    """A run of two stages whose models are scripted; after training the designer and the decision are others."""
+    from training.bandit_policy import BanditPolicy, Settings
+
+    runs = tmp_path_factory.mktemp("runs")
+    settings = {"kind": "endpoint", "base_url": scripted_openai.url}
+    models = [f"models.{key}.{name}={value}" for key in KEYS for name, value in settings.items()]
+    names = [f"models.{key}.model=scripted-{key}" for key in KEYS]
+    few = [
+        "society.node_retries=0",
+        "data.size=40",
+        "gate.tasks=4",
+        "evaluation.resamples=200",
+        "evaluation.permutations=200",
+    ]
+    config = load_config(None, [*models, *names, *few, f"runs_dir={runs}"])
+    with Run.create("scripted", config) as run:
+        began = {**{key: f"scripted-{key}" for key in KEYS}, "selection": "supervisor's model"}
+        run.ledger("phase_started", phase="gather", policy_versions=began)
+        policy = Policy("supervisor", "supervisor@bandit", "models/supervisor/bandit")
+        BanditPolicy(Settings.of(config.bandit, 0)).save(run.path / policy.folder)
+        run.ledger(WENT_LIVE, phase="bandit", policy=policy.dump())
+        for number in range(1, 41):
+            run.append_metrics(
+                {"phase": "rollout", "step": number, "of": "gather", "reward": 1.0, "parts": {"parsed": 0.05}}
+            )
+
+    def trained(request):
+        role = scripted_openai.role(request)
+        if role == "Supervisor":  # The policy has chosen, and only its choice may be justified.
+            choice = request["response_format"]["json_schema"]["schema"]["properties"]["choice"]
+            return {**society_kit.answers[role], "choice": choice["const"]}
+        return {"ProtocolDesigner": designed, "PrincipalInvestigator": decided}.get(role)
+
+    designed = {**society_kit.answers["ProtocolDesigner"], "design": DESIGN}
+    decided = {**society_kit.answers["PrincipalInvestigator"], "decision": "NO-GO"}
+    arguments = ["--run", run.name, f"runs_dir={runs}"]
+    main([*arguments, "--stages", "base"])
+    scripted_openai.hooks[:] = [trained]
+    main(arguments)
+    scripted_openai.hooks.clear()
+    return Run(run.path)
+
+
+def test_a_finished_run_is_read_in_the_notebook(run, tmp_path):
+    notebook = execute(REPORT, tmp_path, **{"../runs": str(run.path.parent)})
+    check_report(notebook, ["reward", "stages", "confusion"])
+    (why,) = outputs(notebook, 'report.plot("ppo")')
+    assert list(why) == ["text/plain", "text/markdown"]
+    assert "PPO" in why["text/markdown"]
+
+
+@BOTH
+def test_what_is_committed_was_executed_in_order_and_names_no_machine(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert [cell.execution_count for cell in code_cells(notebook)] == list(range(1, len(code_cells(notebook)) + 1))
+    kinds = {output.output_type for cell in code_cells(notebook) for output in cell.outputs}
+    assert kinds <= {"display_data", "execute_result"}, "neither errors nor warnings"
+    text = path.read_text(encoding="utf-8")
+    assert not MACHINE_PATH.findall(text)
+    assert len(text.encode()) < 1_500_000
+
+
+def test_what_is_committed_shows_what_it_promises():
+    check_society(nbformat.read(SOCIETY, as_version=4))
+    check_report(
+        nbformat.read(REPORT, as_version=4), ["reward", "parts", "sft", "ppo", "bandit", "stages", "confusion"]
+    )
+
+
+@BOTH
+def test_cells_are_short_and_hold_no_logic(path):
+    for cell in code_cells(nbformat.read(path, as_version=4)):
+        assert len(cell.source.splitlines()) <= 6
+        tree = ast.parse(cell.source)
+        assert [type(node).__name__ for node in ast.walk(tree) if isinstance(node, LOGIC)] == []
+        for loop in (node for node in ast.walk(tree) if isinstance(node, ast.AsyncFor)):
+            assert [ast.unparse(line) for line in loop.body] == ["display(step)"]
+
+
+# --- what the second notebook shows things with
+
+
+def test_pieces_of_a_report_are_those_of_its_document(run):
+    report, whole = read_report(run.path / "report"), (run.path / "report" / "report.md").read_text()
+    assert markdown(report) == whole
+    for name in SECTIONS:
+        piece = section(report, name)
+        assert piece in whole
+        assert not piece.startswith(("# ", "## "))
+    view = open_report(run)
+    assert view.about._repr_markdown_() == section(report, "about")
+    assert view.ablation.startswith("| phase")
+    assert section({**report, "ablation": []}, "ablation") == ""
+
+
+def test_stages_can_be_shown_by_some_metrics(run):
+    view = open_report(run)
+    titles = [line.split(" | ")[0] for line in view.stages("alignment", "turns").splitlines() if line.startswith("| ")]
+    assert titles == ["| metric", "| ---", "| decision alignment (accuracy), %", "| turns"]
+    assert len(view.stages().splitlines()) > 20
+    with pytest.raises(RunError, match="no metric 'rewards': it has success, reward"):
+        view.stages("rewards")
+
+
+def test_a_pair_shows_what_differs_and_text_is_text(run):
+    (pair, *_) = open_report(run).pairs
+    table = ElementTree.fromstring(f"<div>{pair._repr_html_()}</div>")
+    rows = [["".join(cell.itertext()) for cell in row] for row in table.iter("tr")]
+    assert rows[0] == ["", "base", "after bandit"]
+    assert ["design", "randomised trial", DESIGN] in rows
+    assert ["decision", "GO", "NO-GO"] in rows
+    assert not [row for row in rows if row[0] == "population"], "it is the same in both"
+    assert "randomised" in [mark.text for mark in table.iter("del")]
+    assert not list(table.iter("open")), "what a model wrote is no markup"
+    assert re.search(r"\d+ of \d+ fields are the same", "".join(table.itertext()))
+    assert repr(pair).startswith(("largest gain, +", "largest loss, −"))
+
+
+def test_a_trace_is_an_outline_that_folds(run):
+    view = open_report(run)
+    node = view.trace(view.pairs[0].after)
+    html = ElementTree.fromstring(node._repr_html_())
+    assert html.attrib == {"open": ""}
+    visits = [one.findtext("summary") for one in html.find("div").findall("details")]
+    assert [visit.split(" (")[0] for visit in visits if "(" in visit][3] == "Supervisor"
+    assert repr(node).splitlines()[0] == html.findtext("summary")
+    with pytest.raises(RunError, match="no rollout and no task"):
+        view.trace("nothing")
+
+
+def test_an_outline_escapes_what_models_wrote():
+    node = Node("<script>")
+    node.add("a & b\x1b[2J")
+    assert node._repr_html_().count("&lt;script&gt;") == 1
+    assert "a &amp; b [2J" in node._repr_html_()
+
+
+def test_plots_that_cannot_be_shown_are_named(run, tmp_path):
+    view = open_report(run)
+    assert view.plot("ppo").drawing is None
+    with pytest.raises(RunError, match="no plot 'rewards': it has reward, parts"):
+        view.plot("rewards")
+    file = run.path / "report" / "plots" / "reward.svg"
+    moved = file.rename(tmp_path / "away.svg")
+    with pytest.raises(RunError, match=r"reward\.svg cannot be read: No such file"):
+        view.plot("reward")
+    moved.rename(file)
+
+
+def test_a_run_without_a_report_says_what_to_run(tmp_path):
+    with Run.create("fresh", load_config(None, [f"runs_dir={tmp_path}"])) as run:
+        pass
+    with pytest.raises(RunError, match=r"'fresh' has no report yet: run python -m chimera.eval --run fresh"):
+        open_report(run)
+
+
+def test_an_error_of_ours_is_one_line_without_secrets(monkeypatch):
+    from chimera.secrets import register_secret
+
+    register_secret("MADE_KEY", "sk-made-for-this-test-4711")
+    assert ConfigError("wrong sk-made-for-this-test-4711")._render_traceback_() == ["error: wrong [MADE_KEY]"]
