@@ -26,6 +26,7 @@ STACK = ("agentlightning", "verl", "trl", "torch", "transformers", "wandb", "lit
 def server(scripted_openai):
     scripted_openai.hooks.clear()
     scripted_openai.requests.clear()
+    scripted_openai.hooks.append(obedient(scripted_openai))
     yield scripted_openai
     scripted_openai.hooks.clear()
 
@@ -54,6 +55,19 @@ def trained(server, tmp_path, monkeypatch):
         BanditPolicy(Settings.of(config.bandit, 0)).save(run.path / supervisor.folder)
         run.ledger(WENT_LIVE, phase="bandit", policy=supervisor.dump())
     return run
+
+
+def obedient(server):
+    """A supervisor that justifies what a policy has chosen."""
+
+    def hook(request):
+        if server.role(request) == "Supervisor" and (
+            chosen := json.loads(request["messages"][1]["content"]).get("chosen")
+        ):
+            return {"choice": chosen, "justification": "it was chosen"}
+        return None
+
+    return hook
 
 
 def evaluate(run, *arguments):
@@ -154,7 +168,7 @@ def test_failures_are_counted_and_resume_makes_them_again(trained, server):
     assert Counter(one.status for one in records(trained, "base")) == {"succeeded": 3, "failed": 1}
     success = report_of(trained)["stages"]["base"]["success"]
     assert (success["mean"], success["n"]) == (0.75, 4)
-    server.hooks.clear()
+    server.hooks.pop()
     evaluate(trained, "--stages", "base")
     assert len(records(trained, "base")) == 4
     evaluate(trained, "--stages", "base", "--resume")
