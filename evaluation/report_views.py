@@ -198,7 +198,7 @@ def _changed(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> Iterator[str]:
-    yield f'<td style="{CELL}">{escape(row["field"])}</td>'
+    yield f'<td style="{CELL}">{escape(row["field"].replace("_", " "))}</td>'
     for side in (row["before"], row["after"]):
         text = "<i>not there</i>" if side is None else "".join(map(_segment, side))
         yield f'<td style="{CELL}">{text}</td>'
