@@ -67,6 +67,12 @@ def notes(study: Study) -> list[str]:
             "The gate decided on held-out tasks of this split whether a policy stayed live, so the stages that are "
             "left are a little favoured by it."
         )
+    # Only training's rollouts name the runner process that made them.
+    if len({record.worker is None for answers in study.answers.values() for record in answers.records}) > 1:
+        found.append(
+            "Some rollouts were recorded by training's gate, through its gateway and beside other work, and some by "
+            "chimera.eval: latencies of the two kinds cannot be compared (--fresh makes all of them the same way)."
+        )
     if len(plan.tasks) < SMALL:
         found.append(f"{len(plan.tasks)} tasks are few: intervals are rough, and only large differences can show.")
     for phase in about_run(study.run)["rolled_back"]:

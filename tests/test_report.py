@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from statistics import fmean
 
@@ -23,6 +24,7 @@ from evaluation.report import build, compare_all, stage_pairs
 from evaluation.report_files import write_report
 from evaluation.report_page import inlined, page
 from evaluation.report_text import markdown
+from evaluation.report_words import notes
 from evaluation.rollouts import RolloutRecord
 from evaluation.study import Plan, PlannedTask, Stage, load_study
 from evaluation.verify import differences, find_run, verify
@@ -287,6 +289,14 @@ def test_what_surrounds_the_numbers_is_there(report, run):
     assert any("ppo" in note and "rolled back" in note for note in report["notes"])
     assert not any("prices" in note for note in report["notes"])
     assert report["side_by_side"]
+
+
+def test_latencies_of_training_and_of_evaluation_are_not_compared_in_silence(study):
+    base = study.answers["base"]
+    by_runner = replace(base, records=tuple(replace(record, worker="Worker-1") for record in base.records))
+    mixed = replace(study, answers={**study.answers, "base": by_runner})
+    assert not any("latencies" in note for note in notes(study))
+    assert any("latencies" in note for note in notes(mixed))
 
 
 def test_a_single_stage_has_nothing_to_be_compared_with(run):
