@@ -52,21 +52,23 @@ REFERENCES: tuple[Reference, ...] = (
 
 
 def predictions(plan: Plan, answers: StageAnswers) -> dict[str, Label]:
-    """The answer to every task of `plan`, by PMID: GO is yes, NO-GO no, UNDECIDED maybe; of several repeats the first.
+    """The answer to every task of `plan`, by PMID: GO is yes, NO-GO no, UNDECIDED maybe.
+
+    Of several repeats the first that came to a decision counts.
 
     Raises:
-        RunError: A task's rollout gave no decision, so the script would not accept the predictions.
+        RunError: No rollout of a task gave a decision, so the script would not accept the predictions.
     """
-    decided: dict[str, Label] = {
-        record.task_id: LABEL_OF_DECISION[record.decision]
-        for record in answers.records
-        if record.repeat == 0 and record.status == "succeeded" and record.decision is not None
-    }
+    decided: dict[str, Label] = {}
+    for record in sorted(answers.records, key=lambda one: one.repeat):
+        if record.status == "succeeded" and record.decision is not None:
+            decided.setdefault(record.task_id, LABEL_OF_DECISION[record.decision])
     if missing := [task.id for task in plan.tasks if task.id not in decided]:
         shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise RunError(
             f"no predictions of stage {answers.stage.name}: {len(missing)} of {len(plan.tasks)} tasks have no answer "
-            f"({shown}), and PubMedQA's script needs one for each: run chimera.eval again with --resume"
+            f"({shown}), and PubMedQA's script needs one for each: --resume makes them again, and --seeds 2 gives each "
+            "a second chance where the same seed fails again"
         )
     return {task.id: decided[task.id] for task in plan.tasks}
 

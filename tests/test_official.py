@@ -101,6 +101,14 @@ def test_of_several_repeats_the_first_counts():
     assert list(predictions(plan, both).values()) == ["no", "no"]
 
 
+def test_where_the_first_repeat_failed_the_next_that_decided_counts():
+    plan = plan_of(["yes", "no"], repeats=2)
+    first, second = answers_of(plan, [None, "no"]), answers_of(plan, ["yes", "maybe"], repeat=1)
+    both = StageAnswers(STAGE, first.records + second.records, first.places + second.places)
+    assert list(predictions(plan, both).values()) == ["yes", "no"]
+
+
+
 def test_a_file_is_replaced_as_a_whole_and_a_wrong_place_is_named(tmp_path: Path):
     file = tmp_path / "predictions.json"
     file.write_text("old")
