@@ -53,7 +53,7 @@ class EvaluationConfig(Section):
 
     concurrency: int = Field(default=16, ge=1, description="rollouts at a time")
     retries: int = Field(
-        default=6, ge=0, description="further tries of a model call after 429, 5xx or a time-out, with growing waits"
+        default=10, ge=0, description="further tries of a model call after 429, 5xx or a time-out, with growing waits"
     )
     confidence: float = Field(default=0.95, gt=0.5, lt=1, description="of all intervals; 1 - it is the tests' level")
     resamples: int = Field(default=2000, ge=200, description="bootstrap samples of an interval")
