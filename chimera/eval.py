@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from chimera.serving.client import HttpModel
     from chimera.serving.process import ModelServers
     from evaluation.auditor import Auditor
-    from evaluation.conduct import Conductor
+    from evaluation.conduct import Again, Conductor
     from evaluation.rollouts import RolloutInput
     from evaluation.study import Plan, Stage, Study
 
@@ -31,7 +31,8 @@ READS = ("evaluation", "serving", "rollouts", "data", "runs_dir")
 
 EPILOG = """
 what is recorded counts: rollouts of the gate during training and of earlier evaluations are not made again.
---resume makes those again that failed, --fresh all of them. Settings: evaluation.*, serving.*, rollouts.*, data.*
+--resume makes what failed again (rollouts, a single agent's answers, judges' scores), --fresh everything. Settings:
+evaluation.*, serving.*, rollouts.*, data.*
 """
 
 
@@ -41,34 +42,19 @@ def main(argv: list[str]) -> int | None:
     if arguments.verify is not None:
         return _verify(arguments)
     run, config = _open(arguments)
-
-    from chimera.data import load
-    from evaluation.plan import check_unseen, choose_stages, choose_tasks
-    from evaluation.study import Plan, PlannedTask, load_study
-
-    stages = choose_stages(run, arguments.stages)
-    own = load(run.config.data)
-    dataset = own if config.data == run.config.data else load(config.data)
-    tasks = choose_tasks(dataset, arguments.split, config, arguments.limit)
-    check_unseen(tasks, own, arguments.split)
-    plan = Plan(
-        arguments.split,
-        dataset.source,
-        dataset.describe(),
-        tuple(map(PlannedTask.of, tasks)),
-        arguments.seeds,
-        stages,
-    )
+    plan, dataset = _plan(arguments, run, config)
+    lines = _lines(run, arguments.wandb)
     out = arguments.out or run.path / "report"
     again = "everything" if arguments.fresh else "failed" if arguments.resume else "nothing"
 
     from rich.console import Console
 
+    from evaluation.study import load_study
+
     console = Console(highlight=False)
     with run.own() as owned:
         _fill(owned, plan, config, dataset, again, console)
-    study = load_study(run, plan, config.evaluation)
-    _report(study, arguments, out, console)
+    _report(load_study(run, plan, config.evaluation), lines, out, console)
     return 0
 
 
@@ -88,8 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seeds", type=_count, default=1, metavar="N", help="rollouts of each task in each stage")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the report goes (default: the run's report/)")
-    parser.add_argument("--resume", action="store_true", help="make failed and unscored rollouts again")
-    parser.add_argument("--fresh", action="store_true", help="make all rollouts again")
+    again = parser.add_mutually_exclusive_group()
+    again.add_argument("--resume", action="store_true", help="make again what failed or has no score")
+    again.add_argument("--fresh", action="store_true", help="make all rollouts again, and what is made from them")
     parser.add_argument(
         "--judge",
         metavar="JUDGE",
@@ -133,6 +120,21 @@ def _open(arguments: argparse.Namespace) -> "tuple[Run, Config]":
     return run, load_config(run.path / "config.yaml", overrides)
 
 
+def _plan(arguments: argparse.Namespace, run: "Run", config: "Config") -> "tuple[Plan, Dataset]":
+    """What is evaluated, and the data that its tasks are from."""
+    from chimera.data import load
+    from evaluation.plan import check_unseen, choose_stages, choose_tasks
+    from evaluation.study import Plan, PlannedTask
+
+    stages = choose_stages(run, arguments.stages)
+    own = load(run.config.data)
+    dataset = own if config.data == run.config.data else load(config.data)
+    tasks = choose_tasks(dataset, arguments.split, config, arguments.limit)
+    check_unseen(tasks, own, arguments.split)
+    planned = tuple(map(PlannedTask.of, tasks))
+    return Plan(arguments.split, dataset.source, dataset.describe(), planned, arguments.seeds, stages), dataset
+
+
 def _judge_settings(judge: str | None) -> list[str]:
     """The settings that `--judge` stands for."""
     if judge is None:
@@ -147,7 +149,7 @@ def _judge_settings(judge: str | None) -> list[str]:
     )
 
 
-def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again: str, console: "Console") -> None:
+def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again: "Again", console: "Console") -> None:
     """Make what the evaluation lacks."""
     from agents.tools import build_toolbox
     from chimera.secrets import api_key_names, load_secrets
@@ -170,8 +172,9 @@ def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again:
         progress=make_view(console, config.evaluation.concurrency),
         reward=compute_reward,
         selector=lambda stage: _selector(run, stage),
+        again=again,
     )
-    todo = {stage.name: conductor.missing(stage, again=again) for stage in plan.stages}
+    todo = {stage.name: conductor.missing(stage) for stage in plan.stages}
     _announce(run, plan, sum(map(len, todo.values())), console)
     with ExitStack() as stack:
         servers = None
@@ -235,19 +238,20 @@ def _selector(run: "Run", stage: "Stage") -> "Selector":
     return make_selector(SelectionSpec(chooser.version if chooser else None, folder, 0.0), greedy=True)
 
 
-def _report(study: "Study", arguments: argparse.Namespace, out: Path, console: "Console") -> None:
+def _report(study: "Study", lines: "list[dict[str, Any]]", out: Path, console: "Console") -> None:
     """Write the report and show its main figures."""
     from evaluation.publish import publish, publish_predictions
     from evaluation.report_table import table
 
-    report = publish(study, _lines(study.run, arguments.wandb), out)
+    report = publish(study, lines, out)
     console.print(table(report))
-    console.print(report["verdict"]["text"], soft_wrap=True)
+    console.print(report["verdict"]["text"], soft_wrap=True, markup=False)
     for warning in report["judges"]["warnings"]:
-        console.print(f"warning: {warning}", soft_wrap=True)
-    console.print(f"report: {out / 'index.html'} (also report.md, report.json, plots/)", soft_wrap=True)
+        console.print(f"warning: {warning}", soft_wrap=True, markup=False)
+    console.print(f"report: {out / 'index.html'} (also report.md, report.json, plots/)", soft_wrap=True, markup=False)
     if study.plan.split == "test":
-        console.print(f"predictions for PubMedQA's own script: {publish_predictions(study, out)}", soft_wrap=True)
+        predictions = publish_predictions(study, out)
+        console.print(f"predictions for PubMedQA's own script: {predictions}", soft_wrap=True, markup=False)
 
 
 def _lines(run: "Run", wandb: str | None) -> "list[dict[str, Any]]":

@@ -59,15 +59,24 @@ def canaries_of(records: Sequence[RolloutRecord], *, subjects: int = 5) -> list[
     The rollouts are taken evenly from the succeeded ones, by id, so that the same records give the same canaries. What
     cannot be made is left out: "copied" without a source, "wrong_question" when there is no rollout of another goal.
     """
-    usable = sorted((one for one in records if one.status == "succeeded"), key=lambda record: record.rollout_id)
-    chosen = usable[:: max(1, len(usable) // subjects)][:subjects]
+    usable = _usable(records)
     found: list[tuple[str, Work]] = []
-    for record in chosen:
+    for record in canary_subjects(records, subjects=subjects):
         work = work_of(record)
         others = (work_of(other) for other in usable if other.outputs["research_goal"] != work["goal"])
         for name, canary in canaries(work, next(others, None)).items():
             found.append((f"{record.rollout_id}/{name}", canary))
     return found
+
+
+def canary_subjects(records: Sequence[RolloutRecord], *, subjects: int = 5) -> list[RolloutRecord]:
+    """The rollouts that `canaries_of` makes canaries from."""
+    usable = _usable(records)
+    return usable[:: max(1, len(usable) // subjects)][:subjects]
+
+
+def _usable(records: Sequence[RolloutRecord]) -> list[RolloutRecord]:
+    return sorted((one for one in records if one.status == "succeeded"), key=lambda record: record.rollout_id)
 
 
 def canaries(work: Work, other: Work | None) -> dict[str, Work]:

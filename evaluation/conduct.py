@@ -4,10 +4,10 @@ What is recorded is never made again, so an interrupted evaluation goes on where
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from agents.context import Selector, Tools
 from chimera.config import Config
@@ -20,14 +20,16 @@ from chimera.serving.client import HttpModel
 from chimera.serving.process import ModelServers
 from chimera.types import ResearchTask
 from evaluation.auditor import Auditor
-from evaluation.baselines import MAJORITY, SINGLE, TFIDF, majority, tfidf
-from evaluation.canaries import canaries_of
+from evaluation.baselines import majority, tfidf
+from evaluation.canaries import Work, canaries_of
 from evaluation.direct import DirectRollouts, RewardFunction
 from evaluation.plan import SELECTION
 from evaluation.rollouts import RolloutInput, RolloutRecord
 from evaluation.single_agent import single_agent, single_name
-from evaluation.study import GATE, BaselineAnswer, Plan, Stage, own_phase, recorded, side_file
+from evaluation.study import GATE, BaselineAnswer, Judged, Plan, Stage, own_phase, recorded, side_file
 
+Again = Literal["nothing", "failed", "everything"]
+"""What is made again although it is recorded: "failed" is all that failed or has no score."""
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 
@@ -64,6 +66,7 @@ class Conductor:
         progress: Shows how far it is.
         reward: Computes rewards.
         selector: Who chooses among hypotheses in a stage.
+        again: What is made again.
     """
 
     run: Run
@@ -75,16 +78,12 @@ class Conductor:
     progress: Progress
     reward: RewardFunction
     selector: Callable[[Stage], Selector]
+    again: Again = "nothing"
 
-    def missing(self, stage: Stage, *, again: str = "nothing") -> list[RolloutInput]:
-        """The rollouts of `stage` that are to be made.
-
-        Args:
-            stage: The stage.
-            again: "failed" makes failed and unscored rollouts once more, "everything" all of them.
-        """
-        there = {} if again == "everything" else recorded(self.run, self.plan, stage)
-        if again == "failed":
+    def missing(self, stage: Stage) -> list[RolloutInput]:
+        """The rollouts of `stage` that are to be made."""
+        there = {} if self.again == "everything" else recorded(self.run, self.plan, stage)
+        if self.again == "failed":
             there = {key: found for key, found in there.items() if found[0].reward is not None}
         phase, seed = own_phase(self.plan.split, stage), self.config.seed
         return [
@@ -95,24 +94,20 @@ class Conductor:
         ]
 
     def baselines(self) -> None:
-        """Answer with the baselines that need no model, unless that is done."""
-        for name, answers in ((MAJORITY, majority), (TFIDF, tfidf)):
-            if self._unanswered(name):
-                self._write("baselines", answers(self.dataset.train, self._tasks()))
+        """Answer with the baselines that need no model; what they answered on other training data is replaced."""
+        known = {(row["baseline"], row["task_id"], row["repeat"]): row for row in self._rows("baselines")}
+        for answers in (majority, tfidf):
+            found = answers(self.dataset.train, self._tasks())
+            new = [one for one in found if known.get((one.baseline, one.task_id, one.repeat)) != asdict(one)]
+            self._write("baselines", new)
 
     def single_stages(self) -> list[Stage]:
-        """The stages whose junior answers alone and has not done so: the first, and the last if its junior differs."""
-        stages = {stage.versions["junior"]: stage for stage in (self.plan.final, self.plan.stages[0])}
-        return [stage for stage in stages.values() if self._unanswered(single_name(stage.name))]
-
-    def canaries_left(self) -> bool:
-        """Whether a judge has not been tried with canaries."""
-        judges = {("judge", self._judge_name())} | ({("auditor", self.auditor.model)} if self.auditor else set())
-        return not judges <= {(row["judge"], row["model"]) for row in self._rows("canaries")}
+        """The stages whose junior is to answer alone and has not done so."""
+        return [stage for stage in self.plan.alone if self._unanswered(single_name(stage.name))]
 
     def needs_models(self, todo: Mapping[str, Sequence[RolloutInput]]) -> bool:
         """Whether anything is left that takes a model of the run."""
-        return any(todo.values()) or bool(self.single_stages()) or self.canaries_left()
+        return any(todo.values()) or bool(self.single_stages()) or bool(self._canaries("judge", self._judge_name()))
 
     async def run_stages(self, servers: ModelServers, todo: Mapping[str, Sequence[RolloutInput]]) -> None:
         """Make the rollouts in `todo`, by stage name, and whatever else needs the run's models.
@@ -134,36 +129,35 @@ class Conductor:
                     with self.progress.phase(
                         own_phase(self.plan.split, stage), len(inputs), stage.versions, table=False
                     ):
-                        async for record in direct.rollouts(inputs, stage, self.selector(stage)):
-                            if record.status == "failed":
-                                servers.check()
-                            self.progress.add(record)
+                        # Closed at once when this ends early: what is under way must not fail on a closed model.
+                        async with aclosing(direct.rollouts(inputs, stage, self.selector(stage))) as records:
+                            async for record in records:
+                                if record.status == "failed":
+                                    servers.check()
+                                self.progress.add(record)
                 if stage.name in alone:
                     await self._single(model, stage)
-            if self.canaries_left():
-                await self._canaries(model)
+            await self._try_canaries(Auditor.of_training(model, self._judge_name()))
         finally:
             await model.aclose()
 
     async def audit(self) -> None:
-        """Have the second judge score every rollout of the plan that it has not scored."""
+        """Have the second judge score every rollout of the plan that it has not scored, and its canaries.
+
+        Raises:
+            UnreachableError: The second judge cannot be reached; what it scored before is recorded.
+        """
         if self.auditor is None:
             return
-        auditor = self.auditor
-        done = {row["subject"] for row in self._rows("audit") if row["model"] == auditor.model}
+        done = self._scored("audit", "auditor", self.auditor.model)
         records = [
             record
             for stage in self.plan.stages
             for record, _ in recorded(self.run, self.plan, stage).values()
             if record.status == "succeeded" and record.rollout_id not in done
         ]
-        if records:
-            with self.progress.work("second judge", len(records)) as advance:
-                number = 0
-                async for judged in self._at_once(records, auditor.audit):
-                    self._write("audit", [judged])
-                    number += 1
-                    advance(number, auditor.model)
+        await self._make("audit", "second judge", records, self.auditor.audit)
+        await self._try_canaries(self.auditor)
 
     async def _serve(self, servers: ModelServers, stage: Stage) -> None:
         """Put the stage's weights behind the models."""
@@ -177,13 +171,12 @@ class Conductor:
             folder = self.run.path / policy.folder if policy else locate(getattr(self.config.models, learner).path)
             await asyncio.to_thread(servers.load_weights, learner, folder, version=version)
         named = {name: endpoint.model for name, endpoint in servers.endpoints.items()}
-        now = {**named, **await asyncio.to_thread(servers.versions)}
-        wrong = {name: now.get(name) for name, version in stage.versions.items() if name not in (SELECTION,)}
-        for name, version in wrong.items():
-            if version != stage.versions[name]:
+        served = {**named, **await asyncio.to_thread(servers.versions)}
+        for name, version in stage.versions.items():
+            if name != SELECTION and served.get(name) != version:
                 raise RunError(
-                    f"stage {stage.name} was made with {name}={stage.versions[name]}, but {version} is served: the "
-                    "run's models must be the same"
+                    f"stage {stage.name} was made with {name}={version}, but {served.get(name)} is served: the run's "
+                    "models must be the same"
                 )
 
     async def _single(self, model: HttpModel, stage: Stage) -> None:
@@ -195,35 +188,34 @@ class Conductor:
             seed = RolloutInput.of(tasks[task_id], "single", repeat, self.config.seed).seed
             return await single_agent(model, tasks[task_id], stage=stage.name, repeat=repeat, seed=seed)
 
-        with self.progress.work(f"single agent, {stage.title}", len(left)) as advance:
-            number = 0
-            async for found in self._at_once(left, answer):
-                self._write("baselines", [found])
-                number += 1
-                advance(number, "")
+        await self._make("baselines", f"single agent, {stage.title}", left, answer)
 
-    async def _canaries(self, model: HttpModel) -> None:
-        """Try both judges with protocols that deserve little, made from a good rollout of the first stage."""
+    async def _try_canaries(self, judge: Auditor) -> None:
+        """Have `judge` score the canaries that it has not scored."""
+
+        async def score(canary: tuple[str, Work]) -> Judged:
+            return await judge.score(*canary)
+
+        name = "judge" if judge.judge == "judge" else "second judge"
+        await self._make("canaries", f"canaries, {name}", self._canaries(judge.judge, judge.model), score)
+
+    def _canaries(self, judge: Literal["judge", "auditor"], model: str) -> list[tuple[str, Work]]:
+        """Work that deserves little, made from rollouts of the first stage, that a judge has not scored."""
+        done = self._scored("canaries", judge, model)
         records = [record for record, _ in recorded(self.run, self.plan, self.plan.stages[0]).values()]
-        judges = [Auditor.of_training(model, self._judge_name()), *([self.auditor] if self.auditor else [])]
-        for subject, work in canaries_of(records):
-            self._write("canaries", [await judge.score(subject, work) for judge in judges])
+        return [(subject, work) for subject, work in canaries_of(records) if subject not in done]
 
-    async def _at_once(self, items: Iterable[Item], work: Callable[[Item], Awaitable[Found]]) -> AsyncIterator[Found]:
-        """Results of `work` as they come, so many at a time as rollouts are."""
-        limit = asyncio.Semaphore(self.config.evaluation.concurrency)
-
-        async def one(item: Item) -> Found:
-            async with limit:
-                return await work(item)
-
-        tasks = [asyncio.create_task(one(item)) for item in items]
-        try:
-            for done in asyncio.as_completed(tasks):
-                yield await done
-        finally:
-            for task in tasks:
-                task.cancel()
+    async def _make(self, file: str, title: str, items: Sequence[Item], work: Callable[[Item], Awaitable[Any]]) -> None:
+        """Record what `work` gives for each item as it comes, so many at a time as rollouts are."""
+        if not items:
+            return
+        with self.progress.work(title, len(items)) as advance:
+            async with aclosing(_at_once(items, work, self.config.evaluation.concurrency)) as results:
+                number = 0
+                async for found in results:
+                    self._write(file, [found])
+                    number += 1
+                    advance(number, "")
 
     def _tasks(self) -> list[ResearchTask]:
         known = {task.id: task for task in self.dataset.tasks}
@@ -233,11 +225,20 @@ class Conductor:
         return self.plan.stages[0].versions["judge"]
 
     def _unanswered(self, name: str) -> list[tuple[str, int]]:
-        repeats = self.plan.repeats if name.startswith(SINGLE) else 1
-        done = {(row["task_id"], row["repeat"]) for row in self._rows("baselines") if row["baseline"] == name}
-        return [
-            (task.id, repeat) for repeat in range(repeats) for task in self.plan.tasks if (task.id, repeat) not in done
-        ]
+        """Task and repeat of what the single agent of that name has not answered."""
+        rows = [] if self.again == "everything" else self._rows("baselines")
+        done = {(row["task_id"], row["repeat"]) for row in rows if row["baseline"] == name and self._counts(row)}
+        keys = [(task.id, repeat) for repeat in range(self.plan.repeats) for task in self.plan.tasks]
+        return [key for key in keys if key not in done]
+
+    def _scored(self, file: str, judge: str, model: str) -> set[str]:
+        """What a judge has scored already."""
+        rows = [row for row in self._rows(file) if (row["judge"], row["model"]) == (judge, model)]
+        return {row["subject"] for row in rows if self._counts(row)}
+
+    def _counts(self, row: Mapping[str, Any]) -> bool:
+        """Whether a recorded answer need not be made again."""
+        return self.again != "failed" or row["error"] is None
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
         return list(read_lines(self.run.path / side_file(self.plan.split, name)))
@@ -247,3 +248,23 @@ class Conductor:
         file.parent.mkdir(parents=True, exist_ok=True)
         for row in rows:
             append_line(file, asdict(row))
+
+
+async def _at_once(
+    items: Iterable[Item], work: Callable[[Item], Awaitable[Found]], limit: int
+) -> AsyncGenerator[Found, None]:
+    """Results of `work` as they come, at most `limit` under way."""
+    free = asyncio.Semaphore(limit)
+
+    async def one(item: Item) -> Found:
+        async with free:
+            return await work(item)
+
+    tasks = [asyncio.create_task(one(item)) for item in items]
+    try:
+        for done in asyncio.as_completed(tasks):
+            yield await done
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

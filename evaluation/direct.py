@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -69,7 +69,7 @@ class DirectRollouts:
 
     async def rollouts(
         self, inputs: Sequence[RolloutInput], stage: Stage, selector: Selector
-    ) -> AsyncIterator[RolloutRecord]:
+    ) -> AsyncGenerator[RolloutRecord, None]:
         """Run the society on `inputs`; each rollout is on disk when it is yielded, failed ones too.
 
         Args:

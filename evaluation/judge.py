@@ -15,7 +15,7 @@ from agents.react import read_answer
 from agents.roles import Role
 from agents.schemas import Answer
 from agents.sources import sources_seen
-from chimera.errors import ModelError
+from chimera.errors import ModelError, UnreachableError
 from chimera.serving.client import Model
 from chimera.types import Brief
 
@@ -83,18 +83,27 @@ class Judge:
         An unreadable answer is asked for once more, with the fault named. After that, or when the model fails, all
         scores are None.
         """
-        return await self.score(finished_work(state, sources_seen(state["messages"]), brief.goal))
+        try:
+            return await self.score(finished_work(state, sources_seen(state["messages"]), brief.goal))
+        except UnreachableError as error:
+            return _failed(error)
 
     async def score(self, work: Mapping[str, Any]) -> dict[str, Any]:
-        """Like `evaluate`, for the material that `finished_work` gives."""
+        """Like `evaluate`, for the material that `finished_work` gives.
+
+        Raises:
+            UnreachableError: The model's server cannot be reached, so nobody has judged.
+        """
         goal: str = work["goal"]
         messages = opening(JUDGE, goal, **{key: value for key, value in work.items() if key != "goal"})
         fault = ""
         for _ in ("answer", "repair"):
             try:
                 completion = await self._model.complete(self._key, messages, response_format=response_format(JUDGE))
+            except UnreachableError:
+                raise
             except ModelError as error:
-                return missing(f"the judge's model failed: {error}")
+                return _failed(error)
             try:
                 return {"scores": read_answer(JUDGE, completion).model_dump(), "error": None}
             except ValueError as error:
@@ -122,3 +131,7 @@ def finished_work(state: Mapping[str, Any], sources: Sequence[Mapping[str, str]]
 def missing(reason: str) -> dict[str, Any]:
     """An evaluation without scores."""
     return {"scores": dict.fromkeys(CRITERIA), "error": reason}
+
+
+def _failed(error: ModelError) -> dict[str, Any]:
+    return missing(f"the judge's model failed: {error}")

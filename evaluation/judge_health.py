@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from chimera.config import RewardConfig
-from evaluation.canaries import CANARIES, Canary
+from evaluation.canaries import CANARIES, Canary, canary_subjects
 from evaluation.checklist import FIELDS
 from evaluation.judge import CRITERIA
 from evaluation.rollouts import RolloutRecord
@@ -47,7 +47,8 @@ def health(study: Study) -> dict[str, Any]:
     Spearman's correlation of the weighted score with the words of the protocol's fields; "canaries": rows of "canary",
     "title", "n", "criteria", the mean weighted score by "judge" and "auditor", and "of_normal" and
     "of_normal_auditor", what work as it is gets on the same criteria; "warnings" and "notes": sentences. A figure that
-    cannot be computed is None.
+    cannot be computed is None. Canaries count only if they were made from this study's rollouts: a run may have been
+    evaluated on other tasks before.
     """
     weights = weights_of(study.config.reward)
     records = {one.rollout_id: one for answers in study.answers.values() for one in answers.records}
@@ -59,9 +60,10 @@ def health(study: Study) -> dict[str, Any]:
         "judge": _length([(one.judge, one.words) for one in rollouts], weights),
         "auditor": _length([(one.auditor, one.words) for one in rollouts], weights),
     }
-    found["canaries"] = [
-        row for canary in CANARIES.values() if (row := _canary(canary, study.canaries, rollouts, weights))
-    ]
+    first = study.answers[study.plan.stages[0].name]
+    subjects = {one.rollout_id for one in canary_subjects(first.records)}
+    judged = [one for one in study.canaries if one.subject.rpartition("/")[0] in subjects]
+    found["canaries"] = [row for canary in CANARIES.values() if (row := _canary(canary, judged, rollouts, weights))]
     return {**found, "warnings": _warnings(found), "notes": _notes(found)}
 
 

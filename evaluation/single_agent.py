@@ -7,7 +7,7 @@ from agents.react import read_answer
 from agents.roles import ROLES
 from agents.schemas import Hypothesis
 from agents.sources import given_sources
-from chimera.errors import ModelError
+from chimera.errors import ModelError, UnreachableError
 from chimera.serving.client import Model
 from chimera.types import ResearchTask
 from evaluation.baselines import SINGLE
@@ -33,11 +33,16 @@ async def single_agent(
         stage: Whose model is asked, for the baseline's name.
         repeat: Which rollout of the task this stands beside, from 0.
         seed: Of the model's sampling.
+
+    Raises:
+        UnreachableError: The model's server cannot be reached, so this is no answer of the model.
     """
     brief, name = task.brief(), single_name(stage)
     messages = opening(ROLE, brief.goal, sources=given_sources(brief))
     try:
         completion = await model.complete(ROLE.model, messages, response_format=response_format(ROLE), seed=seed)
+    except UnreachableError:
+        raise
     except ModelError as error:
         return BaselineAnswer(name, task.id, repeat, None, f"the model failed: {error}")
     try:

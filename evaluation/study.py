@@ -12,10 +12,10 @@ report can be computed again later:
 Of several lines about the same thing the last counts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from chimera.config import Config
 from chimera.config_evaluation import EvaluationConfig
@@ -26,6 +26,7 @@ from chimera.runs import Run
 from chimera.types import Label, ResearchTask, Source
 from evaluation.rollouts import RolloutRecord
 
+Row = TypeVar("Row")
 Split = Literal["val", "test"]
 BASE = "base"
 GATE = "evaluation"
@@ -102,8 +103,15 @@ class Plan:
 
     @property
     def final(self) -> Stage:
-        """The last stage of the sequence; the last of all when there are only single policies."""
-        return ([stage for stage in self.stages if stage.kind == "sequence"] or list(self.stages))[-1]
+        """The last stage of the sequence; the last of all when the sequence has no stage but the first."""
+        sequence = [stage for stage in self.stages if stage.kind == "sequence"]
+        return sequence[-1] if len(sequence) > 1 else self.stages[-1]
+
+    @property
+    def alone(self) -> list[Stage]:
+        """The stages whose junior model also answers alone: the first, and the last if its junior is another."""
+        first, last = self.stages[0], self.final
+        return [first] if first.versions.get("junior") == last.versions.get("junior") else [first, last]
 
     def dump(self) -> dict[str, Any]:
         """Plain data for the report."""
@@ -224,13 +232,12 @@ def load_study(run: Run, plan: Plan, settings: EvaluationConfig | None = None) -
             )
         rows = [found[key] for key in wanted]
         answers[stage.name] = StageAnswers(stage, tuple(row for row, _ in rows), tuple(place for _, place in rows))
-    known = {task.id for task in plan.tasks}
-    baselines = {(one.baseline, one.task_id, one.repeat): one for one in _baselines(run, plan) if one.task_id in known}
+    baselines = {(one.baseline, one.task_id, one.repeat): one for one in _baselines(run, plan)}
     auditor = (settings or run.config.evaluation).auditor.name
-    audit = {one.subject: one for one in _judged(run, plan, "audit") if one.model == auditor}
+    audit = {one.subject: one for one in _side(run, plan, "audit", Judged) if one.model == auditor}
     canaries = {
         (one.subject, one.judge): one
-        for one in _judged(run, plan, "canaries")
+        for one in _side(run, plan, "canaries", Judged)
         if one.judge == "judge" or one.model == auditor
     }
     return Study(run, plan, answers, tuple(baselines.values()), audit, tuple(canaries.values()), settings)
@@ -243,24 +250,28 @@ Recorded = dict[tuple[str, int], tuple[RolloutRecord, Place]]
 def recorded(run: Run, plan: Plan, stage: Stage) -> Recorded:
     """The rollouts of `stage` that are recorded for tasks of the plan.
 
-    Those of chimera.eval come before those of training's gate; records made with other policies are passed over.
+    Those of chimera.eval come before those of training's gate. Records made with other policies are passed over, and so
+    are those of other data's tasks that have the same ids.
 
     Raises:
         RunError: A record has another label than the plan.
     """
-    labels = {task.id: task.label for task in plan.tasks}
+    tasks = {task.id: task for task in plan.tasks}
     found: Recorded = {}
     for phase in phases_of(plan.split, stage):
         for line, data in enumerate(run.rollouts(phase), start=1):
-            if data["task_id"] not in labels or data["repeat"] >= plan.repeats:
+            if data["task_id"] not in tasks or data["repeat"] >= plan.repeats:
                 continue
-            record = RolloutRecord.load(data)
-            if dict(record.policy_versions) != dict(stage.versions):
+            record, task = RolloutRecord.load(data), tasks[data["task_id"]]
+            # A failed rollout has no outputs that tell what was asked.
+            goal = record.outputs.get("research_goal", task.goal)
+            same_task = (record.source, goal) == (plan.source, task.goal)
+            if dict(record.policy_versions) != dict(stage.versions) or not same_task:
                 continue
-            if record.label != labels[record.task_id]:
+            if record.label != task.label:
                 raise RunError(
-                    f"{run.rollouts_file(phase)}, line {line}: the label of task {record.task_id} is "
-                    f"{record.label!r}, but {labels[record.task_id]!r} in what is evaluated: these are other tasks"
+                    f"{run.rollouts_file(phase)}, line {line}: the label of task {task.id} is {record.label!r}, but "
+                    f"{task.label!r} in what is evaluated: the data has changed since"
                 )
             place = Place(str(run.rollouts_file(phase).relative_to(run.path)), line)
             found[record.task_id, record.repeat] = (record, place)
@@ -284,10 +295,12 @@ def side_file(split: Split, name: str) -> str:
 
 
 def _baselines(run: Run, plan: Plan) -> Iterator[BaselineAnswer]:
-    for data in read_lines(run.path / side_file(plan.split, "baselines")):
-        yield BaselineAnswer(**data)
+    """The answers to the plan's tasks; not those that another evaluation had from other stages or further repeats."""
+    tasks, stages = {task.id for task in plan.tasks}, {"", *(stage.name for stage in plan.alone)}
+    for one in _side(run, plan, "baselines", BaselineAnswer):
+        if one.task_id in tasks and one.repeat < plan.repeats and one.baseline.partition("@")[2] in stages:
+            yield one
 
 
-def _judged(run: Run, plan: Plan, name: str) -> Iterator[Judged]:
-    for data in read_lines(run.path / side_file(plan.split, name)):
-        yield Judged(**data)
+def _side(run: Run, plan: Plan, name: str, kind: Callable[..., Row]) -> Iterator[Row]:
+    return (kind(**data) for data in read_lines(run.path / side_file(plan.split, name)))

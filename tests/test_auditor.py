@@ -7,13 +7,14 @@ import pytest
 
 from agents.prompting import payload_of
 from agents.schemas import FinalDecision, Hypothesis, Protocol
-from chimera.errors import ModelError
+from chimera.errors import ModelError, UnreachableError
 from chimera.serving.client import Completion
 from chimera.serving.rubric import grade
+from chimera.types import Brief
 from evaluation.auditor import Auditor, work_of
 from evaluation.canaries import CANARIES, canaries, canaries_of
 from evaluation.checklist import FIELDS, checklist
-from evaluation.judge import CRITERIA, PROMPT
+from evaluation.judge import CRITERIA, PROMPT, Judge
 from evaluation.rollouts import RolloutRecord
 
 DRUGS = ("melanolix", "fonimezin", "hatisidor", "wihapabion")
@@ -214,3 +215,12 @@ async def test_neither_shipped_judge_likes_a_canary(name: str):
 def test_no_label_is_in_what_a_judge_sees():
     assert work_of(record_of(0, label="maybe")) == work_of(record_of(0, label="no"))
     assert "label" not in work_of(RECORDS[0])
+
+
+async def test_a_judge_that_cannot_be_reached_has_not_judged_but_leaves_a_rollout_without_scores():
+    with pytest.raises(UnreachableError):
+        await Auditor.of_model(Model(UnreachableError("nobody is there")), "other").audit(RECORDS[0])
+    outputs = RECORDS[0].outputs
+    state = {**outputs, "messages": {}}
+    found = await Judge(Model(UnreachableError("nobody is there"))).evaluate(state, Brief("t0", "Does it?", ()))
+    assert found == {"scores": dict.fromkeys(CRITERIA), "error": "the judge's model failed: nobody is there"}

@@ -7,7 +7,7 @@ import pytest
 
 from agents.prompting import payload_of
 from agents.roles import ROLES
-from chimera.errors import ModelError
+from chimera.errors import ModelError, UnreachableError
 from chimera.synthetic import generate
 from chimera.types import LABELS, ResearchTask, Section
 from evaluation.baselines import MAJORITY, TFIDF, majority, tfidf, title
@@ -132,3 +132,9 @@ async def test_an_unreadable_answer_is_no_answer_and_there_is_no_second_try(soci
     assert found.answer is None
     assert said in str(found.error)
     assert len(model.requests) == 1
+
+
+async def test_a_single_agent_whose_server_cannot_be_reached_has_not_answered(society_kit):
+    model = society_kit.Model(Pharmacologist=[UnreachableError("nobody is there")])
+    with pytest.raises(UnreachableError):
+        await single_agent(model, told(1)[0], stage="base")

@@ -160,6 +160,8 @@ def test_canaries_stand_beside_real_work(study_of):
         canary("ro-base-0/empty", "auditor", 0.02),
         canary("ro-base-0/wrong_question", "judge", 0.2),
         canary("ro-base-0/padded", "judge", None),
+        canary("ro-replaced-0/empty", "judge", 0.9),
+        canary("ro-replaced-0/copied", "judge", 0.9),
     ]
     found = health(study_of(records, audit, canaries))
     rows = {row["canary"]: row for row in found["canaries"]}

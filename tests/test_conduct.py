@@ -1,0 +1,201 @@
+"""What of an earlier evaluation counts in a later one, and what is made again; models are endpoints."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from chimera.config import load_config
+from chimera.data import load
+from chimera.errors import ModelError, RunError
+from chimera.eval import main
+from chimera.jsonl import append_line, read_lines
+from chimera.policies import WENT_LIVE, Policy
+from chimera.runs import Run
+from evaluation.plan import choose_stages, choose_tasks
+from evaluation.study import Plan, PlannedTask, load_study, recorded
+from evaluation.verify import verify
+
+KEYS = ("junior", "supervisor", "senior", "board", "principal", "judge")
+
+
+@pytest.fixture
+def server(scripted_openai):
+    scripted_openai.hooks.clear()
+    scripted_openai.requests.clear()
+    yield scripted_openai
+    scripted_openai.hooks.clear()
+
+
+@pytest.fixture
+def run(server, tmp_path, monkeypatch):
+    """A run that has learned nothing: one stage, four held-out tasks."""
+    monkeypatch.setenv("TEST_KEY", "sk-a-users-own-key-4242")
+    monkeypatch.delenv("TAVILY_API_KEY", raising=False)
+    settings = {"kind": "endpoint", "base_url": server.url, "api_key_env": "TEST_KEY"}
+    models = [f"models.{key}.{name}={value}" for key in KEYS for name, value in settings.items()]
+    names = [f"models.{key}.model=scripted-{key}" for key in KEYS]
+    config = load_config(
+        None, [*models, *names, f"runs_dir={tmp_path}", "data.size=40", "gate.tasks=4", "society.node_retries=0"]
+    )
+    with Run.create("run", config) as run:
+        began = {**{key: f"scripted-{key}" for key in KEYS}, "selection": "supervisor's model"}
+        run.ledger("phase_started", phase="gather", policy_versions=began)
+    return Run(run.path)
+
+
+def evaluate(run, *arguments):
+    main(["--run", run.name, f"runs_dir={run.path.parent}", "evaluation.concurrency=2", *arguments])
+
+
+def side(run, name):
+    return run.path / "evaluation" / "val" / f"{name}.jsonl"
+
+
+def report_of(run, folder="report"):
+    return json.loads((run.path / folder / "report.json").read_text())
+
+
+def plan_of(run, tasks=4):
+    data = load(run.config.data)
+    chosen = map(PlannedTask.of, choose_tasks(data, "val", run.config, tasks))
+    return Plan("val", "generated", data.describe(), tuple(chosen), 1, choose_stages(run, None))
+
+
+def asked(server):
+    return Counter(request["model"] for request in server.requests)
+
+
+def test_canaries_that_an_interruption_left_out_are_made_later(run, server):
+    evaluate(run)
+    lines = side(run, "canaries").read_text().splitlines(keepends=True)
+    every = Counter((row["subject"], row["judge"]) for row in read_lines(side(run, "canaries")))
+    side(run, "canaries").write_text("".join(lines[::3]))
+    left = Counter(row["judge"] for row in read_lines(side(run, "canaries")))
+    server.requests.clear()
+    evaluate(run)
+    assert Counter((row["subject"], row["judge"]) for row in read_lines(side(run, "canaries"))) == every
+    assert asked(server) == {"scripted-judge": sum(judge == "judge" for _, judge in every) - left["judge"]}
+
+
+def test_another_second_judge_is_shown_the_canaries_and_training_s_judge_not_again(run, server):
+    evaluate(run)
+    server.requests.clear()
+    evaluate(run, "--judge", f"other@{server.url}")
+    shown = len({row["subject"] for row in read_lines(side(run, "canaries"))})
+    assert asked(server) == {"other": 4 + shown}
+    assert report_of(run)["judges"]["auditor"] == "other"
+
+
+def test_canaries_of_an_earlier_evaluation_do_not_count(run):
+    evaluate(run)
+    old = {row["subject"] for row in read_lines(side(run, "canaries"))}
+    evaluate(run, "--fresh")
+    new = {row["subject"] for row in read_lines(side(run, "canaries"))} - old
+    assert len(new) == len(old)
+    for row in report_of(run)["judges"]["canaries"]:
+        assert row["n"] == sum(subject.endswith(f"/{row['canary']}") for subject in new)
+
+
+def test_what_failed_is_made_again_by_resume_alone(run, server):
+    """A single agent's answer, the second judge's scores, and a canary's."""
+    broken = ("scripted-junior", "other")
+
+    def hook(request):
+        alone = request["model"] == "scripted-junior" and "tools" not in request
+        return (400, "I cannot") if alone or request["model"] == "other" else None
+
+    server.hooks.append(hook)
+    second = ("--judge", f"other@{server.url}")
+    evaluate(run, *second)
+    failed = {name: list(read_lines(side(run, name))) for name in ("baselines", "audit", "canaries")}
+    server.hooks.clear()
+    server.requests.clear()
+    evaluate(run, *second)
+    assert not set(asked(server)) & set(broken)
+    evaluate(run, *second, "--resume")
+    for name, rows in failed.items():
+        refused = [row for row in rows if row["error"]]
+        made = list(read_lines(side(run, name)))[len(rows) :]
+        assert refused
+        assert len(made) == len(refused)
+        assert all(row["error"] is None for row in made)
+    assert report_of(run)["judges"]["n"] == 4
+    assert report_of(run)["baselines"]["single@base"]["answered"] == 4
+
+
+def test_a_second_judge_that_cannot_be_reached_ends_the_evaluation(run):
+    with pytest.raises(ModelError, match="cannot be reached"):
+        evaluate(run, "--judge", "other@http://127.0.0.1:9/v1", "evaluation.retries=0")
+    assert list(read_lines(side(run, "audit"))) == []
+    assert len(list(run.rollouts("eval-val-base"))) == 4
+
+
+def test_a_report_stays_true_when_others_are_made_of_more_repeats_and_tasks(run):
+    evaluate(run, "--out", str(run.path / "first"))
+    evaluate(run, "--seeds", "2", "--limit", "8", "--out", str(run.path / "second"))
+    assert report_of(run, "second")["baselines"]["single@base"]["alignment"]["n"] == 8
+    assert verify(run.path / "first", run) == []
+    assert verify(run.path / "second", run) == []
+    evaluate(run)
+    assert report_of(run)["baselines"]["single@base"]["answered"] == 4
+
+
+def test_a_single_agent_of_a_stage_that_is_not_evaluated_is_no_baseline(run):
+    evaluate(run)
+    tasks = [one.id for one in plan_of(run).tasks]
+    for task in tasks:
+        row = {"baseline": "single@sft", "task_id": task, "repeat": 0, "answer": "yes", "error": None}
+        append_line(side(run, "baselines"), row)
+    assert {one.baseline for one in load_study(run, plan_of(run)).baselines} == {"majority", "tfidf", "single@base"}
+
+
+def test_baselines_that_learned_from_other_data_are_replaced(run):
+    evaluate(run)
+    (task, *_) = plan_of(run).tasks
+    right = next(row for row in read_lines(side(run, "baselines")) if row["task_id"] == task.id)
+    wrong = {**right, "answer": "maybe" if right["answer"] != "maybe" else "no"}
+    append_line(side(run, "baselines"), wrong)
+    before = len(list(read_lines(side(run, "baselines"))))
+    evaluate(run)
+    *_, last = read_lines(side(run, "baselines"))
+    assert (last, len(list(read_lines(side(run, "baselines"))))) == (right, before + 1)
+
+
+def test_rollouts_of_other_tasks_with_the_same_ids_do_not_count(run):
+    evaluate(run)
+    plan = plan_of(run)
+    (base,) = plan.stages
+    assert len(recorded(run, plan, base)) == 4
+    others = tuple(replace(task, goal=f"{task.goal} Or not?") for task in plan.tasks)
+    assert recorded(run, replace(plan, tasks=others), base) == {}
+    assert recorded(run, replace(plan, source="pubmedqa"), base) == {}
+    labels = {"yes": "no", "no": "maybe", "maybe": "yes"}
+    relabelled = tuple(replace(task, label=labels[task.label]) for task in plan.tasks)
+    with pytest.raises(RunError, match="the data has changed since"):
+        recorded(run, replace(plan, tasks=relabelled), base)
+
+
+def test_rollouts_of_other_policies_and_of_further_repeats_do_not_count(run):
+    evaluate(run)
+    plan = plan_of(run)
+    (base,) = plan.stages
+    other = replace(base, versions={**base.versions, "senior": "another"})
+    assert recorded(run, plan, other) == {}
+    first = next(run.rollouts("eval-val-base"))
+    with run.own() as owned:
+        owned.append_rollout({**first, "repeat": 1, "reward": 9.0}, phase="eval-val-base")
+    assert {record.reward for record, _ in recorded(run, plan, base).values()} != {9.0}
+    assert len(recorded(run, plan, base)) == 4
+
+
+def test_the_last_stage_is_the_sequences_or_what_was_asked_for_last(run):
+    with run.own() as owned:
+        owned.ledger(WENT_LIVE, phase="sft", policy=Policy("junior", "junior@sft", "models/a").dump())
+        owned.ledger(WENT_LIVE, phase="ppo", policy=Policy("senior", "senior@ppo", "models/b").dump())
+    plan = plan_of(run)
+    assert (plan.final.name, [stage.name for stage in plan.alone]) == ("ppo", ["base", "ppo"])
+    alone = replace(plan, stages=choose_stages(run, "base,only-ppo"))
+    assert (alone.final.name, [stage.name for stage in alone.alone]) == ("only-ppo", ["base"])
+    assert replace(plan, stages=choose_stages(run, "base")).final.name == "base"
