@@ -2,11 +2,15 @@
 
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from chimera.config_loader import Section
+
+PRICED = ("junior", "supervisor", "senior", "board", "principal")
+"""Logical models whose tokens a rollout counts; the judge's are not the society's."""
 
 
 class AuditorConfig(Section):
@@ -66,8 +70,12 @@ class EvaluationConfig(Section):
     auditor: AuditorConfig = AuditorConfig()
 
     @model_validator(mode="after")
-    def _prices_are_pairs(self) -> Self:
+    def _prices_are_pairs_of_counted_models(self) -> Self:
         for model, price in self.prices.items():
+            if model not in PRICED:
+                near = get_close_matches(model, PRICED, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"those are {', '.join(PRICED)}"
+                raise ValueError(f"prices.{model} is about no logical model whose tokens are counted: {hint}")
             pair = isinstance(price, list) and len(price) == 2
             if not pair or not all(isinstance(one, int | float) and one >= 0 for one in price):
                 raise ValueError(f"prices.{model} must be two numbers such as [0.15, 0.6], not {price!r}")

@@ -8,6 +8,7 @@ import pytest
 from sklearn.metrics import accuracy_score, f1_score
 
 from chimera.config import load_config
+from chimera.errors import ConfigError
 from evaluation.judge import CRITERIA
 from evaluation.metrics import answer_metrics, answers_by_baseline, metrics_of, outcomes, stage_metrics
 from evaluation.rollouts import RolloutRecord
@@ -148,6 +149,18 @@ def test_cost_is_that_of_models_with_a_price():
     prices = ["evaluation.prices={junior: [1.0, 10.0]}", "evaluation.resamples=200"]
     found = stage_metrics(ROLLOUTS, plan(), load_config(overrides=prices))
     assert (found["cost"].mean, found["cost"].n) == (pytest.approx((1000 * 1 + 100 * 10) / 1e6), 2)
+
+
+@pytest.mark.parametrize(
+    ("prices", "message"),
+    [
+        ("{juniors: [1, 2]}", "prices.juniors is about no logical model.* did you mean 'junior'"),
+        ("{judge: [1, 2]}", "those are junior, supervisor, senior, board, principal"),
+    ],
+)
+def test_a_price_that_would_count_nothing_is_refused(prices, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(overrides=[f"evaluation.prices={prices}"])
 
 
 def test_a_task_counts_once_however_often_it_is_repeated():
