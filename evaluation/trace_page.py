@@ -24,10 +24,11 @@ class Token:
     Attributes:
         colour: How strong its advantage is, from 0 to 1 of the largest in the rollout.
         surprise: How unlikely it was, from 0 to 1.
+        id: None when the trace does not have it.
     """
 
     text: str
-    id: int
+    id: int | None
     mask: float
     advantage: float
     log_prob: float
@@ -71,10 +72,10 @@ def _largest(tree: Tree) -> float:
 
 def _tokens(call: Call, texts: Sequence[str] | None, largest: float) -> list[Token]:
     """A call's tokens; without texts they are shown by their ids."""
-    learned, exchange = call.tokens, call.exchange
+    learned = call.tokens
     assert learned is not None
-    ids = (exchange.response_ids if exchange else None) or [0] * len(learned.mask)
-    shown = texts if texts is not None else [f"[{token}]" for token in ids]
+    ids = trace_text.token_ids(call)
+    shown = texts or [trace_text.by_id(token) for token in ids]
     columns = learned.mask, learned.advantages, learned.old_log_probs
     return [
         Token(text, token, mask, advantage, chance, _share(advantage / largest), _share(-chance / SURPRISE))

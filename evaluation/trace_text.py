@@ -230,7 +230,7 @@ def _add_visit(
         if call.answer is None and call.text:
             below.add(f"unread: {call.text}", "red")
         if pieces is not None and call.tokens is not None and call.exchange is not None:
-            _add_tokens(below, call, pieces.get(call.exchange.response_id, ()))
+            _add_tokens(below, call, pieces.get(call.exchange.response_id))
     if visit.answer is not None:
         style = SEVERITY_COLOURS.get(str(visit.answer.get("severity")), "")
         for name, text in field_lines(visit.answer):
@@ -240,14 +240,25 @@ def _add_visit(
             node.add(f"{name}: {text}")
 
 
-def _add_tokens(parent: Node, call: Call, pieces: Sequence[str]) -> None:
+def token_ids(call: Call) -> list[int | None]:
+    """The ids of the tokens that PPO learned from in a call; None for each where the trace does not have them."""
+    assert call.tokens is not None
+    ids = call.exchange.response_ids if call.exchange else None
+    return list(ids) if ids else [None] * len(call.tokens.mask)
+
+
+def by_id(token: int | None) -> str:
+    """What stands for a token whose text is not known."""
+    return "[?]" if token is None else f"[{token}]"
+
+
+def _add_tokens(parent: Node, call: Call, pieces: Sequence[str] | None) -> None:
     tokens = call.tokens
     assert tokens is not None
+    texts = list(map(repr, pieces)) if pieces else list(map(by_id, token_ids(call)))
     node = parent.add(f"PPO: credit {tokens.reward:.3f}; token, mask, advantage, log-probability")
-    for piece, mask, advantage, chance in zip(
-        pieces, tokens.mask, tokens.advantages, tokens.old_log_probs, strict=True
-    ):
-        node.add(f"{piece!r}  {mask:.0f}  {advantage:+.3f}  {chance:.3f}", "green" if advantage > 0 else "magenta")
+    for text, mask, advantage, chance in zip(texts, tokens.mask, tokens.advantages, tokens.old_log_probs, strict=True):
+        node.add(f"{text}  {mask:.0f}  {advantage:+.3f}  {chance:.3f}", "green" if advantage > 0 else "magenta")
 
 
 def _add_outcome(root: Node, tree: Tree) -> None:

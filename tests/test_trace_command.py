@@ -171,6 +171,8 @@ def test_without_the_tokenizer_tokens_are_shown_by_their_ids(runs, tmp_path, cap
     text = file.read_text(encoding="utf-8")
     assert "Tokens are shown by their ids" in text
     assert f">[{ids_of(ANSWER)[0]}]</span>" in text
+    listed = shown(capsys, "mine", "ro-00000000abc1", "--tokens", "--runs-dir", str(folder))
+    assert f"[{ids_of(ANSWER)[0]}]  1  +0.250  0.250" in listed
 
 
 def test_it_runs_where_training_is_not_installed(runs):

@@ -1,5 +1,6 @@
 """A rollout as a tree: a trace made by hand, in which every visit, call and reason is known beforehand."""
 
+import ast
 import json
 import re
 from dataclasses import asdict, replace
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from agents.record import ModelCall, ToolUse
 from evaluation.rollouts import RolloutRecord
-from evaluation.spans import Position, exchange_span, operation_span, outcome_span
+from evaluation.spans import RAW, Position, exchange_span, operation_span, outcome_span
 from evaluation.token_records import TokenRecord
 from evaluation.token_texts import load_tokenizer, token_texts
 from evaluation.trace_page import page
@@ -216,6 +217,32 @@ def test_tokens_are_listed_on_demand():
     assert "credit 0.750" in text
     assert "'a'  1  +0.500  -0.100" in text
     assert "'b\\n'  1  -1.000  -6.000" in text
+
+
+def test_tokens_without_a_text_are_their_ids_and_without_an_id_no_made_up_one():
+    def shown(spans):
+        made = tree(record(), spans, [learned()])
+        listed = "\n".join(plain_lines(outline(made, pieces={})))
+        return listed, page(made, run="mine", pieces={})
+
+    listed, text = shown(revised())
+    assert "[8]  1  -1.000" in listed
+    assert ">[8]</span>" in text
+    unnumbered = [replace(span, attributes=without_ids(span.attributes)) for span in revised()]
+    listed, text = shown(unnumbered)
+    assert "[?]  1  -1.000" in listed
+    assert "[0]" not in listed + text
+    assert text.count(">[?]</span>") == 3
+    assert "mask 1, token unknown" in text
+
+
+def without_ids(attributes):
+    """An exchange as of a server that returns no token ids."""
+    choices = f"{RAW}choices"
+    if choices not in attributes:
+        return attributes
+    (choice,) = ast.literal_eval(attributes[choices])
+    return {**attributes, choices: repr([{key: value for key, value in choice.items() if key != "token_ids"}])}
 
 
 def test_a_terminal_gets_colours_and_a_pipe_plain_lines_neither_control_characters():
