@@ -130,13 +130,9 @@ def adjust(comparisons: Comparisons, config: Config, main: str | None = None) ->
         config: Has the tests' level, 1 - `evaluation.confidence`.
         main: The comparison that the report is about, as "<before>:<after>"; without one there are two families.
     """
-    families: dict[tuple[bool, bool], dict[tuple[str, str], float]] = {}
-    for pair, found in comparisons.items():
-        for name, one in found.items():
-            families.setdefault((one.primary, one.primary and pair == main), {})[pair, name] = one.p
     adjusted: dict[tuple[str, str], float] = {}
-    for family in families.values():
-        adjusted |= dict(zip(family, holm(list(family.values())), strict=True))
+    for family in _families(comparisons, main):
+        adjusted |= dict(zip(family, holm([one.p for one in family.values()]), strict=True))
     better = {metric.name: metric.better for metric in metrics_of(config)}
     level = 1 - config.evaluation.confidence
     return {
@@ -152,7 +148,16 @@ def adjust(comparisons: Comparisons, config: Config, main: str | None = None) ->
     }
 
 
-def too_few_permutations(adjusted: Comparisons, config: Config) -> str | None:
+def _families(comparisons: Comparisons, main: str | None) -> list[dict[tuple[str, str], Comparison]]:
+    """All tests by pair and metric, those together that are corrected for each other."""
+    families: dict[tuple[bool, bool], dict[tuple[str, str], Comparison]] = {}
+    for pair, found in comparisons.items():
+        for name, one in found.items():
+            families.setdefault((one.primary, one.primary and pair == main), {})[pair, name] = one
+    return list(families.values())
+
+
+def too_few_permutations(adjusted: Comparisons, config: Config, main: str | None = None) -> str | None:
     """A warning if a difference was not shown only because the exchanges are too few for so many tests, else None.
 
     With N exchanges no p-value is below 1 / (N + 1), and Holm multiplies it by up to the size of the family.
@@ -160,15 +165,19 @@ def too_few_permutations(adjusted: Comparisons, config: Config) -> str | None:
     Args:
         adjusted: All of the report, from `adjust`.
         config: Has the number of exchanges.
+        main: As it was given to `adjust`.
     """
     exchanges, level = config.evaluation.permutations, 1 - config.evaluation.confidence
-    ones = [one for found in adjusted.values() for one in found.values()]
-    stuck = [one for one in ones if one.test == EXCHANGE and one.verdict == NOT_SHOWN and one.p * (exchanges + 1) < 1.5]
+    stuck: dict[int, int] = {}
+    for family in _families(adjusted, main):
+        tests = [one for one in family.values() if one.test == EXCHANGE and one.verdict == NOT_SHOWN]
+        if least := sum(one.p * (exchanges + 1) < 1.5 for one in tests):
+            stuck[len(family)] = stuck.get(len(family), 0) + least
     if not stuck:
         return None
-    largest = max(sum(other.primary is one.primary for other in ones) for one in stuck)
+    largest, count = max(stuck.items())
     return (
-        f"evaluation.permutations={exchanges} is too few for a family of {largest} tests: {len(stuck)} of them could "
+        f"evaluation.permutations={exchanges} is too few for a family of {largest} tests: {count} of them could "
         f"not pass the level {level:.3g} however large the difference; raise it above {ceil(largest / level)}"
     )
 

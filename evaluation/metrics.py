@@ -7,7 +7,6 @@ has no reward, so that a stage's mean reward must be read beside its success.
 A task's value is the mean over its repeats; tasks are what is resampled, and `n` counts the tasks with a value.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from chimera.config import Config, RewardConfig
 from chimera.types import DECISIONS, LABEL_OF_DECISION, LABELS, Decision, Label
 from evaluation.alignment import aligned, aligned_two_way
 from evaluation.judge import CRITERIA
-from evaluation.rollouts import RolloutRecord
+from evaluation.rollouts import RolloutRecord, failures
 from evaluation.statistics import Mean, bootstrap_mean, bootstrap_statistic, f1_rows, macro_f1_of_totals
 from evaluation.study import BaselineAnswer, Plan, StageAnswers
 
@@ -28,6 +27,8 @@ TaskAnswers = Mapping[str, Sequence[Label | None]]
 """By task id what was answered in each repeat; None is no answer."""
 
 MACRO_F1 = "macro_f1"
+NO_DECISION = "none"
+"""Stands for the decision of a rollout that made none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,18 +155,16 @@ def task_means(values: Mapping[tuple[str, int], float], plan: Plan) -> list[floa
 def outcomes(answers: StageAnswers) -> dict[str, Any]:
     """How a stage's rollouts ended: counts, failures by reason, and decisions by label.
 
-    Reasons that differ in numbers, or after 90 characters, are one. A failed rollout has the decision "none".
+    A failed rollout has the decision `NO_DECISION`.
     """
     records = answers.records
-    failed = [record for record in records if record.status == "failed"]
-    decided = Counter((record.label, _decision(record) or "none") for record in records)
-    reasons = Counter(re.sub(r"\d+", "#", record.error or "no reason recorded")[:90] for record in failed)
+    decided = Counter((record.label, _decision(record) or NO_DECISION) for record in records)
     return {
         "tasks": len({record.task_id for record in records}),
         "rollouts": len(records),
-        "failed": len(failed),
-        "failures": dict(reasons.most_common()),
-        "confusion": {label: {one: decided[label, one] for one in (*DECISIONS, "none")} for label in LABELS},
+        "failed": sum(record.status == "failed" for record in records),
+        "failures": dict(failures(records).most_common()),
+        "confusion": {label: {one: decided[label, one] for one in (*DECISIONS, NO_DECISION)} for label in LABELS},
     }
 
 

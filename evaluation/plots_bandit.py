@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from evaluation.comparison import Comparison, Comparisons
 from evaluation.curves import BANDIT, Forecast, Line, forecasts, rollouts
 from evaluation.metrics import interval_settings
+from evaluation.plan import ALONE
 from evaluation.plots_paper import BLUE, INK, ORANGE, Drawing, Row, intervals, stacked
 from evaluation.plots_stages import StageMeans
 from evaluation.statistics import bootstrap_mean
 from evaluation.study import BASE, Plan, Study
 
 VALUES = {"ips": "IPS", "snips": "SNIPS", "dr": "doubly robust"}
-ALONE = f"only-{BANDIT}"
+BANDIT_ALONE = f"{ALONE}{BANDIT}"
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ def _gains(plan: Plan, found: Sequence[Forecast], comparisons: Comparisons) -> P
         if (gain := forecast.estimates.get("gain")) is not None:
             when = "before its choices" if forecast.step == 0 else "with its choices"
             panel.expected[f"estimated {when}"] = (gain.value, gain.low, gain.high)
-    for pair in (":".join(_around(plan)), f"{BASE}:{ALONE}"):
+    for pair in (":".join(_around(plan)), f"{BASE}:{BANDIT_ALONE}"):
         if (one := _reward(comparisons, pair)) is not None:
             panel.happened[f"held out, {pair.replace(':', ' to ')}"] = (one.difference, one.low, one.high)
     return panel

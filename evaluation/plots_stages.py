@@ -1,6 +1,5 @@
 """Plots of the stages beside each other: means, differences from the base, and which decision met which label."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
@@ -8,17 +7,18 @@ from matplotlib.patches import Rectangle
 
 from chimera.types import DECISION_OF_LABEL, DECISIONS, LABELS, Label
 from evaluation.comparison import Comparison, Comparisons
+from evaluation.metrics import NO_DECISION, outcomes
 from evaluation.plots_paper import BLUE, INK, ORANGE, Drawing, intervals, panels
 from evaluation.statistics import Mean
-from evaluation.study import BASE, Plan, Stage, StageAnswers, Study
+from evaluation.study import BASE, Plan, Stage, Study
 
 StageMeans = Mapping[str, Mapping[str, Mean]]
 """By stage, then by metric."""
+Confusion = Mapping[Label, Mapping[str, int]]
+"""How many rollouts of each label ended with each decision."""
 
 METRICS = {"reward": "reward", "alignment": "share aligned", "macro_f1": "macro-F1"}
 """What is drawn, with its title."""
-NONE = "none"
-"""Stands for the decision of a rollout that made none."""
 FULL = 0.55
 """Opacity of a cell with all tasks of its row: text stays legible on it, whether the page is white or black."""
 
@@ -64,16 +64,15 @@ def confusion(study: Study) -> Drawing | str:
     answers = list(study.answers.values())
     if not any(one.records for one in answers):
         return "No rollout is recorded, so no decision met a label."
-    counts = {one.stage.name: decided(one) for one in answers}
-    columns = [*DECISIONS, *([NONE] if any(key[1] == NONE for found in counts.values() for key in found) else [])]
-    rows: list[Label] = [
-        label for label in LABELS if any(key[0] == label for found in counts.values() for key in found)
-    ]
+    counts: dict[str, Confusion] = {one.stage.name: outcomes(one)["confusion"] for one in answers}
+    undecided = any(row[NO_DECISION] for found in counts.values() for row in found.values())
+    columns = [*DECISIONS, *([NO_DECISION] if undecided else [])]
+    rows: list[Label] = [label for label in LABELS if any(any(found[label].values()) for found in counts.values())]
     figure, grid = panels(len(answers), 2, 0.6 + 0.36 * len(rows))
     for axes, (name, found) in zip(grid, counts.items(), strict=True):
         _matrix(axes, found, rows, columns)
         axes.set_title(name)
-    unread = " 'none' is a rollout that failed." if NONE in columns else ""
+    unread = f" '{NO_DECISION}' is a rollout that failed." if undecided else ""
     return Drawing(
         figure,
         "Rollouts by label (rows) and decision (columns). The framed cells are aligned; the deeper the colour, the "
@@ -81,16 +80,11 @@ def confusion(study: Study) -> Drawing | str:
     )
 
 
-def decided(answers: StageAnswers) -> Counter[tuple[str, str]]:
-    """How many rollouts have each label and decision; "none" where there was no decision."""
-    return Counter((record.label, record.decision or NONE) for record in answers.records)
-
-
-def _matrix(axes: Axes, found: Counter[tuple[str, str]], rows: Sequence[Label], columns: Sequence[str]) -> None:
+def _matrix(axes: Axes, found: Confusion, rows: Sequence[Label], columns: Sequence[str]) -> None:
     for y, label in enumerate(rows):
-        total = sum(found[label, decision] for decision in columns)
+        total = sum(found[label].values())
         for x, decision in enumerate(columns):
-            count = found[label, decision]
+            count = found[label][decision]
             share = count / total if total else 0.0
             place = (x - 0.5, y - 0.5)
             axes.add_patch(Rectangle(place, 1, 1, facecolor=BLUE, alpha=FULL * share, linewidth=0))

@@ -85,7 +85,7 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
         "judges": health(study),
         "side_by_side": _side_by_side(study),
         "plots": [plot.dump() for plot in plots],
-        "notes": [*filter(None, [too_few_permutations(compared, config)]), *notes(study)],
+        "notes": [*filter(None, [too_few_permutations(compared, config, _main(plan))]), *notes(study)],
     }
     return json.loads(json.dumps(report, allow_nan=False))
 
@@ -109,11 +109,16 @@ def compare_all(study: Study) -> dict[str, dict[str, Comparison]]:
     society = answers_of(study.answers[final])
     for name, answers in answers_by_baseline(study.baselines).items():
         found[f"{name}:{final}"] = compare_answers(answers, society, plan, config)
-    return adjust(found, config, f"{plan.stages[0].name}:{final}")
+    return adjust(found, config, _main(plan))
+
+
+def _main(plan: Plan) -> str:
+    """The comparison that the report is about."""
+    return f"{plan.stages[0].name}:{plan.final.name}"
 
 
 def _verdict(plan: Plan, compared: Comparisons, config: Config) -> dict[str, Any]:
-    pair = f"{plan.stages[0].name}:{plan.final.name}"
+    pair = _main(plan)
     if pair not in compared:
         return {"comparison": None, "text": f"Only {plan.final.title} was evaluated, so there is nothing to compare."}
     return {

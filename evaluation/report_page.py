@@ -14,8 +14,10 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from chimera.types import LABELS
 from evaluation.impossible import PART
 from evaluation.judge import CRITERIA
+from evaluation.metrics import NO_DECISION
 from evaluation.report_figures import (
     ablation_rows,
     between,
@@ -35,8 +37,6 @@ from evaluation.study import Plan, side_file
 Report = Mapping[str, Any]
 OUTCOME, PARTS, SCORES, WORK = "Outcome", "Parts of the reward", "The judge's scores", "Work"
 OUTCOMES = ("success", "reward", "alignment", "macro_f1", "alignment_two_way")
-LABELS = ("yes", "no", "maybe")
-NO_DECISION = "none"
 
 
 def page(report: Report, drawings: Mapping[str, str]) -> str:

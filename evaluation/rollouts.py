@@ -4,7 +4,9 @@ A bad rollout is data, not a crash: it has status "failed" and says why.
 """
 
 import hashlib
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -132,3 +134,9 @@ class RolloutRecord:
     def load(cls, data: Mapping[str, Any]) -> "RolloutRecord":
         """The inverse of `dump`."""
         return cls(**data)
+
+
+def failures(records: Iterable[RolloutRecord]) -> Counter[str]:
+    """How often each kind of failure occurred: reasons that differ in numbers or after 90 characters are one kind."""
+    reasons = [record.error or "no reason recorded" for record in records if record.status == "failed"]
+    return Counter(re.sub(r"\d+", "#", reason)[:90] for reason in reasons)

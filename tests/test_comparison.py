@@ -272,6 +272,16 @@ def test_too_few_permutations_for_a_family_are_said():
     assert adjust(finer, enough)["s0"]["reward"].verdict == "better"
 
 
+def test_the_main_comparison_is_a_family_of_its_own_for_permutations_too():
+    others = {f"s{number}": {"reward": one(0.5)} for number in range(17)}
+    main = {"base:final": {"reward": one(1 / 301)}}
+    adjusted = adjust({**main, **others}, CONFIG, "base:final")
+    assert adjusted["base:final"]["reward"].verdict == "better"
+    stuck = {f"t{number}": {"reward": one(1 / 301)} for number in range(17)}
+    warning = too_few_permutations(adjust({**main, **stuck}, CONFIG, "base:final"), CONFIG, "base:final")
+    assert "a family of 17 tests: 17 of them" in warning
+
+
 def test_differences_that_are_not_shown_for_other_reasons_need_no_more_permutations():
     plain = {f"s{number}": {"reward": one(0.01)} for number in range(17)}
     exact = {f"e{number}": {"alignment": one(1 / 301, test="McNemar's exact test")} for number in range(3)}

@@ -1,6 +1,5 @@
 """Figures about a set of rollouts, as pure functions: what the view, the ledger and the metrics show."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
@@ -26,12 +25,6 @@ def part_means(records: Sequence[RolloutRecord]) -> dict[str, float | None]:
     return {
         name: mean([value for record in records if (value := record.parts.get(name)) is not None]) for name in names
     }
-
-
-def failures(records: Sequence[RolloutRecord]) -> Counter[str]:
-    """How often each kind of failure occurred: reasons that differ in numbers or after 90 characters are one kind."""
-    reasons = [record.error or "" for record in records if record.status == "failed"]
-    return Counter(re.sub(r"\d+", "#", reason)[:90] for reason in reasons)
 
 
 def summarize(records: Sequence[RolloutRecord]) -> dict[str, Any]:

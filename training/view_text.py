@@ -5,8 +5,8 @@ from typing import Any
 
 from rich.table import Table
 
-from evaluation.rollouts import RolloutRecord
-from training.summary import aligned, failures, mean, summarize
+from evaluation.rollouts import RolloutRecord, failures
+from training.summary import aligned, mean, summarize
 
 
 def number(value: float | None) -> str:
