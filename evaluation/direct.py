@@ -210,7 +210,8 @@ class _Seat:
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value}
+    """Options without those that are not sent; a seed of 0 is."""
+    return {name: value for name, value in options.items() if value not in (None, (), [])}
 
 
 def _response(completion: Completion) -> dict[str, Any]:

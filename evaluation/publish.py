@@ -32,6 +32,8 @@ def publish(study: Study, lines: Sequence[Mapping[str, Any]], folder: Path) -> d
     """
     try:
         (folder / PLOTS).mkdir(parents=True, exist_ok=True)
+        # Predictions of an earlier evaluation would look like those of this one.
+        (folder / PREDICTIONS).unlink(missing_ok=True)
     except OSError as error:
         raise RunError(f"the report cannot be written to {folder}: {error.strerror}") from error
     drawn = draw_all(study, lines, compare_all(study), folder / PLOTS)

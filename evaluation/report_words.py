@@ -1,6 +1,7 @@
 """What a report says in words beside its numbers: about the run, its models, and what limits the conclusions."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from agents.roles import ROLES
@@ -40,7 +41,10 @@ def players(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def _model(model: ModelConfig) -> str:
-    return {"embedded": model.path, "endpoint": model.model or "endpoint", "rubric": "rubric"}[model.kind]
+    """A model's name; of a folder the last part, for where it lies on one machine is nobody else's business."""
+    path = Path(model.path)
+    name = path.name if path.is_absolute() or model.path.startswith((".", "~")) else model.path
+    return {"embedded": name, "endpoint": model.model or "endpoint", "rubric": "rubric"}[model.kind]
 
 
 def notes(study: Study) -> list[str]:

@@ -142,6 +142,14 @@ def test_a_report_stays_true_when_others_are_made_of_more_repeats_and_tasks(run)
     assert report_of(run)["baselines"]["single@base"]["answered"] == 4
 
 
+def test_predictions_of_an_earlier_evaluation_do_not_stand_beside_a_report(run):
+    old = run.path / "report" / "predictions.json"
+    old.parent.mkdir()
+    old.write_text("{}")
+    evaluate(run)
+    assert not old.exists()
+
+
 def test_a_single_agent_of_a_stage_that_is_not_evaluated_is_no_baseline(run):
     evaluate(run)
     tasks = [one.id for one in plan_of(run).tasks]

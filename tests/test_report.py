@@ -24,7 +24,7 @@ from evaluation.report import build, compare_all, stage_pairs
 from evaluation.report_files import write_report
 from evaluation.report_page import inlined, page
 from evaluation.report_text import markdown
-from evaluation.report_words import notes
+from evaluation.report_words import notes, players
 from evaluation.rollouts import RolloutRecord
 from evaluation.study import Plan, PlannedTask, Stage, load_study
 from evaluation.verify import differences, find_run, verify
@@ -273,6 +273,14 @@ def test_baselines_and_pairs_come_from_the_same_tasks(report):
     assert rows["t11"][2:] == [0.0, 0.0]
     assert rows["t3"][2:] == [0.0, 1.0]
     assert {row[1] for row in report["pairs"]["majority:sft"]} == {None}
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("nano", "nano"), ("owner/model", "owner/model"), ("/home/me/secret/mine", "mine"), ("../up/mine", "mine")],
+)
+def test_a_models_folder_is_named_without_where_it_lies(path, name):
+    assert players(load_config(None, [f"models.junior.path={path}"]))["junior"]["model"] == name
 
 
 def test_what_surrounds_the_numbers_is_there(report, run):
