@@ -10,7 +10,9 @@ def table(report: Mapping[str, Any]) -> Table:
     """The report's stages and baselines; differences are paired and against the first stage."""
     first = next(iter(report["stages"]))
     confidence = f"{100 * report['settings']['confidence']:g} %"
-    title = f"differences from {first}, paired, with {confidence} intervals; n = {len(report['plan']['tasks'])}"
+    title = f"n = {len(report['plan']['tasks'])}"
+    if len(report["stages"]) > 1:
+        title = f"differences from {first}, paired, with {confidence} intervals; {title}"
     shown = Table(title=title, title_justify="left")
     shown.add_column("stage", no_wrap=True)
     for name in ("reward", "aligned, %", "macro-F1, %"):
