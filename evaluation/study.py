@@ -127,14 +127,8 @@ class Plan:
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "Plan":
         """The inverse of `dump`."""
-        return cls(
-            data["split"],
-            data["source"],
-            data["data"],
-            tuple(PlannedTask(**task) for task in data["tasks"]),
-            data["repeats"],
-            tuple(Stage.load(stage) for stage in data["stages"]),
-        )
+        tasks, stages = (PlannedTask(**task) for task in data["tasks"]), map(Stage.load, data["stages"])
+        return cls(**{**data, "tasks": tuple(tasks), "stages": tuple(stages)})
 
 
 OFFICIAL_ITEMS = 500

@@ -349,3 +349,25 @@ def scripted_openai():
     yield scripted
     server.force_exit = server.should_exit = True
     thread.join(10)
+
+
+@pytest.fixture
+def scripted_run(scripted_openai, tmp_path, monkeypatch):
+    """A run that has learned nothing, whose models are all the scripted server, without hooks: four held-out tasks."""
+    from chimera.config import ModelsConfig, load_config
+    from chimera.runs import Run
+
+    scripted_openai.hooks.clear()
+    scripted_openai.requests.clear()
+    monkeypatch.setenv("TEST_KEY", "sk-a-users-own-key-4242")
+    monkeypatch.delenv("TAVILY_API_KEY", raising=False)
+    keys = list(ModelsConfig.model_fields)
+    settings = {"kind": "endpoint", "base_url": scripted_openai.url, "api_key_env": "TEST_KEY"}
+    models = [f"models.{key}.{name}={value}" for key in keys for name, value in settings.items()]
+    names = [f"models.{key}.model=scripted-{key}" for key in keys]
+    few = ["data.size=40", "gate.tasks=4", "society.node_retries=0"]
+    with Run.create("scripted", load_config(None, [*models, *names, *few, f"runs_dir={tmp_path}"])) as run:
+        began = {**{key: f"scripted-{key}" for key in keys}, "selection": "supervisor's model"}
+        run.ledger("phase_started", phase="gather", policy_versions=began)
+    yield Run(run.path)
+    scripted_openai.hooks.clear()

@@ -6,43 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from chimera.config import load_config
 from chimera.data import load
 from chimera.errors import ModelError, RunError
 from chimera.eval import main
 from chimera.jsonl import append_line, read_lines
 from chimera.policies import WENT_LIVE, Policy
-from chimera.runs import Run
 from evaluation.plan import choose_stages, choose_tasks
 from evaluation.study import Plan, PlannedTask, load_study, recorded
 from evaluation.verify import verify
 
-KEYS = ("junior", "supervisor", "senior", "board", "principal", "judge")
-
 
 @pytest.fixture
 def server(scripted_openai):
-    scripted_openai.hooks.clear()
-    scripted_openai.requests.clear()
-    yield scripted_openai
-    scripted_openai.hooks.clear()
+    return scripted_openai
 
 
 @pytest.fixture
-def run(server, tmp_path, monkeypatch):
-    """A run that has learned nothing: one stage, four held-out tasks."""
-    monkeypatch.setenv("TEST_KEY", "sk-a-users-own-key-4242")
-    monkeypatch.delenv("TAVILY_API_KEY", raising=False)
-    settings = {"kind": "endpoint", "base_url": server.url, "api_key_env": "TEST_KEY"}
-    models = [f"models.{key}.{name}={value}" for key in KEYS for name, value in settings.items()]
-    names = [f"models.{key}.model=scripted-{key}" for key in KEYS]
-    config = load_config(
-        None, [*models, *names, f"runs_dir={tmp_path}", "data.size=40", "gate.tasks=4", "society.node_retries=0"]
-    )
-    with Run.create("run", config) as run:
-        began = {**{key: f"scripted-{key}" for key in KEYS}, "selection": "supervisor's model"}
-        run.ledger("phase_started", phase="gather", policy_versions=began)
-    return Run(run.path)
+def run(scripted_run):
+    return scripted_run
 
 
 def evaluate(run, *arguments):

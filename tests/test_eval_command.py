@@ -10,49 +10,29 @@ from collections import Counter
 
 import pytest
 
-from chimera.config import load_config
 from chimera.errors import ConfigError, ModelError, RunError
 from chimera.eval import main
 from chimera.policies import WENT_LIVE, Policy
-from chimera.runs import Run
 from evaluation import spans, traced_calls
 from evaluation.rollouts import RolloutRecord
 
-KEYS = ("junior", "supervisor", "senior", "board", "principal", "judge")
 STACK = ("agentlightning", "verl", "trl", "torch", "transformers", "wandb", "litellm", "datasets", "peft", "ray")
 
 
 @pytest.fixture
 def server(scripted_openai):
-    scripted_openai.hooks.clear()
-    scripted_openai.requests.clear()
-    scripted_openai.hooks.append(obedient(scripted_openai))
-    yield scripted_openai
-    scripted_openai.hooks.clear()
+    return scripted_openai
 
 
 @pytest.fixture
-def trained(server, tmp_path, monkeypatch):
+def trained(scripted_run, server):
     """A run with endpoints for models and a bandit that went live: stages base and bandit, four held-out tasks."""
     from training.bandit_policy import BanditPolicy, Settings
 
-    monkeypatch.setenv("TEST_KEY", "sk-a-users-own-key-4242")
-    monkeypatch.delenv("TAVILY_API_KEY", raising=False)
-    models = [
-        f"models.{key}.{name}={value}"
-        for key in KEYS
-        for name, value in {
-            "kind": "endpoint", "base_url": server.url, "model": f"scripted-{key}", "api_key_env": "TEST_KEY"
-        }.items()
-    ]  # fmt: skip
-    config = load_config(
-        None, [*models, f"runs_dir={tmp_path}", "data.size=40", "gate.tasks=4", "society.node_retries=0"]
-    )
-    with Run.create("trained", config) as run:
-        began = {**{key: f"scripted-{key}" for key in KEYS}, "selection": "supervisor's model"}
-        run.ledger("phase_started", phase="gather", policy_versions=began)
+    server.hooks.append(obedient(server))
+    with scripted_run.own() as run:
         supervisor = Policy("supervisor", "supervisor@bandit", "models/supervisor/bandit")
-        BanditPolicy(Settings.of(config.bandit, 0)).save(run.path / supervisor.folder)
+        BanditPolicy(Settings.of(run.config.bandit, 0)).save(run.path / supervisor.folder)
         run.ledger(WENT_LIVE, phase="bandit", policy=supervisor.dump())
     return run
 
