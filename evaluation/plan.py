@@ -126,7 +126,7 @@ def check_unseen(tasks: Sequence[ResearchTask], trained: Dataset, split: Split) 
     if leaked:
         raise ConfigError(
             f"{len(leaked)} of {len(tasks)} {split} tasks, such as {leaked[0].id}, were used in training this run, so "
-            "a result on them would mean nothing: train with the same data.test_ids, or evaluate on other data"
+            "a result on them would mean nothing: keep the run's own data and split, or take other data"
         )
 
 

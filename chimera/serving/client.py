@@ -78,7 +78,7 @@ class HttpModel:
         self.endpoints = dict(endpoints)
         self._max_retries = max_retries
         self._connections: AsyncOpenAI | None = None
-        self._clients: dict[str, AsyncOpenAI] = {}
+        self._clients: dict[tuple[str, str], AsyncOpenAI] = {}
 
     def route(self, endpoints: Mapping[str, Endpoint]) -> None:
         """Use other endpoints from now on; connections are kept (a client of its own would cost 17 ms)."""
@@ -89,13 +89,15 @@ class HttpModel:
         from openai import AsyncOpenAI
 
         endpoint = self.endpoints[key]
-        if endpoint.base_url not in self._clients:
+        # Two models at one address may have a key each.
+        place = endpoint.base_url, endpoint.api_key
+        if place not in self._clients:
             if self._connections is None:
                 self._connections = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
-            self._clients[endpoint.base_url] = self._connections.copy(
+            self._clients[place] = self._connections.copy(
                 base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=self._max_retries
             )
-        return self._clients[endpoint.base_url]
+        return self._clients[place]
 
     async def complete(
         self,
