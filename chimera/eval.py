@@ -179,6 +179,7 @@ def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again:
     with ExitStack() as stack:
         servers = None
         if conductor.needs_models(todo):
+            console.print("starting model servers ...")
             log = run.path / "logs" / "eval-models.log"
             servers = stack.enter_context(serve(config.models, config.serving, secrets, log_file=log))
         asyncio.run(_make(conductor, servers, todo, second))

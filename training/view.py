@@ -164,7 +164,7 @@ class Lines:
         self._first, self._last = False, now
         more = self._total - done
         left = f", {(now - self.started) / done * more:.0f} s left" if done >= least and more else ""
-        self._note(f"{self.name}: {done}/{self._total}, {text}{left}")
+        self._note(f"{self.name}: {done}/{self._total}{text and f', {text}'}{left}")
 
 
 class TimeLeftColumn(TimeRemainingColumn):
