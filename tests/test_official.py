@@ -108,7 +108,6 @@ def test_where_the_first_repeat_failed_the_next_that_decided_counts():
     assert list(predictions(plan, both).values()) == ["yes", "no"]
 
 
-
 def test_a_file_is_replaced_as_a_whole_and_a_wrong_place_is_named(tmp_path: Path):
     file = tmp_path / "predictions.json"
     file.write_text("old")
