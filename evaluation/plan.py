@@ -3,6 +3,7 @@
 import difflib
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from chimera.config import Config
@@ -54,6 +55,8 @@ def rolled_back(run: Run) -> list[str]:
 def choose_stages(run: Run, names: str | None) -> tuple[Stage, ...]:
     """The stages that a comma-separated list names, in the order of the run; all of them for None.
 
+    The last of the sequence may be called "final", and is named so then: reports of different runs can be compared.
+
     Raises:
         ConfigError: A name is unknown, was rolled back, or there is none.
     """
@@ -61,7 +64,8 @@ def choose_stages(run: Run, names: str | None) -> tuple[Stage, ...]:
     if names is None:
         return tuple(stages)
     last = [stage.name for stage in stages if stage.kind == "sequence"][-1]
-    asked = [last if name.strip() == FINAL else name.strip() for name in names.split(",") if name.strip()]
+    given = [name.strip() for name in names.split(",") if name.strip()]
+    asked = [last if name == FINAL else name for name in given]
     known = [stage.name for stage in stages]
     valid = f"the stages of run {run.name} are {', '.join(known)} (final is {last})"
     for name in asked:
@@ -72,7 +76,10 @@ def choose_stages(run: Run, names: str | None) -> tuple[Stage, ...]:
             raise ConfigError(f"there is no stage {name!r}{f', did you mean {near[0]!r}?' if near else ''}: {valid}")
     if not asked:
         raise ConfigError(f"--stages names none: {valid}")
-    return tuple(stage for stage in stages if stage.name in asked)
+    chosen = [stage for stage in stages if stage.name in asked]
+    if FINAL in given and last not in given:
+        chosen = [replace(one, name=FINAL, title=f"final ({one.title})") if one.name == last else one for one in chosen]
+    return tuple(chosen)
 
 
 def gate_tasks(dataset: Dataset, config: Config) -> list[ResearchTask]:

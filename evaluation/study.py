@@ -53,11 +53,13 @@ class Stage:
     """The society with some of the run's learned policies.
 
     Attributes:
-        name: "base", the phase after which it was live, or "only-<phase>" when just that phase's policy is used.
+        name: "base", the phase after which it was live, or "only-<phase>" when just that phase's policy is used; the last
+            of the sequence is "final" when it was asked for so.
         title: In words.
         kind: "sequence" for what was live during the run, "alone" for a single policy put on the base.
         policies: The learned policies; what has none is as the run began.
         versions: The policy versions that its rollouts must carry, by logical model, and under "selection".
+        own_name: Its name without "final": what its rollouts are recorded under.
     """
 
     name: str
@@ -65,6 +67,10 @@ class Stage:
     kind: Literal["sequence", "alone"]
     policies: tuple[Policy, ...]
     versions: Mapping[str, str]
+    own_name: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "own_name", self.own_name or self.name)
 
     def dump(self) -> dict[str, Any]:
         """Plain data."""
@@ -275,12 +281,12 @@ def recorded(run: Run, plan: Plan, stage: Stage) -> Recorded:
 def phases_of(split: Split, stage: Stage) -> Sequence[str]:
     """Under which phases rollouts of `stage` are recorded; later ones replace earlier ones."""
     own = own_phase(split, stage)
-    return [f"{GATE}-{stage.name}", own] if split == "val" and stage.kind == "sequence" else [own]
+    return [f"{GATE}-{stage.own_name}", own] if split == "val" and stage.kind == "sequence" else [own]
 
 
 def own_phase(split: Split, stage: Stage) -> str:
     """The phase under which chimera.eval records rollouts of `stage`."""
-    return f"eval-{split}-{stage.name}"
+    return f"eval-{split}-{stage.own_name}"
 
 
 def side_file(split: Split, name: str) -> str:

@@ -8,6 +8,7 @@ from chimera.errors import ConfigError, RunError
 from chimera.policies import ROLLED_BACK, WENT_LIVE, Policy
 from chimera.runs import Run
 from evaluation.plan import check_unseen, choose_stages, choose_tasks, gate_tasks, rolled_back, stages_of
+from evaluation.study import own_phase
 
 BEGAN = {"junior": "nano@0", "senior": "nano@0", "judge": "rubric", "selection": "supervisor's model"}
 
@@ -41,7 +42,11 @@ def test_stages_are_the_base_what_went_live_in_order_and_each_policy_alone(train
     assert versions(stages["ppo"]) == {"junior": "junior@sft", "senior": "senior@ppo"}
     assert versions(stages["bandit"]) == versions(stages["ppo"]) | {"selection": "supervisor@bandit"}
     assert versions(stages["only-bandit"]) == {"selection": "supervisor@bandit"}
-    assert [stage.name for stage in choose_stages(run, "final, base")] == ["base", "bandit"]
+    base, final = choose_stages(run, "final, base")
+    assert (base.name, final.name, final.own_name) == ("base", "final", "bandit")
+    assert final.versions == stages["bandit"].versions
+    assert own_phase("val", final) == own_phase("val", stages["bandit"]) == "eval-val-bandit"
+    assert [stage.name for stage in choose_stages(run, "bandit,final")] == ["bandit"]
 
 
 def test_what_was_rolled_back_is_no_stage(trained):
