@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int | None:
 
     from rich.console import Console
 
-    from evaluation.study import load_study
+    from evaluation.recorded import load_study
 
     console = Console(highlight=False)
     with run.own() as owned:

@@ -24,9 +24,10 @@ from evaluation.baselines import majority, tfidf
 from evaluation.canaries import Work, canaries_of
 from evaluation.direct import DirectRollouts, RewardFunction
 from evaluation.plan import SELECTION
+from evaluation.recorded import own_phase, recorded, side_file
 from evaluation.rollouts import RolloutInput, RolloutRecord
 from evaluation.single_agent import single_agent, single_name
-from evaluation.study import GATE, BaselineAnswer, Judged, Plan, Stage, own_phase, recorded, side_file
+from evaluation.study import GATE, BaselineAnswer, Judged, Plan, Stage
 
 Again = Literal["nothing", "failed", "everything"]
 """What is made again although it is recorded: "failed" is all that failed or has no score."""

@@ -18,6 +18,7 @@ from chimera.types import LABELS
 from evaluation.impossible import PART
 from evaluation.judge import CRITERIA
 from evaluation.metrics import NO_DECISION
+from evaluation.recorded import side_file
 from evaluation.report_figures import (
     ablation_rows,
     between,
@@ -32,7 +33,7 @@ from evaluation.report_figures import (
     stage_titles,
     titled,
 )
-from evaluation.study import Plan, side_file
+from evaluation.study import Plan
 
 Report = Mapping[str, Any]
 OUTCOME, PARTS, SCORES, WORK = "Outcome", "Parts of the reward", "The judge's scores", "Work"

@@ -95,6 +95,11 @@ def _missing(study: Study) -> list[str]:
                 f"{failed} of {len(answers.records)} rollouts of {name} failed: they count as misses in success and "
                 "alignment, and have no reward."
             )
+        if answers.second_tries:
+            found.append(
+                f"{answers.second_tries} of {len(answers.records)} rollouts of {name} failed at first and were made "
+                "again with the same seed, so its success is a little favoured."
+            )
         if unscored:
             found.append(f"{unscored} rollouts of {name} have no reward, because the judge gave no score.")
     if not study.config.evaluation.prices:

@@ -1,32 +1,21 @@
 """One evaluation as data: which tasks and stages it is about, and everything that was recorded for it.
 
-A report is a pure function of a study, and a study is read from the run directory alone, so that every number of a
-report can be computed again later:
-
-    rollouts/evaluation-<stage>.jsonl      rollouts of training's gate         (held-out split only)
-    rollouts/eval-<split>-<stage>.jsonl    rollouts of chimera.eval
-    evaluation/<split>/baselines.jsonl     one answer of one baseline a line
-    evaluation/<split>/audit.jsonl         the second judge's scores of one rollout a line
-    evaluation/<split>/canaries.jsonl      one judge's scores of one canary protocol a line
-
-Of several lines about the same thing the last counts.
+A report is a pure function of a study, and a study is read from the run directory alone (`evaluation.recorded`), so
+that every number of a report can be computed again later.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from chimera.config import Config
 from chimera.config_evaluation import EvaluationConfig
-from chimera.errors import RunError
-from chimera.jsonl import read_lines
 from chimera.policies import Policy
 from chimera.runs import Run
 from chimera.types import Label, ResearchTask, Source
 from evaluation.rollouts import RolloutRecord
 
-Row = TypeVar("Row")
 Split = Literal["val", "test"]
 BASE = "base"
 GATE = "evaluation"
@@ -53,8 +42,8 @@ class Stage:
     """The society with some of the run's learned policies.
 
     Attributes:
-        name: "base", the phase after which it was live, or "only-<phase>" when just that phase's policy is used; the last
-            of the sequence is "final" when it was asked for so.
+        name: "base", the phase after which it was live, or "only-<phase>" when just that phase's policy is used. The
+            last of the sequence is "final" when it was asked for so.
         title: In words.
         kind: "sequence" for what was live during the run, "alone" for a single policy put on the base.
         policies: The learned policies; what has none is as the run began.
@@ -155,11 +144,13 @@ class StageAnswers:
     Attributes:
         records: One for each task and repeat, failed ones too: all tasks of repeat 0 first, in the plan's order.
         places: Where each is recorded, in the same order.
+        second_tries: How many of them stand in place of an earlier one that had failed.
     """
 
     stage: Stage
     records: tuple[RolloutRecord, ...]
     places: tuple[Place, ...]
+    second_tries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,100 +198,3 @@ class Study:
         """The run's configuration, with the evaluation's own settings when it has some."""
         config = self.run.config
         return config if self.settings is None else config.model_copy(update={"evaluation": self.settings})
-
-
-def load_study(run: Run, plan: Plan, settings: EvaluationConfig | None = None) -> Study:
-    """Read what is recorded for `plan`.
-
-    Args:
-        run: The run.
-        plan: What is evaluated.
-        settings: The evaluation's settings; the run's own without them.
-
-    Raises:
-        RunError: A rollout of the plan is not recorded, or a record contradicts the plan.
-    """
-    answers: dict[str, StageAnswers] = {}
-    for stage in plan.stages:
-        found = recorded(run, plan, stage)
-        wanted = [(task.id, repeat) for repeat in range(plan.repeats) for task in plan.tasks]
-        if missing := [key for key in wanted if key not in found]:
-            task, repeat = missing[0]
-            raise RunError(
-                f"stage {stage.name} of run {run.name!r} lacks {len(missing)} of {len(wanted)} rollouts, the first is "
-                f"task {task}, repeat {repeat}: run python -m chimera.eval --run {run.name}"
-            )
-        rows = [found[key] for key in wanted]
-        answers[stage.name] = StageAnswers(stage, tuple(row for row, _ in rows), tuple(place for _, place in rows))
-    baselines = {(one.baseline, one.task_id, one.repeat): one for one in _baselines(run, plan)}
-    auditor = (settings or run.config.evaluation).auditor.name
-    audit = {one.subject: one for one in _side(run, plan, "audit", Judged) if one.model == auditor}
-    canaries = {
-        (one.subject, one.judge): one
-        for one in _side(run, plan, "canaries", Judged)
-        if one.judge == "judge" or one.model == auditor
-    }
-    return Study(run, plan, answers, tuple(baselines.values()), audit, tuple(canaries.values()), settings)
-
-
-Recorded = dict[tuple[str, int], tuple[RolloutRecord, Place]]
-"""Records by task id and repeat, each with its place."""
-
-
-def recorded(run: Run, plan: Plan, stage: Stage) -> Recorded:
-    """The rollouts of `stage` that are recorded for tasks of the plan.
-
-    Those of chimera.eval come before those of training's gate. Records made with other policies are passed over, and so
-    are those of other data's tasks that have the same ids.
-
-    Raises:
-        RunError: A record has another label than the plan.
-    """
-    tasks = {task.id: task for task in plan.tasks}
-    found: Recorded = {}
-    for phase in phases_of(plan.split, stage):
-        for line, data in enumerate(run.rollouts(phase), start=1):
-            if data["task_id"] not in tasks or data["repeat"] >= plan.repeats:
-                continue
-            record, task = RolloutRecord.load(data), tasks[data["task_id"]]
-            # A failed rollout has no outputs that tell what was asked.
-            goal = record.outputs.get("research_goal", task.goal)
-            same_task = (record.source, goal) == (plan.source, task.goal)
-            if dict(record.policy_versions) != dict(stage.versions) or not same_task:
-                continue
-            if record.label != task.label:
-                raise RunError(
-                    f"{run.rollouts_file(phase)}, line {line}: the label of task {task.id} is {record.label!r}, but "
-                    f"{task.label!r} in what is evaluated: the data has changed since"
-                )
-            place = Place(str(run.rollouts_file(phase).relative_to(run.path)), line)
-            found[record.task_id, record.repeat] = (record, place)
-    return found
-
-
-def phases_of(split: Split, stage: Stage) -> Sequence[str]:
-    """Under which phases rollouts of `stage` are recorded; later ones replace earlier ones."""
-    own = own_phase(split, stage)
-    return [f"{GATE}-{stage.own_name}", own] if split == "val" and stage.kind == "sequence" else [own]
-
-
-def own_phase(split: Split, stage: Stage) -> str:
-    """The phase under which chimera.eval records rollouts of `stage`."""
-    return f"eval-{split}-{stage.own_name}"
-
-
-def side_file(split: Split, name: str) -> str:
-    """Where `name` ("baselines", "audit", "canaries") is recorded, relative to the run."""
-    return f"evaluation/{split}/{name}.jsonl"
-
-
-def _baselines(run: Run, plan: Plan) -> Iterator[BaselineAnswer]:
-    """The answers to the plan's tasks; not those that another evaluation had from other stages or further repeats."""
-    tasks, stages = {task.id for task in plan.tasks}, {"", *(stage.name for stage in plan.alone)}
-    for one in _side(run, plan, "baselines", BaselineAnswer):
-        if one.task_id in tasks and one.repeat < plan.repeats and one.baseline.partition("@")[2] in stages:
-            yield one
-
-
-def _side(run: Run, plan: Plan, name: str, kind: Callable[..., Row]) -> Iterator[Row]:
-    return (kind(**data) for data in read_lines(run.path / side_file(plan.split, name)))

@@ -15,11 +15,12 @@ from chimera.config_evaluation import EvaluationConfig
 from chimera.errors import ChimeraError, RunError
 from chimera.runs import Run
 from evaluation.impossible import impossible
+from evaluation.recorded import load_study
 from evaluation.report import FORMAT, VERSION, build
 from evaluation.report_files import DATA, PAGE, TEXT
 from evaluation.report_page import page
 from evaluation.report_text import markdown
-from evaluation.study import Plan, load_study
+from evaluation.study import Plan
 
 TOLERANCE = 1e-9
 """Sums may be added up in another order on another machine."""

@@ -12,7 +12,8 @@ from chimera.eval import main
 from chimera.jsonl import append_line, read_lines
 from chimera.policies import WENT_LIVE, Policy
 from evaluation.plan import choose_stages, choose_tasks
-from evaluation.study import Plan, PlannedTask, load_study, recorded
+from evaluation.recorded import load_study, recorded
+from evaluation.study import Plan, PlannedTask
 from evaluation.verify import verify
 
 

@@ -155,6 +155,7 @@ def test_failures_are_counted_and_resume_makes_them_again(trained, server):
     assert [one.status for one in records(trained, "base")][-1] == "succeeded"
     assert len(records(trained, "base")) == 5
     assert report_of(trained)["stages"]["base"]["success"]["mean"] == 1.0
+    assert any("1 of 4 rollouts of base failed at first" in note for note in report_of(trained)["notes"])
 
 
 def test_a_server_that_is_gone_ends_the_evaluation_and_what_was_made_stays(trained, server):

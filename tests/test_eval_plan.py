@@ -8,7 +8,7 @@ from chimera.errors import ConfigError, RunError
 from chimera.policies import ROLLED_BACK, WENT_LIVE, Policy
 from chimera.runs import Run
 from evaluation.plan import check_unseen, choose_stages, choose_tasks, gate_tasks, rolled_back, stages_of
-from evaluation.study import own_phase
+from evaluation.recorded import own_phase
 
 BEGAN = {"junior": "nano@0", "senior": "nano@0", "judge": "rubric", "selection": "supervisor's model"}
 

@@ -20,13 +20,14 @@ from chimera.policies import Policy
 from chimera.runs import Run
 from evaluation.judge import CRITERIA
 from evaluation.plots import Plot
+from evaluation.recorded import load_study
 from evaluation.report import build, compare_all, stage_pairs
 from evaluation.report_files import write_report
 from evaluation.report_page import inlined, page
 from evaluation.report_text import markdown
 from evaluation.report_words import notes, players
 from evaluation.rollouts import RolloutRecord
-from evaluation.study import Plan, PlannedTask, Stage, load_study
+from evaluation.study import Plan, PlannedTask, Stage
 from evaluation.verify import differences, find_run, verify
 
 LABELS = ["yes"] * 6 + ["no"] * 4 + ["maybe"] * 2
