@@ -50,3 +50,33 @@ async def test_spans_may_arrive_in_another_thread_while_they_are_queried():
         assert len((await store.query_spans(rollout.rollout_id)).items) == SPANS
     finally:
         await store.close()
+
+
+async def test_a_late_span_of_a_killed_runner_does_not_keep_the_rollout_from_its_next_attempt():
+    """The gateway sends the exchange that a runner was waiting for when it was killed."""
+    store = LabStore(lambda _: None)
+    await store.start()
+    try:
+        again = agl.RolloutConfig(max_attempts=2, retry_condition=["unresponsive"])
+        await store.enqueue_many_rollouts([EnqueueRolloutRequest(input={}, mode="train", config=again)])
+        first = await store.dequeue_rollout("Worker-0")
+        assert first is not None
+        known = first.rollout_id, first.attempt.attempt_id
+        await store.add_many_spans([span(*known, 1)])
+        await store.update_attempt(*known, status="unresponsive", metadata={"error": "killed"})
+        await store.add_many_spans([span(*known, 2)])
+        second = await store.dequeue_rollout("Worker-1")
+        assert second is not None
+        assert (second.rollout_id, second.attempt.sequence_id) == (first.rollout_id, 2)
+        # Now that it is under way, what comes late of the first attempt changes nothing.
+        await store.add_many_spans([span(*known, 3)])
+        rollout = await store.get_rollout_by_id(first.rollout_id)
+        assert isinstance(rollout, agl.AttemptedRollout)
+        assert rollout.attempt.attempt_id == second.attempt.attempt_id
+        await store.update_attempt(second.rollout_id, second.attempt.attempt_id, status="unresponsive")
+        await store.add_many_spans([span(second.rollout_id, second.attempt.attempt_id, 4)])
+        rollout = await store.get_rollout_by_id(first.rollout_id)
+        assert rollout is not None
+        assert rollout.status == "failed"
+    finally:
+        await store.close()

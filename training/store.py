@@ -21,9 +21,6 @@ SCAN_SECONDS = 1.0
 SPAN_MEMORY_BYTES = 512 * 2**20
 FINAL_ATTEMPT: frozenset[AttemptStatus] = frozenset({"succeeded", "failed", "timeout", "unresponsive"})
 
-REVIVED = {("running", "failed"), ("running", "timeout"), ("running", "unresponsive")}
-"""Rollout and latest attempt in states that contradict each other."""
-
 
 class LabStore(agl.LightningStoreServer):
     """Store server in a thread of the main process, on loopback; spans beyond 512 MB are evicted, oldest first."""
@@ -49,6 +46,7 @@ class LabStore(agl.LightningStoreServer):
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self._waiting_lock = threading.Lock()
         self._gone: set[str] = set()
+        self._ended: dict[str, AttemptStatus] = {}
         self._closing = False
 
     async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[agl.Rollout]:
@@ -83,22 +81,26 @@ class LabStore(agl.LightningStoreServer):
         """Update, and say so when the attempt has ended; a retry goes back to the queue, so runners are woken too."""
         attempt = await super().update_attempt(rollout_id, attempt_id, *args, **kwargs)
         if attempt.status in FINAL_ATTEMPT:
+            self._ended[attempt_id] = attempt.status
             self._wake()
             self._on_ended(rollout_id)
         return attempt
 
     async def add_many_spans(self, spans: Sequence[agl.Span]) -> Sequence[agl.Span]:
-        """Add spans; a rollout that waits for another attempt goes on waiting.
+        """Add spans; an attempt that has ended stays so, and a rollout that waits for another one goes on waiting.
 
-        agentlightning 0.3.0 takes a late span of a failed attempt (the gateway sends the last exchange after the
-        answer) for a sign of life and sets the rollout from "requeuing" to "running", so that no runner would get it.
+        agentlightning 0.3.0 takes a late span for a sign of life (the gateway sends an exchange after the answer, also
+        to a runner that was killed meanwhile): it sets the attempt from "unresponsive" and the rollout from "requeuing"
+        to "running", so that no runner would get it.
         """
         added = await super().add_many_spans(spans)
-        for rollout_id in {span.rollout_id for span in spans}:
+        for rollout_id in {span.rollout_id for span in spans if span.attempt_id in self._ended}:
             rollout = await self.get_rollout_by_id(rollout_id)
-            if isinstance(rollout, agl.AttemptedRollout) and (rollout.status, rollout.attempt.status) in REVIVED:
-                await self.update_rollout(rollout_id, status="requeuing")
-                self._wake()
+            if isinstance(rollout, agl.AttemptedRollout) and rollout.status == "running":
+                attempt_id = rollout.attempt.attempt_id
+                if attempt_id in self._ended:
+                    await super().update_attempt(rollout_id, attempt_id, status=self._ended[attempt_id])
+                    self._wake()
         return added
 
     def dismiss(self, worker_id: str) -> None:
