@@ -15,7 +15,16 @@ import numpy as np
 
 from chimera.config import Config
 from chimera.types import Label
-from evaluation.metrics import MACRO_F1, Metric, TaskAnswers, answers_of, interval_settings, metrics_of, values_of
+from evaluation.metrics import (
+    LATENCY,
+    MACRO_F1,
+    Metric,
+    TaskAnswers,
+    answers_of,
+    interval_settings,
+    metrics_of,
+    values_of,
+)
 from evaluation.paired import paired_difference
 from evaluation.statistics import (
     exchange_test,
@@ -81,10 +90,15 @@ Comparisons = Mapping[str, Mapping[str, Comparison]]
 
 
 def compare(before: StageAnswers, after: StageAnswers, plan: Plan, config: Config) -> dict[str, Comparison]:
-    """Every metric that has a value in both stages for some rollout of the same task and seed, not yet adjusted."""
+    """Every metric that has a value in both stages for some rollout of the same task and seed, not yet adjusted.
+
+    Latency is left out where training's gate made rollouts of either: it ran through the gateway, beside other work.
+    """
     found: dict[str, Comparison] = {}
     of_answers = compare_answers(answers_of(before), answers_of(after), plan, config)
     for metric in metrics_of(config):
+        if metric.name == LATENCY and (before.by_training or after.by_training):
+            continue
         if metric.name in of_answers:
             found[metric.name] = of_answers[metric.name]
         elif metric.value is not None:

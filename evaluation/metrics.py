@@ -27,6 +27,7 @@ TaskAnswers = Mapping[str, Sequence[Label | None]]
 """By task id what was answered in each repeat; None is no answer."""
 
 MACRO_F1 = "macro_f1"
+LATENCY = "seconds"
 NO_DECISION = "none"
 """Stands for the decision of a rollout that made none."""
 
@@ -72,7 +73,7 @@ def metrics_of(config: Config) -> list[Metric]:
         _count("repairs", "answers asked for again", -1),
         _count("prompt_tokens", "tokens read", 0),
         _count("completion_tokens", "tokens written", 0),
-        Metric("seconds", "latency", "seconds", -1, False, lambda record: record.seconds),
+        Metric(LATENCY, "latency", "seconds", -1, False, lambda record: record.seconds),
         *([_cost(config.evaluation.prices)] if config.evaluation.prices else []),
     ]
 

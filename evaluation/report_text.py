@@ -47,7 +47,10 @@ def _stages(report: Report) -> Iterator[str]:
     yield "## Stages"
     yield ""
     percent = f"{100 * report['settings']['confidence']:g}"
-    yield f"Means over tasks with {percent} % bootstrap intervals; n is the number of tasks with a value."
+    yield (
+        f"Means over tasks with {percent} % bootstrap intervals, or Clopper and Pearson's exact bound for a share that "
+        "is 0 or 100 % throughout; n is the number of tasks with a value."
+    )
     yield ""
     titles, stages = stage_titles(report), report["stages"]
     rows = []
@@ -187,7 +190,8 @@ def _judges(report: Report) -> Iterator[str]:
         return
     yield "## The judges"
     yield ""
-    yield f"Judge: {_cell(judges['judge'])}; second judge, which training never uses: {_cell(judges['auditor'])}."
+    second = judges["auditor"] and f"second judge, which training never uses: {_cell(judges['auditor'])}"
+    yield f"Judge: {_cell(judges['judge'] or 'none recorded')}; {second or 'there was no second judge'}."
     if judges["n"]:
         yield ""
         alphas = [[name, _two(alpha)] for name, alpha in judges["alpha"].items()]

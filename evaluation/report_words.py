@@ -66,16 +66,16 @@ def notes(study: Study) -> list[str]:
             "The judge that gives the reward's six criteria is a deterministic rubric, not a language model: what "
             "training gains in them is what the rubric can see."
         )
-    if plan.split == "val" and config.gate.enabled:
+    if plan.split == "val" and config.gate.enabled and any(stage.policies for stage in plan.stages):
         found.append(
             "The gate decided on held-out tasks of this split whether a policy stayed live, so the stages that are "
             "left are a little favoured by it."
         )
-    # Only training's rollouts name the runner process that made them.
-    if len({record.worker is None for answers in study.answers.values() for record in answers.records}) > 1:
+    by_gate = [name for name, answers in study.answers.items() if answers.by_training]
+    if by_gate:
         found.append(
-            "Some rollouts were recorded by training's gate, through its gateway and beside other work, and some by "
-            "chimera.eval: latencies of the two kinds cannot be compared (--fresh makes all of them the same way)."
+            f"Rollouts of {', '.join(by_gate)} were recorded by training's gate, through its gateway and beside other "
+            "work, so these latencies are compared with no others (--fresh makes all rollouts the same way)."
         )
     if len(plan.tasks) < SMALL:
         found.append(f"{len(plan.tasks)} tasks are few: intervals are rough, and only large differences can show.")

@@ -152,6 +152,11 @@ class StageAnswers:
     places: tuple[Place, ...]
     second_tries: int = 0
 
+    @property
+    def by_training(self) -> bool:
+        """Whether training's gate made some of the rollouts: only training's name the runner process they ran in."""
+        return any(record.worker is not None for record in self.records)
+
 
 @dataclass(frozen=True, slots=True)
 class BaselineAnswer:

@@ -106,6 +106,17 @@ def test_alignment_is_compared_over_all_tasks_by_mcnemars_exact_test():
     assert found.test == "McNemar's exact test"
 
 
+def test_latency_is_compared_only_where_the_gate_made_no_rollout():
+    labels, rewards = ["yes"] * 3, [1.0] * 3
+    evaluated = stage(labels, labels, rewards, seconds=2.0)
+    by_gate = stage(labels, labels, rewards, seconds=1.0, worker="Worker-1")
+    assert compare(evaluated, evaluated, plan(labels), CONFIG)["seconds"].before == 2.0
+    for pair in [(by_gate, evaluated), (evaluated, by_gate), (by_gate, by_gate)]:
+        found = compare(*pair, plan(labels), CONFIG)
+        assert "seconds" not in found
+        assert "reward" in found
+
+
 def test_success_is_compared_over_all_tasks_too():
     labels = ["yes"] * 8
     found = compare(

@@ -300,12 +300,23 @@ def test_what_surrounds_the_numbers_is_there(report, run):
     assert report["side_by_side"]
 
 
-def test_latencies_of_training_and_of_evaluation_are_not_compared_in_silence(study):
+def test_it_is_said_which_latencies_are_compared_with_no_others(study):
     base = study.answers["base"]
     by_runner = replace(base, records=tuple(replace(record, worker="Worker-1") for record in base.records))
     mixed = replace(study, answers={**study.answers, "base": by_runner})
     assert not any("latencies" in note for note in notes(study))
-    assert any("latencies" in note for note in notes(mixed))
+    assert any("Rollouts of base were recorded by training's gate" in note for note in notes(mixed))
+
+
+def test_the_gate_favours_only_what_it_could_roll_back(study):
+    untrained = replace(study.plan, stages=STAGES[:1])
+    assert any("The gate decided" in note for note in notes(study))
+    assert not any("The gate decided" in note for note in notes(replace(study, plan=untrained)))
+
+
+def test_a_report_without_a_second_judge_says_so(report):
+    report["judges"] |= {"auditor": None, "n": 0}
+    assert "; there was no second judge." in markdown(report)
 
 
 def test_a_single_stage_has_nothing_to_be_compared_with(run):
