@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 READS = ("evaluation", "serving", "rollouts", "data", "runs_dir")
 """Settings that may differ from the run's; society, models and rewards are what is evaluated."""
 
+PROBLEMS_SHOWN = 50
+"""A report of other tasks or settings differs in thousands of numbers."""
+
 EPILOG = """
 what is recorded counts: rollouts of the gate during training and of earlier evaluations are not made again.
 --resume makes what failed again (rollouts, a single agent's answers, judges' scores), --fresh everything. Settings:
@@ -271,8 +274,10 @@ def _verify(arguments: argparse.Namespace) -> int:
 
     run = _open(arguments)[0] if arguments.run else find_run(arguments.verify)
     problems = verify(arguments.verify, run)
-    for problem in problems:
+    for problem in problems[:PROBLEMS_SHOWN]:
         print(f"refused: {problem}")
+    if len(problems) > PROBLEMS_SHOWN:
+        print(f"... and {len(problems) - PROBLEMS_SHOWN} more")
     if problems:
         print(f"{arguments.verify}: {len(problems)} problem{'s' * (len(problems) > 1)}, so do not trust it")
         return 1

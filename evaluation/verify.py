@@ -43,7 +43,10 @@ def verify(report_file: Path, run: Run | None) -> list[str]:
     report = read_report(report_file)
     problems = impossible(report)
     if run is None:
-        return [*problems, f"the run of {report_file} was not found, so no number could be computed again: name it"]
+        return [
+            *problems,
+            f"the run of {report_file} was not found, so no number could be computed again: name it with --run",
+        ]
     return problems + _recomputed(report, run, _file(report_file).parent)
 
 

@@ -1,6 +1,7 @@
 """`python -m chimera.eval` with served weights: every stage is answered by its own, and its report can be verified."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -77,6 +78,22 @@ def test_the_report_is_verified_and_a_changed_number_is_named(evaluated, tmp_pat
     code, said = command("--verify", changed / "report")
     assert code == 1
     assert "stages.ppo.reward" in said
+
+
+def test_a_report_of_other_numbers_does_not_flood_the_terminal(evaluated, tmp_path):
+    changed = tmp_path / "trained"
+    shutil.copytree(evaluated[0].path, changed)
+    file = changed / "report" / "report.json"
+    report = json.loads(file.read_text())
+    for metrics in report["stages"].values():
+        for mean in metrics.values():
+            mean["n"] += 1
+    file.write_text(json.dumps(report))
+    code, said = command("--verify", changed / "report")
+    assert code == 1
+    assert said.count("refused: ") == 50
+    (more,) = re.findall(r"\.\.\. and (\d+) more", said)
+    assert f"{50 + int(more)} problems" in said
 
 
 def test_a_table_that_cannot_be_true_is_refused(tmp_path):
