@@ -66,7 +66,11 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", type=Path, metavar="FILE", help="YAML file; the defaults, as in configs/local.yaml, without it"
     )
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="settings, such as gather.tasks=20 (python -m chimera config)"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="settings, such as gather.tasks=20 (python -m chimera config)",
     )
 
 

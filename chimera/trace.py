@@ -48,7 +48,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--messages", action="store_true", help="show what each model was sent, too")
     parser.add_argument("--tokens", action="store_true", help="show each token that PPO learned from, too")
     parser.add_argument("--runs-dir", metavar="DIR", help="where runs are (as runs_dir=DIR)")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="runs_dir=DIR")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="runs_dir=DIR")
     arguments = parse_arguments(parser, argv)
     if arguments.rollout is not None and "=" in arguments.rollout:
         arguments.overrides.insert(0, arguments.rollout)

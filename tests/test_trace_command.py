@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from chimera import trace
+from chimera import ask, trace
 from chimera.config import Config
 from chimera.errors import ChimeraError, ConfigError, RunError
 from chimera.runs import Run
@@ -126,6 +126,13 @@ def test_a_task_is_found_in_all_phases_or_in_one(runs, capsys):
 def test_what_is_not_there_is_answered_with_the_nearest(runs, argv, error, complaint):
     with pytest.raises(error, match=complaint):
         trace.main([*argv, "--runs-dir", str(runs)])
+
+
+@pytest.mark.parametrize(("command", "missing"), [(trace.main, "run"), (ask.main, "question")])
+def test_only_what_has_to_be_given_is_called_required(capsys, command, missing):
+    with pytest.raises(SystemExit):
+        command([])
+    assert capsys.readouterr().err.endswith(f"the following arguments are required: {missing}\n")
 
 
 def test_a_run_without_rollouts_says_what_to_do(tmp_path):
