@@ -34,7 +34,7 @@ def verify(report_file: Path, run: Run | None) -> list[str]:
     """What is wrong with a report, one sentence each; nothing when all of it is true.
 
     Args:
-        report_file: report.json, or the folder that it is in.
+        report_file: report.json, the folder that it is in, or the run directory that has it in `report/`.
         run: The run that it is about (`find_run`); without one nothing can be recomputed, which is a problem too.
 
     Raises:
@@ -79,7 +79,10 @@ def find_run(report_file: Path) -> Run | None:
 
 
 def _file(report_file: Path) -> Path:
-    return report_file / DATA if report_file.is_dir() else report_file
+    if not report_file.is_dir():
+        return report_file
+    of_run = report_file / "report" / DATA
+    return of_run if of_run.is_file() and not (report_file / DATA).exists() else report_file / DATA
 
 
 def _recomputed(report: Mapping[str, Any], run: Run, folder: Path) -> list[str]:

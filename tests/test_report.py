@@ -463,6 +463,7 @@ def test_a_written_report_is_found_and_true(report, run, tmp_path):
     assert found.path == run.path
     assert verify(folder, found) == []
     assert verify(folder / "report.json", found) == []
+    assert verify(tmp_path, found) == []
 
 
 def number_paths(tree, place=()):
