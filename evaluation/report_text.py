@@ -37,6 +37,8 @@ def _head(report: Report) -> Iterator[str]:
     yield f"**{_cell(report['verdict']['text'])}**"
     yield ""
     yield f"- compared: {', '.join(stage['title'] for stage in report['plan']['stages'])}"
+    if gone := report["run"]["rolled_back"]:
+        yield f"- rolled back as clearly worse, so no stage here: {', '.join(map(_cell, gone))}"
     yield f"- data: {data_words(report)} ({_cell(report['data'])})"
     for model, roles in played(report):
         yield f"- {_cell(model)}: {', '.join(roles)}"

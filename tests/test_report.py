@@ -314,6 +314,13 @@ def test_the_gate_favours_only_what_it_could_roll_back(study):
     assert not any("The gate decided" in note for note in notes(replace(study, plan=untrained)))
 
 
+def test_what_was_rolled_back_stands_on_the_first_screen(report):
+    for shown in (markdown(report).partition("## Stages")[0], page(report, {}).partition('id="stages"')[0]):
+        assert "rolled back as clearly worse, so no stage here: ppo" in shown
+    report["run"]["rolled_back"] = []
+    assert "rolled back as" not in markdown(report)
+
+
 def test_a_report_without_a_second_judge_says_so(report):
     report["judges"] |= {"auditor": None, "n": 0}
     assert "; there was no second judge." in markdown(report)
