@@ -23,14 +23,23 @@ def describe_environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "commit": _git("rev-parse", "HEAD"),
-        "modified_files": len((_git("status", "--porcelain", "--untracked-files=no") or "").splitlines()),
+        "modified_files": _modified_files(),
         "packages": _packages(),
     }
+
+
+def describe_code() -> dict[str, Any]:
+    """Time, commit and number of modified files: which code makes something now."""
+    return {"time": now(), "commit": _git("rev-parse", "HEAD"), "modified_files": _modified_files()}
 
 
 @cache
 def _packages() -> dict[str, str]:
     return dict(sorted((item.name.lower(), item.version) for item in metadata.distributions()))
+
+
+def _modified_files() -> int:
+    return len((_git("status", "--porcelain", "--untracked-files=no") or "").splitlines())
 
 
 def _git(*arguments: str) -> str | None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from chimera.environment import describe_code
 from chimera.errors import RunError
 from evaluation.official import predictions, write_predictions
 from evaluation.plots import draw_all
@@ -38,7 +39,7 @@ def publish(study: Study, lines: Sequence[Mapping[str, Any]], folder: Path) -> d
         raise RunError(f"the report cannot be written to {folder}: {error.strerror}") from error
     drawn = draw_all(study, lines, compare_all(study), folder / PLOTS)
     plots = [replace(plot, files={kind: f"{PLOTS}/{name}" for kind, name in plot.files.items()}) for plot in drawn]
-    report = build(study, plots, folder)
+    report = {**build(study, plots, folder), "written": describe_code()}
     write_report(report, folder)
     return report
 

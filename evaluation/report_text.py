@@ -223,6 +223,9 @@ def _made(report: Report) -> Iterator[str]:
         f"{settings['seed']}, level {1 - settings['confidence']:.3g}"
     )
     yield f"- run {_cell(run['name'])} of {run['created']}, commit {run['commit'] or 'unknown'}"
+    if written := report.get("written"):
+        changed = f", {written['modified_files']} files changed since" if written["modified_files"] else ""
+        yield f"- evaluated {written['time']}, commit {written['commit'] or 'unknown'}{changed}"
     yield "- `python -m chimera.eval --verify FOLDER` computes every number again from the run's rollouts"
     yield from (f"- {_cell(note)}" for note in report["notes"])
 

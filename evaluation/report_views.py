@@ -154,15 +154,19 @@ class ReportView:
         titles = stage_titles(self._report)
         return tuple(_pair(pair, titles) for pair in self._report["side_by_side"])
 
-    def trace(self, rollout: str) -> Node:
+    def trace(self, rollout: str | None = None) -> Node:
         """One rollout as an outline: roles, model calls, tool calls, reviews, decision, reward.
 
         Args:
-            rollout: Its id, or the beginning of one.
+            rollout: Its id, or the beginning of one; without it the last stage's rollout of the first pair, or its
+                first rollout where there are no pairs.
 
         Raises:
             RunError: There is no such rollout.
         """
+        if rollout is None:
+            last = list(self._report["outcomes"].values())[-1]
+            rollout = self.pairs[0].after if self.pairs else str(last["rollouts"][0]["id"])
         return outline(read_tree(self._run, find(recorded_rollouts(self._run), rollout)[0]))
 
     def _section(self, name: str) -> Words:

@@ -24,8 +24,8 @@ from evaluation.study import Plan
 
 TOLERANCE = 1e-9
 """Sums may be added up in another order on another machine."""
-NOT_COMPARED = ("plots", "run.path", "run.phases", "run.rolled_back")
-"""Drawings are no numbers; the run may have been moved or gone on since."""
+NOT_COMPARED = ("plots", "written", "run.path", "run.phases", "run.rolled_back")
+"""Drawings are no numbers; the report was written when it was; the run may have been moved or gone on since."""
 SHOWN = 200
 """Longer texts are cut in messages."""
 

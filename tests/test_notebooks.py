@@ -217,6 +217,7 @@ def test_a_pair_shows_what_differs_and_text_is_text(run):
 def test_a_trace_is_an_outline_that_folds(run):
     view = open_report(run)
     node = view.trace(view.pairs[0].after)
+    assert repr(view.trace()) == repr(node)
     html = ElementTree.fromstring(node._repr_html_())
     assert html.attrib == {"open": ""}
     visits = [one.findtext("summary") for one in html.find("div").findall("details")]
