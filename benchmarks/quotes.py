@@ -77,9 +77,7 @@ def main() -> None:
         log = Path(folder) / "models.log"
         with serve(config.models, config.serving, {}, log_file=log) as servers:
             selector = learned(run, servers) if run else SupervisorChoice()
-            found = {
-                way: asyncio.run(asked(config, settings, servers, selector, tasks)) for way, settings in WAYS.items()
-            }
+            found = {way: asyncio.run(asked(config, way, servers, selector, tasks)) for way in WAYS}
     Console(width=120).print(table(found))
 
 
@@ -98,7 +96,7 @@ def learned(run: Run, servers: ModelServers) -> Selector:
 
 async def asked(
     config: Config,
-    settings: Mapping[str, Any],
+    way: str,
     servers: ModelServers,
     selector: Selector,
     tasks: Sequence[ResearchTask],
