@@ -91,9 +91,9 @@ def made(folder: Path) -> Path:
         SystemExit: The rollout failed, so its trace cannot be compared.
     """
     print("no trace below runs/ has token ids: making one rollout with the bundled model")
-    settings = [f"runs_dir={folder}", "gather.tasks=1", "rollouts.runners=1"]
+    settings = [f"runs_dir={folder}", "gather.tasks=1", "rollouts.runners=1", "wandb.mode=disabled"]
     command = [sys.executable, "-m", "chimera.train", "--phases", "gather", *settings]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "WANDB_MODE": "disabled"})
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     found = newest(folder)
     if found is None:
         sys.exit("the rollout that was made failed: give the trace of a finished rollout as argument")

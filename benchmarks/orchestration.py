@@ -203,7 +203,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rollouts", type=int, default=80)
     parser.add_argument("--runners", type=int, default=8)
-    parser.add_argument("--tiny", action="store_true", help="2 rollouts, 1 runner: shows that it runs, not what it costs")
+    parser.add_argument(
+        "--tiny", action="store_true", help="2 rollouts, 1 runner: shows that it runs, not what it costs"
+    )
     arguments = parser.parse_args()
     if arguments.tiny:
         arguments.rollouts, arguments.runners = 2, 1
