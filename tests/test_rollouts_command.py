@@ -171,6 +171,32 @@ def test_a_second_ctrl_c_kills_at_once_even_while_starting(start_training):
     assert_all_gone(processes, at_least=3)
 
 
+def test_a_stop_that_hangs_is_cut_short():
+    """A task that goes on after it was cancelled, and a time limit that is over at once."""
+    script = """
+import asyncio, os, signal
+from training import interrupt
+
+async def deaf():
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            pass
+
+async def main():
+    task = asyncio.create_task(deaf())
+    with interrupt.interruptible(task):
+        os.kill(os.getpid(), signal.SIGINT)
+        await task
+
+interrupt.STOP_SECONDS = 0.1
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "\nstopping; once more kills at once\n")
+
+
 def test_an_unknown_phase_names_the_valid_ones():
     command = [sys.executable, "-m", "chimera.train", "--phases", "gahter"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
