@@ -45,7 +45,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "Protocol": {**dict.fromkeys(FIELDS, "as usual"), "sample_size": 200, "expected": "yes"},
     "PeerReview": REVIEW,
     "SafetyReview": REVIEW,
-    "FinalDecision": {"amendments": [], "decision": "GO", "rationale": "The evidence says so."},
+    "FinalDecision": {"amendments": [], "rationale": "The evidence says so.", "answer": "yes", "decision": "GO"},
     "Judgement": dict.fromkeys(CRITERIA, 0.5),
 }
 PROMPT_IDS, RESPONSE_IDS = list(range(400)), list(range(100))

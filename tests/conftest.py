@@ -383,7 +383,7 @@ def scripted_run(scripted_openai, tmp_path, monkeypatch):
     monkeypatch.setenv("TEST_KEY", "sk-a-users-own-key-4242")
     monkeypatch.delenv("TAVILY_API_KEY", raising=False)
     keys = list(ModelsConfig.model_fields)
-    settings = {"kind": "endpoint", "base_url": scripted_openai.url, "api_key_env": "TEST_KEY"}
+    settings = {"kind": "endpoint", "base_url": scripted_openai.url, "api_key_env": "TEST_KEY", "timeout_s": 3600}
     models = [f"models.{key}.{name}={value}" for key in keys for name, value in settings.items()]
     names = [f"models.{key}.model=scripted-{key}" for key in keys]
     few = ["data.size=40", "gate.tasks=4", "society.node_retries=0"]

@@ -30,6 +30,8 @@ from training.summary import summarize
 
 CONCLUSION = "the conclusion that nobody may read"
 SECRET = "sk-a-users-own-secret-key-42"
+PATIENCE = 3600.0
+"""Seconds; no test may end by a time limit that it does not set itself."""
 ROLE_MODELS = {
     "Geneticist": "junior",
     "Pharmacologist": "junior",
@@ -51,15 +53,21 @@ def task(name, label="yes"):
 
 def config_for(url, folder, **rollouts):
     models = {
-        key: {"kind": "endpoint", "base_url": url, "model": f"scripted-{key}", "api_key_env": "TEST_KEY"}
+        key: {
+            "kind": "endpoint",
+            "base_url": url,
+            "model": f"scripted-{key}",
+            "api_key_env": "TEST_KEY",
+            "timeout_s": PATIENCE,
+        }
         for key in ("junior", "supervisor", "senior", "board", "principal", "judge")
     }
     return Config.model_validate(
         {
             "runs_dir": folder,
             "models": models,
-            "society": {"node_retries": 0},
-            "rollouts": {"runners": 2, **rollouts},
+            "society": {"node_retries": 0, "node_timeout_s": PATIENCE},
+            "rollouts": {"runners": 2, "timeout_s": PATIENCE, **rollouts},
             "bandit": {"exploration": 0.0},
         }
     )
@@ -384,7 +392,7 @@ async def test_a_hanging_rollout_fails_and_its_runner_is_replaced(scripted_opena
         return scripted_openai.never()
 
     scripted_openai.hooks[:] = [script]
-    async with open_lab(scripted_openai.url, tmp_path, [task("hanging")], timeout_s=3600.0, runners=1) as lab:
+    async with open_lab(scripted_openai.url, tmp_path, [task("hanging")], runners=1) as lab:
         (pid,) = lab.pool.pids().values()
         collecting = asyncio.create_task(collect(lab, [task("hanging")]))
         await arrived.wait()

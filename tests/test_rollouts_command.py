@@ -38,11 +38,12 @@ def start_training(scripted_openai, tmp_path_factory):
     When `endless`, each runner answers one task and then waits for its next model call until the run is stopped.
     """
     folder = tmp_path_factory.mktemp("command")
-    endpoint = {"kind": "endpoint", "base_url": scripted_openai.url, "model": "scripted"}
+    endpoint = {"kind": "endpoint", "base_url": scripted_openai.url, "model": "scripted", "timeout_s": 3600}
     config = {
         "runs_dir": str(folder),
         "models": dict.fromkeys(("junior", "supervisor", "senior"), endpoint),
-        "rollouts": {"runners": 2},
+        "rollouts": {"runners": 2, "timeout_s": 3600},
+        "society": {"node_timeout_s": 3600},
         "data": {"size": 50},
         "gather": {"tasks": 4},
         "wandb": {"mode": "disabled"},
