@@ -213,9 +213,9 @@ def test_protocols_are_a_table_with_what_became_of_them(offline):
     files = offline.run.path / "wandb" / "latest-run" / "files"
     table = json.loads((files / offline.data.history[4]["protocols/gather/path"]).read_text())
     assert table["columns"] == list(COLUMNS)
-    assert [row[:5] for row in table["data"]] == [
-        ["t2", "Does drug2 work?", "GO", "yes", 0.75],
-        ["t0", "Does drug0 work?", "GO", "yes", 0.5],
+    assert [row[:6] for row in table["data"]] == [
+        ["t2", "Does drug2 work?", "yes", "GO", "yes", 0.75],
+        ["t0", "Does drug0 work?", "yes", "GO", "yes", 0.5],
     ]
     assert table["data"][0][-1] == "report harms; blind the raters"
 
