@@ -1,6 +1,6 @@
 """Tokens per second of the embedded model server against plain transformers `generate`, on the same model, in one run.
 
-    python -m benchmarks.serving [--model nano|FOLDER|random] [--concurrency 1 8 32]
+    python -m benchmarks.serving [--model nano|FOLDER|random] [--concurrency 1 8 32] [--tiny]
 
 Every system answers the same prompts with the same sampling (temperature 1) and the same number of new tokens on one
 torch thread. The server is measured over HTTP, from the first request sent to the last answer read; transformers runs
@@ -77,7 +77,10 @@ def main() -> None:
     parser.add_argument("--model", default="nano", help="'nano', a folder, or 'random' (2M random weights)")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--repeats", type=int, default=3, help="the median of this many runs is printed")
+    parser.add_argument("--tiny", action="store_true", help="2 at once, 1 repeat: shows that it runs, not how fast")
     options = parser.parse_args()
+    if options.tiny:
+        options.concurrency, options.repeats = [2], 1
     console = Console()
     with tempfile.TemporaryDirectory() as scratch, model_path(options.model, Path(scratch)) as path:
         results, parameters = run(path, options.concurrency, options.repeats, Path(scratch) / "server.log", console)

@@ -398,7 +398,6 @@ def test_a_new_process_goes_on_bit_for_bit_and_keeps_to_itself(engine, serving_m
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
     )
     assert child.returncode == 0, child.stderr
     seen = json.loads(child.stdout)

@@ -267,17 +267,17 @@ def test_no_secret_reaches_any_file_of_a_run(tmp_path: Path, monkeypatch: pytest
 # --- ownership
 
 _OWNER = """
-import os, sys, time
+import os, signal, sys
 from chimera.config import load_config
 from chimera.runs import Run
 run = Run.create("a", load_config(None, ["runs_dir=" + sys.argv[1]]), resume=True)
 child = os.fork()
 if child == 0:
     os.close(1)
-    time.sleep(60)
+    signal.pause()
     os._exit(0)
 print(os.getpid(), child, flush=True)
-time.sleep(60)
+signal.pause()
 """
 
 

@@ -20,13 +20,13 @@ from chimera.serving.client import Completion, HttpModel
 from evaluation.judge import Judge
 from evaluation.rollouts import Outcome, RolloutInput
 from training import resources as model_resources
-from training.gateway import plain_error
+from training.gateway import START_SECONDS, plain_error
 from training.rewards import Reward, compute_reward
 from training.selection import make_selector
 
 REWARD_KEY = "reward"
-GATEWAY_SECONDS = 60.0
-"""How long a call waits for the gateway: one that was killed is back at its address in a few seconds."""
+GATEWAY_SECONDS = START_SECONDS
+"""How long a call waits for the gateway: one that was killed is started again at its address."""
 
 _responses: contextvars.ContextVar[list[str]] = contextvars.ContextVar("responses")
 """Ids of the responses that the visit in progress has got; each visit runs in its own context."""

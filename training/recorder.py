@@ -11,7 +11,7 @@ from evaluation.rollouts import RolloutInput, RolloutRecord
 from training import traces
 from training.store import LabStore
 
-TRACE_SECONDS = 10.0
+TRACE_SECONDS = 30.0
 """How long a finished rollout's last exchanges may take from the gateway to the store."""
 SETTLE_SECONDS = 0.5
 """How long to wait for late exchanges of a rollout whose runner could not tell what they are."""
