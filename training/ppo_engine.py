@@ -174,7 +174,7 @@ class PpoEngine:
         self.updates += 1
         seconds = time.perf_counter() - started
         return metrics | {
-            **group_figures([one.reward for one in kept], [one.group for one in kept]),
+            **group_figures(kept),
             "group/alone": float(len(single)),
             "perf/total_num_tokens": float(sum(batch.sizes)),
             "perf/time_per_step": seconds,
