@@ -207,6 +207,25 @@ def test_the_kl_may_also_be_taken_from_the_reward(engine):
     assert lost > 0.5 * metrics["actor/reward_kl_penalty"]
 
 
+def test_with_the_default_settings_ratio_clip_and_kl_act(engine):
+    """A default step brings about 80 calls; the later ones of its optimiser steps meet weights that have moved."""
+    from chimera.serving.checkpoint import NANO
+
+    one = engine(PpoConfig(), folder=NANO)
+    history = [one.update(some_samples(step, count=84, peers=4), step) for step in range(2)]
+    for metrics in history:
+        assert metrics["actor/optimizer_steps"] >= 2
+        assert abs(metrics["actor/ppo_kl"]) > 1e-5
+        assert metrics["actor/pg_clipfrac"] > 0
+
+
+def test_a_batch_that_is_learned_from_once_is_on_policy(engine):
+    metrics = engine(ppo_mini_batch_size=100, ppo_epochs=1).update(some_samples(0), 0)
+    assert metrics["actor/optimizer_steps"] == 1
+    assert metrics["actor/pg_clipfrac"] == 0
+    assert metrics["actor/ppo_kl"] == pytest.approx(0, abs=1e-6)
+
+
 def test_broken_weights_are_not_trained_on(engine, serving_model, tmp_path):
     from safetensors.torch import load_file, save_file
 
