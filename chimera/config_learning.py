@@ -20,7 +20,7 @@ class SftConfig(Section):
     threshold: float = Field(default=1.5, description="smallest reward of a rollout to learn from")
     credited: Literal["all", "agreeing", "selected"] = Field(
         default="agreeing",
-        description="whose turns of a good rollout: all juniors', those whose answer the decision bears out, "
+        description="whose turns of a good rollout: all juniors', those whose answer is the society's, "
         "or the selected junior's",
     )
     true_quotes: Literal["prefer", "require", "ignore"] = Field(
@@ -71,7 +71,11 @@ class PpoConfig(Section):
         description="subtract what the hypothesis that a senior was handed would have earned in alignment unchanged",
     )
     lr: float = Field(default=5e-4, gt=0, description="learning rate of the actor")
-    ppo_mini_batch_size: int = Field(default=64, ge=1, description="calls per optimiser step")
+    ppo_mini_batch_size: int = Field(
+        default=40,
+        ge=1,
+        description="calls per optimiser step; a step's calls (about 80 by default) are split as evenly as comes nearest",
+    )
     ppo_epochs: int = Field(default=1, ge=1, description="passes over a step's calls")
     ppo_max_token_len_per_gpu: int = Field(default=8192, ge=64, description="tokens of one micro-batch")
     clip_ratio_low: float = Field(default=0.2, gt=0, lt=1, description="clip range below 1 of the probability ratio")
