@@ -74,7 +74,7 @@ class PpoConfig(Section):
     ppo_mini_batch_size: int = Field(
         default=40,
         ge=1,
-        description="calls per optimiser step; a step's calls (about 80 by default) are split as evenly as comes nearest",
+        description="calls per optimiser step; the calls of an online step (about 80 by default) are split evenly",
     )
     ppo_epochs: int = Field(default=1, ge=1, description="passes over a step's calls")
     ppo_max_token_len_per_gpu: int = Field(default=8192, ge=64, description="tokens of one micro-batch")

@@ -251,9 +251,9 @@ class PpoEngine:
     ) -> dict[str, float]:
         """All epochs and mini-batches of one model; the token budget grows to the longest sequence if need be.
 
-        Optimiser steps are counted in `optimizer_steps`; from the second on, weights have moved since the log-probabilities
-        were taken, so that ratio, clip range and `ppo_kl` act. A step whose gradient is not finite changes nothing and is
-        counted in `nonfinite_grads` instead.
+        Optimiser steps are counted in `optimizer_steps`; from the second on, weights have moved since log-probabilities
+        were taken, so that ratio, clip range and `ppo_kl` act. A step whose gradient is not finite changes nothing and
+        is counted in `nonfinite_grads` instead.
         """
         from verl.utils import tensordict_utils as tu
 

@@ -118,8 +118,8 @@ def group_of(task_id: str, call: Call) -> str:
     """The calls that a call is compared with: those of one role on one task, first visits and revisions apart.
 
     A revision's prompt holds reviews, a first visit's does not, and what is left to earn differs: one baseline for both
-    would reward a call for the turn at which it was asked (AT-GRPO, arXiv 2510.11062, groups by agent and turn). Prompts
-    within a group may still differ, by what other roles handed over; `group/prompts_differ` tells.
+    would reward a call for the turn at which it was asked (AT-GRPO, arXiv 2510.11062, groups by agent and turn).
+    Prompts within a group may still differ, by what other roles handed over; `group/prompts_differ` tells.
     """
     return f"{task_id}/{call.role}/{'first' if call.visit == 1 else 'revision'}"
 

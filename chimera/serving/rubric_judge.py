@@ -161,8 +161,8 @@ def groundedness(case: Case) -> float:
 def on_question(case: Case) -> float:
     """Share of what the goal asks that the verbatim evidence mentions, by its words or by its known outcomes.
 
-    A goal may also name outcomes in its population or intervention ('adults with back pain'): where the claim names some
-    of the goal's outcomes, only those are asked.
+    A goal may also name outcomes in its population or intervention ('adults with back pain'): where the claim names
+    some of the goal's outcomes, only those are asked.
     """
     evidence = " ".join(case.verbatim)
     named = concepts(case.goal)
