@@ -71,7 +71,11 @@ class PpoConfig(Section):
         description="subtract what the hypothesis that a senior was handed would have earned in alignment unchanged",
     )
     lr: float = Field(default=5e-4, gt=0, description="learning rate of the actor")
-    ppo_mini_batch_size: int = Field(default=64, ge=1, description="calls per optimiser step")
+    ppo_mini_batch_size: int = Field(
+        default=40,
+        ge=1,
+        description="calls per optimiser step; the calls of an online step (about 80 by default) are split evenly",
+    )
     ppo_epochs: int = Field(default=1, ge=1, description="passes over a step's calls")
     ppo_max_token_len_per_gpu: int = Field(default=8192, ge=64, description="tokens of one micro-batch")
     clip_ratio_low: float = Field(default=0.2, gt=0, lt=1, description="clip range below 1 of the probability ratio")
