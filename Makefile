@@ -53,9 +53,8 @@ imports: setup
 notebooks: setup
 	$(VENV)/bin/jupyter execute --inplace --timeout=300 notebooks/*.ipynb
 
-# benchmarks/learning.py trains twelve times, which takes about an hour: start it by itself.
 bench: setup
-	@set -e; for file in $(filter-out benchmarks/learning.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(PY) $$file; done
+	@set -e; for file in $(wildcard benchmarks/*.py); do echo "== $$file"; $(PY) $$file; done
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -23,7 +23,7 @@ Data seeds are strata: each has its own tasks and runs, and is in every resample
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from typing import TypeAlias
 
@@ -77,6 +77,12 @@ class Interval:
     tasks: int
     error_runs: float | None = None
     error_tasks: float | None = None
+
+    def within(self, least: float, most: float) -> "Interval":
+        """The same, with ends that lie where the estimate can."""
+        if self.low is None or self.high is None:
+            return self
+        return replace(self, low=max(self.low, least), high=min(self.high, most))
 
     def dump(self) -> dict[str, float | int | None]:
         """As study.json holds it."""
@@ -135,7 +141,7 @@ def crossed_interval(
     """An estimate with its interval over runs and tasks, as the module's docstring tells.
 
     Args:
-        estimate: Of resampled runs and tasks.
+        estimate: Of resampled runs and tasks; NaN where a run has no value for any drawn task, which is left out.
         shapes: Number of runs and of tasks in each data seed.
         confidence: Coverage of the interval, such as 0.95.
         resamples: Bootstrap samples.
@@ -157,7 +163,10 @@ def crossed_interval(
     rest = estimate(drawn) - of_runs - of_tasks + value
     free = runs - len(shapes), tasks - len(shapes)
     grow = runs / free[0], tasks / free[1]
-    a, b, c = of_runs.var() * grow[0], of_tasks.var() * grow[1], rest.var() * grow[0] * grow[1]
+    a, b, c = (
+        float(np.nanvar(drawn_values)) * factor
+        for drawn_values, factor in ((of_runs, grow[0]), (of_tasks, grow[1]), (rest, grow[0] * grow[1]))
+    )
     variance = max(a + b - c, c)
     quantiles = [-float(stdtrit(one, (1 - confidence) / 2)) for one in free]
     half = (a * quantiles[0] + b * quantiles[1]) / (a + b) * sqrt(variance) if a + b > 0 else 0.0
