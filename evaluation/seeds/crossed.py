@@ -129,7 +129,8 @@ def probability_of_improvement(before: Sequence[Numbers], after: Sequence[Number
             times = (draw.runs[:, :, None] == np.arange(runs)).sum(axis=1).astype(float)
             pairs = (times[:, :, None] * times[:, None, :]).reshape(len(times), -1)
             sums = [((pairs @ part.reshape(runs * runs, -1)) * draw.tasks).sum(axis=1) for part in (won, met)]
-            found.append(sums[0] / sums[1])
+            with np.errstate(invalid="ignore"):
+                found.append(sums[0] / sums[1])
         return np.mean(np.broadcast_arrays(*found), axis=0)
 
     return estimate

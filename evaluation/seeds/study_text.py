@@ -48,6 +48,8 @@ def notes(study: Mapping[str, Any]) -> list[str]:
         found.append("What the gate rolled back counts as what stayed live instead: no difference from before.")
     if counts["tasks"] < CLOSE * counts["data_seeds"]:
         found.append(f"{counts['tasks']} tasks are few: intervals are rough.")
+    if any(run["tasks"] < counts["tasks"] for run in runs) and counts["data_seeds"] == 1:
+        found.append("Not all runs answered the same tasks: a run counts with those that it answered.")
     if len({run["written"].get("commit") for run in runs}) > 1 or any(
         run["written"].get("modified_files") for run in runs
     ):
@@ -129,18 +131,18 @@ def _metric_lines(study: Mapping[str, Any], name: str) -> list[str]:
         lines.append(_line(cells))
         if row["kind"] == "whole":
             details += _detail_lines(row, found, scale)
-    return [*lines, "", *details]
+    return [*lines, *details]
 
 
 def _detail_lines(row: Mapping[str, Any], found: Mapping[str, Any], scale: tuple[float, int]) -> list[str]:
     """Each data seed and each run of a comparison."""
-    lines = [f"{_title(row)}, run by run (intervals over tasks only):", ""]
+    lines = ["", f"{_title(row)}, run by run (intervals over tasks only):", ""]
     for one in found["per_data_seed"]:
         lines.append(f"- all runs of data seed {one['data_seed']}: {_difference(one, scale)} (over seeds and tasks)")
     for one in found["per_run"]:
         before, after = _level(one["before"], scale), _level(one["after"], scale)
         lines.append(f"- {one['run']}: {_difference(one, scale)}, from {before} to {after}, n = {one['n']}")
-    return [*lines, ""]
+    return lines
 
 
 def _run_lines(study: Mapping[str, Any]) -> list[str]:
@@ -162,7 +164,8 @@ def _title(row: Mapping[str, Any]) -> str:
 
 def _heading(study: Mapping[str, Any], name: str) -> str:
     metric = study["metrics"][name]
-    return f"{metric['title']}, points" if metric["unit"] == "share" else str(metric["title"])
+    title = str(metric["title"]).partition(" (")[0]
+    return f"{title}, points" if metric["unit"] == "share" else title
 
 
 def _scale(study: Mapping[str, Any], name: str) -> tuple[float, int]:
