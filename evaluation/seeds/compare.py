@@ -15,6 +15,7 @@ import numpy as np
 from evaluation.metrics import MACRO_F1
 from evaluation.plan import ALONE
 from evaluation.seeds.crossed import (
+    Estimate,
     crossed_interval,
     interquartile_mean,
     mean_of_runs,
@@ -22,7 +23,15 @@ from evaluation.seeds.crossed import (
     probability_of_improvement,
 )
 from evaluation.seeds.runs import FINAL, Key, SeedRun
-from evaluation.statistics import Numbers, Statistic, bootstrap_statistic, f1_rows, macro_f1_of_totals
+from evaluation.statistics import (
+    Mean,
+    Numbers,
+    Statistic,
+    bootstrap_statistic,
+    f1_rows,
+    macro_f1_of_totals,
+    unseen_share,
+)
 from evaluation.study import BASE
 
 FORMAT, VERSION = "chimera-study", 1
@@ -78,6 +87,7 @@ def build(runs: Sequence[SeedRun]) -> dict[str, Any]:
             "data_seeds": len(groups),
             "tasks": sum(len(_tasks(group)) for group in groups.values()),
         },
+        "same_tasks": all(len(run.tasks) == len(_tasks(groups[run.data_seed])) for run in runs),
         "runs": [_about(run) for run in runs],
         "metrics": metrics,
         "comparisons": [
@@ -151,13 +161,14 @@ def _row(pair: Pair, runs: Sequence[SeedRun], metric: str, settings: Mapping[str
         if pair.kind == "baseline":
             return None
         arrays = [np.stack(rows) for group in groups.values() if (rows := _f1_rows(pair, group))]
-        return _figures(groups, arrays, _f1_difference, _f1_side, settings)
+        return _figures(groups, arrays, _f1_difference, _f1_side, settings, None)
     tables = [[_table(pair, run, metric) for run in group] for group in groups.values()]
     if not all(table for group in tables for table in group):
         return None
     matrices = [_matrices(list(_tasks(group)), found) for group, found in zip(groups.values(), tables, strict=True)]
     arrays = [_mean_rows(before, after) for before, after in matrices]
-    row = _figures(groups, arrays, _mean_difference, _mean_side, settings)
+    share = runs[0].report["metrics"][metric]["unit"] == "share"
+    row = _figures(groups, arrays, _mean_difference, _mean_side, settings, pair if share else None)
     improvement = probability_of_improvement(*zip(*matrices, strict=True))
     found = crossed_interval(improvement, [array.shape[:2] for array in arrays], **_bootstrap(settings))
     return {**row, "improvement": found.within(0.0, 1.0).dump()}
@@ -169,6 +180,7 @@ def _figures(
     difference: Statistic,
     side: Side,
     settings: Mapping[str, Any],
+    shares: Pair | None,
 ) -> dict[str, Any]:
     """The figures of one metric.
 
@@ -178,31 +190,57 @@ def _figures(
         difference: After minus before, from totals.
         side: The value before (0) or after (1), from totals.
         settings: Of intervals.
+        shares: The comparison, where the values are shares in [0, 1] of which those of no task may differ; else None.
     """
     shapes = [array.shape[:2] for array in arrays]
     bootstrap = _bootstrap(settings)
-    mean = mean_of_runs(arrays, difference)
+
+    def estimated(estimate: Estimate, of: Sequence[SeedRun], sizes: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        found = crossed_interval(estimate, sizes, **bootstrap).dump()
+        return _unless_unseen(found, of, shares, settings)
+
     runs = [run for group in groups.values() for run in group]
     rows = [row for array in arrays for row in array]
     per_run = [
-        {"run": run.name, **bootstrap_statistic(row[row.any(axis=1)], difference, **bootstrap).dump()}
+        {"run": run.name, **_unless_unseen(_of_tasks(row, difference, run).dump(), [run], shares, settings)}
         for run, row in zip(runs, rows, strict=True)
     ]
     per_data_seed = [
-        {"data_seed": seed, **crossed_interval(mean_of_runs([array], difference), [shape], **bootstrap).dump()}
-        for seed, array, shape in zip(groups, arrays, shapes, strict=True)
+        {"data_seed": seed, **estimated(mean_of_runs([array], difference), group, [shape])}
+        for (seed, group), array, shape in zip(groups.items(), arrays, shapes, strict=True)
     ]
     beyond = over_data_seeds([one["value"] for one in per_data_seed], confidence=settings["confidence"])
     before, after = ([side(row.sum(axis=0)[None, :], place) for row in rows] for place in (0, 1))
     return {
         "before": fmean(before),
         "after": fmean(after),
-        "difference": crossed_interval(mean, shapes, **bootstrap).dump(),
-        "iqm": crossed_interval(interquartile_mean(arrays, difference), shapes, **bootstrap).dump(),
+        "difference": estimated(mean_of_runs(arrays, difference), runs, shapes),
+        "iqm": estimated(interquartile_mean(arrays, difference), runs, shapes),
         "per_run": [{**one, "before": old, "after": new} for one, old, new in zip(per_run, before, after, strict=True)],
         "per_data_seed": per_data_seed if len(per_data_seed) > 1 else [],
         "over_data_seeds": None if beyond is None else list(beyond),
     }
+
+
+def _of_tasks(row: Numbers, difference: Statistic, run: SeedRun) -> Mean:
+    """A run's difference with its interval over tasks, as the run's own report has it; `row` as one of `_figures`."""
+    own = run.report["settings"]
+    return bootstrap_statistic(row[row.any(axis=1)], difference, **{**_bootstrap(own), "seed": own["seed"]})
+
+
+def _unless_unseen(
+    found: dict[str, Any], runs: Sequence[SeedRun], shares: Pair | None, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The same figures; where two stages differ on no task, with the bound for what so many tasks may not have shown.
+
+    Resampling could only repeat the zeros. Two names of one stage have no difference, and no interval around it.
+    """
+    if shares is None or found["low"] is None or not found["low"] == found["high"] == 0:
+        return found
+    if all(run.stage(shares.before) == run.stage(shares.after) for run in runs):
+        return found
+    unseen = unseen_share(found["tasks"] if "tasks" in found else found["n"], settings["confidence"])
+    return {**found, "low": -unseen, "high": unseen}
 
 
 def _bootstrap(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,7 +326,8 @@ def _mean_side(totals: Numbers, place: Literal[0, 1]) -> float:
 
 
 def _f1_difference(totals: Numbers) -> Numbers:
-    return macro_f1_of_totals(totals[:, 9:]) - macro_f1_of_totals(totals[:, :9])
+    with np.errstate(invalid="ignore"):
+        return macro_f1_of_totals(totals[:, 9:]) - macro_f1_of_totals(totals[:, :9])
 
 
 def _f1_side(totals: Numbers, place: Literal[0, 1]) -> float:
