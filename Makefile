@@ -54,9 +54,8 @@ imports: setup
 notebooks: setup
 	$(VENV)/bin/jupyter execute --inplace --timeout=300 notebooks/*.ipynb
 
-# benchmarks.learning trains twelve times, which takes about an hour: start it by itself.
 bench: setup
-	@set -e; for name in $(filter-out learning,$(basename $(notdir $(wildcard benchmarks/*.py)))); do \
+	@set -e; for name in $(basename $(notdir $(wildcard benchmarks/*.py))); do \
 		echo "== python -m benchmarks.$$name $(ARGS)"; $(PY) -m benchmarks.$$name $(ARGS); done
 
 clean:

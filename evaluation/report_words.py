@@ -12,6 +12,10 @@ from evaluation.study import Study
 
 SMALL = 30
 """Below so many tasks an interval by bootstrap is rough."""
+ONE_SEED = (
+    "This report is about one training seed: its intervals are about tasks, and another seed may give other results "
+    "(python -m chimera.study trains several)."
+)
 
 
 def about_run(run: Run) -> dict[str, Any]:
@@ -50,7 +54,7 @@ def _model(model: ModelConfig) -> str:
 def notes(study: Study) -> list[str]:
     """What a reader has to keep in mind, one sentence each."""
     plan, config = study.plan, study.config
-    found: list[str] = []
+    found: list[str] = [ONE_SEED]
     if plan.source == "generated":
         found.append(
             "The tasks are generated: sentences in PubMedQA's form whose answer follows from the statistics that they "
