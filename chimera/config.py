@@ -32,14 +32,18 @@ class DataConfig(Section):
     seed: int = Field(default=0, description="seed of the generator and of the split")
     test_ids: Path | None = Field(default=None, description="file of official test PMIDs; the split is then 500/500")
     validation_share: float = Field(
-        default=0.2, gt=0, lt=1, description="share of held-out tasks in the stratified split"
+        default=0.2, gt=0, lt=1, description="share of tasks for the gate and for searches; of the rest with test_ids"
     )
+    test_share: float = Field(default=0.2, gt=0, lt=1, description="share of tasks for reports, which no decision uses")
 
     def unused(self) -> Mapping[str, str]:
         """The generator's keys count for generated tasks only, the official split for PubMedQA only."""
         if self.path == "generated":
             return {"test_ids": "generated tasks have no official test set (data.path is 'generated')"}
-        return dict.fromkeys(("size", "levels"), f"only generated tasks are made to order (data.path is {self.path!r})")
+        unused = dict.fromkeys(
+            ("size", "levels"), f"only generated tasks are made to order (data.path is {self.path!r})"
+        )
+        return unused if self.test_ids is None else {**unused, "test_share": "data.test_ids names the test tasks"}
 
 
 class ModelConfig(Section):
@@ -189,7 +193,7 @@ class RewardConfig(Section):
     clarity: float = Field(default=0.15, description="weight of the judge's score for clarity")
     groundedness: float = Field(default=0.2, description="weight of the judge's score for groundedness")
     efficiency: float = Field(default=0.05, description="weight of the judge's score for efficiency")
-    alignment: float = Field(default=1.0, description="when the decision corresponds to the label")
+    alignment: float = Field(default=1.0, description="when the answer is the label")
     parsed: float = Field(
         default=0.05, description="per rollout: share of role outputs that parsed at the first attempt"
     )
