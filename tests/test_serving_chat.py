@@ -304,7 +304,9 @@ def test_a_body_must_be_an_object():
 # --- encoding what is new
 
 ROLE = st.sampled_from(["system", "user", "assistant", "tool"])
-TURNS = st.lists(st.tuples(ROLE, st.text(st.characters(exclude_characters="<"), max_size=30)), min_size=1, max_size=6)
+TURNS = st.lists(
+    st.tuples(ROLE, st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=30)), min_size=1, max_size=6
+)
 
 
 @settings(max_examples=60, deadline=None)
