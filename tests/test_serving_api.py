@@ -233,7 +233,7 @@ async def test_a_failing_batch_is_an_error_of_its_requests_only(service, client,
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "decode", fail)
+        patch.setattr(engine, "forward", fail)
         asked = {"model": "other", "messages": QUESTION, "response_format": LONG}
         broken, fine = await asyncio.gather(client.post("/v1/chat/completions", json=asked), chat(client))
     assert broken.status_code == 500
