@@ -77,7 +77,7 @@ def record(given=None, version="v1", **changes):
     given = given or RolloutInput.of(TASKS[0], "ppo", 0, 0)
     made = RolloutRecord(
         f"ro-{given.task.id}-{given.repeat}", given.task.id, "generated", 1, "ppo", given.repeat, given.seed, 1,
-        "succeeded", None, "yes", "yes", "GO", 1.0, {"alignment": 1.0}, weights_versions={"senior": [version]},
+        "succeeded", None, "yes", "yes", "GO", 1.0, parts={"alignment": 1.0}, weights_versions={"senior": [version]},
     )  # fmt: skip
     return replace(made, **changes)
 
