@@ -27,7 +27,10 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=1000, help="simulated studies in each row")
     parser.add_argument("--runs", type=int, nargs="+", default=[3, 5, 10], help="training seeds in each study")
     parser.add_argument("--resamples", type=int, default=400, help="bootstrap samples of each interval")
+    parser.add_argument("--tiny", action="store_true", help="40 trials of 5 runs, to see that it works")
     options = parser.parse_args()
+    if options.tiny:
+        options.trials, options.runs, options.resamples = 40, [5], 100
     table = Table(title=f"95 % intervals that cover, %; {TASKS} tasks, {options.trials} trials", title_justify="left")
     for name in ("runs", "sd: run, task, rest", "pooled", "percentiles", "ours", "IQM"):
         table.add_column(name, justify="right", no_wrap=True)

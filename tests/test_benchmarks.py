@@ -12,17 +12,22 @@ ROOT = Path(__file__).parents[1]
 NUMBER = r"[+-]?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?"
 ROWS = {
     "adapter": [rf"ms per 1,000 spans, processor time(?s:.)*\n +\d+ +{NUMBER} +{NUMBER} +{NUMBER}"],
+    "coverage": [
+        r"intervals that cover, %",
+        rf"│ +5 │ 0.04, 0.3, 0.4 │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │",
+    ],
     "orchestration": [r"wall ms each ┃ CPU ms each", rf"overhead per rollout +│ +│ +{NUMBER} │ +{NUMBER} │"],
     "ppo_update": [
         rf"VeRL +│ whole, CPU │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} x │",
         rf"weight after 2 updates: {NUMBER} ",
     ],
+    "quotes": [rf"read quotes, the refiner reads +│ +{NUMBER} │ +{NUMBER} │ +0 │ +0 │ +0 │ +{NUMBER} │"],
     "retrieval": [rf"recall@5 {NUMBER}%", rf"indexed in {NUMBER} s, {NUMBER} ms per search"],
     "serving": [rf"server:\s+{NUMBER}\s+tokens/s", rf"generate, batched:\s+{NUMBER}\s+tokens/s", rf"│ +{NUMBER} x │"],
     "shortcuts": [r"accuracy %", rf"│ reads everything +│ {NUMBER} "],
 }
 """What each benchmark must print with --tiny: patterns with its figures and their units."""
-ELSEWHERE = {"learning": "trains twelve times, and gives way to chimera.study"}
+ELSEWHERE: dict[str, str] = {}
 """Benchmarks without a tiny size, and why."""
 
 
