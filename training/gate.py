@@ -192,7 +192,7 @@ def table(rows: Sequence[tuple[Rivalry, str]]) -> Table:
     for one, fate in rows:
         failed = f", {one.failed[1]} failed" if any(one.failed) else ""
         reward, right = _cell(one.reward, 1, 3), _cell(one.alignment, 100, 1)
-        shown.add_row(f"{one.after}\n{one.before}", reward, right, f"{one.verdict}{failed}: {fate}", end_section=True)
+        shown.add_row(f"{one.after}\n{one.before}", reward, right, f"{fate}\n{one.verdict}{failed}", end_section=True)
     return shown
 
 

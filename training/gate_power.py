@@ -90,13 +90,14 @@ def expected(tasks: int, config: Config) -> Power:
 
 
 def observed(before: Sequence[RolloutRecord], after: Sequence[RolloutRecord], config: Config) -> Power | None:
-    """The power with the variance of these pairs; None if fewer than two tasks have a reward in both."""
+    """The power with the variance of these pairs; None if no answer became right or wrong, so that none can be told."""
     changes = [
         [float(aligned(new) or False) - float(aligned(old) or False), new.reward - old.reward]
         for old, new in zip(before, after, strict=True)
         if old.reward is not None and new.reward is not None
     ]
-    return power(np.array(changes), config) if len(changes) > 1 else None
+    varied = len({right for right, _ in changes}) > 1
+    return power(np.array(changes), config) if varied else None
 
 
 def _listed(values: Sequence[float]) -> str:

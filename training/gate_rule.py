@@ -13,8 +13,9 @@ loss of 10 points in about half of them. This rule (100 tasks, deviation of a ta
     rolled back, % of cases                 87   53   36   15    2    0
 
 `training.gate_power` computes such rows, also from a run's own pairs. What is lost: a policy that changes nothing is
-rolled back in 15 % of cases, and a loss as large as the margin is kept in about half. Losses below the margin do not
-add up, because the rivals stay: of ten true losses of 3 points in a row the first few can go live, never all.
+rolled back in 15 % of cases (in four such phases in a row: in 31 %, because there are more rivals), and a loss as large
+as the margin is kept in about half. Losses below the margin do not add up, because the rivals stay: of ten true losses
+of 3 points in a row 2.1 went live on average and never more than four, in 100 simulated runs.
 """
 
 from collections.abc import Sequence
