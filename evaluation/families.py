@@ -83,8 +83,9 @@ def about(run: Run, config: Config, sizes: Mapping[str, int]) -> dict[str, Any]:
         sizes: Tests by family.
     """
     found, used = declared(run), config.evaluation.families
+    names = dict.fromkeys((*used, *sizes))
     return {
-        "used": {name: {"patterns": list(used.get(name, ())), "tests": count} for name, count in sizes.items()},
+        "used": {name: {"patterns": list(used.get(name, ())), "tests": sizes.get(name, 0)} for name in names},
         "declared": None if found is None else found.time,
         "as_declared": found is not None and _plain(found.families) == _plain(used),
     }

@@ -54,6 +54,7 @@ def test_a_report_says_when_its_families_were_declared_or_that_they_were_not(tmp
     config = load_config(overrides=[f"runs_dir={tmp_path}"])
     with Run.create("run", config) as run:
         undeclared = families.about(run, config, {"main": 3, "everything else": 2})
+        assert undeclared["used"]["elsewhere"]["tests"] == 0
         assert "declares no families" in families.note(undeclared)
         run.ledger("planned", phases=["gather"], families=config.evaluation.families)
         as_declared = families.about(run, config, {"main": 3, "everything else": 2})
