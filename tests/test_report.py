@@ -405,8 +405,8 @@ def test_with_repeats_tasks_are_what_is_counted(run, tmp_path):
     assert {link.removeprefix("#") for link in read.links} <= set(read.ids)
 
 
-def test_published_results_stand_beside_the_official_split_only(study, monkeypatch):
-    monkeypatch.setattr(Plan, "official", property(lambda _: True))
+def test_published_results_stand_beside_the_official_split_only(study):
+    study = replace(study, plan=replace(study.plan, official=True))
     report = build(study, [], study.run.path)
     assert report["references"][0]["accuracy"] == 78.0
     assert "78.0" in page(report, {})
@@ -477,7 +477,7 @@ def test_what_models_wrote_is_text_in_page_and_markdown(report):
 def test_the_first_screen_says_what_was_compared_on_what_by_whom_with_the_verdict(report):
     first = page(report, {}).partition("<nav")[0].partition("<header>")[2]
     words = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", first))
-    assert "12 held-out generated tasks" in words
+    assert "12 generated validation tasks" in words
     assert "PubMedQA" not in words
     assert "nano (embedded)" in words
     assert "rubric (deterministic, no language model)" in words
