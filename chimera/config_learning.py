@@ -176,10 +176,18 @@ class BanditConfig(Section):
 
 
 class GateConfig(Section):
-    """The comparison, after each learning phase, of what was learned with what was live before."""
+    """The comparison, after each learning phase, of what was learned with what was live before, base and best stage."""
 
     enabled: bool = Field(default=True, description="false puts everything that is learned live unseen")
     tasks: int = Field(default=100, ge=2, description="held-out tasks, the same for all phases of a run")
+    margin: float = Field(
+        default=0.1,
+        gt=0,
+        description="loss of mean reward that is rolled back; a smaller one is tolerated unless it is significant",
+    )
+    margin_alignment: float = Field(
+        default=0.05, gt=0, lt=1, description="the same for the share of right answers: 0.05 is 5 points"
+    )
     confidence: float = Field(default=0.95, gt=0.5, lt=1, description="of the paired interval")
     resamples: int = Field(default=2000, ge=200, description="bootstrap samples of the paired interval")
 

@@ -132,9 +132,11 @@ def _open(arguments: argparse.Namespace) -> "tuple[Run, Config]":
 def _plan(arguments: argparse.Namespace, run: "Run", config: "Config") -> "tuple[Plan, Dataset]":
     """What is evaluated, and the data that its tasks are from."""
     from chimera.data import load
+    from evaluation.families import check as check_families
     from evaluation.plan import check_unseen, choose_stages, choose_tasks
     from evaluation.study import Plan, PlannedTask
 
+    check_families(config)
     stages = choose_stages(run, arguments.stages)
     own = load(run.config.data)
     dataset = own if config.data == run.config.data else load(config.data)

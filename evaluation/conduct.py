@@ -118,7 +118,7 @@ class Conductor:
             RunError: The model server has ended, or a stage's models are not those that the run was made with.
         """
         model = HttpModel(servers.endpoints, max_retries=self.config.evaluation.retries)
-        direct = DirectRollouts(self.run, self.config, model, self.toolbox, self.reward)
+        direct = DirectRollouts(self.run, self.config, model, self.toolbox, self.reward, servers.check)
         alone = {stage.name for stage in self.single_stages()}
         try:
             for stage in self.plan.stages:
@@ -133,8 +133,6 @@ class Conductor:
                         # Closed at once when this ends early: what is under way must not fail on a closed model.
                         async with aclosing(direct.rollouts(inputs, stage, self.selector(stage))) as records:
                             async for record in records:
-                                if record.status == "failed":
-                                    servers.check()
                                 self.progress.add(record)
                 if stage.name in alone:
                     await self._single(model, stage)

@@ -28,6 +28,8 @@ from evaluation.judge import Judge
 from evaluation.rollouts import Outcome, RolloutInput, RolloutRecord
 from evaluation.study import Stage
 
+LOOK_SECONDS = 1.0
+"""The end of a model server announces nothing, so it is looked for this often."""
 ATTEMPT = "direct"
 """Traces name the attempt of a rollout; here there is only one."""
 
@@ -59,12 +61,22 @@ class DirectRollouts:
         model: Answers every logical model.
         toolbox: The society's tools.
         reward: Computes rewards.
+        check: Raises what keeps all further rollouts from succeeding, such as the end of the model server.
     """
 
-    def __init__(self, run: Run, config: Config, model: Model, toolbox: Tools, reward: RewardFunction) -> None:
+    def __init__(
+        self,
+        run: Run,
+        config: Config,
+        model: Model,
+        toolbox: Tools,
+        reward: RewardFunction,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self._run = run
         self._config = config
         self._reward = reward
+        self._check = check
         self._seats = [_Seat(config, model, toolbox) for _ in range(config.evaluation.concurrency)]
 
     async def rollouts(
@@ -79,6 +91,7 @@ class DirectRollouts:
 
         Raises:
             UnreachableError: A model server cannot be reached; what has ended is recorded.
+            ChimeraError: `check` found a reason to stop.
         """
         waiting = iter(inputs)
         busy: dict[asyncio.Task[RolloutRecord], _Seat] = {}
@@ -91,7 +104,8 @@ class DirectRollouts:
             for seat in self._seats:
                 begin(seat)
             while busy:
-                done, _ = await asyncio.wait(busy, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(busy, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                self._check()
                 for task in done:
                     record = task.result()
                     begin(busy.pop(task))

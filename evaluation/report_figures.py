@@ -91,6 +91,31 @@ def veto_words(report: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def verdict_words(row: Mapping[str, Any]) -> str:
+    """The verdict on a comparison, with what it was before Holm's correction where that changed it."""
+    before = row.get("uncorrected")
+    return row["verdict"] if before in (None, row["verdict"]) else f"{row['verdict']} (before correction: {before})"
+
+
+def margin_words(report: Mapping[str, Any]) -> str:
+    """The margin of each metric that has one."""
+    found = [(report["metrics"][name], margin) for name, margin in report["settings"]["margins"].items()]
+    return ", ".join(f"{titled(metric)}: {shown(margin, metric['unit'])}" for metric, margin in found)
+
+
+def families_words(report: Mapping[str, Any]) -> str:
+    """Which tests were corrected together, and when that was declared, in one line."""
+    found = report["families"]
+    parts = [
+        f"{name} ({', '.join(one['patterns']) or 'what no other has'}: {one['tests']} test{'s' * (one['tests'] != 1)})"
+        for name, one in found["used"].items()
+    ]
+    when = (
+        f"declared at the run's start, {found['declared']}" if found["as_declared"] else "not declared before the run"
+    )
+    return f"families of tests, {when}: {'; '.join(parts) or 'none'}"
+
+
 def ablation_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The ablation, one row for each comparison: "phase", "learner", "on" (what it was put on) and "comparison"."""
     titles = stage_titles(report)

@@ -26,12 +26,14 @@ from evaluation.report_figures import (
     change_between,
     data_words,
     equals,
+    families_words,
     played,
     probability,
     sentence,
     shown,
     stage_titles,
     titled,
+    verdict_words,
     veto_words,
 )
 from evaluation.study import Plan
@@ -84,9 +86,11 @@ def _template() -> jinja2.Template:
         "slug": slug,
         "probability": probability,
         "equals": equals,
+        "verdict_words": verdict_words,
         "sentence": sentence,
     }
     environment.globals |= {
+        "families_words": families_words,
         "shown": shown,
         "change": change,
         "between": between,

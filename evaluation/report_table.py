@@ -48,8 +48,8 @@ def _cell(
     if metric not in compared:
         return value
     found = compared[metric]
-    difference = f"{factor * found['difference']:+.{decimals}f}"
+    difference = f"{factor * found['difference']:+z.{decimals}f}"
     if interval and found["low"] is not None:
-        low, high = (f"{factor * found[end]:+.{decimals}f}" for end in ("low", "high"))
+        low, high = (f"{factor * found[end]:+z.{decimals}f}" for end in ("low", "high"))
         difference += f" [{low}, {high}]"
     return f"{value}\n{difference}"

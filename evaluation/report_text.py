@@ -10,11 +10,15 @@ from evaluation.report_figures import (
     change,
     change_between,
     data_words,
+    families_words,
+    margin_words,
     played,
     probability,
+    sentence,
     shown,
     stage_titles,
     titled,
+    verdict_words,
     veto_words,
 )
 
@@ -38,7 +42,7 @@ def _head(report: Report) -> Iterator[str]:
     yield ""
     yield f"- compared: {', '.join(stage['title'] for stage in report['plan']['stages'])}"
     if gone := report["run"]["rolled_back"]:
-        yield f"- rolled back as clearly worse, so no stage here: {', '.join(map(_cell, gone))}"
+        yield f"- rolled back by the gate, so no stage here: {', '.join(map(_cell, gone))}"
     yield f"- data: {data_words(report)} ({_cell(report['data'])})"
     yield f"- protocols vetoed: {_cell(veto_words(report))}"
     for model, roles in played(report):
@@ -76,10 +80,13 @@ def _comparisons(report: Report) -> Iterator[str]:
     yield "## Comparisons"
     yield ""
     yield (
-        "Paired on the same tasks and seeds. p after Holm's correction decides the verdict: the comparison that the "
-        "report is about is one family of tests, all others a second, all other metrics a third; "
-        f"detectable is the smallest difference that would be found with a power of {report['settings']['power']:g}."
+        "Paired on the same tasks and seeds. p after Holm's correction within a family of tests decides whether a "
+        "difference is shown; where none is, non-inferior means that the interval excludes a loss as large as the "
+        f"margin ({margin_words(report)}). "
+        f"Detectable is the smallest difference that would be found with a power of {report['settings']['power']:g}."
     )
+    yield ""
+    yield f"{_cell(sentence(families_words(report)))}."
     titles = stage_titles(report)
     for name, metric in report["metrics"].items():
         if not metric["primary"]:
@@ -106,7 +113,7 @@ def _compared(row: Mapping[str, Any], unit: str) -> list[str]:
         probability(row["p_adjusted"]),
         str(row["n"]),
         shown(row["mde"], unit),
-        row["verdict"],
+        verdict_words(row),
     ]
 
 
@@ -126,7 +133,7 @@ def _ablation(report: Report) -> Iterator[str]:
 def _ablated(row: Mapping[str, Any] | None, unit: str) -> str:
     if row is None:
         return NOTHING
-    return f"{change(row['difference'], unit)} ({change_between(row['low'], row['high'], unit)}), {row['verdict']}"
+    return f"{change(row['difference'], unit)} ({change_between(row['low'], row['high'], unit)}), {verdict_words(row)}"
 
 
 def _baselines(report: Report) -> Iterator[str]:

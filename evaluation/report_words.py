@@ -75,18 +75,19 @@ def notes(study: Study) -> list[str]:
     if plan.split == "val" and config.gate.enabled and any(stage.policies for stage in plan.stages):
         found.append(
             "The gate decided on validation tasks of this split whether a policy stayed live, so the stages that are "
-            "left are a little favoured by it: --split test has tasks that no decision used."
+            "left are a little favoured by it: --split test has tasks that no decision used. The gate's verdicts on the "
+            f"same pairs are those before correction, at gate.confidence={config.gate.confidence:g}."
         )
     by_gate = [name for name, answers in study.answers.items() if answers.by_training]
     if by_gate:
         found.append(
-            f"Rollouts of {', '.join(by_gate)} were recorded by training's gate, through its gateway and beside other "
+            f"Rollouts of {', '.join(by_gate)} were made by training's runners, through its gateway and beside other "
             "work, so these latencies are compared with no others (--fresh makes all rollouts the same way)."
         )
     if len(plan.tasks) < SMALL:
         found.append(f"{len(plan.tasks)} tasks are few: intervals are rough, and only large differences can show.")
     for phase in about_run(study.run)["rolled_back"]:
-        found.append(f"What {phase} learned was clearly worse and was rolled back; it is no stage of this report.")
+        found.append(f"The gate rolled back what {phase} learned, so it is no stage of this report.")
     return found + _missing(study)
 
 

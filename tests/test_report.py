@@ -272,7 +272,8 @@ def test_comparisons_are_paired_tested_and_corrected_over_the_report(report, run
         corrected = multipletests([row["p"] for row in family], method="holm")[1]
         assert [row["p_adjusted"] for row in family] == pytest.approx(list(corrected))
         for row in family:
-            assert (row["verdict"] != "no difference shown") == (row["p_adjusted"] < 0.05)
+            assert (row["verdict"] in ("no difference shown", "non-inferior")) == (row["p_adjusted"] >= 0.05)
+            assert (row["uncorrected"] in ("no difference shown", "non-inferior")) == (row["p"] >= 0.05)
 
 
 def test_baselines_and_pairs_come_from_the_same_tasks(report):
@@ -319,7 +320,7 @@ def test_it_is_said_which_latencies_are_compared_with_no_others(study):
     by_runner = replace(base, records=tuple(replace(record, worker="Worker-1") for record in base.records))
     mixed = replace(study, answers={**study.answers, "base": by_runner})
     assert not any("latencies" in note for note in notes(study))
-    assert any("Rollouts of base were recorded by training's gate" in note for note in notes(mixed))
+    assert any("Rollouts of base were made by training's runners" in note for note in notes(mixed))
 
 
 def test_the_gate_favours_only_what_it_could_roll_back(study):
@@ -330,9 +331,30 @@ def test_the_gate_favours_only_what_it_could_roll_back(study):
 
 def test_what_was_rolled_back_stands_on_the_first_screen(report):
     for shown in (markdown(report).partition("## Stages")[0], page(report, {}).partition('id="stages"')[0]):
-        assert "rolled back as clearly worse, so no stage here: ppo" in shown
+        assert "rolled back by the gate, so no stage here: ppo" in shown
     report["run"]["rolled_back"] = []
-    assert "rolled back as" not in markdown(report)
+    assert "rolled back by" not in markdown(report)
+
+
+def test_the_families_of_tests_and_their_declaration_are_shown(report, study):
+    shown = [markdown(report), page(report, {})]
+    assert report["families"]["declared"] is None
+    assert any("declares no families" in note for note in report["notes"])
+    sizes = {name: family["tests"] for name, family in report["families"]["used"].items()}
+    assert sizes["main"] == 3
+    assert sum(sizes.values()) == sum(map(len, report["comparisons"].values()))
+    for text in shown:
+        words = " ".join(re.sub(r"[\\\\]", "", text).split())
+        assert "Families of tests, not declared before the run: main (main/reward, main/alignment, main/" in words
+    report["families"] |= {"declared": "2026-01-01", "as_declared": True}
+    assert "declared at the run's start, 2026-01-01: main" in markdown(report)
+
+
+def test_a_verdict_that_correction_changed_says_what_it_was(report):
+    row = report["comparisons"]["base:sft"]["reward"]
+    row |= {"verdict": "non-inferior", "uncorrected": "better"}
+    for text in (markdown(report), page(report, {})):
+        assert "on-inferior (before correction: better)" in text
 
 
 def test_a_report_without_a_second_judge_says_so(report):

@@ -56,6 +56,10 @@ class Recorder:
         if record.trace is not None:
             traces.write(spans, self._run.path / record.trace)
         self._run.append_rollout(record.dump(), phase=record.phase)
+        self.note(record)
+
+    def note(self, record: RolloutRecord) -> None:
+        """Remember a rollout that has been written."""
         if record.seconds is not None and record.phase in self._known:
             self._known[record.phase][identity(record)] = record
 
