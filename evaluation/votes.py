@@ -7,7 +7,6 @@
   reviews, revisions and the principal investigator come after it.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -32,11 +31,11 @@ def majority_of(answers: Sequence[Label | None], favourite: Label | None = None)
         answers: In their order; None does not vote.
         favourite: Wins when it is among the commonest; without it the first of them does.
     """
-    counts: Counter[Label] = Counter(answer for answer in answers if answer is not None)
-    commonest = [answer for answer, count in counts.items() if count == max(counts.values())]
+    given = [answer for answer in answers if answer is not None]
+    commonest = [answer for answer in given if given.count(answer) == max(map(given.count, given))]
     if favourite is not None and favourite in commonest:
         return favourite
-    return next(iter(commonest), None)
+    return commonest[0] if commonest else None
 
 
 def with_consistency(config: Config) -> bool:

@@ -17,6 +17,7 @@ from chimera.errors import ConfigError, RunError
 from chimera.policies import ROLLED_BACK, WENT_LIVE, Policy
 from evaluation.paired import Difference, paired_difference, sign_test
 from evaluation.plan import gate_tasks
+from evaluation.report_figures import signed
 from evaluation.rollouts import RolloutInput, RolloutRecord
 from evaluation.study import BASE, GATE
 from training.summary import aligned, summarize
@@ -213,7 +214,7 @@ def table(comparisons: Sequence[Comparison]) -> Table:
 
 
 def _interval(found: Difference, scale: float, digits: int) -> str:
-    mean, low, high = (f"{scale * value:+.{digits}f}" for value in (found.mean, found.low, found.high))
+    mean, low, high = (signed(scale * value, digits) for value in (found.mean, found.low, found.high))
     return f"{mean} [{low}, {high}]"
 
 
