@@ -67,13 +67,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--stages",
         metavar="A,B",
-        help="such as base,final; all without it: base, after each phase, and each phase's policy alone (only-ppo)",
+        help="such as base,final; base and after each phase without it; all: also each phase's policy alone (only-ppo)",
     )
     parser.add_argument(
-        "--split", choices=("val", "test"), default="val", help="held-out tasks (val) or the official test tasks"
+        "--split",
+        choices=("test", "val"),
+        default="test",
+        help="test tasks, which no decision of training used (default), or the gate's validation tasks",
     )
     parser.add_argument(
-        "--limit", type=_count, metavar="N", help="tasks; as many as training's gate had without it, all of test"
+        "--limit",
+        type=_count,
+        metavar="N",
+        help="tasks; all of test without it, of val as many as the gate had",
     )
     parser.add_argument("--seeds", type=_count, default=1, metavar="N", help="rollouts of each task in each stage")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the report goes (default: the run's report/)")
@@ -135,7 +141,9 @@ def _plan(arguments: argparse.Namespace, run: "Run", config: "Config") -> "tuple
     tasks = choose_tasks(dataset, arguments.split, config, arguments.limit)
     check_unseen(tasks, own, arguments.split)
     planned = tuple(map(PlannedTask.of, tasks))
-    return Plan(arguments.split, dataset.source, dataset.describe(), planned, arguments.seeds, stages), dataset
+    official = arguments.split == "test" and dataset.official and len(tasks) == len(dataset.test)
+    plan = Plan(arguments.split, dataset.source, dataset.describe(), planned, arguments.seeds, stages, official)
+    return plan, dataset
 
 
 def _judge_settings(judge: str | None) -> list[str]:
@@ -255,7 +263,7 @@ def _report(study: "Study", lines: "list[dict[str, Any]]", out: Path, console: "
     for warning in report["judges"]["warnings"]:
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
     console.print(f"report: {out / 'index.html'} (also report.md, report.json, plots/)", soft_wrap=True, markup=False)
-    if study.plan.split == "test":
+    if study.plan.split == "test" and study.plan.source == "pubmedqa":
         predictions = publish_predictions(study, out)
         console.print(f"predictions for PubMedQA's own script: {predictions}", soft_wrap=True, markup=False)
 

@@ -28,7 +28,8 @@ def run(scripted_run):
 
 
 def evaluate(run, *arguments):
-    main(["--run", run.name, f"runs_dir={run.path.parent}", "evaluation.concurrency=2", *arguments])
+    given = ["--run", run.name, "--split", "val", f"runs_dir={run.path.parent}", "evaluation.concurrency=2"]
+    main([*given, *arguments])
 
 
 def side(run, name):

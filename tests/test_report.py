@@ -63,6 +63,9 @@ def scores_of(stage, task):
     return {name: round((task * (place + 2) % 7) / 10 + gain, 3) for place, name in enumerate(CRITERIA)}
 
 
+VETO = "peer review: 2 of 3 evidence sentences are in no source"
+
+
 def make_record(stage, task, weights):
     decision = DECISIONS[stage.name][task]
     common = {
@@ -79,6 +82,7 @@ def make_record(stage, task, weights):
     }
     if decision is None:
         return RolloutRecord(**common, status="failed", error=FAILURE, answer=None, decision=None, reward=None)
+    veto = VETO if (stage.name, decision) == ("base", "NO-GO") else None
     scores = scores_of(stage.name, task)
     parts = {name: weights[name] * score for name, score in scores.items()}
     parts |= {
@@ -100,7 +104,7 @@ def make_record(stage, task, weights):
         "final_protocol": {**PROTOCOL, "amendments": []},
         "final_answer": LABEL_OF[decision],
         "final_decision": decision,
-        "final_veto": None,
+        "final_veto": veto,
         "final_rationale": "the evidence says so",
         "final_evaluation": {"scores": scores, "error": None},
     }
@@ -111,6 +115,7 @@ def make_record(stage, task, weights):
         error=None,
         answer=LABEL_OF[decision],
         decision=decision,
+        veto=veto,
         reward=float(np.sum(list(parts.values()))),
         parts=parts,
         outputs=outputs,
@@ -188,7 +193,10 @@ def direct_values(one):
     succeeded = one.decision is not None
     fits = succeeded and LABEL_OF[one.decision] == one.label
     values = {"success": succeeded, "alignment": fits, "decision_alignment": fits}
-    values |= {"decision_two_way": fits and one.label != "maybe", **({"vetoed": False} if succeeded else {})}
+    values |= {
+        "decision_two_way": fits and one.label != "maybe",
+        **({"vetoed": one.veto is not None} if succeeded else {}),
+    }
     if succeeded:
         values |= {f"part_{name}": part for name, part in one.parts.items()}
         values |= {**one.outputs["final_evaluation"]["scores"], "reward": one.reward, "seconds": one.seconds}
@@ -229,9 +237,11 @@ def test_outcomes_count_failures_and_decisions_and_name_the_record_of_each_rollo
     found = report["outcomes"]["base"]
     assert (found["count"], found["tasks"], found["failed"]) == (12, 12, 1)
     assert list(found["failures"].values()) == [1]
-    assert found["confusion"]["yes"] == {"GO": 3, "NO-GO": 2, "UNDECIDED": 1, "none": 0}
-    assert found["confusion"]["no"] == {"GO": 2, "NO-GO": 2, "UNDECIDED": 0, "none": 0}
-    assert found["confusion"]["maybe"] == {"GO": 1, "NO-GO": 0, "UNDECIDED": 0, "none": 1}
+    assert found["confusion"]["yes"] == {"yes": 3, "no": 2, "maybe": 1, "none": 0}
+    assert found["confusion"]["no"] == {"yes": 2, "no": 2, "maybe": 0, "none": 0}
+    assert found["confusion"]["maybe"] == {"yes": 1, "no": 0, "maybe": 0, "none": 1}
+    assert found["decisions"] == {"GO": 6, "NO-GO": 4, "UNDECIDED": 1, "none": 1}
+    assert (found["vetoed"], found["vetoes"]) == (4, {VETO.replace("2", "#").replace("3", "#"): 4})
     for row in found["rollouts"]:
         line = (run.path / row["file"]).read_text().splitlines()[row["line"] - 1]
         recorded = json.loads(line)
@@ -373,8 +383,8 @@ def test_with_repeats_tasks_are_what_is_counted(run, tmp_path):
     assert {link.removeprefix("#") for link in read.links} <= set(read.ids)
 
 
-def test_published_results_stand_beside_the_official_split_only(study, monkeypatch):
-    monkeypatch.setattr(Plan, "official", property(lambda _: True))
+def test_published_results_stand_beside_the_official_split_only(study):
+    study = replace(study, plan=replace(study.plan, official=True))
     report = build(study, [], study.run.path)
     assert report["references"][0]["accuracy"] == 78.0
     assert "78.0" in page(report, {})
@@ -424,8 +434,8 @@ def test_each_mean_leads_to_its_column_and_each_cell_of_a_confusion_matrix_to_it
     for name, mean in report["stages"]["sft"].items():
         assert f'<a href="#sft.{name}">' in text, (name, mean)
         assert f'id="sft.{name}"' in text
-    assert '<a href="#base.yes.NO-GO">2</a>' in text
-    row = re.search(r'<tr id="([^"]+)"><th scope="row"><i id="base.yes.NO-GO">', text)
+    assert '<a href="#base.yes.no">2</a>' in text
+    row = re.search(r'<tr id="([^"]+)"><th scope="row"><i id="base.yes.no">', text)
     assert row is not None
     assert row[1] == "base-ro-base-3"
     assert "rollouts/evaluation-base.jsonl:5" in text
@@ -445,7 +455,7 @@ def test_what_models_wrote_is_text_in_page_and_markdown(report):
 def test_the_first_screen_says_what_was_compared_on_what_by_whom_with_the_verdict(report):
     first = page(report, {}).partition("<nav")[0].partition("<header>")[2]
     words = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", first))
-    assert "12 held-out generated tasks" in words
+    assert "12 generated validation tasks" in words
     assert "PubMedQA" not in words
     assert "nano (embedded)" in words
     assert "rubric (deterministic, no language model)" in words
