@@ -79,8 +79,15 @@ def counted(
         if consistency:
             sampled = by_name.get(of_stage(SINGLE, plan.junior_of(stage).name), [])
             yield from _consistency(of_stage(CONSISTENCY, stage.name), records, sampled)
-        yield from (_juniors(of_stage(JUNIOR_VOTE, stage.name), record) for record in records)
-        yield from (_unreviewed(of_stage(UNREVIEWED, stage.name), record) for record in records)
+        if _all_hold("initial_hypotheses", records):
+            yield from (_juniors(of_stage(JUNIOR_VOTE, stage.name), record) for record in records)
+        if _all_hold("unreviewed_hypothesis", records):
+            yield from (_unreviewed(of_stage(UNREVIEWED, stage.name), record) for record in records)
+
+
+def _all_hold(field: str, records: Sequence[RolloutRecord]) -> bool:
+    """True if no rollout lacks `field` but failed ones: an earlier version of Chimera did not record all of them."""
+    return all(record.status == "failed" or field in record.outputs for record in records)
 
 
 def _consistency(
