@@ -67,6 +67,10 @@ class EvaluationConfig(Section):
     resamples: int = Field(default=2000, ge=200, description="bootstrap samples of an interval")
     permutations: int = Field(default=20_000, ge=200, description="random exchanges of a paired test")
     power: float = Field(default=0.8, gt=0, lt=1, description="with which the minimum detectable effect is found")
+    self_consistency: bool = Field(
+        default=True,
+        description="also ask the junior model alone as often as the society's tokens allow, for a majority of its own",
+    )
     prices: dict[str, Any] = Field(
         default={},
         description="by logical model: [USD per million prompt tokens, USD per million completion tokens]",

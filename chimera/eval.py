@@ -255,10 +255,12 @@ def _selector(run: "Run", stage: "Stage") -> "Selector":
 def _report(study: "Study", lines: "list[dict[str, Any]]", out: Path, console: "Console") -> None:
     """Write the report and show its main figures."""
     from evaluation.publish import publish, publish_predictions
-    from evaluation.report_table import table
+    from evaluation.report_table import beside, table
 
     report = publish(study, lines, out)
     console.print(table(report))
+    if report["baselines"]:
+        console.print(beside(report))
     console.print(report["verdict"]["text"], soft_wrap=True, markup=False)
     for warning in report["judges"]["warnings"]:
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)

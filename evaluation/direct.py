@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agents.context import Selector, Tools
-from agents.record import CallRecord, count, tokens
+from agents.record import CallRecord, by_visit, count, tokens
 from agents.society import Society
 from chimera.config import Config, RewardConfig
 from chimera.errors import ChimeraError, RoleError, UnreachableError
@@ -218,6 +218,7 @@ class _Seat:
             weights_versions={model: sorted(seen) for model, seen in self._weights.items()},
             counts=count(self.records),
             tokens=tokens(self.records),
+            visits=by_visit(self.records),
             calls=[{"kind": type(record).__name__, **asdict(record)} for record in self.records],
             seconds=round(time.perf_counter() - started, 3),
         )
@@ -262,6 +263,7 @@ def _record(rollout_id: str, given: RolloutInput, stage: Stage, outcome: Outcome
         outputs=outcome.outputs,
         counts=outcome.counts,
         tokens=outcome.tokens,
+        visits=outcome.visits,
         seconds=outcome.seconds,
         trace=trace,
     )

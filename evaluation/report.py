@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from chimera.config import Config
-from evaluation import baselines, families, official, side_by_side
+from evaluation import baselines, families, official, side_by_side, standing
 from evaluation.comparison import (
     Comparison,
     Comparisons,
@@ -88,6 +88,9 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
         "pairs": {pair: _pairs(study, *pair.split(":")) for pair in compared},
         "ablation": _ablation(plan, compared),
         "baselines": _baselines(study),
+        "work": standing.work(study),
+        "standing": standing.beside(study),
+        "levels": standing.levels(study),
         "references": [one.dump() for one in official.REFERENCES] if plan.official else [],
         "judges": health(study),
         "side_by_side": _side_by_side(study),
@@ -225,7 +228,7 @@ def _baselines(study: Study) -> dict[str, Any]:
         own = [one for one in study.baselines if one.baseline == name]
         errors = Counter(one.error or "no reason recorded" for one in own if one.answer is None)
         found[name] = {
-            "title": baselines.title(name),
+            "title": baselines.title(name, own[0].calls or 0),
             **{metric: mean.dump() for metric, mean in means.items()},
             "answered": sum(one.answer is not None for one in own),
             "errors": dict(errors.most_common()),

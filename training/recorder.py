@@ -118,6 +118,7 @@ def _record(
         outputs=outputs,
         counts=outcome.get("counts", {}),
         tokens=outcome.get("tokens", {}),
+        visits=outcome.get("visits", {}),
         untraced_calls=len(traces.untraced(spans)),
         seconds=outcome.get("seconds"),
         worker=attempt.worker_id if attempt else None,
