@@ -158,7 +158,7 @@ def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again:
     from chimera.secrets import api_key_names, load_secrets
     from chimera.serving.process import check_models, serve
     from evaluation.conduct import Conductor
-    from training.rewards import compute_reward
+    from evaluation.rewards import compute_reward
     from training.view import make_view
 
     auditor_settings = {"auditor": config.evaluation.auditor.model_dump()}

@@ -22,7 +22,7 @@ from chimera.types import ResearchTask
 from evaluation.auditor import Auditor
 from evaluation.baselines import majority, tfidf
 from evaluation.canaries import Work, canaries_of
-from evaluation.direct import DirectRollouts, RewardFunction
+from evaluation.direct import DirectRollouts
 from evaluation.plan import SELECTION
 from evaluation.recorded import own_phase, recorded, side_file
 from evaluation.rollouts import RolloutInput, RolloutRecord
@@ -65,7 +65,6 @@ class Conductor:
         toolbox: The society's tools.
         auditor: The second judge; None without one.
         progress: Shows how far it is.
-        reward: Computes rewards.
         selector: Who chooses among hypotheses in a stage.
         again: What is made again.
     """
@@ -77,7 +76,6 @@ class Conductor:
     toolbox: Tools
     auditor: Auditor | None
     progress: Progress
-    reward: RewardFunction
     selector: Callable[[Stage], Selector]
     again: Again = "nothing"
 
@@ -118,7 +116,7 @@ class Conductor:
             RunError: The model server has ended, or a stage's models are not those that the run was made with.
         """
         model = HttpModel(servers.endpoints, max_retries=self.config.evaluation.retries)
-        direct = DirectRollouts(self.run, self.config, model, self.toolbox, self.reward)
+        direct = DirectRollouts(self.run, self.config, model, self.toolbox)
         alone = {stage.name for stage in self.single_stages()}
         try:
             for stage in self.plan.stages:

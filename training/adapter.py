@@ -25,7 +25,7 @@ from chimera.serving.client import Completion
 from evaluation.spans import SpanLike
 from training import traces
 from training.experience import BanditEvent, Call, Conversation
-from training.rewards import COUNTED_CALLS, call_reward
+from evaluation.rewards import COUNTED_CALLS, call_reward
 
 SENIORS: tuple[str, ...] = tuple(role.name for role in ROLES.values() if role.algorithm == "ppo")
 

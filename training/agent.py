@@ -21,7 +21,7 @@ from evaluation.judge import Judge
 from evaluation.rollouts import Outcome, RolloutInput
 from training import resources as model_resources
 from training.gateway import plain_error
-from training.rewards import Reward, compute_reward
+from evaluation.rewards import Reward, compute_reward
 from training.selection import make_selector
 
 REWARD_KEY = "reward"
