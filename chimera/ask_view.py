@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from chimera.card_html import card_html
 from chimera.quotes import occurs
-from chimera.types import LABEL_OF_DECISION, SOURCE_NAMES, Decision, ResearchTask
+from chimera.types import SOURCE_NAMES, Decision, ResearchTask
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -108,8 +108,9 @@ def printable(text: str) -> str:
 def _decision(update: Mapping[str, Any]) -> Card:
     decision: Decision = update["final_decision"]
     amendments = tuple(("amendment", text) for text in update["final_protocol"]["amendments"])
-    lines = (("answer", LABEL_OF_DECISION[decision]), ("rationale", update["final_rationale"]), *amendments)
-    return Card(f"Decision: {decision}", lines, DECISION_COLOURS[decision])
+    veto = (("veto", update["final_veto"]),) if update["final_veto"] else ()
+    lines = (("protocol", decision), *veto, ("rationale", update["final_rationale"]), *amendments)
+    return Card(f"Answer: {update['final_answer']}; protocol: {decision}", lines, DECISION_COLOURS[decision])
 
 
 def _scores(evaluation: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

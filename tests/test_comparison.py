@@ -61,6 +61,7 @@ def stage(labels, answers, rewards, repeat=0, **fields):
                 status="failed" if answer is None else "succeeded",
                 error="broken" if answer is None else None,
                 label=label,
+                answer=answer,
                 decision=None if answer is None else DECISION_OF_LABEL[answer],
                 reward=None if answer is None else reward,
                 **fields,

@@ -38,6 +38,7 @@ def record(task: PlannedTask, answer: Label | None, repeat: int = 0) -> RolloutR
         status="failed" if answer is None else "succeeded",
         error="timed out" if answer is None else None,
         label=task.label,
+        answer=answer,
         decision=None if answer is None else DECISION_OF_LABEL[answer],
         reward=None,
     )

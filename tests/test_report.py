@@ -78,7 +78,7 @@ def make_record(stage, task, weights):
         "policy_versions": dict(stage.versions),
     }
     if decision is None:
-        return RolloutRecord(**common, status="failed", error=FAILURE, decision=None, reward=None)
+        return RolloutRecord(**common, status="failed", error=FAILURE, answer=None, decision=None, reward=None)
     scores = scores_of(stage.name, task)
     parts = {name: weights[name] * score for name, score in scores.items()}
     parts |= {
@@ -98,7 +98,9 @@ def make_record(stage, task, weights):
         "major_revisions": task % 2,
         "critical_revisions": 0,
         "final_protocol": {**PROTOCOL, "amendments": []},
+        "final_answer": LABEL_OF[decision],
         "final_decision": decision,
+        "final_veto": None,
         "final_rationale": "the evidence says so",
         "final_evaluation": {"scores": scores, "error": None},
     }
@@ -107,6 +109,7 @@ def make_record(stage, task, weights):
         **common,
         status="succeeded",
         error=None,
+        answer=LABEL_OF[decision],
         decision=decision,
         reward=float(np.sum(list(parts.values()))),
         parts=parts,
@@ -184,7 +187,8 @@ def direct_values(one):
     """Every metric of one rollout but macro-F1, computed from the record without the package."""
     succeeded = one.decision is not None
     fits = succeeded and LABEL_OF[one.decision] == one.label
-    values = {"success": succeeded, "alignment": fits, "alignment_two_way": fits and one.label != "maybe"}
+    values = {"success": succeeded, "alignment": fits, "decision_alignment": fits}
+    values |= {"decision_two_way": fits and one.label != "maybe", **({"vetoed": False} if succeeded else {})}
     if succeeded:
         values |= {f"part_{name}": part for name, part in one.parts.items()}
         values |= {**one.outputs["final_evaluation"]["scores"], "reward": one.reward, "seconds": one.seconds}

@@ -24,6 +24,9 @@ def plan(repeats=1, labels=LABELS):
     return Plan("val", "generated", "four tasks", tasks, repeats, (STAGE,))
 
 
+LABEL_OF = {"GO": "yes", "NO-GO": "no", "UNDECIDED": "maybe"}
+
+
 def rollout(task, decision, reward, repeat=0, **fields):
     scores = {name: round(0.1 * index + 0.05 * int(task[1:]), 3) for index, name in enumerate(CRITERIA, start=1)}
     standard = {
@@ -38,6 +41,7 @@ def rollout(task, decision, reward, repeat=0, **fields):
         "status": "succeeded",
         "error": None,
         "label": LABELS[task],
+        "answer": LABEL_OF.get(decision),
         "decision": decision,
         "reward": reward,
         "parts": {"impact": 0.3 * scores["impact"], "alignment": reward - 0.3 * scores["impact"]},
@@ -90,7 +94,7 @@ def test_success_and_alignment_are_over_all_tasks_and_a_failed_rollout_is_a_miss
 
 def test_a_decision_of_a_rollout_that_failed_later_does_not_count():
     found = stage_metrics(answers(failed("t1", decision="GO"), rollout("t2", "NO-GO", 2.0)), plan(), CONFIG)
-    assert (found["alignment"].mean, found["alignment_two_way"].mean) == (0.5, 0.5)
+    assert (found["alignment"].mean, found["decision_two_way"].mean) == (0.5, 0.5)
     assert found["macro_f1"].mean == 0.5
 
 

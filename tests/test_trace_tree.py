@@ -260,7 +260,7 @@ def test_a_terminal_gets_colours_and_a_pipe_plain_lines_neither_control_characte
     ("answer", "short"),
     [(HYPOTHESIS, "answer: yes"), (PROTOCOL, "expected: no"), (review("MAJOR"), "REVISE, MAJOR"),
      ({"choice": "Neurologist", "justification": "j"}, "choice: Neurologist"), (None, "no readable answer"),
-     ({"amendments": [], "decision": "GO", "rationale": "r"}, "GO")],
+     ({"amendments": [], "answer": "yes", "decision": "GO", "rationale": "r"}, "answer: yes, GO")],
 )  # fmt: skip
 def test_an_answer_in_a_few_words(answer, short):
     assert gist(answer) == short
@@ -337,7 +337,14 @@ def test_what_models_and_tools_wrote_is_data():
 
 def test_a_rollout_that_left_nothing_has_a_page_too():
     failed = record(
-        status="failed", error="out of time", outputs={}, decision=None, reward=None, parts={}, seconds=None
+        status="failed",
+        error="out of time",
+        outputs={},
+        answer=None,
+        decision=None,
+        reward=None,
+        parts={},
+        seconds=None,
     )
     text = page(tree(failed, []), run="mine", pieces={})
     Reader(text)
