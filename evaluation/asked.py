@@ -1,6 +1,6 @@
 """What an evaluation was asked for: the ledger records it beside its report's hashes, and the plan follows from it.
 
-    {"event": "evaluated", "asked": {...}, "evaluation": {...}, "report": {"folder": ..., "files": {name: SHA-256}}, ...}
+    {"event": "evaluated", "asked": {...}, "evaluation": {...}, "report": {"folder": ..., "files": {name: SHA-256}}}
 
 A plan is never taken from a report: which tasks and stages there are follows from the run's configuration, its data and
 its ledger, as far as it went then.
@@ -24,6 +24,7 @@ from evaluation.report_files import FILES, PLOTS
 from evaluation.study import Plan, PlannedTask, Split
 
 EVALUATED = "evaluated"
+ELSEWHERE = "elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,12 @@ class Evaluated:
         report = event["report"]
         settings = EvaluationConfig.model_validate(event["evaluation"])
         return cls(Asked(**event["asked"]), settings, event["written"], event["run"], report["folder"], report["files"])
+
+
+def folder_in(run: Run, folder: Path) -> str:
+    """How the ledger names a report's folder: relative to the run, or "elsewhere" outside of it."""
+    inside = folder.resolve().is_relative_to(run.path.resolve())
+    return folder.resolve().relative_to(run.path.resolve()).as_posix() if inside else ELSEWHERE
 
 
 def hashes_of(folder: Path) -> dict[str, str]:

@@ -59,7 +59,7 @@ class Replay:
             config.society,
             evaluate=Judge(self).evaluate,
             operation=self._operation,
-            observe=lambda record: self._records.append(record),
+            observe=self._observe,
         )
 
     async def run(
@@ -125,6 +125,9 @@ class Replay:
         """
         return self._recorded.result(_visit.get(), name, canonical(arguments))
 
+    def _observe(self, record: CallRecord) -> None:
+        self._records.append(record)
+
     @contextmanager
     def _operation(self, name: str, attributes: dict[str, Any]) -> Iterator[None]:
         token = _visit.set((str(attributes["role"]), int(attributes["visit"])))
@@ -136,7 +139,7 @@ class Replay:
 
 @dataclass(slots=True)
 class _Recorded:
-    """What the trace still holds: answers by visit, and results of tools that were called in the visit's last answer."""
+    """What the trace still holds: answers by visit, and what the tools gave that the visit's last answer called."""
 
     queues: dict[Visit, list[TracedCall]]
     valid: Mapping[tuple[str, int, str, str], bool]
@@ -144,9 +147,7 @@ class _Recorded:
     judge_error: str | None = field(default=None)
 
     @classmethod
-    def of(
-        cls, record: RolloutRecord, calls: Sequence[TracedCall], tools: Sequence[Mapping[str, Any]]
-    ) -> "_Recorded":
+    def of(cls, record: RolloutRecord, calls: Sequence[TracedCall], tools: Sequence[Mapping[str, Any]]) -> "_Recorded":
         """Of each visit the last attempt: those before it ended in a server's failure."""
         last: dict[Visit, int] = {}
         for call in calls:
