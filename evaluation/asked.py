@@ -56,10 +56,10 @@ class Asked:
         Raises:
             ChimeraError: There are no such tasks or stages, or the run has learned from the tasks.
         """
-        stages = choose_stages(run, self.stages)
-        config = run.config.model_copy(update={"data": DataConfig.model_validate(dict(self.data))})
-        own = load(run.config.data)
-        dataset = own if config.data == run.config.data else load(config.data)
+        stages, trained = choose_stages(run, self.stages), run.config
+        config = trained.model_copy(update={"data": DataConfig.model_validate(dict(self.data))})
+        own = load(trained.data)
+        dataset = own if config.data == trained.data else load(config.data)
         tasks = choose_tasks(dataset, self.split, config, self.limit)
         check_unseen(tasks, own, self.split)
         planned = tuple(map(PlannedTask.of, tasks))

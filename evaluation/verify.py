@@ -64,7 +64,7 @@ def verify(report_file: Path, run: Run | None, *, expect: str | None = None) -> 
         expect: A hash that the run's ledger had when it was published.
 
     Raises:
-        RunError: The file cannot be read, or is no report.
+        RunError: There is no run, and the file cannot be read or is no report.
     """
     file = _file(report_file)
     if run is None:
@@ -82,9 +82,11 @@ def verify(report_file: Path, run: Run | None, *, expect: str | None = None) -> 
         return Verification([*problems, absent], len(entries), head)
     evaluated = Evaluated.load(entries[position].record)
     problems += _unlike_bytes(file.parent, evaluated)
-    found = _computed(
-        read_report(report_file), evaluated, RunThen.at(run, entries[: position + 1], evaluated.name), file
-    )
+    then = RunThen.at(run, entries[: position + 1], evaluated.name)
+    try:
+        found = _computed(read_report(report_file), evaluated, then, file)
+    except RunError as error:
+        return Verification([*problems, str(error)], len(entries), head)
     return Verification([*problems, *found.problems], len(entries), head, found.rollouts, found.replayed)
 
 
