@@ -32,14 +32,18 @@ class DataConfig(Section):
     seed: int = Field(default=0, description="seed of the generator and of the split")
     test_ids: Path | None = Field(default=None, description="file of official test PMIDs; the split is then 500/500")
     validation_share: float = Field(
-        default=0.2, gt=0, lt=1, description="share of held-out tasks in the stratified split"
+        default=0.2, gt=0, lt=1, description="share of tasks for the gate and for searches; of the rest with test_ids"
     )
+    test_share: float = Field(default=0.2, gt=0, lt=1, description="share of tasks for reports, which no decision uses")
 
     def unused(self) -> Mapping[str, str]:
         """The generator's keys count for generated tasks only, the official split for PubMedQA only."""
         if self.path == "generated":
             return {"test_ids": "generated tasks have no official test set (data.path is 'generated')"}
-        return dict.fromkeys(("size", "levels"), f"only generated tasks are made to order (data.path is {self.path!r})")
+        unused = dict.fromkeys(
+            ("size", "levels"), f"only generated tasks are made to order (data.path is {self.path!r})"
+        )
+        return unused if self.test_ids is None else {**unused, "test_share": "data.test_ids names the test tasks"}
 
 
 class ModelConfig(Section):

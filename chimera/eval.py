@@ -79,13 +79,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--stages",
         metavar="A,B",
-        help="such as base,final; all without it: base, after each phase, and each phase's policy alone (only-ppo)",
+        help="such as base,final; base and after each phase without it; all: also each phase's policy alone (only-ppo)",
     )
     parser.add_argument(
-        "--split", choices=("val", "test"), default="val", help="held-out tasks (val) or the official test tasks"
+        "--split",
+        choices=("test", "val"),
+        default="test",
+        help="test tasks, which no decision of training used (default), or the gate's validation tasks",
     )
     parser.add_argument(
-        "--limit", type=_count, metavar="N", help="tasks; as many as training's gate had without it, all of test"
+        "--limit",
+        type=_count,
+        metavar="N",
+        help="tasks; all of test without it, of val as many as the gate had",
     )
     parser.add_argument("--seeds", type=_count, default=1, metavar="N", help="rollouts of each task in each stage")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the report goes (default: the run's report/)")
@@ -255,7 +261,7 @@ def _report(study: "Study", asked: "Asked", lines: "list[dict[str, Any]]", out: 
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
     console.print(f"report: {out / 'index.html'} (also report.md, report.json, plots/)", soft_wrap=True, markup=False)
     try:
-        if study.plan.split == "test":
+        if study.plan.split == "test" and study.plan.source == "pubmedqa":
             predictions = publish_predictions(study, out)
             console.print(f"predictions for PubMedQA's own script: {predictions}", soft_wrap=True, markup=False)
     finally:

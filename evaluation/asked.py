@@ -63,7 +63,9 @@ class Asked:
         tasks = choose_tasks(dataset, self.split, config, self.limit)
         check_unseen(tasks, own, self.split)
         planned = tuple(map(PlannedTask.of, tasks))
-        return Plan(self.split, dataset.source, dataset.describe(), planned, self.repeats, stages), dataset
+        official = self.split == "test" and dataset.official and len(tasks) == len(dataset.test)
+        described = dataset.describe()
+        return Plan(self.split, dataset.source, described, planned, self.repeats, stages, official), dataset
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,10 +74,11 @@ def played(report: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 def data_words(report: Mapping[str, Any]) -> str:
     """On what was evaluated, in one line."""
     plan = report["plan"]
-    split = "held-out" if plan["split"] == "val" else "official test" if plan["source"] == "pubmedqa" else "test"
-    source = {"generated": "generated tasks", "pubmedqa": "PubMedQA tasks"}[plan["source"]]
+    split = {"val": "validation", "test": "test"}[plan["split"]]
+    source = {"generated": "generated", "pubmedqa": "PubMedQA"}[plan["source"]]
+    official = "official " if plan["official"] else ""
     repeats = f", {plan['repeats']} rollouts of each in each stage" if plan["repeats"] > 1 else ""
-    return f"{len(plan['tasks'])} {split} {source}{repeats}"
+    return f"{len(plan['tasks'])} {official}{source} {split} tasks{repeats}"
 
 
 def veto_words(report: Mapping[str, Any]) -> str:

@@ -56,11 +56,13 @@ def notes(study: Study) -> list[str]:
             "The tasks are generated: sentences in PubMedQA's form whose answer follows from the statistics that they "
             "report. Results say nothing about PubMedQA."
         )
-    elif plan.split == "test" and not plan.official:
+    elif not plan.official:
         found.append(
-            f"{len(plan.tasks)} test items are not the official 500: published results are not comparable and are "
-            "left out."
+            f"{len(plan.tasks)} {'test' if plan.split == 'test' else 'validation'} items are not PubMedQA's official "
+            "test items: published results are not comparable and are left out."
         )
+    if plan.split == "test":
+        found.append("No decision of training used these test tasks: neither learning nor the gate has seen them.")
     if config.models.judge.kind == "rubric":
         found.append(
             "The judge that gives the reward's six criteria is a deterministic rubric, not a language model: what "
@@ -68,8 +70,8 @@ def notes(study: Study) -> list[str]:
         )
     if plan.split == "val" and config.gate.enabled and any(stage.policies for stage in plan.stages):
         found.append(
-            "The gate decided on held-out tasks of this split whether a policy stayed live, so the stages that are "
-            "left are a little favoured by it."
+            "The gate decided on validation tasks of this split whether a policy stayed live, so the stages that are "
+            "left are a little favoured by it: --split test has tasks that no decision used."
         )
     by_gate = [name for name, answers in study.answers.items() if answers.by_training]
     if by_gate:

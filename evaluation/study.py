@@ -76,12 +76,13 @@ class Plan:
     """What is evaluated.
 
     Attributes:
-        split: The held-out tasks of the run, or the official test tasks.
+        split: The run's test tasks, or its validation tasks.
         source: Whose tasks they are.
         data: The data in words.
         tasks: The tasks, in the order of the data.
         repeats: Rollouts of each task in each stage, with different seeds; the same seeds in every stage.
         stages: In the order of the run, single policies last.
+        official: Whether these are PubMedQA's official test items, all of them.
     """
 
     split: Split
@@ -90,11 +91,7 @@ class Plan:
     tasks: tuple[PlannedTask, ...]
     repeats: int
     stages: tuple[Stage, ...]
-
-    @property
-    def official(self) -> bool:
-        """Whether these are PubMedQA's 500 official test items, all of them."""
-        return self.split == "test" and self.source == "pubmedqa" and len(self.tasks) == OFFICIAL_ITEMS
+    official: bool = False
 
     @property
     def final(self) -> Stage:
@@ -117,6 +114,7 @@ class Plan:
             "tasks": [asdict(task) for task in self.tasks],
             "repeats": self.repeats,
             "stages": [stage.dump() for stage in self.stages],
+            "official": self.official,
         }
 
     @classmethod
@@ -124,9 +122,6 @@ class Plan:
         """The inverse of `dump`."""
         tasks, stages = (PlannedTask(**task) for task in data["tasks"]), map(Stage.load, data["stages"])
         return cls(**{**data, "tasks": tuple(tasks), "stages": tuple(stages)})
-
-
-OFFICIAL_ITEMS = 500
 
 
 @dataclass(frozen=True, slots=True)

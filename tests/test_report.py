@@ -28,7 +28,7 @@ from evaluation.report_text import markdown
 from evaluation.report_words import notes, players
 from evaluation.rollouts import RolloutRecord
 from evaluation.study import Plan, PlannedTask, Stage
-from evaluation.verify import differences, find_run, verify
+from evaluation.verify import differences, find_run, read_report, unlike, verify
 
 LABELS = ["yes"] * 6 + ["no"] * 4 + ["maybe"] * 2
 DECISIONS = {
@@ -63,6 +63,9 @@ def scores_of(stage, task):
     return {name: round((task * (place + 2) % 7) / 10 + gain, 3) for place, name in enumerate(CRITERIA)}
 
 
+VETO = "peer review: 2 of 3 evidence sentences are in no source"
+
+
 def make_record(stage, task, weights):
     decision = DECISIONS[stage.name][task]
     common = {
@@ -79,6 +82,7 @@ def make_record(stage, task, weights):
     }
     if decision is None:
         return RolloutRecord(**common, status="failed", error=FAILURE, answer=None, decision=None, reward=None)
+    veto = VETO if (stage.name, decision) == ("base", "NO-GO") else None
     scores = scores_of(stage.name, task)
     parts = {name: weights[name] * score for name, score in scores.items()}
     parts |= {
@@ -100,7 +104,7 @@ def make_record(stage, task, weights):
         "final_protocol": {**PROTOCOL, "amendments": []},
         "final_answer": LABEL_OF[decision],
         "final_decision": decision,
-        "final_veto": None,
+        "final_veto": veto,
         "final_rationale": "the evidence says so",
         "final_evaluation": {"scores": scores, "error": None},
     }
@@ -111,6 +115,7 @@ def make_record(stage, task, weights):
         error=None,
         answer=LABEL_OF[decision],
         decision=decision,
+        veto=veto,
         reward=float(np.sum(list(parts.values()))),
         parts=parts,
         outputs=outputs,
@@ -188,7 +193,10 @@ def direct_values(one):
     succeeded = one.decision is not None
     fits = succeeded and LABEL_OF[one.decision] == one.label
     values = {"success": succeeded, "alignment": fits, "decision_alignment": fits}
-    values |= {"decision_two_way": fits and one.label != "maybe", **({"vetoed": False} if succeeded else {})}
+    values |= {
+        "decision_two_way": fits and one.label != "maybe",
+        **({"vetoed": one.veto is not None} if succeeded else {}),
+    }
     if succeeded:
         values |= {f"part_{name}": part for name, part in one.parts.items()}
         values |= {**one.outputs["final_evaluation"]["scores"], "reward": one.reward, "seconds": one.seconds}
@@ -229,9 +237,11 @@ def test_outcomes_count_failures_and_decisions_and_name_the_record_of_each_rollo
     found = report["outcomes"]["base"]
     assert (found["count"], found["tasks"], found["failed"]) == (12, 12, 1)
     assert list(found["failures"].values()) == [1]
-    assert found["confusion"]["yes"] == {"GO": 3, "NO-GO": 2, "UNDECIDED": 1, "none": 0}
-    assert found["confusion"]["no"] == {"GO": 2, "NO-GO": 2, "UNDECIDED": 0, "none": 0}
-    assert found["confusion"]["maybe"] == {"GO": 1, "NO-GO": 0, "UNDECIDED": 0, "none": 1}
+    assert found["confusion"]["yes"] == {"yes": 3, "no": 2, "maybe": 1, "none": 0}
+    assert found["confusion"]["no"] == {"yes": 2, "no": 2, "maybe": 0, "none": 0}
+    assert found["confusion"]["maybe"] == {"yes": 1, "no": 0, "maybe": 0, "none": 1}
+    assert found["decisions"] == {"GO": 6, "NO-GO": 4, "UNDECIDED": 1, "none": 1}
+    assert (found["vetoed"], found["vetoes"]) == (4, {VETO.replace("2", "#").replace("3", "#"): 4})
     for row in found["rollouts"]:
         line = (run.path / row["file"]).read_text().splitlines()[row["line"] - 1]
         recorded = json.loads(line)
@@ -367,14 +377,13 @@ def test_with_repeats_tasks_are_what_is_counted(run, tmp_path):
     assert report["stages"]["sft"]["reward"]["mean"] == pytest.approx(fmean(map(fmean, rewards.values())))
     assert sum(sum(row.values()) for row in report["outcomes"]["sft"]["confusion"].values()) == 24
     assert report["comparisons"]["base:sft"]["alignment"]["test"] == "exchange test"
-    (tmp_path / "report.json").write_text(json.dumps(report))
-    assert verify(tmp_path, study.run) == []
+    assert unlike(report, study, tmp_path) == []
     read = Reader(page(report, {}))
     assert {link.removeprefix("#") for link in read.links} <= set(read.ids)
 
 
-def test_published_results_stand_beside_the_official_split_only(study, monkeypatch):
-    monkeypatch.setattr(Plan, "official", property(lambda _: True))
+def test_published_results_stand_beside_the_official_split_only(study):
+    study = replace(study, plan=replace(study.plan, official=True))
     report = build(study, [], study.run.path)
     assert report["references"][0]["accuracy"] == 78.0
     assert "78.0" in page(report, {})
@@ -424,8 +433,8 @@ def test_each_mean_leads_to_its_column_and_each_cell_of_a_confusion_matrix_to_it
     for name, mean in report["stages"]["sft"].items():
         assert f'<a href="#sft.{name}">' in text, (name, mean)
         assert f'id="sft.{name}"' in text
-    assert '<a href="#base.yes.NO-GO">2</a>' in text
-    row = re.search(r'<tr id="([^"]+)"><th scope="row"><i id="base.yes.NO-GO">', text)
+    assert '<a href="#base.yes.no">2</a>' in text
+    row = re.search(r'<tr id="([^"]+)"><th scope="row"><i id="base.yes.no">', text)
     assert row is not None
     assert row[1] == "base-ro-base-3"
     assert "rollouts/evaluation-base.jsonl:5" in text
@@ -445,7 +454,7 @@ def test_what_models_wrote_is_text_in_page_and_markdown(report):
 def test_the_first_screen_says_what_was_compared_on_what_by_whom_with_the_verdict(report):
     first = page(report, {}).partition("<nav")[0].partition("<header>")[2]
     words = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", first))
-    assert "12 held-out generated tasks" in words
+    assert "12 generated validation tasks" in words
     assert "PubMedQA" not in words
     assert "nano (embedded)" in words
     assert "rubric (deterministic, no language model)" in words
@@ -465,16 +474,15 @@ def test_a_drawing_keeps_to_itself():
     assert inlined(None, "x") is None
 
 
-def test_a_written_report_is_found_and_true(report, run, tmp_path):
+def test_a_written_report_is_found_and_true(report, run, study, tmp_path):
     folder = tmp_path / "report"
     report["run"]["path"] = str(run.path)
     assert write_report(report, folder) == folder / "index.html"
     found = find_run(folder)
     assert found is not None
     assert found.path == run.path
-    assert verify(folder, found) == []
-    assert verify(folder / "report.json", found) == []
-    assert verify(tmp_path, found) == []
+    for place in (folder, folder / "report.json", tmp_path):
+        assert unlike(read_report(place), study, folder) == []
 
 
 def number_paths(tree, place=()):
@@ -514,40 +522,44 @@ def test_every_number_of_the_tables_is_compared_with_the_run(built):
         (("verdict", "text"), "much better"),
     ],
 )
-def test_a_changed_figure_is_named(report, run, tmp_path, where, value):
+def test_a_changed_figure_is_named(report, study, tmp_path, where, value):
     at = report
     for key in where[:-1]:
         at = at[key]
     at[where[-1]] = value
-    (tmp_path / "report.json").write_text(json.dumps(report))
-    assert any(".".join(map(str, where)) in problem for problem in verify(tmp_path, run))
+    assert any(".".join(map(str, where)) in problem for problem in unlike(report, study, tmp_path))
 
 
-def test_pages_that_show_other_numbers_are_named(report, run, tmp_path):
+@pytest.mark.parametrize(("old", "new"), [(">91.7<", ">99.7<"), ("--paper: #fcfbf8", "--paper: #ffffff")])
+def test_pages_that_show_anything_else_are_named(report, run, study, tmp_path, old, new):
+    report["run"]["path"] = str(run.path)
     write_report(report, tmp_path)
+    assert unlike(report, study, tmp_path) == []
     shown = (tmp_path / "index.html").read_text()
-    (tmp_path / "index.html").write_text(shown.replace(">91.7<", ">99.7<"))
-    problems = verify(tmp_path, run)
-    assert len(problems) == 1
-    assert "index.html does not say" in problems[0]
-    (tmp_path / "index.html").write_text(shown.replace("--paper: #fcfbf8", "--paper: #ffffff"))
-    assert verify(tmp_path, run) == []
+    assert old in shown
+    (tmp_path / "index.html").write_text(shown.replace(old, new))
+    (problem,) = unlike(report, study, tmp_path)
+    assert "index.html does not show" in problem
 
 
 def test_a_report_without_its_run_is_no_pass(report, run, tmp_path):
     report["run"]["path"] = "../nowhere"
     (tmp_path / "report.json").write_text(json.dumps(report))
     assert find_run(tmp_path) is None
-    assert any("was not found" in problem for problem in verify(tmp_path, None))
+    assert any("was not found" in problem for problem in verify(tmp_path, None).problems)
 
 
-def test_a_run_that_lacks_rollouts_or_a_report_that_lacks_its_plan_is_named(report, run, tmp_path):
-    report["plan"]["tasks"].append({"id": "t99", "goal": "?", "label": "yes", "level": 1})
-    (tmp_path / "report.json").write_text(json.dumps(report))
-    assert any("t99" in problem for problem in verify(tmp_path, run))
+def test_a_run_that_lacks_rollouts_or_a_report_that_lacks_its_plan_is_named(report, run, study, tmp_path):
+    more = replace(PLAN, tasks=(*PLAN.tasks, PlannedTask("t99", "?", "yes", 1)))
+    with pytest.raises(RunError, match="t99"):
+        load_study(run, more)
     del report["plan"]
+    assert any(problem.startswith("plan is missing") for problem in unlike(report, study, tmp_path))
+
+
+def test_a_run_whose_ledger_has_no_evaluation_gives_no_report(report, run, tmp_path):
     (tmp_path / "report.json").write_text(json.dumps(report))
-    assert any("does not say what was evaluated" in problem for problem in verify(tmp_path, run))
+    assert any("has no evaluation that wrote" in problem for problem in verify(tmp_path, run).problems)
 
 
 @pytest.mark.parametrize(("text", "words"), [("{", "not JSON"), ("[1]", "a list"), (None, "cannot be read")])

@@ -26,7 +26,9 @@ REPORT, ROLLOUTS = "report/report.json", "rollouts/eval-{split}-{stage}.jsonl"
 
 
 def evaluate(run, *arguments):
-    return main(["--run", run.name, f"runs_dir={run.path.parent}", "evaluation.concurrency=2", *arguments])
+    return main(
+        ["--run", run.name, f"runs_dir={run.path.parent}", "--split=val", "evaluation.concurrency=2", *arguments]
+    )
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,7 @@ def record(**changes):
         "final_rationale": "because",
     }  # fmt: skip
     made = RolloutRecord(
-        "ro-1", "t-1", "generated", 1, "ppo", 0, 7, 1, "succeeded", None, "yes", "GO", 1.25,
+        "ro-1", "t-1", "generated", 1, "ppo", 0, 7, 1, "succeeded", None, "yes", "yes", "GO", 1.25,
         parts={"alignment": 1.0, "overlong": -0.0, "impact": 0.25}, weights_versions={"senior": ["v1"]},
         outputs=outputs, seconds=2.0,
     )  # fmt: skip
@@ -199,7 +199,8 @@ def test_only_the_attempt_that_reported_is_shown():
 def test_the_outline_has_everything_a_reader_looks_for():
     text = "\n".join(plain_lines(outline(tree(record(), revised(), [learned()]), messages=True)))
     for wanted in (
-        "ro-1: Does it work?", "succeeded after 2.00 s", "GO, and the answer key says yes", "senior: v1",
+        "ro-1: Does it work?", "succeeded after 2.00 s", "yes, and the answer key says yes", "decision: GO",
+        "senior: v1",
         'literature_search {"query":"it"} -> found p-1', "[p-1] It fell.", "[system] You are the Neurologist.",
         "the one re-ask after an unreadable answer", "unread: no JSON", "probability of each: Geneticist 25.0%",
         "chosen: Neurologist", "policy: supervisor@bandit", "the model preferred: Geneticist",
@@ -348,7 +349,14 @@ def test_a_rollout_that_left_nothing_has_a_page_too():
     )
     text = page(tree(failed, []), run="mine", pieces={})
     Reader(text)
-    for wanted in ("Task t-1", "out of time", "left no trace", "No visit is known", "None was made"):
+    for wanted in (
+        "Task t-1",
+        "out of time",
+        "left no trace",
+        "No visit is known",
+        "No answer was given",
+        "No decision was made",
+    ):
         assert wanted in text
 
 
