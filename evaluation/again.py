@@ -22,7 +22,7 @@ from evaluation.checklist import checklist
 from evaluation.judge import JUDGE
 from evaluation.replay import Replay
 from evaluation.rollouts import RolloutInput, RolloutRecord
-from evaluation.study import GATE, Judged, Study
+from evaluation.study import GATE, Judged, Stage, Study
 from evaluation.traced_calls import last_outcome, model_calls, untraced
 
 REPORTED = ("outputs", "reward", "parts", "counts", "tokens", "weights_versions", "seconds", "error")
@@ -46,12 +46,16 @@ async def rollouts(study: Study, dataset: Dataset) -> Checked:
     """
     tasks = {task.id: task for task in dataset.tasks}
     replay, problems, replayed, seen = Replay(study.config), [], 0, dict[str, str]()
-    every = [pair for answers in study.answers.values() for pair in zip(answers.records, answers.places, strict=True)]
-    for record, place in every:
+    every = [
+        (answers.stage, record, place)
+        for answers in study.answers.values()
+        for record, place in zip(answers.records, answers.places, strict=True)
+    ]
+    for stage, record, place in every:
         where = f"{place.file}:{place.line} (rollout {record.rollout_id})"
         if seen.setdefault(record.rollout_id, f"{place.file}:{place.line}") != f"{place.file}:{place.line}":
             problems.append(f"{where} has the id of {seen[record.rollout_id]}: a rollout counts once")
-        found = list(_unlike_task(record, study.config.seed, tasks[record.task_id]))
+        found = [*_unlike_task(record, study.config.seed, tasks[record.task_id]), *_unlike_stage(record, stage)]
         if not found:
             found, done = await _unlike_trace(record, study.run.path, replay, tasks[record.task_id])
             replayed += done
@@ -70,6 +74,14 @@ def _unlike_task(record: RolloutRecord, seed: int, task: ResearchTask) -> Iterat
     for name, key in final.items():
         if getattr(record, name) != record.outputs.get(key):
             yield f"its {name} is {getattr(record, name)!r}, but its outputs say {record.outputs.get(key)!r}"
+
+
+def _unlike_stage(record: RolloutRecord, stage: Stage) -> Iterator[str]:
+    """Whether the hypothesis was selected by the stage's policy, or by the supervisor's model where there is none."""
+    wanted = next((one.version for one in stage.policies if one.learner == "supervisor"), "supervisor")
+    made = (record.outputs.get("selection") or {}).get("policy", wanted)
+    if made != wanted:
+        yield f"its selection was made by {made!r}, but must be by {wanted!r}"
 
 
 async def _unlike_trace(

@@ -402,7 +402,7 @@ PLAIN = {
         "evaluation/val/audit.jsonl was changed",
     ),
     "evaluation: a canary's score was changed": (
-        lambda folder: records(folder, side(folder, "canaries"), lambda row: set_in(row, ("scores", "impact"), 0.0)),
+        lambda folder: records(folder, side(folder, "canaries"), lambda row: set_in(row, ("scores", "impact"), 0.777)),
         "evaluation/val/canaries.jsonl was changed",
     ),
     "evaluation: a baseline's answer was changed": (
@@ -550,7 +550,7 @@ REBUILT = {
         "plan.stages.1.policies.0.folder is",
     ),
     "report: the data sentence": (reported("data", to="PubMedQA, official test"), "data is"),
-    "report: the split": (reported("plan", "split", to="official"), "plan.split is"),
+    "report: the split": (reported("plan", "split", to="test"), "plan.split is"),
     "report: the phases": (reported("run", "phases", to=["sft", "ppo"]), "run.phases is"),
     "report: what was rolled back": (reported("run", "rolled_back", to=[]), "run.rolled_back is"),
     "report: the run's date": (reported("run", "created", to="2020-01-01"), "run.created is"),
@@ -600,6 +600,10 @@ REBUILT = {
         "outputs.refined_hypothesis.claim is 'it cures'",
     ),
     "rollouts: parts and trace's outcome, not the answers": (lower("parsed"), "parts.parsed is"),
+    "rollouts: who selected": (
+        recorded("outputs", "selection", "policy", to="supervisor@bandit"),
+        "its selection was made by 'supervisor@bandit', but must be by 'supervisor'",
+    ),
     "rollouts: the selected hypothesis": (
         told("outputs", "selected_hypothesis", "claim", to="it cures"),
         "outputs.selected_hypothesis.claim is",
