@@ -143,6 +143,8 @@ def society_kit():
     def make(model, toolbox=None, *, evaluate=evaluate, operation=None, observe=None, select=None, **config):
         extras = {"operation": operation, "observe": observe, "select": select}
         extras = {name: value for name, value in extras.items() if value is not None}
+        # The standard answers quote a sentence that nobody has read.
+        config = {"quotes": "free", "refiner": "trusts", **config}
         return Society(model, toolbox or FakeToolbox(), SocietyConfig(**config), evaluate=evaluate, **extras)
 
     return SimpleNamespace(
@@ -370,7 +372,7 @@ def scripted_run(scripted_openai, tmp_path, monkeypatch):
     settings = {"kind": "endpoint", "base_url": scripted_openai.url, "api_key_env": "TEST_KEY"}
     models = [f"models.{key}.{name}={value}" for key in keys for name, value in settings.items()]
     names = [f"models.{key}.model=scripted-{key}" for key in keys]
-    few = ["data.size=40", "gate.tasks=4", "society.node_retries=0"]
+    few = ["data.size=40", "gate.tasks=4", "society.node_retries=0", "society.quotes=free", "society.refiner=trusts"]
     with Run.create("scripted", load_config(None, [*models, *names, *few, f"runs_dir={tmp_path}"])) as run:
         began = {**{key: f"scripted-{key}" for key in keys}, "selection": "supervisor's model"}
         run.ledger("phase_started", phase="gather", policy_versions=began)

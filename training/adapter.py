@@ -261,7 +261,7 @@ def _conversation(calls: Sequence[traces.TracedCall], record: ModelCall) -> Conv
         visit=last.visit,
         messages=[*last.messages, answer],
         tools=calls[0].tools,
-        answer=read_answer(ROLES[last.role], completion).model_dump(),
+        answer=read_answer(ROLES[last.role], completion, last.messages).model_dump(),
         parsed=not record.repair,
     )
 
