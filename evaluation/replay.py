@@ -13,6 +13,7 @@ from typing import Any
 
 from agents.context import Candidates, Choice, SupervisorChoice
 from agents.prompting import canonical, payload_of
+from agents.quoting import passage_text
 from agents.record import CallRecord
 from agents.society import Society
 from agents.tools import Passage, ToolResult
@@ -191,7 +192,7 @@ class _Recorded:
                 if "error" in content:
                     valid = self.valid.get((*visit, name, arguments), False)
                     return ToolResult(name, ok=False, error=content["error"], valid=valid)
-                passages = tuple(Passage(found["id"], "", found["text"]) for found in content["results"])
+                passages = tuple(Passage(found["id"], "", passage_text(found)) for found in content["results"])
                 return ToolResult(name, ok=True, passages=passages, note=content.get("note"))
         raise RunError(f"{visit[0]}, visit {visit[1]}: its trace has no result of {name} with {arguments}")
 
