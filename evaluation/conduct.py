@@ -22,7 +22,7 @@ from chimera.types import ResearchTask
 from evaluation.auditor import Auditor
 from evaluation.baselines import GREEDY, SINGLE, majority, of_stage, reader, tfidf
 from evaluation.canaries import Work, canaries_of
-from evaluation.direct import DirectRollouts, RewardFunction
+from evaluation.direct import DirectRollouts
 from evaluation.plan import SELECTION
 from evaluation.recorded import baseline_answers, own_phase, recorded, side_file
 from evaluation.rollouts import RolloutInput, RolloutRecord
@@ -79,7 +79,6 @@ class Conductor:
         toolbox: The society's tools.
         auditor: The second judge; None without one.
         progress: Shows how far it is.
-        reward: Computes rewards.
         selector: Who chooses among hypotheses in a stage.
         again: What is made again.
     """
@@ -91,7 +90,6 @@ class Conductor:
     toolbox: Tools
     auditor: Auditor | None
     progress: Progress
-    reward: RewardFunction
     selector: Callable[[Stage], Selector]
     again: Again = "nothing"
 
@@ -134,7 +132,7 @@ class Conductor:
         greedy = replace(servers.endpoints[ROLE.model], temperature=0.0)
         endpoints = {**servers.endpoints, GREEDY_JUNIOR: greedy}
         model = HttpModel(endpoints, max_retries=self.config.evaluation.retries)
-        direct = DirectRollouts(self.run, self.config, model, self.toolbox, self.reward, servers.check)
+        direct = DirectRollouts(self.run, self.config, model, self.toolbox, servers.check)
         alone = {stage.name for stage in self.single_stages()}
         try:
             for stage in self.plan.stages:

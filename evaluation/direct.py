@@ -13,18 +13,18 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from agents.context import Selector, Tools
 from agents.record import CallRecord, by_visit, count, tokens
 from agents.society import Society
-from chimera.config import Config, RewardConfig
+from chimera.config import Config
 from chimera.errors import ChimeraError, RoleError, UnreachableError
 from chimera.runs import Run
 from chimera.serving.client import Completion, Model
-from chimera.types import ResearchTask
 from evaluation import spans
 from evaluation.judge import Judge
+from evaluation.rewards import Reward, compute_reward
 from evaluation.rollouts import Outcome, RolloutInput, RolloutRecord
 from evaluation.study import Stage
 
@@ -32,24 +32,6 @@ LOOK_SECONDS = 1.0
 """The end of a model server announces nothing, so it is looked for this often."""
 ATTEMPT = "direct"
 """Traces name the attempt of a rollout; here there is only one."""
-
-
-class Rewarded(Protocol):
-    """What a reward function gives: named parts and their sum, None when a part is missing."""
-
-    @property
-    def parts(self) -> Mapping[str, float | None]:
-        """The parts by name."""
-        ...
-
-    @property
-    def total(self) -> float | None:
-        """Their sum."""
-        ...
-
-
-RewardFunction = Callable[[Mapping[str, Any], Sequence[CallRecord], ResearchTask, RewardConfig], Rewarded]
-"""Final state, calls, task and weights in, reward out: `training.rewards.compute_reward`."""
 
 
 class DirectRollouts:
@@ -60,22 +42,14 @@ class DirectRollouts:
         config: The whole configuration.
         model: Answers every logical model.
         toolbox: The society's tools.
-        reward: Computes rewards.
         check: Raises what keeps all further rollouts from succeeding, such as the end of the model server.
     """
 
     def __init__(
-        self,
-        run: Run,
-        config: Config,
-        model: Model,
-        toolbox: Tools,
-        reward: RewardFunction,
-        check: Callable[[], None] = lambda: None,
+        self, run: Run, config: Config, model: Model, toolbox: Tools, check: Callable[[], None] = lambda: None
     ) -> None:
         self._run = run
         self._config = config
-        self._reward = reward
         self._check = check
         self._seats = [_Seat(config, model, toolbox) for _ in range(config.evaluation.concurrency)]
 
@@ -121,7 +95,7 @@ class DirectRollouts:
         seat.start(rollout_id)
         try:
             state = await self._state(seat, given, selector)
-            reward = self._reward(state, seat.records, given.task, self._config.reward)
+            reward = compute_reward(state, seat.records, given.task, self._config.reward)
         except Exception as error:
             if (gone := _unreachable(error)) is not None:
                 raise gone from error
@@ -208,7 +182,7 @@ class _Seat:
     def _observe(self, record: CallRecord) -> None:
         self.records.append(record)
 
-    def outcome(self, outputs: dict[str, Any], reward: Rewarded | None, started: float, error: str | None) -> Outcome:
+    def outcome(self, outputs: dict[str, Any], reward: Reward | None, started: float, error: str | None) -> Outcome:
         """What came of the task."""
         return Outcome(
             error=error,

@@ -10,11 +10,8 @@ from chimera.errors import RunError
 from evaluation.official import predictions, write_predictions
 from evaluation.plots import draw_all
 from evaluation.report import build, compare_all
-from evaluation.report_files import write_report
+from evaluation.report_files import PLOTS, PREDICTIONS, write_report
 from evaluation.study import Study
-
-PLOTS = "plots"
-PREDICTIONS = "predictions.json"
 
 
 def publish(study: Study, lines: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from chimera.config_evaluation import EvaluationConfig
 from chimera.errors import RunError
-from chimera.jsonl import read_lines
 from chimera.runs import Run
 from evaluation.rollouts import RolloutRecord
 from evaluation.study import GATE, BaselineAnswer, Judged, Place, Plan, Split, Stage, StageAnswers, Study
@@ -132,4 +131,4 @@ def baseline_answers(run: Run, plan: Plan) -> list[BaselineAnswer]:
 
 
 def _side(run: Run, plan: Plan, name: str, kind: Callable[..., Row]) -> Iterator[Row]:
-    return (kind(**data) for data in read_lines(run.path / side_file(plan.split, name)))
+    return (kind(**data) for data in run.lines(side_file(plan.split, name)))

@@ -119,8 +119,8 @@ def test_a_report_stays_true_when_others_are_made_of_more_repeats_and_tasks(run)
     evaluate(run, "--out", str(run.path / "first"))
     evaluate(run, "--seeds", "2", "--limit", "8", "--out", str(run.path / "second"))
     assert report_of(run, "second")["baselines"]["single@base"]["alignment"]["n"] == 8
-    assert verify(run.path / "first", run) == []
-    assert verify(run.path / "second", run) == []
+    assert verify(run.path / "first", run).problems == []
+    assert verify(run.path / "second", run).problems == []
     evaluate(run)
     assert report_of(run)["baselines"]["single@base"]["answered"] == 4
 

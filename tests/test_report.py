@@ -30,7 +30,7 @@ from evaluation.report_text import markdown
 from evaluation.report_words import notes, players
 from evaluation.rollouts import RolloutRecord
 from evaluation.study import Plan, PlannedTask, Stage
-from evaluation.verify import differences, find_run, verify
+from evaluation.verify import differences, find_run, read_report, unlike, verify
 
 LABELS = ["yes"] * 6 + ["no"] * 4 + ["maybe"] * 2
 DECISIONS = {
@@ -474,8 +474,7 @@ def test_with_repeats_tasks_are_what_is_counted(run, tmp_path):
     assert report["stages"]["sft"]["reward"]["mean"] == pytest.approx(fmean(map(fmean, rewards.values())))
     assert sum(sum(row.values()) for row in report["outcomes"]["sft"]["confusion"].values()) == 24
     assert report["comparisons"]["base:sft"]["alignment"]["test"] == "exchange test"
-    (tmp_path / "report.json").write_text(json.dumps(report))
-    assert verify(tmp_path, study.run) == []
+    assert unlike(report, study, tmp_path) == []
     read = Reader(page(report, {}))
     assert {link.removeprefix("#") for link in read.links} <= set(read.ids)
 
@@ -572,16 +571,15 @@ def test_a_drawing_keeps_to_itself():
     assert inlined(None, "x") is None
 
 
-def test_a_written_report_is_found_and_true(report, run, tmp_path):
+def test_a_written_report_is_found_and_true(report, run, study, tmp_path):
     folder = tmp_path / "report"
     report["run"]["path"] = str(run.path)
     assert write_report(report, folder) == folder / "index.html"
     found = find_run(folder)
     assert found is not None
     assert found.path == run.path
-    assert verify(folder, found) == []
-    assert verify(folder / "report.json", found) == []
-    assert verify(tmp_path, found) == []
+    for place in (folder, folder / "report.json", tmp_path):
+        assert unlike(read_report(place), study, folder) == []
 
 
 def number_paths(tree, place=()):
@@ -624,40 +622,44 @@ def test_every_number_of_the_tables_is_compared_with_the_run(built):
         (("verdict", "text"), "much better"),
     ],
 )
-def test_a_changed_figure_is_named(report, run, tmp_path, where, value):
+def test_a_changed_figure_is_named(report, study, tmp_path, where, value):
     at = report
     for key in where[:-1]:
         at = at[key]
     at[where[-1]] = value
-    (tmp_path / "report.json").write_text(json.dumps(report))
-    assert any(".".join(map(str, where)) in problem for problem in verify(tmp_path, run))
+    assert any(".".join(map(str, where)) in problem for problem in unlike(report, study, tmp_path))
 
 
-def test_pages_that_show_other_numbers_are_named(report, run, tmp_path):
+@pytest.mark.parametrize(("old", "new"), [(">91.7<", ">99.7<"), ("--paper: #fcfbf8", "--paper: #ffffff")])
+def test_pages_that_show_anything_else_are_named(report, run, study, tmp_path, old, new):
+    report["run"]["path"] = str(run.path)
     write_report(report, tmp_path)
+    assert unlike(report, study, tmp_path) == []
     shown = (tmp_path / "index.html").read_text()
-    (tmp_path / "index.html").write_text(shown.replace(">91.7<", ">99.7<"))
-    problems = verify(tmp_path, run)
-    assert len(problems) == 1
-    assert "index.html does not say" in problems[0]
-    (tmp_path / "index.html").write_text(shown.replace("--paper: #fcfbf8", "--paper: #ffffff"))
-    assert verify(tmp_path, run) == []
+    assert old in shown
+    (tmp_path / "index.html").write_text(shown.replace(old, new))
+    (problem,) = unlike(report, study, tmp_path)
+    assert "index.html does not show" in problem
 
 
 def test_a_report_without_its_run_is_no_pass(report, run, tmp_path):
     report["run"]["path"] = "../nowhere"
     (tmp_path / "report.json").write_text(json.dumps(report))
     assert find_run(tmp_path) is None
-    assert any("was not found" in problem for problem in verify(tmp_path, None))
+    assert any("was not found" in problem for problem in verify(tmp_path, None).problems)
 
 
-def test_a_run_that_lacks_rollouts_or_a_report_that_lacks_its_plan_is_named(report, run, tmp_path):
-    report["plan"]["tasks"].append({"id": "t99", "goal": "?", "label": "yes", "level": 1})
-    (tmp_path / "report.json").write_text(json.dumps(report))
-    assert any("t99" in problem for problem in verify(tmp_path, run))
+def test_a_run_that_lacks_rollouts_or_a_report_that_lacks_its_plan_is_named(report, run, study, tmp_path):
+    more = replace(PLAN, tasks=(*PLAN.tasks, PlannedTask("t99", "?", "yes", 1)))
+    with pytest.raises(RunError, match="t99"):
+        load_study(run, more)
     del report["plan"]
+    assert any(problem.startswith("plan is missing") for problem in unlike(report, study, tmp_path))
+
+
+def test_a_run_whose_ledger_has_no_evaluation_gives_no_report(report, run, tmp_path):
     (tmp_path / "report.json").write_text(json.dumps(report))
-    assert any("does not say what was evaluated" in problem for problem in verify(tmp_path, run))
+    assert any("has no evaluation that wrote" in problem for problem in verify(tmp_path, run).problems)
 
 
 @pytest.mark.parametrize(("text", "words"), [("{", "not JSON"), ("[1]", "a list"), (None, "cannot be read")])

@@ -11,8 +11,10 @@ import psutil
 import pytest
 import yaml
 
+from chimera.chain import read_chain
 from chimera.errors import ConfigError
 from chimera.jsonl import read_lines
+from chimera.seals import history, unlike_disk
 
 HANGING_SECONDS = 600.0
 """No test waits longer for a process to end; nothing is expected to come near it."""
@@ -124,11 +126,15 @@ def test_a_run_from_start_to_end(start_training):
         assert record["weights_versions"]["principal"] == [record["policy_versions"]["principal"]]
         assert record["reward"] == pytest.approx(sum(record["parts"].values()))
     events = [event["event"] for event in read_lines(process.run / "ledger.jsonl")]
-    assert events == ["created", "planned", "phase_started", "phase_finished"]
+    assert events == ["created", "planned", "phase_started", "phase_finished", "sealed", "sealed"]
+    assert list(unlike_disk(process.run, history(read_lines(process.run / "ledger.jsonl")))) == []
+    entries = read_chain(process.run / "ledger.jsonl")
+    assert output.splitlines()[-1].startswith(f"ledger: last hash {entries[-1].hash} ")
     lines = list(read_lines(process.run / "metrics.jsonl"))
     assert [line["rollout_id"] for line in lines if line["phase"] == "rollout"] == [
         one["rollout_id"] for one in records
     ]
+    assert [line["hash"] for line in lines if line["phase"] == "ledger"] == [entries[-2].hash]
     (metrics,) = [line for line in lines if line["phase"] == "gather"]
     assert (metrics["phase"], metrics["rollouts"], metrics["failed"]) == ("gather", 4, 0)
 
@@ -147,7 +153,9 @@ def test_ctrl_c_stops_cleanly_and_keeps_finished_rollouts(start_training):
     records = list(read_lines(process.run / "rollouts" / "gather.jsonl"))
     assert records
     assert all((process.run / record["trace"]).is_file() for record in records)
-    assert [event["event"] for event in read_lines(process.run / "ledger.jsonl")][-1] == "phase_interrupted"
+    events = list(read_lines(process.run / "ledger.jsonl"))
+    assert [event["event"] for event in events][-2:] == ["phase_interrupted", "sealed"]
+    assert list(unlike_disk(process.run, history(events))) == []
 
 
 def test_nothing_outlives_a_main_process_that_is_killed(start_training):

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from chimera.config import Config, load_config
 from chimera.errors import RunError
+from chimera.hashes import hash_artifact
 from chimera.jsonl import append_line, read_lines
-from chimera.runs import Run, hash_artifact, list_runs
+from chimera.runs import Run, list_runs
 from chimera.secrets import register_secret
 
 JSON = st.recursive(

@@ -24,11 +24,11 @@ import pytest
 from chimera.config import Config
 from chimera.policies import Policy
 from chimera.runs import Run
+from evaluation.rewards import Reward
 from evaluation.rollouts import RolloutRecord
 from training import children
 from training.agent import emit_parts
 from training.metrics import Metrics
-from training.rewards import Reward
 from training.wandb_hook import WandbLoggingHook
 from training.wandb_mirror import COLUMNS, protocol_rows
 from training.wandb_run import open_sinks, run_id

@@ -18,10 +18,10 @@ from chimera.config import Config
 from chimera.errors import ChimeraError, ModelError, RoleError, UnreachableError
 from chimera.serving.client import Completion, HttpModel
 from evaluation.judge import Judge
+from evaluation.rewards import Reward, compute_reward
 from evaluation.rollouts import Outcome, RolloutInput
 from training import resources as model_resources
 from training.gateway import START_SECONDS, plain_error
-from training.rewards import Reward, compute_reward
 from training.selection import make_selector
 
 REWARD_KEY = "reward"

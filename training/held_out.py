@@ -85,6 +85,5 @@ class HeldOut:
 
     def _direct(self, model: HttpModel) -> "DirectRollouts":
         from evaluation.direct import DirectRollouts
-        from training.rewards import compute_reward
 
-        return DirectRollouts(self._run, self._config, model, self._toolbox(), compute_reward, check=self._check)
+        return DirectRollouts(self._run, self._config, model, self._toolbox(), self._check)

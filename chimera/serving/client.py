@@ -161,7 +161,7 @@ class HttpModel:
         except openai.APIStatusError as error:
             retriable = error.status_code == 429 or error.status_code >= 500
             raise ModelError(f"{where} answered {error.status_code}: {_said(error)}", retriable=retriable) from error
-        return _parse(response.model_dump(), where)
+        return read_completions(response.model_dump(), where)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -177,7 +177,12 @@ def _said(error: "APIStatusError") -> str:
     return message if isinstance(message, str) and message else error.message
 
 
-def _parse(response: dict[str, Any], where: str) -> list[Completion]:
+def read_completions(response: Mapping[str, Any], where: str) -> list[Completion]:
+    """The answers in an OpenAI chat completion, as JSON; `where` names the model in the error.
+
+    Raises:
+        ModelError: It has no choice.
+    """
     choices = response.get("choices") or []
     if not choices:
         raise ModelError(f"{where} answered without choices", retriable=True)
