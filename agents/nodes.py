@@ -1,6 +1,6 @@
 """The nodes of the graph: what each role reads from the state and what it writes back, in one table."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -8,7 +8,7 @@ from langgraph.runtime import Runtime
 
 from agents.context import RunContext
 from agents.roles import JUNIORS, ROLES, Role
-from agents.routing import revisions_allowed, worst_severity
+from agents.routing import effective_severity, revisions_allowed, worst_severity
 from agents.schemas import Answer, FinalDecision
 from agents.sources import given_sources, sources_seen
 from agents.state import ResearchState, Update
@@ -110,16 +110,27 @@ def _principal_reads(state: ResearchState, context: RunContext) -> Inputs:
 
 
 def _principal_writes(state: ResearchState, answer: FinalDecision, context: RunContext) -> Update:
-    """An unresolved CRITICAL review turns GO into NO-GO, and the rationale says so."""
+    """An unresolved CRITICAL review turns GO into NO-GO, and the rationale says so. The answer stays as it is."""
     decision, rationale = answer.decision, answer.rationale
-    if decision == "GO" and worst_severity(state["peer_review"], state["safety_review"]) == "CRITICAL":
+    veto = veto_of(state)
+    if decision == "GO" and veto is not None:
         decision = "NO-GO"
         rationale = f"GO was overridden: a CRITICAL review is unresolved. The principal investigator wrote: {rationale}"
     return {
         "final_protocol": {**state["experimental_protocol"], "amendments": list(answer.amendments)},
+        "final_answer": answer.answer,
         "final_decision": decision,
+        "final_veto": veto,
         "final_rationale": rationale,
     }
+
+
+def veto_of(reviews: Mapping[str, Any]) -> str | None:
+    """The CRITICAL reviews among a state's or a rollout's outputs, each with its first issue; None without any."""
+    names = {"peer_review": "peer review", "safety_review": "safety review"}
+    critical = {name: reviews[key] for key, name in names.items() if effective_severity(reviews[key]) == "CRITICAL"}
+    found = [f"{name}: {next(iter(review['issues']), 'no issue named')}" for name, review in critical.items()]
+    return "; ".join(found) or None
 
 
 def _store(field: str) -> Callable[[ResearchState, Answer, RunContext], Update]:

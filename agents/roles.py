@@ -54,10 +54,11 @@ JSON object: "issues" (one phrase each), "severity" (NONE, MINOR, MAJOR when the
 it must not be run) and "verdict" (APPROVE or REVISE)."""
 
 PRINCIPAL_INVESTIGATOR = """You are the PrincipalInvestigator.
-Decide on the question from the hypothesis, the protocol and both reviews. Answer with one JSON object: "amendments"
-(phrases to add to the protocol, or none), "decision" (GO when the goal's answer is yes, NO-GO when it is no,
-UNDECIDED when it is maybe) and "rationale" (one or two sentences). With an unresolved CRITICAL review a protocol
-cannot get GO."""
+Decide from the hypothesis, the protocol and both reviews. Answer with one JSON object: "amendments" (phrases to add to
+the protocol, or none), "answer" (yes, no or maybe: what the evidence says to the goal, whatever becomes of the
+protocol), "decision" (whether the protocol may run: GO when the answer is yes, NO-GO when it is no, UNDECIDED when it
+is maybe) and "rationale" (one or two sentences). With an unresolved CRITICAL review a protocol cannot get GO; such a
+review is no reason to change the answer."""
 
 LITERATURE, TRIALS, PROTEIN, ONTOLOGY = "literature_search", "clinical_trials", "protein_lookup", "gene_ontology"
 

@@ -75,8 +75,13 @@ class SafetyReview(Review):
 
 
 class FinalDecision(Answer):
-    """The principal investigator's decision; amendments are added to the protocol, which is otherwise kept."""
+    """The principal investigator's two results: the answer to the question, and whether the protocol may run.
+
+    `answer` is what the evidence says; a review can forbid a protocol, but it does not change the evidence.
+    `amendments` are added to the protocol, which is otherwise kept.
+    """
 
     amendments: Annotated[list[Phrase], Field(max_length=6)]
+    answer: Label
     decision: Decision
     rationale: Text

@@ -56,7 +56,10 @@ class ResearchState(TypedDict):
         critical_revisions: Returns to the hypothesis refiner so far. Writer: HypothesisRefiner.
         major_revisions: Returns to the protocol designer so far. Writer: ProtocolDesigner.
         final_protocol: The protocol with its "amendments". Writer: PrincipalInvestigator.
-        final_decision: GO, NO-GO or UNDECIDED. Writer: PrincipalInvestigator.
+        final_answer: yes, no or maybe: what the evidence says. Writer: PrincipalInvestigator.
+        final_decision: GO, NO-GO or UNDECIDED: whether the protocol may run. Writer: PrincipalInvestigator.
+        final_veto: The CRITICAL reviews that are unresolved and so forbid GO, with the first issue of each; None when
+            there is none. Writer: PrincipalInvestigator.
         final_rationale: Why. Writer: PrincipalInvestigator.
         final_evaluation: What the injected evaluator returned. Writer: Evaluation.
     """
@@ -76,6 +79,8 @@ class ResearchState(TypedDict):
     critical_revisions: Annotated[int, operator.add]
     major_revisions: Annotated[int, operator.add]
     final_protocol: dict[str, Any]
+    final_answer: str
     final_decision: str
+    final_veto: str | None
     final_rationale: str
     final_evaluation: dict[str, Any]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from chimera.card_html import card_html
 from chimera.quotes import occurs
-from chimera.types import LABEL_OF_DECISION, SOURCE_NAMES, Decision, ResearchTask
+from chimera.types import SOURCE_NAMES, Decision, ResearchTask
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -139,8 +139,9 @@ def _decision(update: Mapping[str, Any]) -> Card:
         return Card(f"UNDECIDED: {update['final_rationale']}", _withheld(withheld), DECISION_COLOURS["UNDECIDED"])
     grounds = tuple(("rests on", f"“{quote}” [{where}]") for quote, where in update.get("final_grounds", ()))
     amendments = tuple(("amendment", text) for text in update["final_protocol"]["amendments"])
-    lines = (("answer", LABEL_OF_DECISION[decision]), *grounds, ("rationale", update["final_rationale"]), *amendments)
-    return Card(f"Decision: {decision}", lines, DECISION_COLOURS[decision])
+    veto = (("veto", update["final_veto"]),) if update["final_veto"] else ()
+    lines = (*grounds, ("protocol", decision), *veto, ("rationale", update["final_rationale"]), *amendments)
+    return Card(f"Answer: {update['final_answer']}; protocol: {decision}", lines, DECISION_COLOURS[decision])
 
 
 def _withheld(society: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -148,7 +149,7 @@ def _withheld(society: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return (
         ("answer", "none"),
         ("why", "no quote of the final hypothesis stands word for word in a source"),
-        ("set aside", f"the society's own decision, {society['decision']}"),
+        ("set aside", f"the society's own answer {society['answer']} and its decision {society['decision']}"),
     )
 
 

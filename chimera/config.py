@@ -189,7 +189,7 @@ class RewardConfig(Section):
     clarity: float = Field(default=0.15, description="weight of the judge's score for clarity")
     groundedness: float = Field(default=0.2, description="weight of the judge's score for groundedness")
     efficiency: float = Field(default=0.05, description="weight of the judge's score for efficiency")
-    alignment: float = Field(default=1.0, description="when the decision corresponds to the label")
+    alignment: float = Field(default=1.0, description="when the answer is the label")
     parsed: float = Field(
         default=0.05, description="per rollout: share of role outputs that parsed at the first attempt"
     )

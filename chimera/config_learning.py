@@ -20,7 +20,7 @@ class SftConfig(Section):
     threshold: float = Field(default=1.5, description="smallest reward of a rollout to learn from")
     credited: Literal["all", "agreeing", "selected"] = Field(
         default="agreeing",
-        description="whose turns of a good rollout: all juniors', those whose answer the decision bears out, "
+        description="whose turns of a good rollout: all juniors', those whose answer is the society's, "
         "or the selected junior's",
     )
     true_quotes: Literal["prefer", "require", "ignore"] = Field(

@@ -94,7 +94,7 @@ def _list(console: "Console", run: "Run", records: "Sequence[RolloutRecord]") ->
         print(line, file=console.file)
 
 
-_HEADER = ("phase", "rollout", "task", "decision", "label", "reward", "status")
+_HEADER = ("phase", "rollout", "task", "answer", "label", "decision", "reward", "status")
 
 
 def _row(record: "RolloutRecord") -> tuple[str, ...]:
@@ -102,8 +102,8 @@ def _row(record: "RolloutRecord") -> tuple[str, ...]:
 
     task = f"{record.task_id} ({record.repeat})" if record.repeat else record.task_id
     status = record.status if record.error is None else f"{record.status}: {record.error}"
-    decision = record.decision or "none"
-    return (record.phase, record.rollout_id, task, decision, record.label, number(record.reward), status)
+    answer, decision = record.answer or "none", record.decision or "none"
+    return (record.phase, record.rollout_id, task, answer, record.label, decision, number(record.reward), status)
 
 
 def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: argparse.Namespace) -> None:

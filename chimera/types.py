@@ -14,7 +14,6 @@ LABELS: tuple[Label, ...] = get_args(Label)
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
 
 DECISION_OF_LABEL: dict[Label, Decision] = {"yes": "GO", "no": "NO-GO", "maybe": "UNDECIDED"}
-LABEL_OF_DECISION: dict[Decision, Label] = {decision: label for label, decision in DECISION_OF_LABEL.items()}
 
 SOURCE_NAMES: dict[Source, str] = {"generated": "generated tasks", "pubmedqa": "PubMedQA", "user": "your question"}
 """How reports and logs name each kind of task; generated tasks are never called PubMedQA."""

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from chimera.quotes import occurs
-from chimera.types import DECISION_OF_LABEL, Decision, Label
+from chimera.types import Label
 from evaluation.checklist_text import (
     BLINDING,
     DOSE,
@@ -52,7 +52,7 @@ class Work:
     fields: Mapping[str, str]
     sample_size: int
     expected: Label
-    decision: Decision
+    final: Label
 
     @classmethod
     def read(cls, work: Mapping[str, Any]) -> "Work":
@@ -68,7 +68,7 @@ class Work:
             {name: protocol[name] for name in FIELDS},
             protocol["sample_size"],
             protocol["expected"],
-            work["decision"],
+            work["answer"],
         )
 
     @cached_property
@@ -152,11 +152,11 @@ def impact(work: Work) -> float:
 
 
 def clarity(work: Work) -> float:
-    """Whether every field is one concrete phrase of its own, and answer, expectation, decision and claim agree."""
+    """Whether every field is one concrete phrase of its own, and hypothesis, expectation, final answer and claim agree."""
     denies = re.search(r"\b(?:not|no|never|neither)\b", work.claim.lower()) is not None
     agree = _mean(
         float(work.answer == work.expected),
-        float(work.decision == DECISION_OF_LABEL[work.expected]),
+        float(work.final == work.expected),
         None if work.answer == "maybe" else float(denies == (work.answer == "no")),
     )
     phrases = _mean(work.written, concrete(work.claim, "claim", ()), 1.0 - _repeats(work))

@@ -113,7 +113,7 @@ def rest_on_sources(
     grounds = supporting(evidence, read)
     if grounds:
         return {**update, "final_grounds": grounds}
-    society = {"decision": update["final_decision"], "answer": update.get("final_answer")}
+    society = {"decision": update["final_decision"], "answer": update["final_answer"]}
     return {
         **update,
         "final_decision": "UNDECIDED",

@@ -11,9 +11,10 @@ from statistics import fmean
 from typing import Any, TypeGuard
 
 from chimera.config import RewardConfig
+from chimera.types import LABELS
 from evaluation.judge import CRITERIA
 
-COUNTED_SHARES = ("success", "alignment", "alignment_two_way")
+COUNTED_SHARES = ("success", "alignment", "decision_alignment", "decision_two_way")
 """Shares of all rollouts, so a whole number of them."""
 SHARES = (*COUNTED_SHARES, "macro_f1", "tool_success", *CRITERIA)
 PART = "part_"
@@ -124,9 +125,9 @@ def _outcomes(report: Mapping[str, Any]) -> Iterator[str]:
         if failures and sum(failures.values()) != outcome.get("failed"):
             yield f"{place}.failures adds up to {sum(failures.values())}, but {outcome.get('failed')} rollouts failed"
         cells = {
-            (label, decision): count
+            (label, answer): count
             for label, row in _mapping(outcome.get("confusion")).items()
-            for decision, count in _numbers(row).items()
+            for answer, count in _numbers(row).items()
         }
         if cells and total is not None and sum(cells.values()) != total:
             yield f"{place}.confusion adds up to {sum(cells.values())}, but there are {total} rollouts"
@@ -144,7 +145,7 @@ def _counted(
     total = sum(cells.values())
     if not total:
         return
-    right = sum(cells.get(pair, 0) for pair in (("yes", "GO"), ("no", "NO-GO"), ("maybe", "UNDECIDED")))
+    right = sum(cells.get(pair, 0) for pair in ((label, label) for label in LABELS))
     again = {"alignment": right / total}
     if _number(failed):
         again["success"] = 1 - failed / total

@@ -14,10 +14,10 @@ from statistics import fmean
 from typing import Any, Literal
 
 from chimera.config import Config, RewardConfig
-from chimera.types import DECISIONS, LABEL_OF_DECISION, LABELS, Decision, Label
-from evaluation.alignment import aligned, aligned_two_way
+from chimera.types import DECISIONS, LABELS, Decision, Label
+from evaluation.alignment import aligned, decision_aligned, decision_aligned_two_way
 from evaluation.judge import CRITERIA
-from evaluation.rollouts import RolloutRecord, failures
+from evaluation.rollouts import RolloutRecord, failures, vetoes
 from evaluation.statistics import Mean, bootstrap_mean, bootstrap_statistic, f1_rows, macro_f1_of_totals
 from evaluation.study import BaselineAnswer, Plan, StageAnswers
 
@@ -28,8 +28,8 @@ TaskAnswers = Mapping[str, Sequence[Label | None]]
 
 MACRO_F1 = "macro_f1"
 LATENCY = "seconds"
-NO_DECISION = "none"
-"""Stands for the decision of a rollout that made none."""
+NONE = "none"
+"""Stands for the answer or the decision of a rollout that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,19 @@ def metrics_of(config: Config) -> list[Metric]:
     return [
         Metric("success", "rollouts that succeeded", "share", 1, False, _succeeded, binary=True),
         Metric("reward", "reward", "points", 1, True, lambda record: record.reward),
-        Metric("alignment", "decision alignment (accuracy)", "share", 1, True, _fits(aligned), binary=True),
-        Metric(MACRO_F1, "macro-F1 of the decisions", "share", 1, True, None),
-        Metric("alignment_two_way", "two-way alignment", "share", 1, False, _fits(aligned_two_way), binary=True),
+        Metric("alignment", "answers right (accuracy)", "share", 1, True, _right, binary=True),
+        Metric(MACRO_F1, "macro-F1 of the answers", "share", 1, True, None),
+        Metric("decision_alignment", "decisions aligned", "share", 1, False, _fits(decision_aligned), binary=True),
+        Metric(
+            "decision_two_way",
+            "decisions aligned, two-way",
+            "share",
+            1,
+            False,
+            _fits(decision_aligned_two_way),
+            binary=True,
+        ),
+        Metric("vetoed", "protocols vetoed", "share", -1, False, _of_result(_vetoed), binary=True),
         *(_part(name) for name in RewardConfig.model_fields if getattr(config.reward, name) != 0),
         *(_criterion(name) for name in CRITERIA),
         Metric("turns", "turns", "count", 0, False, _of_result(lambda outputs: outputs.get("turn_count"))),
@@ -118,9 +128,8 @@ def interval_settings(config: Config) -> dict[str, Any]:
 
 
 def answer_of(record: RolloutRecord) -> Label | None:
-    """The decision as the answer to the question; None for a failed rollout and for one without a decision."""
-    decision = _decision(record)
-    return None if decision is None else LABEL_OF_DECISION[decision]
+    """The answer to the question; None for a failed rollout."""
+    return record.answer if record.status == "succeeded" else None
 
 
 def answers_of(answers: StageAnswers) -> TaskAnswers:
@@ -154,18 +163,22 @@ def task_means(values: Mapping[tuple[str, int], float], plan: Plan) -> list[floa
 
 
 def outcomes(answers: StageAnswers) -> dict[str, Any]:
-    """How a stage's rollouts ended: counts, failures by reason, and decisions by label.
+    """How a stage's rollouts ended: counts, failures by reason, answers by label, decisions, and vetoes by reason.
 
-    A failed rollout has the decision `NO_DECISION`.
+    A failed rollout has the answer and the decision `NONE`.
     """
     records = answers.records
-    decided = Counter((record.label, _decision(record) or NO_DECISION) for record in records)
+    answered = Counter((record.label, answer_of(record) or NONE) for record in records)
+    decided = Counter(_decision(record) or NONE for record in records)
     return {
         "tasks": len({record.task_id for record in records}),
         "rollouts": len(records),
         "failed": sum(record.status == "failed" for record in records),
         "failures": dict(failures(records).most_common()),
-        "confusion": {label: {one: decided[label, one] for one in (*DECISIONS, NO_DECISION)} for label in LABELS},
+        "confusion": {label: {one: answered[label, one] for one in (*LABELS, NONE)} for label in LABELS},
+        "decisions": {one: decided[one] for one in (*DECISIONS, NONE)},
+        "vetoed": sum(record.veto is not None for record in records),
+        "vetoes": dict(vetoes(records).most_common()),
     }
 
 
@@ -177,8 +190,18 @@ def _decision(record: RolloutRecord) -> Decision | None:
     return record.decision if record.status == "succeeded" else None
 
 
+def _right(record: RolloutRecord) -> float:
+    """1 if the answer is the label. A missing answer never is."""
+    answer = answer_of(record)
+    return float(answer is not None and aligned(answer, record.label))
+
+
+def _vetoed(outputs: Mapping[str, Any]) -> float:
+    return float(outputs["final_veto"] is not None)
+
+
 def _fits(measure: Callable[[Decision, Label], bool]) -> Value:
-    """Whether the decision fits the label; none never does."""
+    """Whether the decision fits the label. A missing decision never fits."""
 
     def value(record: RolloutRecord) -> float:
         decision = _decision(record)

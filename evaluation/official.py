@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera.errors import RunError
-from chimera.types import LABEL_OF_DECISION, Label
+from chimera.types import Label
 from evaluation.study import Plan, StageAnswers
 
 
@@ -52,25 +52,25 @@ REFERENCES: tuple[Reference, ...] = (
 
 
 def predictions(plan: Plan, answers: StageAnswers) -> dict[str, Label]:
-    """The answer to every task of `plan`, by PMID: GO is yes, NO-GO no, UNDECIDED maybe.
+    """The answer to every task of `plan`, by PMID.
 
-    Of several repeats the first that came to a decision counts.
+    Of several repeats the first that came to an answer counts.
 
     Raises:
-        RunError: No rollout of a task gave a decision, so the script would not accept the predictions.
+        RunError: No rollout of a task gave an answer, so the script would not accept the predictions.
     """
-    decided: dict[str, Label] = {}
+    answered: dict[str, Label] = {}
     for record in sorted(answers.records, key=lambda one: one.repeat):
-        if record.status == "succeeded" and record.decision is not None:
-            decided.setdefault(record.task_id, LABEL_OF_DECISION[record.decision])
-    if missing := [task.id for task in plan.tasks if task.id not in decided]:
+        if record.status == "succeeded" and record.answer is not None:
+            answered.setdefault(record.task_id, record.answer)
+    if missing := [task.id for task in plan.tasks if task.id not in answered]:
         shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise RunError(
             f"no predictions of stage {answers.stage.name}: {len(missing)} of {len(plan.tasks)} tasks have no answer "
             f"({shown}), and PubMedQA's script needs one for each: --resume makes them again, and --seeds 2 gives each "
             "a second chance where the same seed fails again"
         )
-    return {task.id: decided[task.id] for task in plan.tasks}
+    return {task.id: answered[task.id] for task in plan.tasks}
 
 
 def write_predictions(path: Path, predicted: Mapping[str, Label]) -> None:

@@ -46,7 +46,7 @@ TITLES = {
     "reward": "Reward of every rollout",
     "parts": "Parts of the reward over time",
     "stages": "Stages compared",
-    "confusion": "Decisions and labels",
+    "confusion": "Answers and labels",
     "sft": "Fine-tuning, step by step",
     "ppo": "PPO, step by step",
     "bandit": "What the bandit expected of itself, and what happened",

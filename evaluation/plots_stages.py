@@ -1,13 +1,13 @@
-"""Plots of the stages beside each other: means, differences from the base, and which decision met which label."""
+"""Plots of the stages beside each other: means, differences from the base, and which answer met which label."""
 
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from chimera.types import DECISION_OF_LABEL, DECISIONS, LABELS, Label
+from chimera.types import LABELS, Label
 from evaluation.comparison import Comparison, Comparisons
-from evaluation.metrics import NO_DECISION, outcomes
+from evaluation.metrics import NONE, outcomes
 from evaluation.plots_paper import BLUE, INK, ORANGE, Drawing, intervals, panels
 from evaluation.statistics import Mean
 from evaluation.study import BASE, Plan, Stage, Study
@@ -15,9 +15,9 @@ from evaluation.study import BASE, Plan, Stage, Study
 StageMeans = Mapping[str, Mapping[str, Mean]]
 """By stage, then by metric."""
 Confusion = Mapping[Label, Mapping[str, int]]
-"""How many rollouts of each label ended with each decision."""
+"""How many rollouts of each label ended with each answer."""
 
-METRICS = {"reward": "reward", "alignment": "share aligned", "macro_f1": "macro-F1"}
+METRICS = {"reward": "reward", "alignment": "share right", "macro_f1": "macro-F1"}
 """What is drawn, with its title."""
 FULL = 0.55
 """Opacity of a cell with all tasks of its row: text stays legible on it, whether the page is white or black."""
@@ -28,7 +28,7 @@ def stages(study: Study, means: StageMeans, comparisons: Comparisons) -> Drawing
     plan = study.plan
     names = [name for name in METRICS if any(name in means[stage.name] for stage in plan.stages)]
     if not names:
-        return "No stage has a reward or a decision."
+        return "No stage has a reward or an answer."
     figure, grid = panels(2 * len(names), 2, 0.5 + 0.27 * len(plan.stages))
     for number, name in enumerate(names):
         left, right = grid[2 * number : 2 * number + 2]
@@ -60,22 +60,22 @@ def _differences(axes: Axes, plan: Plan, comparisons: Sequence[Comparison | None
 
 
 def confusion(study: Study) -> Drawing | str:
-    """Which decision the rollouts of each label ended with, a panel for each stage; a sentence without rollouts."""
+    """Which answer the rollouts of each label ended with, a panel for each stage; a sentence without rollouts."""
     answers = list(study.answers.values())
     if not any(one.records for one in answers):
-        return "No rollout is recorded, so no decision met a label."
+        return "No rollout is recorded, so no answer met a label."
     counts: dict[str, Confusion] = {one.stage.name: outcomes(one)["confusion"] for one in answers}
-    undecided = any(row[NO_DECISION] for found in counts.values() for row in found.values())
-    columns = [*DECISIONS, *([NO_DECISION] if undecided else [])]
+    failed = any(row[NONE] for found in counts.values() for row in found.values())
+    columns = [*LABELS, *([NONE] if failed else [])]
     rows: list[Label] = [label for label in LABELS if any(any(found[label].values()) for found in counts.values())]
     figure, grid = panels(len(answers), 2, 0.6 + 0.36 * len(rows))
     for axes, (name, found) in zip(grid, counts.items(), strict=True):
         _matrix(axes, found, rows, columns)
         axes.set_title(name)
-    unread = f" '{NO_DECISION}' is a rollout that failed." if undecided else ""
+    unread = f" '{NONE}' is a rollout that failed." if failed else ""
     return Drawing(
         figure,
-        "Rollouts by label (rows) and decision (columns). The framed cells are aligned; the deeper the colour, the "
+        "Rollouts by label (rows) and answer (columns). The framed cells are right; the deeper the colour, the "
         f"larger the share of the row.{unread}",
     )
 
@@ -83,17 +83,17 @@ def confusion(study: Study) -> Drawing | str:
 def _matrix(axes: Axes, found: Confusion, rows: Sequence[Label], columns: Sequence[str]) -> None:
     for y, label in enumerate(rows):
         total = sum(found[label].values())
-        for x, decision in enumerate(columns):
-            count = found[label][decision]
+        for x, answer in enumerate(columns):
+            count = found[label][answer]
             share = count / total if total else 0.0
             place = (x - 0.5, y - 0.5)
             axes.add_patch(Rectangle(place, 1, 1, facecolor=BLUE, alpha=FULL * share, linewidth=0))
-            if DECISION_OF_LABEL[label] == decision:
+            if label == answer:
                 axes.add_patch(Rectangle(place, 1, 1, fill=False, edgecolor=INK, linewidth=1.2))
             axes.text(x, y, str(count), ha="center", va="center")
     axes.set_xlim(-0.55, len(columns) - 0.45)
     axes.set_ylim(len(rows) - 0.45, -0.55)
-    axes.set_xticks(range(len(columns)), [column.replace("UNDECIDED", "UNDEC.") for column in columns])
+    axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
     axes.tick_params(length=0)
     for spine in axes.spines.values():

@@ -80,6 +80,16 @@ def data_words(report: Mapping[str, Any]) -> str:
     return f"{len(plan['tasks'])} {split} {source}{repeats}"
 
 
+def veto_words(report: Mapping[str, Any]) -> str:
+    """How many protocols of each stage were vetoed, and why, in one line."""
+    parts: list[str] = []
+    for stage, found in report["outcomes"].items():
+        counted = [f"{count} x {why}" for why, count in found["vetoes"].items()]
+        reasons = f" ({'; '.join(counted)})" if counted else ""
+        parts.append(f"{stage_titles(report)[stage]} {found['vetoed']} of {found['count']}{reasons}")
+    return ", ".join(parts)
+
+
 def ablation_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The ablation, one row for each comparison: "phase", "learner", "on" (what it was put on) and "comparison"."""
     titles = stage_titles(report)

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from chimera.types import LABELS
 from evaluation.impossible import PART
 from evaluation.judge import CRITERIA
-from evaluation.metrics import NO_DECISION
+from evaluation.metrics import NONE
 from evaluation.recorded import side_file
 from evaluation.report_figures import (
     ablation_rows,
@@ -32,12 +32,13 @@ from evaluation.report_figures import (
     shown,
     stage_titles,
     titled,
+    veto_words,
 )
 from evaluation.study import Plan
 
 Report = Mapping[str, Any]
 OUTCOME, PARTS, SCORES, WORK = "Outcome", "Parts of the reward", "The judge's scores", "Work"
-OUTCOMES = ("success", "reward", "alignment", "macro_f1", "alignment_two_way")
+OUTCOMES = ("success", "reward", "alignment", "macro_f1", "decision_alignment", "decision_two_way", "vetoed")
 
 
 def page(report: Report, drawings: Mapping[str, str]) -> str:
@@ -52,6 +53,7 @@ def page(report: Report, drawings: Mapping[str, str]) -> str:
         data=data_words(report),
         percent=f"{100 * report['settings']['confidence']:g}",
         played=played(report),
+        vetoes=veto_words(report),
         cards=_cards(report),
         groups=_groups(report),
         comparisons=_comparisons(report),
@@ -124,7 +126,7 @@ def _cards(report: Report) -> list[dict[str, Any]]:
             **row,
             "name": name,
             "sides": pair.split(":"),
-            "title": {"reward": "Reward", "alignment": "Decisions aligned with the answer key"}[name],
+            "title": {"reward": "Reward", "alignment": "Answers right"}[name],
             "unit": report["metrics"][name]["unit"],
             "words": {"reward": "", "alignment": "points"}[name],
             "sign": {"reward": "", "alignment": " %"}[name],
@@ -213,28 +215,28 @@ def _columns(report: Report) -> list[dict[str, Any]]:
 
 
 def _rollouts(stage: str, found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A stage's rollouts by answer key and decision, failed ones first, so that each cell of the confusion matrix is a
+    """A stage's rollouts by answer key and answer, failed ones first, so that each cell of the confusion matrix is a
     run of rows; the first row of each has the anchors that lead to it."""
-    decisions = list(next(iter(found["confusion"].values())))
+    answers = list(next(iter(found["confusion"].values())))
 
     def key(row: Mapping[str, Any]) -> tuple[bool, int, int]:
-        return row["status"] != "failed", LABELS.index(row["label"]), decisions.index(_decided(row))
+        return row["status"] != "failed", LABELS.index(row["label"]), answers.index(_answered(row))
 
     rows: list[dict[str, Any]] = []
     known: set[str] = set()
     for row in sorted(found["rollouts"], key=key):
         anchors = [one for one in _anchors(stage, row) if one not in known]
         known.update(anchors)
-        rows.append({**row, "anchors": anchors, "shown_decision": _decided(row)})
+        rows.append({**row, "anchors": anchors, "shown_answer": _answered(row)})
     return rows
 
 
-def _decided(row: Mapping[str, Any]) -> str:
-    return NO_DECISION if row["status"] == "failed" else row["decision"] or NO_DECISION
+def _answered(row: Mapping[str, Any]) -> str:
+    return NONE if row["status"] == "failed" else row["answer"] or NONE
 
 
 def _anchors(stage: str, row: Mapping[str, Any]) -> Iterator[str]:
-    yield slug(f"{stage}.{row['label']}.{_decided(row)}")
+    yield slug(f"{stage}.{row['label']}.{_answered(row)}")
     if row["status"] == "failed":
         yield slug(f"{stage}.failed")
 

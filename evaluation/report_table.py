@@ -15,7 +15,7 @@ def table(report: Mapping[str, Any]) -> Table:
         title = f"differences from {first}, paired, with {confidence} intervals; {title}"
     shown = Table(title=title, title_justify="left")
     shown.add_column("stage", no_wrap=True)
-    for name in ("reward", "aligned, %", "macro-F1, %"):
+    for name in ("reward", "right, %", "macro-F1, %"):
         shown.add_column(name, justify="right", no_wrap=True)
     for stage, means in report["stages"].items():
         compared = report["comparisons"].get(f"{first}:{stage}", {})

@@ -15,10 +15,10 @@ from evaluation.report_figures import (
     shown,
     stage_titles,
     titled,
+    veto_words,
 )
 
 Report = Mapping[str, Any]
-LABEL_WORDS = {"yes": "yes (GO)", "no": "no (NO-GO)", "maybe": "maybe (UNDECIDED)"}
 
 
 def markdown(report: Report) -> str:
@@ -40,6 +40,7 @@ def _head(report: Report) -> Iterator[str]:
     if gone := report["run"]["rolled_back"]:
         yield f"- rolled back as clearly worse, so no stage here: {', '.join(map(_cell, gone))}"
     yield f"- data: {data_words(report)} ({_cell(report['data'])})"
+    yield f"- protocols vetoed: {_cell(veto_words(report))}"
     for model, roles in played(report):
         yield f"- {_cell(model)}: {', '.join(roles)}"
     yield from (f"- **warning:** {_cell(warning)}" for warning in report["judges"].get("warnings", ()))
@@ -119,7 +120,7 @@ def _ablation(report: Report) -> Iterator[str]:
         found = report["comparisons"][row["comparison"]]
         cells = [_ablated(found.get(name), report["metrics"][name]["unit"]) for name in ("reward", "alignment")]
         rows.append([row["phase"], row["learner"], row["on"], *cells])
-    yield from _table(["phase", "who learned", "put on", "reward", "decisions aligned, points"], rows)
+    yield from _table(["phase", "who learned", "put on", "reward", "answers right, points"], rows)
 
 
 def _ablated(row: Mapping[str, Any] | None, unit: str) -> str:
@@ -156,15 +157,21 @@ def _reference(value: float | None) -> str:
 
 
 def _outcomes(report: Report) -> Iterator[str]:
-    yield "## Decisions and failures"
+    yield "## Answers, decisions and failures"
     titles = stage_titles(report)
     for stage, found in report["outcomes"].items():
         yield ""
         yield f"### {titles[stage]}: {found['count']} rollouts, {found['failed']} failed"
         yield ""
-        decisions = list(next(iter(found["confusion"].values())))
-        rows = [[LABEL_WORDS[label], *map(str, row.values())] for label, row in found["confusion"].items()]
-        yield from _table(["answer key", *decisions], rows)
+        answers = list(next(iter(found["confusion"].values())))
+        rows = [[label, *map(str, row.values())] for label, row in found["confusion"].items()]
+        yield from _table(["answer key", *answers], rows)
+        yield ""
+        yield f"Decisions: {', '.join(f'{name} {count}' for name, count in found['decisions'].items())}."
+        if found["vetoes"]:
+            yield ""
+            reasons = [[_cell(why), str(count)] for why, count in found["vetoes"].items()]
+            yield from _table(["veto", "rollouts"], reasons)
         if found["failures"]:
             yield ""
             reasons = [[_cell(why), str(count)] for why, count in found["failures"].items()]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from chimera.errors import RunError
 from chimera.types import Decision, Label, ResearchTask, Section, Source
 
 Status = Literal["succeeded", "failed"]
@@ -94,6 +95,9 @@ class RolloutRecord:
 
     Attributes:
         attempt: Which attempt this is about, from 1; the last one.
+        answer: The society's answer to the question; None when the rollout failed.
+        decision: Whether the protocol may run; None when the rollout failed.
+        veto: The unresolved CRITICAL reviews, with the first issue of each; None when there is none.
         policy_versions: Policy version of each logical model that the rollout was told to use.
         weights_versions: What the servers said they used.
         missing: The reward's parts that have no value; then `reward` is None.
@@ -112,8 +116,10 @@ class RolloutRecord:
     status: Status
     error: str | None
     label: Label
+    answer: Label | None
     decision: Decision | None
     reward: float | None
+    veto: str | None = None
     parts: dict[str, float | None] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     policy_versions: dict[str, str] = field(default_factory=dict)
@@ -132,11 +138,28 @@ class RolloutRecord:
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "RolloutRecord":
-        """The inverse of `dump`."""
+        """The inverse of `dump`.
+
+        Raises:
+            RunError: An earlier version of Chimera recorded it, which did not keep the answer apart from the decision.
+        """
+        if "answer" not in data:
+            raise RunError(
+                f"rollout {data.get('rollout_id')} has no 'answer' beside its decision, because an earlier version of "
+                "Chimera recorded it: read this run with that version, or train again"
+            )
         return cls(**data)
 
 
 def failures(records: Iterable[RolloutRecord]) -> Counter[str]:
     """How often each kind of failure occurred: reasons that differ in numbers or after 90 characters are one kind."""
-    reasons = [record.error or "no reason recorded" for record in records if record.status == "failed"]
+    return _kinds(record.error or "no reason recorded" for record in records if record.status == "failed")
+
+
+def vetoes(records: Iterable[RolloutRecord]) -> Counter[str]:
+    """How often each kind of veto occurred, counted like `failures`."""
+    return _kinds(record.veto for record in records if record.veto is not None)
+
+
+def _kinds(reasons: Iterable[str]) -> Counter[str]:
     return Counter(re.sub(r"\d+", "#", reason)[:90] for reason in reasons)

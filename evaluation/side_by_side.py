@@ -130,7 +130,9 @@ def _merged(old: Sequence[Name], new: Sequence[Name]) -> list[Name]:
 
 TEXTS = {
     "supervisor_justification": ("selection", "justification"),
+    "final_answer": ("decision", "answer"),
     "final_decision": ("decision", "decision"),
+    "final_veto": ("decision", "veto"),
     "final_rationale": ("decision", "rationale"),
 }
 """Outputs that are one text: section and field."""
@@ -149,7 +151,9 @@ ORDER = (
     "final_protocol",
     "peer_review",
     "safety_review",
+    "final_answer",
     "final_decision",
+    "final_veto",
     "final_rationale",
 )
 

@@ -65,7 +65,8 @@ def facts(tree: Tree) -> list[tuple[str, str]]:
     ]
     if record.error:
         found.append(("error", record.error))
-    found.append(("decision", f"{record.decision or 'none'}, and the answer key says {record.label}"))
+    found.append(("answer", f"{record.answer or 'none'}, and the answer key says {record.label}"))
+    found.append(("decision", f"{record.decision or 'none'}{f', vetoed by {record.veto}' if record.veto else ''}"))
     found.append(("reward", number(record.reward)))
     used = {
         model: ", ".join(versions) for model, versions in record.weights_versions.items() if versions
@@ -137,9 +138,11 @@ def gist(answer: Mapping[str, Any] | None) -> str:
         return "no readable answer"
     if "severity" in answer:
         return f"{answer['verdict']}, {answer['severity']}"
-    for name in ("decision", "choice", "answer", "expected"):
+    if "decision" in answer:
+        return f"answer: {answer['answer']}, {answer['decision']}"
+    for name in ("choice", "answer", "expected"):
         if name in answer:
-            return str(answer[name]) if name == "decision" else f"{name}: {answer[name]}"
+            return f"{name}: {answer[name]}"
     return ""
 
 
@@ -264,7 +267,8 @@ def _add_tokens(parent: Node, call: Call, pieces: Sequence[str] | None) -> None:
 def _add_outcome(root: Node, tree: Tree) -> None:
     outputs, record = tree.record.outputs, tree.record
     if record.decision is not None:
-        node = root.add(f"decision: {record.decision}, answer key: {record.label}", "bold")
+        vetoed = f", vetoed by {record.veto}" if record.veto else ""
+        node = root.add(f"answer: {record.answer}, answer key: {record.label}; {record.decision}{vetoed}", "bold")
         if "final_rationale" in outputs:
             node.add(str(outputs["final_rationale"]))
     node = root.add(f"reward {number(record.reward)}", "bold")

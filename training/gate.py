@@ -33,7 +33,7 @@ class Comparison:
 
     Attributes:
         reward: Over the tasks that have a reward in both; None when there are fewer than two.
-        alignment: Share of decisions that correspond to the label, over all tasks; a failed rollout is not aligned.
+        alignment: Share of right answers over all tasks; a failed rollout has none right.
         failed: Failed rollouts before and after.
         failures_p: p-value of the change in failures.
     """
@@ -202,7 +202,7 @@ def table(comparisons: Sequence[Comparison]) -> Table:
     shown = Table(title=f"held-out tasks, paired: n = {comparisons[0].alignment.n}", title_justify="left")
     shown.add_column("stage\nagainst", no_wrap=True)
     shown.add_column("reward\ndifference", justify="right", no_wrap=True)
-    shown.add_column("aligned, %\ndifference, points", justify="right", no_wrap=True)
+    shown.add_column("right, %\ndifference, points", justify="right", no_wrap=True)
     shown.add_column("verdict", width=13)
     for one in comparisons:
         reward = "-" if one.reward is None else f"{one.reward.after:.3f}\n{_interval(one.reward, 1, 3)}"

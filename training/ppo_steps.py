@@ -139,7 +139,7 @@ def figures(found: Sorted, samples: Sequence[Sample]) -> dict[str, float | None]
 
 
 def validation_figures(records: Sequence[RolloutRecord]) -> dict[str, float | None]:
-    """Mean reward over the rollouts that have one; mean alignment over all, where no decision is not aligned."""
+    """Mean reward over the rollouts that have one; mean alignment over all, where no answer is a miss."""
     return {
         "reward/mean": mean([record.reward for record in records if record.reward is not None]),
         "alignment/mean": mean([float(aligned(record) or False) for record in records]),

@@ -1,7 +1,7 @@
 """The reward of one finished rollout: named parts that sum to it.
 
     total = sum of weight x judge score        (six criteria)
-          + alignment x [decision corresponds to the label]
+          + alignment x [the answer is the label]
           + parsed x share of answers that were readable at the first attempt
           + call_valid x valid tool calls + tool_succeeded x successful tool calls      (at most three each)
           + repeated_call x repeats + unverifiable_quote x final quotes in no source + overlong x [an answer was cut]
@@ -61,7 +61,7 @@ def compute_reward(
     Raises:
         ValueError: The rollout is not finished, or was not recorded; the message names what is missing.
     """
-    unfinished = [name for name in ("refined_hypothesis", "final_decision", "final_evaluation") if name not in state]
+    unfinished = [name for name in ("refined_hypothesis", "final_answer", "final_evaluation") if name not in state]
     if unfinished:
         raise ValueError(
             f"task {task.id}: an unfinished rollout has no reward, its state lacks {', '.join(unfinished)}"
@@ -101,7 +101,7 @@ def _signals(state: Mapping[str, Any], records: Sequence[CallRecord], task: Rese
         raise ValueError(f"task {task.id}: no role's answer is among the {len(records)} records: observe the society")
     sources = [source["text"] for source in sources_seen(state["messages"])]
     return {
-        "alignment": float(aligned(state["final_decision"], task.label)),
+        "alignment": float(aligned(state["final_answer"], task.label)),
         "parsed": sum(first) / len(first),
         "call_valid": float(min(sum(call.valid for call in tools), COUNTED_CALLS)),
         "tool_succeeded": float(min(sum(call.ok for call in tools), COUNTED_CALLS)),

@@ -10,7 +10,6 @@ from agents.sources import sources_seen
 from chimera.config_learning import SftConfig
 from chimera.errors import RunError
 from chimera.quotes import missing_quotes
-from evaluation.alignment import aligned
 from evaluation.rollouts import RolloutRecord
 from training.experience import Conversation
 from training.sft_render import Row
@@ -136,7 +135,7 @@ def _is_credited(candidate: Candidate, config: SftConfig) -> bool:
         return True
     if config.credited == "selected":
         return record.outputs["selected_hypothesis"]["author"] == candidate.role
-    return record.decision is not None and aligned(record.decision, candidate.conversation.answer["answer"])
+    return record.answer is not None and record.answer == candidate.conversation.answer["answer"]
 
 
 def _with_true_quotes(credited: list[Candidate], config: SftConfig) -> list[Candidate]:

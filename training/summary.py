@@ -15,8 +15,8 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def aligned(record: RolloutRecord) -> bool | None:
-    """Whether the decision corresponds to the label; None when there is no decision."""
-    return None if record.decision is None else alignment.aligned(record.decision, record.label)
+    """Whether the answer is the label; None when there is no answer."""
+    return None if record.answer is None else alignment.aligned(record.answer, record.label)
 
 
 def part_means(records: Sequence[RolloutRecord]) -> dict[str, float | None]:
@@ -30,7 +30,7 @@ def part_means(records: Sequence[RolloutRecord]) -> dict[str, float | None]:
 def summarize(records: Sequence[RolloutRecord]) -> dict[str, Any]:
     """Counts and means of `records`; a mean over nothing is None.
 
-    `alignment_rate` counts a rollout without a decision as not aligned, because a failed answer helps nobody.
+    `alignment_rate` counts a rollout without an answer as not aligned, because a failed answer helps nobody.
     """
     succeeded = [record for record in records if record.status == "succeeded"]
     return {
@@ -40,6 +40,7 @@ def summarize(records: Sequence[RolloutRecord]) -> dict[str, Any]:
         "unscored": sum(record.reward is None for record in succeeded),
         "reward": mean([record.reward for record in succeeded if record.reward is not None]),
         "alignment_rate": mean([float(aligned(record) or False) for record in records]),
+        "vetoed": sum(record.veto is not None for record in succeeded),
         "parts": part_means(succeeded),
         "counts": dict(sum((Counter(record.counts) for record in records), Counter[str]())),
         "untraced_calls": sum(record.untraced_calls for record in records),

@@ -15,11 +15,11 @@ def number(value: float | None) -> str:
 
 
 def running(records: Sequence[RolloutRecord]) -> str:
-    """Reward, alignment and failures so far."""
+    """Reward, share of right answers, and failures so far."""
     rewards = [record.reward for record in records if record.reward is not None]
     agreement = [float(fits) for record in records if (fits := aligned(record)) is not None]
     failed = sum(record.status == "failed" for record in records)
-    return f"reward {number(mean(rewards))}, aligned {number(mean(agreement))}, failed {failed}"
+    return f"reward {number(mean(rewards))}, right {number(mean(agreement))}, failed {failed}"
 
 
 def describe_versions(versions: Mapping[str, str]) -> str:
@@ -53,7 +53,8 @@ def result_table(name: str, records: Sequence[RolloutRecord], seconds: float) ->
     table.add_row("reward, mean", number(figures["reward"]))
     for part, value in figures["parts"].items():
         table.add_row(f"  {part}", number(value))
-    table.add_row("decision aligned, share", number(figures["alignment_rate"]))
+    table.add_row("answers right, share", number(figures["alignment_rate"]))
+    table.add_row("protocols vetoed", str(figures["vetoed"]))
     table.add_section()
     for count, total in figures["counts"].items():
         table.add_row(f"{count.replace('_', ' ')} per rollout", f"{total / len(records):.1f}")

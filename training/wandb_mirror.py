@@ -34,7 +34,7 @@ LOOK_SECONDS = 0.5
 FLUSH_SECONDS = 10.0
 BLOCK = 32768
 """W&B writes its file block by block."""
-COLUMNS = ("task", "goal", "decision", "label", "reward", *Protocol.model_fields, "amendments")
+COLUMNS = ("task", "goal", "answer", "decision", "label", "reward", *Protocol.model_fields, "amendments")
 """Columns of a table of protocols."""
 
 
@@ -230,6 +230,7 @@ def protocol_rows(records: Sequence[RolloutRecord], limit: int) -> list[list[Any
         [
             record.task_id,
             record.outputs["research_goal"],
+            record.answer,
             record.decision,
             record.label,
             record.reward,

@@ -26,7 +26,7 @@ from chimera.serving.rubric_coherence import coherence
 from chimera.serving.rubric_payload import (
     Hypothesis,
     Protocol,
-    read_decision,
+    read_answer,
     read_goal,
     read_hypothesis,
     read_protocol,
@@ -64,7 +64,7 @@ from chimera.serving.rubric_words import (
     TRAIT,
     USUAL_COMPARATOR,
 )
-from chimera.types import DECISION_OF_LABEL, Decision
+from chimera.types import Label
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Case:
     sources: tuple[str, ...]
     hypothesis: Hypothesis
     protocol: Protocol
-    decision: Decision
+    answer: Label
     verbatim: tuple[str, ...]
     focus: str
     substance: Mapping[str, float]
@@ -122,7 +122,7 @@ def read_case(payload: Mapping[str, Any]) -> Case:
         sources=sources,
         hypothesis=hypothesis,
         protocol=protocol,
-        decision=read_decision(payload),
+        answer=read_answer(payload),
         verbatim=tuple(quote for quote in quotes if occurs(quote, sources)),
         focus=focus(goal, fields["population"], fields["intervention"], fields["comparator"]),
         substance=fields_substance(fields, sources),
@@ -231,7 +231,7 @@ def clarity(case: Case) -> float:
     sets = [content_words(text) for text in texts]
     pairs = [jaccard(sets[i], sets[j]) for i in range(len(sets)) for j in range(i)]
     expected = case.protocol.expected
-    agreement = 0.7 * (expected == case.hypothesis.answer) + 0.3 * (case.decision == DECISION_OF_LABEL[expected])
+    agreement = 0.7 * (expected == case.hypothesis.answer) + 0.3 * (case.answer == expected)
     return (
         0.3 * math.fsum(length_score(text) for text in (*texts, case.hypothesis.claim)) / (len(texts) + 1)
         + 0.15 * (1.0 - math.fsum(pairs) / len(pairs))

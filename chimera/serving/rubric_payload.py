@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
-from chimera.types import DECISIONS, LABELS, Decision, Label, Severity
+from chimera.types import LABELS, Label, Severity
 
 TEXT_FIELDS: tuple[str, ...] = (
     "design",
@@ -98,9 +98,9 @@ def read_review(payload: Mapping[str, Any], key: str) -> Review:
     return Review(_texts(form, "issues", f"{key}."), _one_of(form, "severity", f"{key}.", SEVERITIES))
 
 
-def read_decision(payload: Mapping[str, Any]) -> Decision:
-    """The principal investigator's decision."""
-    return _one_of(payload, "decision", "", DECISIONS)
+def read_answer(payload: Mapping[str, Any]) -> Label:
+    """The principal investigator's answer to the question."""
+    return _one_of(payload, "answer", "", LABELS)
 
 
 def _need(form: Mapping[str, Any], key: str, at: str) -> Any:

@@ -130,7 +130,7 @@ def safety_review(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def final_decision(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """The decision by rule; the first that applies counts.
+    """The answer is the hypothesis's. The decision follows by rule; the first rule that applies counts.
 
     1. A CRITICAL review that is still open: NO-GO.
     2. Hypothesis and protocol expect different answers: UNDECIDED.
@@ -157,6 +157,7 @@ def final_decision(payload: Mapping[str, Any]) -> dict[str, Any]:
     issues = dict.fromkeys(issue for review in reviews.values() for issue in review.issues)
     return {
         "amendments": [f"resolve: {issue}"[:MAX_ISSUE] for issue in issues][:MAX_ISSUES],
+        "answer": hypothesis.answer,
         "decision": decision,
         "rationale": f"{decision}: {reason}; {severities}."[:MAX_RATIONALE],
     }
