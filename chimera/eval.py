@@ -244,18 +244,22 @@ def _selector(run: "Run", stage: "Stage") -> "Selector":
 
 def _report(study: "Study", lines: "list[dict[str, Any]]", out: Path, console: "Console") -> None:
     """Write the report and show its main figures."""
+    from evaluation.official import missing_sentence
     from evaluation.publish import publish, publish_predictions
     from evaluation.report_table import table
+    from evaluation.report_words import tool_warnings
 
     report = publish(study, lines, out)
     console.print(table(report))
     console.print(report["verdict"]["text"], soft_wrap=True, markup=False)
-    for warning in report["judges"]["warnings"]:
+    for warning in [*tool_warnings(study), *report["judges"]["warnings"]]:
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
     console.print(f"report: {out / 'index.html'} (also report.md, report.json, plots/)", soft_wrap=True, markup=False)
-    if study.plan.split == "test":
+    if (predicted := report["predictions"]) is not None:
         predictions = publish_predictions(study, out)
         console.print(f"predictions for PubMedQA's own script: {predictions}", soft_wrap=True, markup=False)
+        if predicted["missing"]:
+            console.print(f"warning: {missing_sentence(predicted)}", soft_wrap=True, markup=False)
 
 
 def _lines(run: "Run", wandb: str | None) -> "list[dict[str, Any]]":

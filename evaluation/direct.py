@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agents.context import Selector, Tools
-from agents.record import CallRecord, count, tokens
+from agents.record import CallRecord, count, tokens, tool_calls
 from agents.society import Society
 from chimera.config import Config, RewardConfig
 from chimera.errors import ChimeraError, RoleError, UnreachableError
@@ -204,6 +204,7 @@ class _Seat:
             weights_versions={model: sorted(seen) for model, seen in self._weights.items()},
             counts=count(self.records),
             tokens=tokens(self.records),
+            tool_calls=tool_calls(self.records),
             calls=[{"kind": type(record).__name__, **asdict(record)} for record in self.records],
             seconds=round(time.perf_counter() - started, 3),
         )
@@ -248,6 +249,7 @@ def _record(rollout_id: str, given: RolloutInput, stage: Stage, outcome: Outcome
         outputs=outcome.outputs,
         counts=outcome.counts,
         tokens=outcome.tokens,
+        tool_calls=outcome.tool_calls,
         seconds=outcome.seconds,
         trace=trace,
     )

@@ -81,6 +81,7 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
         "pairs": {pair: _pairs(study, *pair.split(":")) for pair in compared},
         "ablation": _ablation(plan, compared),
         "baselines": _baselines(study),
+        "predictions": official.summary(study),
         "references": [one.dump() for one in official.REFERENCES] if plan.official else [],
         "judges": health(study),
         "side_by_side": _side_by_side(study),

@@ -114,6 +114,7 @@ def _record(
         outputs=outputs,
         counts=outcome.get("counts", {}),
         tokens=outcome.get("tokens", {}),
+        tool_calls=outcome.get("tool_calls", {}),
         untraced_calls=len(traces.untraced(spans)),
         seconds=outcome.get("seconds"),
         worker=attempt.worker_id if attempt else None,
