@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.context import Selector
+from agents.context import Selector, Tools
 from agents.roles import ROLES
 from agents.society import Society
 from agents.source_log import SourceLog
 from agents.sources import given_sources
-from agents.tools import Toolbox, build_toolbox
+from agents.tools import build_toolbox
 from chimera.ask_view import Card, cards, source_lines
 from chimera.card_html import card_html, escaped
 from chimera.cli import keep_loopback_direct
@@ -25,6 +25,7 @@ from chimera.serving.process import ModelServers, serve
 from chimera.types import Brief, Source
 from evaluation.grounds import LIVE, YOURS, Origins, rest_on_sources
 from evaluation.judge import Judge
+from evaluation.own_abstract import OwnAbstract
 
 BOOKKEEPING = ("messages", "sender", "turn_count")
 """Fields of the state that every role writes."""
@@ -41,7 +42,7 @@ class Library:
         own_question: A person asks a question of their own, so a decision must rest on a real source.
     """
 
-    toolbox: Toolbox
+    toolbox: Tools
     searched: str
     origins: Origins
     own_question: bool = False
@@ -166,13 +167,14 @@ def build_library(config: Config, secrets: Mapping[str, str], question: Brief | 
         documents += data.documents()
         conclusions = data.conclusions()
         searched.append(data.describe())
-    if question is not None and question.context:
-        documents += [Document(one["id"], YOURS, one["text"]) for one in given_sources(question) or ()]
-        searched.append(YOURS)
+    own = [Document(one["id"], YOURS, one["text"]) for one in (given_sources(question) if question else None) or ()]
+    searched += [YOURS] * len(own)
     hide = question is None
-    toolbox = build_toolbox(
-        config.tools, documents, secrets, conclusions=conclusions if hide else None, block_source=hide
+    toolbox: Tools = build_toolbox(
+        config.tools, [*documents, *own], secrets, conclusions=conclusions if hide else None, block_source=hide
     )
+    if own and config.society.evidence == "retrieved":
+        toolbox = OwnAbstract(toolbox, own[0], config.tools.max_chars)
     origins = Origins(config.tools, source, question.id if question else None)
     return Library(toolbox, "; ".join(dict.fromkeys(searched)), origins, question is not None)
 

@@ -96,8 +96,8 @@ def missing_sentence(summary: Mapping[str, Any]) -> str:
     missing, total = summary["missing"], len(summary["missing"]) + summary["answered"]
     shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
     return (
-        f"{len(missing)} of {total} test items have no answer ({shown}). They are missing in predictions.json and stand "
-        "in predictions_missing.json with the reason; no answer was made up. PubMedQA's own script refuses a file "
+        f"{len(missing)} of {total} test items have no answer ({shown}). They are left out of predictions.json, and "
+        "predictions_missing.json gives the reasons; no answer was made up. PubMedQA's own script refuses a file "
         "without all items: --resume makes them again, and --seeds 2 gives each a second chance"
     )
 
