@@ -1,8 +1,8 @@
 """Alignment: whether the answer is the answer key's, and whether the decision corresponds to it.
 
 The answer (yes, no, maybe) is what the evidence says, and `aligned` is the measure. The decision (GO, NO-GO, UNDECIDED)
-also depends on the reviews: a protocol that was vetoed gets NO-GO whatever the evidence says. `decision_aligned_two_way`
-is the stricter reading in which only GO on yes and NO-GO on no count, so that UNDECIDED and maybe are misses: with
+also depends on the reviews: a protocol that was vetoed gets NO-GO whatever the evidence says. The stricter reading
+`decision_aligned_two_way` counts only GO on yes and NO-GO on no, so that UNDECIDED and maybe are misses: with
 PubMedQA's label mix no system can pass 89 % there.
 """
 

@@ -152,7 +152,7 @@ def impact(work: Work) -> float:
 
 
 def clarity(work: Work) -> float:
-    """Whether every field is one concrete phrase of its own, and hypothesis, expectation, final answer and claim agree."""
+    """Whether every field is a concrete phrase of its own, and hypothesis, expectation, answer and claim agree."""
     denies = re.search(r"\b(?:not|no|never|neither)\b", work.claim.lower()) is not None
     agree = _mean(
         float(work.answer == work.expected),

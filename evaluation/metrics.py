@@ -72,7 +72,7 @@ def metrics_of(config: Config) -> list[Metric]:
             _fits(decision_aligned_two_way),
             binary=True,
         ),
-        Metric("vetoed", "protocols vetoed", "share", -1, False, _of_result(_vetoed), binary=True),
+        Metric("vetoed", "protocols vetoed", "share", -1, False, _vetoed, binary=True),
         *(_part(name) for name in RewardConfig.model_fields if getattr(config.reward, name) != 0),
         *(_criterion(name) for name in CRITERIA),
         Metric("turns", "turns", "count", 0, False, _of_result(lambda outputs: outputs.get("turn_count"))),
@@ -196,8 +196,9 @@ def _right(record: RolloutRecord) -> float:
     return float(answer is not None and aligned(answer, record.label))
 
 
-def _vetoed(outputs: Mapping[str, Any]) -> float:
-    return float(outputs["final_veto"] is not None)
+def _vetoed(record: RolloutRecord) -> float | None:
+    """A failed rollout came to no decision that could be vetoed."""
+    return float(record.veto is not None) if record.status == "succeeded" else None
 
 
 def _fits(measure: Callable[[Decision, Label], bool]) -> Value:

@@ -38,7 +38,12 @@ SOCIETY_ANSWERS: dict[str, dict[str, Any]] = {
     "ProtocolDesigner": PROTOCOL,
     "PeerReviewer": APPROVAL,
     "SafetyOfficer": APPROVAL,
-    "PrincipalInvestigator": {"amendments": ["report harms"], "decision": "GO", "rationale": "the evidence says so"},
+    "PrincipalInvestigator": {
+        "amendments": ["report harms"],
+        "answer": "yes",
+        "decision": "GO",
+        "rationale": "the evidence says so",
+    },
 }
 _ROLE_OF_PROMPT = {role.prompt: role.name for role in ROLES.values()}
 

@@ -49,7 +49,9 @@ def record_of(number: int, **changes: Any) -> RolloutRecord:
             "expected": "yes",
             "amendments": ["report harms"],
         },
+        "final_answer": "yes",
         "final_decision": "GO",
+        "final_veto": None,
         "final_rationale": "the evidence supports it",
     }
     fields: dict[str, Any] = {
@@ -64,6 +66,7 @@ def record_of(number: int, **changes: Any) -> RolloutRecord:
         "status": "succeeded",
         "error": None,
         "label": "yes",
+        "answer": "yes",
         "decision": "GO",
         "reward": 1.0,
         "outputs": outputs,
@@ -72,7 +75,9 @@ def record_of(number: int, **changes: Any) -> RolloutRecord:
 
 
 RECORDS = [record_of(number) for number in range(4)]
-FAILED = record_of(0, rollout_id="ro-f", status="failed", error="timed out", decision=None, reward=None, outputs={})
+FAILED = record_of(
+    0, rollout_id="ro-f", status="failed", error="timed out", answer=None, decision=None, reward=None, outputs={}
+)
 
 
 class Model:
@@ -111,6 +116,7 @@ async def test_a_model_audits_with_the_judges_prompt_and_material():
         "sources": outputs["selection"]["sources"],
         "hypothesis": outputs["refined_hypothesis"],
         "protocol": outputs["final_protocol"],
+        "answer": "yes",
         "decision": "GO",
         "rationale": "the evidence supports it",
         "goal": outputs["research_goal"],
@@ -161,7 +167,8 @@ def test_every_canary_could_have_been_written_by_the_society():
         Hypothesis.model_validate(canary["hypothesis"])
         protocol = canary["protocol"]
         Protocol.model_validate({key: value for key, value in protocol.items() if key != "amendments"})
-        FinalDecision(amendments=protocol["amendments"], decision=canary["decision"], rationale=canary["rationale"])
+        decided = {name: canary[name] for name in ("answer", "decision", "rationale")}
+        FinalDecision(amendments=protocol["amendments"], **decided)
         assert canary["sources"] == work_of(RECORDS[0])["sources"]
         assert canary["goal"] == work_of(RECORDS[0])["goal"]
 

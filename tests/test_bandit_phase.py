@@ -72,6 +72,7 @@ def rollout(given_, spec, *, greedy=False, failed=False):
         status="failed" if failed else "succeeded",
         error="no answer" if failed else None,
         label=task.label,
+        answer=None if failed else answer,
         decision=None if failed else DECISION_OF_LABEL[answer],
         reward=None if failed else 1.3 + 0.8 * (answer == task.label) + rng.gauss(0, 0.3),
         outputs={} if failed else outputs,

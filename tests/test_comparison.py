@@ -61,6 +61,7 @@ def stage(labels, answers, rewards, repeat=0, **fields):
                 status="failed" if answer is None else "succeeded",
                 error="broken" if answer is None else None,
                 label=label,
+                answer=answer,
                 decision=None if answer is None else DECISION_OF_LABEL[answer],
                 reward=None if answer is None else reward,
                 **fields,
@@ -178,7 +179,7 @@ def test_repeats_are_paired_by_seed_and_tasks_are_counted():
     found = compare(before, after, plan(labels, 2), CONFIG)
     assert (found["reward"].n, found["reward"].before, found["reward"].after) == (2, 1.25, 2.0)
     assert (found["alignment"].n, found["alignment"].before, found["alignment"].after) == (2, 0.5, 1.0)
-    assert {found[name].test for name in ("alignment", "success", "alignment_two_way")} == {"exchange test"}
+    assert {found[name].test for name in ("alignment", "success", "decision_two_way")} == {"exchange test"}
 
 
 def test_a_baseline_with_one_answer_is_compared_with_a_stage_of_several():
@@ -196,7 +197,8 @@ def test_a_baseline_with_one_answer_is_compared_with_a_stage_of_several():
 def test_a_single_task_has_no_interval():
     found = compare(stage(["yes"], ["no"], [1.0]), stage(["yes"], ["yes"], [2.0]), plan(["yes"]), CONFIG)
     assert {name: (one.low, one.high, one.mde, one.p) for name, one in found.items()} == dict.fromkeys(
-        ("success", "reward", "alignment", "macro_f1", "alignment_two_way"), (None, None, None, 1.0)
+        ("success", "reward", "alignment", "macro_f1", "decision_alignment", "decision_two_way", "vetoed"),
+        (None, None, None, 1.0),
     )
 
 

@@ -13,11 +13,12 @@ from chimera.data import load
 from chimera.errors import ConfigError
 from chimera.policies import Policy, live
 from chimera.runs import Run
+from chimera.types import DECISION_OF_LABEL
 from evaluation.rollouts import RolloutRecord
 from training import gate
 
 
-def record(task_id, reward, decision="GO", stage="base", status="succeeded"):
+def record(task_id, reward, answer="yes", stage="base", status="succeeded"):
     return RolloutRecord(
         rollout_id=f"{stage}-{task_id}",
         task_id=task_id,
@@ -30,7 +31,8 @@ def record(task_id, reward, decision="GO", stage="base", status="succeeded"):
         status=status,
         error=None if status == "succeeded" else "broken",
         label="yes",
-        decision=decision,
+        answer=answer,
+        decision=DECISION_OF_LABEL.get(answer),
         reward=reward,
     )
 

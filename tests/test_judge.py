@@ -13,8 +13,8 @@ from agents.roles import ROLES
 from chimera.errors import ModelError
 from chimera.serving.client import Completion
 from chimera.serving.rubric import grade
-from chimera.types import Brief, Section
-from evaluation.alignment import aligned, aligned_two_way, decision_alignment
+from chimera.types import LABELS, Brief, Section
+from evaluation.alignment import aligned, decision_aligned, decision_aligned_two_way
 from evaluation.judge import CRITERIA, PROMPT, Judge, Judgement
 
 SCORES = {
@@ -67,6 +67,7 @@ def state_with(**fields: str) -> dict[str, Any]:
         },
         "experimental_protocol": {"design": "what the principal investigator has not amended"},
         "final_protocol": {**PROTOCOL, **fields},
+        "final_answer": "yes",
         "final_decision": "GO",
         "final_rationale": "the evidence supports it",
     }
@@ -114,6 +115,7 @@ async def test_the_judge_is_told_the_whole_work_and_no_label():
         "sources": [SOURCE],
         "hypothesis": state["refined_hypothesis"],
         "protocol": state["final_protocol"],
+        "answer": "yes",
         "decision": "GO",
         "rationale": "the evidence supports it",
         "goal": BRIEF.goal,
@@ -133,7 +135,7 @@ async def test_no_text_can_alter_the_prompt(text: str):
     assert system == {"role": "system", "content": PROMPT}
     assert user["role"] == "user"
     payload = json.loads(user["content"])
-    assert list(payload) == ["sources", "hypothesis", "protocol", "decision", "rationale", "goal"]
+    assert list(payload) == ["sources", "hypothesis", "protocol", "answer", "decision", "rationale", "goal"]
     assert payload["protocol"] == {**PROTOCOL, "design": text, "outcome": text}
     assert payload["goal"] == BRIEF.goal
 
@@ -238,23 +240,25 @@ async def test_a_society_is_judged_by_the_rubric_from_the_passages_it_saw(societ
     ],
 )
 def test_alignment_table(decision: Any, label: Any, exact: bool, two_way: bool):
-    assert aligned(decision, label) is exact
-    assert aligned_two_way(decision, label) is two_way
+    assert decision_aligned(decision, label) is exact
+    assert decision_aligned_two_way(decision, label) is two_way
+
+
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("answer", LABELS)
+def test_an_answer_is_aligned_only_with_its_own_label(answer: Any, label: Any):
+    assert aligned(answer, label) is (answer == label)
 
 
 def test_always_go_and_never_undecided_on_the_official_test_labels():
     labels: list[Any] = ["yes"] * 276 + ["no"] * 169 + ["maybe"] * 55
-    always = decision_alignment([("GO", label) for label in labels])
-    assert always.exact == always.two_way == 0.552
-    assert always.macro == pytest.approx(1 / 3)
-    assert always.decisions == {"GO": 500, "NO-GO": 0, "UNDECIDED": 0}
-    best: dict[str, Any] = {"yes": "GO", "no": "NO-GO", "maybe": "GO"}
-    assert decision_alignment([(best[label], label) for label in labels]).exact == 0.89
-    perfect = decision_alignment([({**best, "maybe": "UNDECIDED"}[label], label) for label in labels])
-    assert (perfect.exact, perfect.two_way) == (1.0, 0.89)
-    assert perfect.by_label == {"yes": 1.0, "no": 1.0, "maybe": 1.0}
+    perfect: dict[str, Any] = {"yes": "GO", "no": "NO-GO", "maybe": "UNDECIDED"}
 
+    def shares(decided: dict[str, Any]) -> tuple[float, float]:
+        rows = [(decided[label], label) for label in labels]
+        exact = sum(decision_aligned(*row) for row in rows) / len(rows)
+        return exact, sum(decision_aligned_two_way(*row) for row in rows) / len(rows)
 
-def test_alignment_of_nothing_is_an_error():
-    with pytest.raises(ValueError, match="at least one finished task"):
-        decision_alignment([])
+    assert shares(dict.fromkeys(perfect, "GO")) == (0.552, 0.552)
+    assert shares({**perfect, "maybe": "GO"}) == (0.89, 0.89)
+    assert shares(perfect) == (1.0, 0.89)

@@ -45,6 +45,7 @@ def record(number: int, stage: str, scores: Scores, words: int = 14, status: Any
         status=status,
         error=None if status == "succeeded" else "timed out",
         label="yes",
+        answer="yes" if status == "succeeded" else None,
         decision="GO" if status == "succeeded" else None,
         reward=1.0,
         policy_versions={"junior": f"nano@{stage}", "judge": "rubric"},

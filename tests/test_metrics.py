@@ -27,6 +27,7 @@ RECORD = RolloutRecord(
     status="succeeded",
     error=None,
     label="yes",
+    answer="yes",
     decision="GO",
     reward=0.75,
     parts={"alignment": 0.5, "novelty": 0.25},
@@ -108,7 +109,9 @@ def test_a_rollout_is_logged_with_its_reward_and_parts_and_a_failed_one_without(
         "failed": 0,
         "seconds": 1.5,
     }
-    failed = replace(RECORD, status="failed", error="no JSON", decision=None, reward=None, parts={}, seconds=None)
+    failed = replace(
+        RECORD, status="failed", error="no JSON", answer=None, decision=None, reward=None, parts={}, seconds=None
+    )
     values = rollout_values(failed)
     assert (values["reward"], values["parts"], values["aligned"], values["failed"]) == (None, {}, None, 1)
 

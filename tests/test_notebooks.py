@@ -194,7 +194,7 @@ def test_pieces_of_a_report_are_those_of_its_document(run):
 def test_stages_can_be_shown_by_some_metrics(run):
     view = open_report(run)
     titles = [line.split(" | ")[0] for line in view.stages("alignment", "turns").splitlines() if line.startswith("| ")]
-    assert titles == ["| metric", "| ---", "| decision alignment (accuracy), %", "| turns"]
+    assert titles == ["| metric", "| ---", "| answers right (accuracy), %", "| turns"]
     assert len(view.stages().splitlines()) > 20
     with pytest.raises(RunError, match="no metric 'rewards': it has success, reward"):
         view.stages("rewards")

@@ -38,6 +38,7 @@ def record(task: PlannedTask, answer: Label | None, repeat: int = 0) -> RolloutR
         status="failed" if answer is None else "succeeded",
         error="timed out" if answer is None else None,
         label=task.label,
+        answer=answer,
         decision=None if answer is None else DECISION_OF_LABEL[answer],
         reward=None,
     )
@@ -64,7 +65,7 @@ def test_the_script_scores_our_file_as_we_do(tmp_path: Path):
     given = answers_of(plan, answers)
     write_predictions(tmp_path / "predictions.json", predictions(plan, given))
     accuracy, macro_f1 = official_score({task.id: task.label for task in plan.tasks}, tmp_path / "predictions.json")
-    share = sum(aligned(DECISION_OF_LABEL[a], label) for a, label in zip(answers, labels, strict=True)) / 21
+    share = sum(aligned(a, label) for a, label in zip(answers, labels, strict=True)) / 21
     assert accuracy == pytest.approx(share)
 
     from chimera.config import Config

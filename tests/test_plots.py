@@ -10,6 +10,7 @@ from matplotlib.text import Text
 
 from chimera.config import Config
 from chimera.runs import Run
+from chimera.types import DECISION_OF_LABEL
 from evaluation import plots_training
 from evaluation.comparison import adjust, compare
 from evaluation.metrics import stage_metrics
@@ -26,7 +27,7 @@ STAGES = ("base", "ppo", "bandit")
 REWARDS = {"base": 1.0, "ppo": 1.25, "bandit": 1.75}
 
 
-def record(stage, number, task, reward, decision):
+def record(stage, number, task, reward, answer):
     return RolloutRecord(
         rollout_id=f"{stage}-{number}",
         task_id=task.id,
@@ -36,18 +37,19 @@ def record(stage, number, task, reward, decision):
         repeat=0,
         seed=0,
         attempt=1,
-        status="succeeded" if decision else "failed",
-        error=None if decision else "no JSON",
+        status="succeeded" if answer else "failed",
+        error=None if answer else "no JSON",
         label=task.label,
-        decision=decision,
-        reward=reward if decision else None,
+        answer=answer,
+        decision=None if answer is None else DECISION_OF_LABEL[answer],
+        reward=reward if answer else None,
     )
 
 
 def answers_of(name, kind="sequence"):
-    decisions = ["GO", "NO-GO", "UNDECIDED"] if name == "bandit" else ["GO", "GO", None]
+    answers = ["yes", "no", "maybe"] if name == "bandit" else ["yes", "yes", None]
     rows = [
-        record(name, number, task, REWARDS[name.removeprefix("only-")] + number % 4 / 8, decisions[number % 3])
+        record(name, number, task, REWARDS[name.removeprefix("only-")] + number % 4 / 8, answers[number % 3])
         for number, task in enumerate(TASKS)
     ]
     places = tuple(Place("rollouts/x.jsonl", number + 1) for number in range(len(rows)))
@@ -175,7 +177,7 @@ def test_parts_that_never_change_are_named_and_not_drawn(plots, folder):
     assert "the same in every rollout: clarity." in plots["parts"].caption
 
 
-def test_confusion_counts_every_rollout_by_label_and_decision_or_none(plots, folder):
+def test_confusion_counts_every_rollout_by_label_and_answer_or_none(plots, folder):
     found = words(folder, plots["confusion"])
     assert [text for text in found if text in STAGES] == list(STAGES)
     counts = [int(text) for text in found if text.isdigit()]

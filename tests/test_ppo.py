@@ -144,7 +144,7 @@ def test_a_step_with_too_little_to_learn_from_says_why(good, failed, samples, es
 
 def test_figures_are_means_over_what_has_a_value():
     good = [record(reward=1.5, parts={"alignment": 1.0, "impact": 0.5}), record(reward=0.5, parts={"alignment": 0.5})]
-    figures = ppo_steps.figures(ppo_steps.Sorted([*good, record(decision="NO-GO")], {"late": 2}), PEERS)
+    figures = ppo_steps.figures(ppo_steps.Sorted([*good, record(answer="no")], {"late": 2}), PEERS)
     assert figures["reward/mean"] == pytest.approx(1.0)
     assert figures["alignment/mean"] == pytest.approx(2 / 3)
     assert (figures["reward/alignment"], figures["reward/impact"]) == pytest.approx((2.5 / 3, 0.5))

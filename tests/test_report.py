@@ -63,6 +63,9 @@ def scores_of(stage, task):
     return {name: round((task * (place + 2) % 7) / 10 + gain, 3) for place, name in enumerate(CRITERIA)}
 
 
+VETO = "peer review: 2 of 3 evidence sentences are in no source"
+
+
 def make_record(stage, task, weights):
     decision = DECISIONS[stage.name][task]
     common = {
@@ -78,7 +81,8 @@ def make_record(stage, task, weights):
         "policy_versions": dict(stage.versions),
     }
     if decision is None:
-        return RolloutRecord(**common, status="failed", error=FAILURE, decision=None, reward=None)
+        return RolloutRecord(**common, status="failed", error=FAILURE, answer=None, decision=None, reward=None)
+    veto = VETO if (stage.name, decision) == ("base", "NO-GO") else None
     scores = scores_of(stage.name, task)
     parts = {name: weights[name] * score for name, score in scores.items()}
     parts |= {
@@ -98,7 +102,9 @@ def make_record(stage, task, weights):
         "major_revisions": task % 2,
         "critical_revisions": 0,
         "final_protocol": {**PROTOCOL, "amendments": []},
+        "final_answer": LABEL_OF[decision],
         "final_decision": decision,
+        "final_veto": veto,
         "final_rationale": "the evidence says so",
         "final_evaluation": {"scores": scores, "error": None},
     }
@@ -107,7 +113,9 @@ def make_record(stage, task, weights):
         **common,
         status="succeeded",
         error=None,
+        answer=LABEL_OF[decision],
         decision=decision,
+        veto=veto,
         reward=float(np.sum(list(parts.values()))),
         parts=parts,
         outputs=outputs,
@@ -184,7 +192,11 @@ def direct_values(one):
     """Every metric of one rollout but macro-F1, computed from the record without the package."""
     succeeded = one.decision is not None
     fits = succeeded and LABEL_OF[one.decision] == one.label
-    values = {"success": succeeded, "alignment": fits, "alignment_two_way": fits and one.label != "maybe"}
+    values = {"success": succeeded, "alignment": fits, "decision_alignment": fits}
+    values |= {
+        "decision_two_way": fits and one.label != "maybe",
+        **({"vetoed": one.veto is not None} if succeeded else {}),
+    }
     if succeeded:
         values |= {f"part_{name}": part for name, part in one.parts.items()}
         values |= {**one.outputs["final_evaluation"]["scores"], "reward": one.reward, "seconds": one.seconds}
@@ -225,9 +237,11 @@ def test_outcomes_count_failures_and_decisions_and_name_the_record_of_each_rollo
     found = report["outcomes"]["base"]
     assert (found["count"], found["tasks"], found["failed"]) == (12, 12, 1)
     assert list(found["failures"].values()) == [1]
-    assert found["confusion"]["yes"] == {"GO": 3, "NO-GO": 2, "UNDECIDED": 1, "none": 0}
-    assert found["confusion"]["no"] == {"GO": 2, "NO-GO": 2, "UNDECIDED": 0, "none": 0}
-    assert found["confusion"]["maybe"] == {"GO": 1, "NO-GO": 0, "UNDECIDED": 0, "none": 1}
+    assert found["confusion"]["yes"] == {"yes": 3, "no": 2, "maybe": 1, "none": 0}
+    assert found["confusion"]["no"] == {"yes": 2, "no": 2, "maybe": 0, "none": 0}
+    assert found["confusion"]["maybe"] == {"yes": 1, "no": 0, "maybe": 0, "none": 1}
+    assert found["decisions"] == {"GO": 6, "NO-GO": 4, "UNDECIDED": 1, "none": 1}
+    assert (found["vetoed"], found["vetoes"]) == (4, {VETO.replace("2", "#").replace("3", "#"): 4})
     for row in found["rollouts"]:
         line = (run.path / row["file"]).read_text().splitlines()[row["line"] - 1]
         recorded = json.loads(line)
@@ -420,8 +434,8 @@ def test_each_mean_leads_to_its_column_and_each_cell_of_a_confusion_matrix_to_it
     for name, mean in report["stages"]["sft"].items():
         assert f'<a href="#sft.{name}">' in text, (name, mean)
         assert f'id="sft.{name}"' in text
-    assert '<a href="#base.yes.NO-GO">2</a>' in text
-    row = re.search(r'<tr id="([^"]+)"><th scope="row"><i id="base.yes.NO-GO">', text)
+    assert '<a href="#base.yes.no">2</a>' in text
+    row = re.search(r'<tr id="([^"]+)"><th scope="row"><i id="base.yes.no">', text)
     assert row is not None
     assert row[1] == "base-ro-base-3"
     assert "rollouts/evaluation-base.jsonl:5" in text

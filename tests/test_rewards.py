@@ -61,6 +61,7 @@ def finished(scores: tuple[float | None, ...] = SIX, **changes: Any) -> dict[str
     return {
         "messages": {"Geneticist": messages},
         "refined_hypothesis": {"evidence": [SENTENCE], "comparison": "lower", "claim": "it helps", "answer": "yes"},
+        "final_answer": "yes",
         "final_decision": "GO",
         "final_evaluation": {"scores": dict(zip(CRITERIA, scores, strict=True)), "error": None},
         **changes,
@@ -117,10 +118,12 @@ def test_a_weight_of_zero_leaves_its_part_out():
 
 
 @pytest.mark.parametrize(
-    ("decision", "value"), [("GO", 1.0), ("NO-GO", 0.0), ("UNDECIDED", 0.0)], ids=["right", "wrong", "undecided"]
+    ("answer", "value"), [("yes", 1.0), ("no", 0.0), ("maybe", 0.0)], ids=["right", "wrong", "undecided"]
 )
-def test_alignment(decision: str, value: float):
-    assert reward(state=finished(final_decision=decision)).parts["alignment"] == value
+@pytest.mark.parametrize("decision", ["GO", "NO-GO"])
+def test_alignment_is_about_the_answer_and_not_about_the_decision(answer: str, value: float, decision: str):
+    state = finished(final_answer=answer, final_decision=decision)
+    assert reward(state=state).parts["alignment"] == value
 
 
 def test_parsed_is_the_share_of_first_answers():
@@ -203,7 +206,7 @@ def test_an_evaluation_without_any_score_has_no_total():
     assert made.missing == CRITERIA
 
 
-@pytest.mark.parametrize("field", ["refined_hypothesis", "final_decision", "final_evaluation"])
+@pytest.mark.parametrize("field", ["refined_hypothesis", "final_answer", "final_evaluation"])
 def test_an_unfinished_rollout_has_no_reward(field: str):
     state = finished()
     del state[field]
@@ -248,12 +251,12 @@ RECORDS = st.lists(
 SCORES = st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=6, max_size=6).map(tuple)
 
 
-@given(config=CONFIGS, records=RECORDS, scores=SCORES, decision=st.sampled_from(["GO", "NO-GO", "UNDECIDED"]))
+@given(config=CONFIGS, records=RECORDS, scores=SCORES, answer=st.sampled_from(["yes", "no", "maybe"]))
 def test_the_parts_always_sum_to_the_total(
-    config: RewardConfig, records: list[CallRecord], scores: tuple[float | None, ...], decision: str
+    config: RewardConfig, records: list[CallRecord], scores: tuple[float | None, ...], answer: str
 ):
     always = model_call("PrincipalInvestigator", visit=9)
-    made = reward(*records, always, state=finished(scores, final_decision=decision), config=config)
+    made = reward(*records, always, state=finished(scores, final_answer=answer), config=config)
     assert tuple(made.parts) == reward_names(config)
     gaps = [name for name, score in zip(CRITERIA, scores, strict=True) if score is None and getattr(config, name)]
     assert list(made.missing) == gaps

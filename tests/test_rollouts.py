@@ -180,7 +180,7 @@ def gathered(scripted_openai, tmp_path_factory):
 def test_a_good_rollout_is_recorded_completely(gathered):
     record = gathered.records["drug0"]
     assert (record.status, record.error, record.attempt) == ("succeeded", None, 1)
-    assert (record.decision, record.label, record.source, record.phase) == ("GO", "yes", "generated", "gather")
+    assert (record.answer, record.label, record.source, record.phase) == ("yes", "yes", "generated", "gather")
     versions = {key: f"scripted-{key}" for key in set(ROLE_MODELS.values())}
     assert record.policy_versions == {**versions, "selection": "supervisor's model"}
     assert record.weights_versions == {key: [f"weights-of-scripted-{key}"] for key in set(ROLE_MODELS.values())}
@@ -251,7 +251,7 @@ def test_an_unreadable_role_fails_its_rollout_with_the_reason(gathered):
     record = gathered.records["unreadable"]
     assert record.status == "failed"
     assert record.error.startswith("Supervisor: ")
-    assert (record.reward, record.decision, record.parts) == (None, None, {})
+    assert (record.reward, record.answer, record.decision, record.parts) == (None, None, None, {})
     assert record.attempt == 1
     assert attempts_seen(gathered.server, "unreadable") == 1
 
@@ -278,7 +278,7 @@ def test_a_failed_judge_leaves_the_reward_missing_not_the_rollout_failed(gathere
     assert (record.status, record.error, record.reward) == ("succeeded", None, None)
     assert record.missing == ["novelty", "feasibility", "impact", "clarity", "groundedness", "efficiency"]
     assert record.parts["alignment"] == 1.0
-    assert record.decision == "GO"
+    assert (record.answer, record.decision, record.veto) == ("yes", "GO", None)
 
 
 def test_a_killed_runner_fails_only_its_rollout_and_is_replaced(gathered):

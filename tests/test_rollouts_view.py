@@ -31,6 +31,7 @@ def record():
             "status": "succeeded",
             "error": None,
             "label": "yes",
+            "answer": "yes",
             "decision": "GO",
             "reward": 1.0,
             "parts": {"alignment": 1.0},
@@ -191,9 +192,9 @@ def test_the_live_view_shows_reward_parts_failures_and_the_newest_versions(termi
     with view.phase("ppo", 4, VERSIONS):
         assert "policies: junior, senior: nano@0" in drawn()
         view.add(replace(record, policy_versions={**VERSIONS, "senior": "senior@ppo-1"}))
-        view.add(replace(record, status="failed", error="no JSON", reward=None, parts={}, decision=None))
+        view.add(replace(record, status="failed", error="no JSON", reward=None, parts={}, answer=None, decision=None))
         shown = drawn()
-    assert "reward 1.000, aligned 1.000, failed 1" in shown
+    assert "reward 1.000, right 1.000, failed 1" in shown
     assert "parts: alignment 1.000" in shown
     assert "policies: junior: nano@0; senior: senior@ppo-1" in shown
     assert "warning: rollout r on task t failed: no JSON" in shown

@@ -50,6 +50,7 @@ def payload(**changes: Any) -> dict[str, Any]:
         "peer_review": {"issues": [], "severity": "NONE", "verdict": "APPROVE"},
         "safety_review": {"issues": [], "severity": "NONE", "verdict": "APPROVE"},
         "revisions": {"used": 0, "allowed": 2},
+        "answer": "yes",
         "decision": "GO",
         "rationale": "the evidence supports it",
         "goal": "Does melanolix reduce pain score in adults with gout?",
@@ -154,20 +155,21 @@ def test_safety_review_lets_protected_participants_pass(changes: dict[str, Any])
 @pytest.mark.parametrize("label", LABELS)
 def test_the_principal_follows_the_hypothesis(label: str):
     made = issues("FinalDecision", hypothesis__answer=label, protocol__expected=label)
-    assert made["decision"] == DECISION_OF_LABEL[label]
+    assert (made["answer"], made["decision"]) == (label, DECISION_OF_LABEL[label])
     assert made["amendments"] == []
 
 
 @pytest.mark.parametrize("expected", ["no", "maybe"])
 def test_contradicting_answers_are_undecided(expected: str):
-    assert issues("FinalDecision", protocol__expected=expected)["decision"] == "UNDECIDED"
+    made = issues("FinalDecision", protocol__expected=expected)
+    assert (made["answer"], made["decision"]) == ("yes", "UNDECIDED"), "the evidence still says what it says"
 
 
 @pytest.mark.parametrize("board", ["peer", "safety"])
 @pytest.mark.parametrize("expected", ["yes", "no"])
 def test_an_open_critical_review_is_no_go_whatever_else_holds(board: str, expected: str):
     made = issues("FinalDecision", protocol__expected=expected, **{f"{board}_review__severity": "CRITICAL"})
-    assert made["decision"] == "NO-GO"
+    assert (made["answer"], made["decision"]) == ("yes", "NO-GO"), "a veto is not the answer no"
     assert board in made["rationale"]
 
 
@@ -202,7 +204,7 @@ NEEDED = {
     "PeerReview": ["sources", "hypothesis", "protocol", "goal"],
     "SafetyReview": ["protocol", "goal"],
     "FinalDecision": ["hypothesis", "protocol", "peer_review", "safety_review"],
-    "Judgement": ["sources", "hypothesis", "protocol", "decision", "goal"],
+    "Judgement": ["sources", "hypothesis", "protocol", "answer", "goal"],
 }
 
 
@@ -226,7 +228,7 @@ def test_a_missing_key_is_named(schema: str, key: str):
         ("hypothesis__evidence", [1], r"hypothesis\.evidence\[0\] must be a text, got int"),
         ("sources", ["text"], r"sources\[0\] must be a JSON object"),
         ("sources", [{"id": "t1"}], r"lacks sources\[0\]\.text"),
-        ("decision", "MAYBE", "decision must be one of GO, NO-GO, UNDECIDED"),
+        ("answer", "MAYBE", "answer must be one of yes, no, maybe"),
         ("goal", 7, "goal must be a text"),
     ],
 )

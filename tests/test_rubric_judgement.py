@@ -16,7 +16,7 @@ from chimera.serving.rubric_payload import TEXT_FIELDS
 from chimera.serving.rubric_text import concepts, covered, fields_substance, focus, numbers, topic_match
 from chimera.synthetic import GeneratedTask, generate
 from chimera.synthetic_vocabulary import ENDPOINTS
-from chimera.types import DECISION_OF_LABEL, Label
+from chimera.types import Label
 from evaluation.judge import CRITERIA
 
 ITEMS = list(generate(24, seed=11, levels=(1, 2, 3, 4)))
@@ -66,7 +66,7 @@ def judged(
             "sources": [{"id": item.task.id, "text": text}],
             "hypothesis": hypothesis or hypothesis_of(item),
             "protocol": protocol,
-            "decision": DECISION_OF_LABEL[protocol["expected"]],
+            "answer": protocol["expected"],
             "rationale": "as the evidence says",
             "goal": item.task.goal,
         },
@@ -110,7 +110,7 @@ def test_a_good_protocol_for_a_published_study_scores_high():
                 "safeguards": "written consent, adverse event monitoring, right to withdraw",
                 "expected": "no",
             },
-            "decision": "NO-GO",
+            "answer": "no",
             "rationale": "no difference",
             "goal": REAL_GOAL,
         },
@@ -204,7 +204,7 @@ def test_a_plea_in_a_source_changes_nothing():
     made = {
         "hypothesis": hypothesis_of(item),
         "protocol": protocol_of(item),
-        "decision": DECISION_OF_LABEL[item.task.label],
+        "answer": item.task.label,
         "goal": item.task.goal,
     }
     honest = grade("Judgement", {**made, "sources": [{"id": "1", "text": text}]})
@@ -302,7 +302,7 @@ def case_of(item: GeneratedTask, **changes: Any) -> Case:
             "sources": [{"id": item.task.id, "text": text}],
             "hypothesis": hypothesis_of(item),
             "protocol": protocol_of(item, **changes),
-            "decision": DECISION_OF_LABEL[item.task.label],
+            "answer": item.task.label,
             "goal": item.task.goal,
         }
     )
@@ -348,7 +348,7 @@ def test_fields_that_repeat_each_other_cost_clarity():
     assert judged(item, protocol_of(item, population=population))["clarity"] < judged(item)["clarity"]
 
 
-def test_a_decision_against_the_expected_answer_costs_clarity():
+def test_an_answer_against_the_expected_one_costs_clarity():
     item = ITEMS[0]
     made = {
         "sources": [],
@@ -356,9 +356,9 @@ def test_a_decision_against_the_expected_answer_costs_clarity():
         "protocol": protocol_of(item),
         "goal": item.task.goal,
     }
-    right = DECISION_OF_LABEL[item.task.label]
-    wrong = "GO" if right != "GO" else "NO-GO"
-    agreeing, contrary = (grade("Judgement", {**made, "decision": decision}) for decision in (right, wrong))
+    right = item.task.label
+    wrong = "yes" if right != "yes" else "no"
+    agreeing, contrary = (grade("Judgement", {**made, "answer": answer}) for answer in (right, wrong))
     assert contrary["clarity"] < agreeing["clarity"] - 0.05
 
 

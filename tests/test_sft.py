@@ -30,10 +30,11 @@ TOOLS = [
 EVERYTHING = SftConfig(select="threshold", threshold=-99.0, credited="all", true_quotes="ignore", min_examples=1)
 
 
-def rollout(task="t", reward=1.0, repeat=0, decision="GO", chosen="Geneticist", **other):
+def rollout(task="t", reward=1.0, repeat=0, answer="yes", chosen="Geneticist", **other):
     return RolloutRecord(
         rollout_id=f"ro-{task}-{repeat}", task_id=task, source="generated", level=1, phase="gather", repeat=repeat,
-        seed=1, attempt=1, status="succeeded", error=None, label="yes", decision=decision, reward=reward,
+        seed=1, attempt=1, status="succeeded", error=None, label="yes", answer=answer, reward=reward,
+        decision=DECISION_OF_LABEL[answer],
         outputs={"selected_hypothesis": {"author": chosen}}, **other,
     )  # fmt: skip
 
@@ -115,14 +116,14 @@ def test_credit_goes_to_all_to_those_who_agree_or_to_the_selected():
     answers = {"Geneticist": "no", "Neurologist": "yes", "Pharmacologist": "maybe"}
     given = [conversation(role, answer) for role, answer in answers.items()]
 
-    def roles(decision, credited):
-        found = candidates(rollout(decision=decision, chosen="Neurologist"), given)
+    def roles(answer, credited):
+        found = candidates(rollout(answer=answer, chosen="Neurologist"), given)
         return [role for _, _, role in chosen(select(found, one_row, replace_of(EVERYTHING, credited=credited)))]
 
     for role, answer in answers.items():
-        assert roles(DECISION_OF_LABEL[answer], "agreeing") == [role]
-        assert roles(DECISION_OF_LABEL[answer], "selected") == ["Neurologist"]
-        assert roles(DECISION_OF_LABEL[answer], "all") == sorted(answers)
+        assert roles(answer, "agreeing") == [role]
+        assert roles(answer, "selected") == ["Neurologist"]
+        assert roles(answer, "all") == sorted(answers)
 
 
 def test_the_same_conversation_is_learned_once_with_its_best_reward():
@@ -163,7 +164,7 @@ def test_a_conversation_longer_than_the_limit_is_left_out_and_counted():
 )
 def test_too_few_conversations_are_an_error_that_says_what_to_change(changes, remedy):
     config = replace_of(EVERYTHING, min_examples=7).model_copy(update=changes)
-    found = society([0.5, 1.0, 1.5, 2.0], decision="NO-GO")
+    found = society([0.5, 1.0, 1.5, 2.0], answer="no")
 
     with pytest.raises(RunError) as caught:
         select(found, one_row, config)

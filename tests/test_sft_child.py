@@ -90,7 +90,7 @@ def rollouts(run):
             RolloutRecord(
                 rollout_id=f"ro-{number}", task_id=item.task.id, source="generated", level=1, phase="gather",
                 repeat=0, seed=1, attempt=1, status="succeeded", error=None, label=item.task.label,
-                decision={"yes": "GO", "no": "NO-GO", "maybe": "UNDECIDED"}[item.task.label],
+                answer=item.task.label, decision={"yes": "GO", "no": "NO-GO", "maybe": "UNDECIDED"}[item.task.label],
                 reward=2.0 if number % 2 else 1.0, trace=trace,
             )
         )  # fmt: skip

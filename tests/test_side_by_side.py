@@ -19,7 +19,9 @@ OUTPUTS = {
     "refined_hypothesis": HYPOTHESIS,
     "final_protocol": {"design": "open trial", "sample_size": 60, "amendments": []},
     "peer_review": {"issues": ["too few", "not blind"], "severity": "MINOR", "verdict": "REVISE"},
+    "final_answer": "yes",
     "final_decision": "GO",
+    "final_veto": None,
     "final_rationale": "the evidence says so",
 }
 
@@ -37,6 +39,7 @@ def record(stage, number, reward, **outputs):
         status="failed" if reward is None else "succeeded",
         error="no JSON" if reward is None else None,
         label="yes",
+        answer=None if reward is None else "yes",
         decision=None if reward is None else "GO",
         reward=reward,
         parts={} if reward is None else {"alignment": reward},

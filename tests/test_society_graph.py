@@ -44,7 +44,9 @@ WRITERS = {
     "peer_review": {"PeerReviewer"},
     "safety_review": {"SafetyOfficer"},
     "final_protocol": {"PrincipalInvestigator"},
+    "final_answer": {"PrincipalInvestigator"},
     "final_decision": {"PrincipalInvestigator"},
+    "final_veto": {"PrincipalInvestigator"},
     "final_rationale": {"PrincipalInvestigator"},
     "final_evaluation": {"Evaluation"},
 }
@@ -75,7 +77,8 @@ async def test_a_run_without_revisions(society_kit):
     assert state["supervisor_justification"] == answers["Supervisor"]["justification"]
     assert state["refined_hypothesis"] == answers["HypothesisRefiner"]
     assert state["final_protocol"] == {**answers["ProtocolDesigner"], "amendments": ["report harms"]}
-    assert (state["final_decision"], state["final_rationale"]) == ("GO", "the evidence says so")
+    assert (state["final_answer"], state["final_decision"], state["final_veto"]) == ("yes", "GO", None)
+    assert state["final_rationale"] == "the evidence says so"
     assert (state["turn_count"], state["sender"]) == (9, "PrincipalInvestigator")
     assert (state["critical_revisions"], state["major_revisions"]) == (0, 0)
     assert "final_rationale" in state["final_evaluation"]["fields"]
@@ -264,6 +267,9 @@ async def test_an_unresolved_critical_review_never_gets_go(society_kit, reviewer
     principal = {**society_kit.answers["PrincipalInvestigator"], "decision": decision}
     model = society_kit.Model(**{reviewer: [CRITICAL] * 9}, PrincipalInvestigator=[principal])
     state = await society_kit.make(model).run(society_kit.brief)
+    assert state["final_answer"] == "yes", "a veto is not the answer no"
+    name = {"PeerReviewer": "peer review", "SafetyOfficer": "safety review"}[reviewer]
+    assert state["final_veto"] == f"{name}: {CRITICAL['issues'][0]}"
     if decision == "GO":
         assert state["final_decision"] == "NO-GO"
         assert state["final_rationale"].startswith("GO was overridden: a CRITICAL review is unresolved")
@@ -274,7 +280,7 @@ async def test_an_unresolved_critical_review_never_gets_go(society_kit, reviewer
 
 async def test_a_resolved_critical_review_may_get_go(society_kit):
     state = await society_kit.make(society_kit.Model(SafetyOfficer=[CRITICAL])).run(society_kit.brief)
-    assert (state["final_decision"], state["critical_revisions"]) == ("GO", 1)
+    assert (state["final_decision"], state["final_veto"], state["critical_revisions"]) == ("GO", None, 1)
 
 
 async def test_an_approved_critical_review_counts_by_its_severity(society_kit):

@@ -24,6 +24,9 @@ def plan(repeats=1, labels=LABELS):
     return Plan("val", "generated", "four tasks", tasks, repeats, (STAGE,))
 
 
+LABEL_OF = {"GO": "yes", "NO-GO": "no", "UNDECIDED": "maybe"}
+
+
 def rollout(task, decision, reward, repeat=0, **fields):
     scores = {name: round(0.1 * index + 0.05 * int(task[1:]), 3) for index, name in enumerate(CRITERIA, start=1)}
     standard = {
@@ -38,6 +41,7 @@ def rollout(task, decision, reward, repeat=0, **fields):
         "status": "succeeded",
         "error": None,
         "label": LABELS[task],
+        "answer": LABEL_OF.get(decision),
         "decision": decision,
         "reward": reward,
         "parts": {"impact": 0.3 * scores["impact"], "alignment": reward - 0.3 * scores["impact"]},
@@ -83,14 +87,14 @@ def test_success_and_alignment_are_over_all_tasks_and_a_failed_rollout_is_a_miss
     found = stage_metrics(ROLLOUTS, plan(), CONFIG)
     assert (found["success"].mean, found["success"].n) == (0.75, 4)
     assert (found["alignment"].mean, found["alignment"].n) == (0.5, 4)
-    assert (found["alignment_two_way"].mean, found["alignment_two_way"].n) == (0.25, 4)
+    assert (found["decision_two_way"].mean, found["decision_two_way"].n) == (0.25, 4)
     # F1: yes 1 hit, 2 true, 2 answered; no 0 hits; maybe 1 hit, 1 true, 1 answered.
     assert (found["macro_f1"].mean, found["macro_f1"].n) == (pytest.approx((0.5 + 0 + 1) / 3), 4)
 
 
 def test_a_decision_of_a_rollout_that_failed_later_does_not_count():
     found = stage_metrics(answers(failed("t1", decision="GO"), rollout("t2", "NO-GO", 2.0)), plan(), CONFIG)
-    assert (found["alignment"].mean, found["alignment_two_way"].mean) == (0.5, 0.5)
+    assert (found["alignment"].mean, found["decision_two_way"].mean) == (0.5, 0.5)
     assert found["macro_f1"].mean == 0.5
 
 
@@ -133,7 +137,7 @@ def test_what_has_no_value_is_left_out():
     assert "part_overlong" not in found
     assert "cost" not in found
     alone = stage_metrics(answers(*(failed(task) for task in LABELS)), plan(), CONFIG)
-    assert set(alone) == {"success", "alignment", "alignment_two_way", "macro_f1"}
+    assert set(alone) == {"success", "alignment", "decision_alignment", "decision_two_way", "macro_f1"}
     assert {one.mean for one in alone.values()} == {0.0}
 
 
@@ -240,7 +244,7 @@ def test_outcomes_count_every_rollout_once_and_group_reasons():
     assert (found["tasks"], found["rollouts"], found["failed"]) == (4, 8, 4)
     assert found["failures"] == {"timeout after # s": 2, "no answer": 1, "no reason recorded": 1}
     assert found["confusion"] == {
-        "yes": {"GO": 1, "NO-GO": 1, "UNDECIDED": 0, "none": 2},
-        "no": {"GO": 1, "NO-GO": 0, "UNDECIDED": 0, "none": 1},
-        "maybe": {"GO": 0, "NO-GO": 0, "UNDECIDED": 1, "none": 1},
+        "yes": {"yes": 1, "no": 1, "maybe": 0, "none": 2},
+        "no": {"yes": 1, "no": 0, "maybe": 0, "none": 1},
+        "maybe": {"yes": 0, "no": 0, "maybe": 1, "none": 1},
     }

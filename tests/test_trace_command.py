@@ -19,7 +19,7 @@ ANSWER = '{"evidence":["It fell."],"comparison":"c","claim":"d","answer":"yes"}'
 
 def rollout(number, task, phase, repeat=0, **changes):
     rollout_id = f"ro-{number:012x}"
-    values = {"status": "succeeded", "error": None, "decision": "GO", "reward": 1.5, **changes}
+    values = {"status": "succeeded", "error": None, "answer": "yes", "decision": "GO", "reward": 1.5, **changes}
     return RolloutRecord(
         rollout_id=rollout_id, task_id=task, source="generated", level=1, phase=phase, repeat=repeat, seed=1,
         attempt=1, label="yes", outputs={"research_goal": f"Does {task} work?"}, **values,
@@ -42,7 +42,8 @@ def runs(tmp_path_factory):
     with Run.create("mine", Config(runs_dir=folder)) as run:
         for one in (
             LEARNED, rollout(0xABC2, "t-1", "ppo", 1), rollout(0xABD3, "t-2", "ppo"),
-            rollout(0x1, "t-1", "gather", status="failed", error="out of\x1b[2Jtime", decision=None, reward=None),
+            rollout(0x1, "t-1", "gather", status="failed", error="out of\x1b[2Jtime", answer=None, decision=None,
+                    reward=None),
             rollout(0x2, "t-9", "gather", decision="NO-GO"),
         ):  # fmt: skip
             run.append_rollout(one.dump(), phase=one.phase)
@@ -78,13 +79,13 @@ def shown(capsys, *argv):
 
 def test_the_list_has_one_line_a_rollout_and_a_hint_that_works(runs, capsys):
     lines = shown(capsys, "mine", f"runs_dir={runs}").splitlines()
-    assert lines[0].split() == ["phase", "rollout", "task", "decision", "label", "reward", "status"]
+    assert lines[0].split() == ["phase", "rollout", "task", "answer", "label", "decision", "reward", "status"]
     assert [line.split()[:2] for line in lines[1:6]] == [
         ["gather", "ro-000000000001"], ["gather", "ro-000000000002"],
         ["ppo", "ro-00000000abc1"], ["ppo", "ro-00000000abc2"], ["ppo", "ro-00000000abd3"],
     ]  # fmt: skip
-    assert lines[1].split()[2:] == ["t-1", "none", "yes", "none", "failed:", "out", "of", "[2Jtime"]
-    assert lines[4].split()[2:] == ["t-1", "(1)", "GO", "yes", "1.500", "succeeded"]
+    assert lines[1].split()[2:] == ["t-1", "none", "yes", "none", "none", "failed:", "out", "of", "[2Jtime"]
+    assert lines[4].split()[2:] == ["t-1", "(1)", "yes", "yes", "GO", "1.500", "succeeded"]
     assert "\x1b" not in "".join(lines)
     hint = lines[-1].removesuffix(" [--html FILE]").split("chimera.trace ")[1].split()
     assert shown(capsys, *hint).startswith("ro-00000000abd3: Does t-2 work?")

@@ -98,7 +98,7 @@ def record(**changes):
         "final_rationale": "because",
     }  # fmt: skip
     made = RolloutRecord(
-        "ro-1", "t-1", "generated", 1, "ppo", 0, 7, 1, "succeeded", None, "yes", "GO", 1.25,
+        "ro-1", "t-1", "generated", 1, "ppo", 0, 7, 1, "succeeded", None, "yes", "yes", "GO", 1.25,
         parts={"alignment": 1.0, "overlong": -0.0, "impact": 0.25}, weights_versions={"senior": ["v1"]},
         outputs=outputs, seconds=2.0,
     )  # fmt: skip
@@ -199,7 +199,8 @@ def test_only_the_attempt_that_reported_is_shown():
 def test_the_outline_has_everything_a_reader_looks_for():
     text = "\n".join(plain_lines(outline(tree(record(), revised(), [learned()]), messages=True)))
     for wanted in (
-        "ro-1: Does it work?", "succeeded after 2.00 s", "GO, and the answer key says yes", "senior: v1",
+        "ro-1: Does it work?", "succeeded after 2.00 s", "yes, and the answer key says yes", "decision: GO",
+        "senior: v1",
         'literature_search {"query":"it"} -> found p-1', "[p-1] It fell.", "[system] You are the Neurologist.",
         "the one re-ask after an unreadable answer", "unread: no JSON", "probability of each: Geneticist 25.0%",
         "chosen: Neurologist", "policy: supervisor@bandit", "the model preferred: Geneticist",
@@ -260,7 +261,7 @@ def test_a_terminal_gets_colours_and_a_pipe_plain_lines_neither_control_characte
     ("answer", "short"),
     [(HYPOTHESIS, "answer: yes"), (PROTOCOL, "expected: no"), (review("MAJOR"), "REVISE, MAJOR"),
      ({"choice": "Neurologist", "justification": "j"}, "choice: Neurologist"), (None, "no readable answer"),
-     ({"amendments": [], "decision": "GO", "rationale": "r"}, "GO")],
+     ({"amendments": [], "answer": "yes", "decision": "GO", "rationale": "r"}, "answer: yes, GO")],
 )  # fmt: skip
 def test_an_answer_in_a_few_words(answer, short):
     assert gist(answer) == short
@@ -337,11 +338,25 @@ def test_what_models_and_tools_wrote_is_data():
 
 def test_a_rollout_that_left_nothing_has_a_page_too():
     failed = record(
-        status="failed", error="out of time", outputs={}, decision=None, reward=None, parts={}, seconds=None
+        status="failed",
+        error="out of time",
+        outputs={},
+        answer=None,
+        decision=None,
+        reward=None,
+        parts={},
+        seconds=None,
     )
     text = page(tree(failed, []), run="mine", pieces={})
     Reader(text)
-    for wanted in ("Task t-1", "out of time", "left no trace", "No visit is known", "None was made"):
+    for wanted in (
+        "Task t-1",
+        "out of time",
+        "left no trace",
+        "No visit is known",
+        "No answer was given",
+        "No decision was made",
+    ):
         assert wanted in text
 
 

@@ -64,6 +64,7 @@ def rollout(number, *, reward=0.5, phase="gather"):
         status="failed" if reward is None else "succeeded",
         error="no JSON" if reward is None else None,
         label="yes",
+        answer=None if reward is None else "yes",
         decision=None if reward is None else "GO",
         reward=reward,
         parts={} if reward is None else {"alignment": reward / 2, "novelty": reward / 2},
