@@ -68,6 +68,8 @@ class Origins:
 
     def of(self, tool: str, passage: Passage) -> Read:
         """`passage` as `tool` gave it, with its origin."""
+        if passage.id == self.own:
+            return self.abstract(passage.id, passage.text)
         setting = SETTING_OF_TOOL[tool]
         live = LIVE.get(getattr(self.tools, setting))
         if live is not None:
