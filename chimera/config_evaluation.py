@@ -29,7 +29,8 @@ class AuditorConfig(Section):
         default=None, description="endpoint: name of the environment variable with the key, never the key itself"
     )
     structured: Literal["always", "final", "never"] = Field(
-        default="always", description="when to send a JSON schema; never for servers that do not know them"
+        default="always",
+        description="whether to send a JSON schema: always and final do, because a judge has no tools; never does not",
     )
     temperature: float = Field(default=0.0, ge=0, le=2, description="sampling temperature; 0 is greedy")
     max_tokens: int = Field(default=768, ge=1, description="longest answer, in tokens")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.context import Selector, Tools
-from agents.record import CallRecord, by_visit, count, tokens
+from agents.record import CallRecord, by_visit, count, tokens, tool_calls
 from agents.society import Society
 from chimera.config import Config
 from chimera.errors import ChimeraError, RoleError, UnreachableError
@@ -193,6 +193,7 @@ class _Seat:
             counts=count(self.records),
             tokens=tokens(self.records),
             visits=by_visit(self.records),
+            tool_calls=tool_calls(self.records),
             calls=[{"kind": type(record).__name__, **asdict(record)} for record in self.records],
             seconds=round(time.perf_counter() - started, 3),
         )
@@ -238,6 +239,7 @@ def _record(rollout_id: str, given: RolloutInput, stage: Stage, outcome: Outcome
         counts=outcome.counts,
         tokens=outcome.tokens,
         visits=outcome.visits,
+        tool_calls=outcome.tool_calls,
         seconds=outcome.seconds,
         trace=trace,
     )

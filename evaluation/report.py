@@ -91,6 +91,7 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
         "work": standing.work(study),
         "standing": standing.beside(study),
         "levels": standing.levels(study),
+        "predictions": official.summary(study),
         "references": [one.dump() for one in official.REFERENCES] if plan.official else [],
         "judges": health(study),
         "side_by_side": _side_by_side(study),

@@ -8,6 +8,8 @@ from agents.roles import ROLES
 from chimera.config import Config, ModelConfig
 from chimera.policies import ROLLED_BACK
 from chimera.runs import Run
+from evaluation import official
+from evaluation.silent_tools import silent_warnings
 from evaluation.study import Study
 
 SMALL = 30
@@ -51,6 +53,15 @@ def _model(model: ModelConfig) -> str:
     return {"embedded": name, "endpoint": model.model or "endpoint", "rubric": "rubric"}[model.kind]
 
 
+def tool_warnings(study: Study) -> list[str]:
+    """Stages in which roles that should have searched never called a tool."""
+    return [
+        f"{answers.stage.title}: {warning}"
+        for answers in study.answers.values()
+        for warning in silent_warnings(answers.records, study.config)
+    ]
+
+
 def notes(study: Study) -> list[str]:
     """What a reader has to keep in mind, one sentence each."""
     plan, config = study.plan, study.config
@@ -84,6 +95,9 @@ def notes(study: Study) -> list[str]:
             f"Rollouts of {', '.join(by_gate)} were made by training's runners, through its gateway and beside other "
             "work, so these latencies are compared with no others (--fresh makes all rollouts the same way)."
         )
+    found += tool_warnings(study)
+    if (predicted := official.summary(study)) and predicted["missing"]:
+        found.append(official.missing_sentence(predicted))
     if len(plan.tasks) < SMALL:
         found.append(f"{len(plan.tasks)} tasks are few: intervals are rough, and only large differences can show.")
     for phase in about_run(study.run)["rolled_back"]:

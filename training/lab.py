@@ -26,6 +26,7 @@ from chimera.secrets import register_secret
 from chimera.serving.checkpoint import locate
 from chimera.serving.process import ModelServers
 from evaluation.rollouts import RolloutInput, RolloutRecord
+from evaluation.silent_tools import Watch
 from evaluation.study import Stage
 from training import resources
 from training.gateway import Gateway
@@ -90,6 +91,7 @@ class Lab:
         self._versions_of: dict[str | None, dict[str, str]] = {}
         self._changed = asyncio.Event()
         self._failure: ChimeraError | None = None
+        self._watch = Watch(config)
         self._losing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -274,6 +276,8 @@ class Lab:
             self._check()
         self._recorder.write(record, spans)
         self.metrics.rollout(record)
+        for warning in self._watch.add(record):
+            self.view.warn(warning)
         if record.seconds is not None:
             self.pool.productive()
         else:

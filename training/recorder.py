@@ -119,6 +119,7 @@ def _record(
         counts=outcome.get("counts", {}),
         tokens=outcome.get("tokens", {}),
         visits=outcome.get("visits", {}),
+        tool_calls=outcome.get("tool_calls", {}),
         untraced_calls=len(traces.untraced(spans)),
         seconds=outcome.get("seconds"),
         worker=attempt.worker_id if attempt else None,

@@ -266,7 +266,7 @@ def _endpoint(base_url: str, name: str, api_key: str, model: ModelConfig) -> End
         base_url=base_url,
         model=name,
         api_key=api_key,
-        structured=model.structured,
+        structured=model.sends_schema,
         temperature=model.temperature,
         top_p=model.top_p,
         max_tokens=model.max_tokens,
