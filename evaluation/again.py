@@ -16,7 +16,7 @@ from chimera.serving.rubric import grade
 from chimera.types import ResearchTask
 from evaluation import spans
 from evaluation.auditor import CHECKLIST, work_of
-from evaluation.baselines import majority, tfidf
+from evaluation.baselines import majority, reader, tfidf
 from evaluation.canaries import canaries_of
 from evaluation.checklist import checklist
 from evaluation.judge import JUDGE
@@ -25,7 +25,7 @@ from evaluation.rollouts import RolloutInput, RolloutRecord
 from evaluation.study import GATE, Judged, Stage, Study
 from evaluation.traced_calls import last_outcome, model_calls, untraced
 
-REPORTED = ("outputs", "reward", "parts", "counts", "tokens", "weights_versions", "seconds", "error")
+REPORTED = ("outputs", "reward", "parts", "counts", "tokens", "visits", "weights_versions", "seconds", "error")
 """Fields of a record that are the trace's outcome, word for word."""
 TOLERANCE = 1e-9
 
@@ -149,7 +149,7 @@ def baselines(study: Study, dataset: Dataset) -> Iterator[str]:
     known = {task.id: task for task in dataset.tasks}
     tasks = [known[task.id] for task in study.plan.tasks]
     recorded = {(one.baseline, one.task_id, one.repeat): one for one in study.baselines}
-    for answers in (majority, tfidf):
+    for answers in (majority, tfidf, reader):
         for again in answers(dataset.train, tasks):
             stated = recorded.get((again.baseline, again.task_id, again.repeat))
             if stated != again:

@@ -163,7 +163,7 @@ def test_self_consistency_takes_as_many_calls_as_the_society_s_tokens_allow(run,
     requests = lone(server)
     assert requests[0.0, 1] == 4
     assert {n for heat, n in requests if heat == temperature} == set(range(1, int(k)))
-    assert verify(run.path / "report", run) == []
+    assert verify(run.path / "report", run).problems == []
 
 
 def test_votes_that_an_interruption_left_out_are_made_later_and_no_vote_twice(run, server):
@@ -184,7 +184,7 @@ def test_without_self_consistency_the_junior_is_asked_twice_a_task(run, server):
     evaluate(run, "evaluation.self_consistency=false")
     assert "consistency@base" not in report_of(run)["baselines"]
     assert sum(lone(server).values()) == 8
-    assert verify(run.path / "report", run) == []
+    assert verify(run.path / "report", run).problems == []
 
 
 def test_baselines_that_learned_from_other_data_are_replaced(run):
