@@ -76,7 +76,9 @@ def _refiner_sources(state: ResearchState, context: RunContext, quotes: Sequence
 
 def _refiner_writes(state: ResearchState, answer: Answer, context: RunContext) -> Update:
     update: Update = {"refined_hypothesis": answer.model_dump()}
-    return {**update, "critical_revisions": 1} if "refined_hypothesis" in state else update
+    if "refined_hypothesis" in state:
+        return {**update, "critical_revisions": 1}
+    return {**update, "unreviewed_hypothesis": answer.model_dump()}
 
 
 def _designer_reads(state: ResearchState, context: RunContext) -> Inputs:

@@ -9,11 +9,17 @@ from chimera.types import Brief
 
 
 class SourceLog:
-    """A toolbox that remembers every passage it gave, with the title and address that prompts leave out."""
+    """A toolbox that remembers every passage it gave, with the title and address that prompts leave out.
+
+    Attributes:
+        calls: How many tool calls were made.
+        found: Each passage with the tool that gave it, in the order of the calls.
+    """
 
     def __init__(self, toolbox: Tools) -> None:
         self._toolbox = toolbox
-        self.passages: list[Passage] = []
+        self.calls = 0
+        self.found: list[tuple[str, Passage]] = []
 
     def specs(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """The OpenAI tool schemas of `names`."""
@@ -21,13 +27,7 @@ class SourceLog:
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, brief: Brief) -> ToolResult:
         """Run one tool and keep what it found."""
+        self.calls += 1
         result = await self._toolbox.call(name, arguments, brief=brief)
-        self.passages += result.passages
+        self.found += [(name, passage) for passage in result.passages]
         return result
-
-    def listing(self) -> list[dict[str, str | None]]:
-        """Id, title and address of each source, once."""
-        found: dict[str, Passage] = {}
-        for passage in self.passages:
-            found.setdefault(passage.id, passage)
-        return [{"id": one.id, "title": one.title, "url": one.url} for one in found.values()]

@@ -78,7 +78,7 @@ def main() -> None:
         with serve(config.models, config.serving, {}, log_file=log) as servers:
             selector = learned(run, servers) if run else SupervisorChoice()
             found = {way: asyncio.run(asked(config, way, servers, selector, tasks)) for way in WAYS}
-    Console(width=120).print(table(found))
+    Console(width=140).print(table(found))
 
 
 def learned(run: Run, servers: ModelServers) -> Selector:
@@ -140,7 +140,7 @@ def table(found: Mapping[str, Sequence[Outcome]]) -> Table:
     """One row for each way; differences are against the first."""
     first = next(iter(found.values()))
     shown = Table(title=f"n = {len(first)} tasks; differences in points, paired, 95 % intervals", title_justify="left")
-    for name in ("way", "right, %", "aligned, %", "vetoed", "misquotes", "failed", "tokens written"):
+    for name in ("way", "right, %", "aligned, %", "vetoes", "misquotes", "failed", "tokens"):
         shown.add_column(name, justify="left" if name == "way" else "right", no_wrap=True)
     for way, outcomes in found.items():
         shown.add_row(

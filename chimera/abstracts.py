@@ -8,6 +8,8 @@ from chimera.types import Section
 
 LONGEST = 20_000
 """Longest abstract in characters; whole papers belong in a search index, not in a prompt."""
+MOST_BYTES = 4 * LONGEST + 3
+"""No abstract of `LONGEST` characters takes more in UTF-8 with a byte order mark, so no more is read."""
 
 _LABEL = re.compile(r"(?:^|(?<=[.!?)]\s))[ \t]*([A-Z][A-Z0-9 &/,()-]{2,60}):\s", re.MULTILINE)
 
@@ -22,11 +24,15 @@ def read_abstract(path: Path) -> tuple[Section, ...]:
         DataError: The file cannot be read, is no text, is empty, or is longer than `LONGEST`.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        text = content.decode("utf-8-sig") if len(content) <= MOST_BYTES else ""
     except OSError as error:
         raise DataError(f"--context {path}: cannot be read ({error.strerror or error})") from error
     except UnicodeDecodeError as error:
         raise DataError(f"--context {path}: byte {error.start} is not UTF-8: give a plain text file") from error
+    if len(content) > MOST_BYTES:
+        raise DataError(f"--context {path}: over {LONGEST:,} characters, the most allowed: give the abstract only")
     if not text.strip():
         raise DataError(f"--context {path}: the file is empty: it should hold an abstract")
     if len(text) > LONGEST:

@@ -4,17 +4,19 @@ import argparse
 import asyncio
 from collections.abc import Mapping
 from contextlib import aclosing, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chimera.cli import add_config_arguments, config_from, parse_arguments
 from chimera.errors import ConfigError
-from chimera.types import Brief
+from chimera.types import SOURCE_NAMES, Brief, ResearchTask
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from agents.context import Selector
+    from chimera.ask_view import Card
     from chimera.config import Config, ModelsConfig
     from chimera.policies import Learner, Policy
     from chimera.runs import Run
@@ -23,42 +25,108 @@ if TYPE_CHECKING:
 
 QUESTION = "question"
 """The brief's id, and that of its abstract in the literature index."""
+READS = ("seed", "runs_dir", "data", "models", "serving", "society", "tools")
+SOURCES = "--context FILE with an abstract, data.path=hub (PubMedQA) or tools.literature=pubmed"
 
 
 def main(argv: list[str]) -> int | None:
     """Ask the society one question."""
+    arguments = parse_arguments(_parser(), argv)
+    if arguments.task is not None and arguments.question is not None:
+        # argparse cannot know that the question is left out, so it takes the first setting for it.
+        arguments.overrides.insert(0, arguments.question)
+    run = _trained(arguments)
+    config = config_from(arguments, own_question=arguments.task is None, reads=READS)
+    asked = _own_question(arguments, config) if arguments.task is None else _task(arguments, config)
+
+    from rich.console import Console
+
+    answer(asked, config, Console(highlight=False), run)
+    return None
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m chimera.ask", description=__doc__)
-    parser.add_argument("question", help="the research question, best one that yes, no or maybe answers")
+    parser.add_argument("question", nargs="?", help="the research question, best one that yes, no or maybe answers")
     parser.add_argument(
-        "--context", type=Path, metavar="FILE", help="text file with an abstract for the question, added to the index"
+        "--context", type=Path, metavar="FILE", help="text file with an abstract for the question, which is searched"
+    )
+    parser.add_argument(
+        "--task", metavar="ID", help="instead of a question of yours: a task of the data, such as generated-0-5"
     )
     parser.add_argument(
         "--run", metavar="NAME", help="ask the society as this run trained it: its settings, weights and policy"
     )
     add_config_arguments(parser)
-    arguments = parse_arguments(parser, argv)
-    question = " ".join(arguments.question.split())
-    if not question:
-        raise ConfigError('the question is empty: python -m chimera.ask "Does aspirin prevent stroke?"')
-    run = _trained(arguments)
-    config = config_from(arguments, own_question=True, reads=READS)
-    if config.society.evidence == "given" and arguments.context is None:
-        raise ConfigError("society.evidence=given puts your abstract into the prompts: give one with --context FILE")
+    return parser
 
-    from rich.console import Console
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the society is asked: a person's own question, or a task of the data."""
+
+    brief: Brief
+    task: ResearchTask | None = None
+
+    @property
+    def real(self) -> bool:
+        """True if the question is about the real world: everything but a generated task."""
+        return self.task is None or self.task.source != "generated"
+
+
+def _own_question(arguments: argparse.Namespace, config: "Config") -> Asked:
+    """The person's own question, if there is anything to answer it from.
+
+    Raises:
+        ConfigError: There is no question, or the society could read nothing.
+        DataError: The abstract cannot be read.
+    """
     from chimera.abstracts import read_abstract
 
+    question = " ".join((arguments.question or "").split())
+    if not question:
+        raise ConfigError('the question is empty: python -m chimera.ask "Does aspirin prevent stroke?"')
+    _check_readable(config, has_context=arguments.context is not None)
     context = read_abstract(arguments.context) if arguments.context else ()
-    answer(Brief(QUESTION, question, context), config, Console(highlight=False), run)
-    return None
+    return Asked(Brief(QUESTION, question, context))
 
 
-READS = ("seed", "runs_dir", "data", "models", "serving", "society", "tools")
-INVENTED = (
-    "only invented studies are searched, which know nothing of real questions: "
-    "give --context FILE, data.path=hub or tools.literature=pubmed"
-)
+def _check_readable(config: "Config", *, has_context: bool) -> None:
+    """Refuse a question that the society could answer from nothing but its imagination.
+
+    Raises:
+        ConfigError: There is nothing to read, or no role may read it.
+    """
+    society, tools = config.society, config.tools
+    if society.evidence == "given" and not has_context:
+        raise ConfigError("society.evidence=given puts your abstract into the prompts: give one with --context FILE")
+    if society.evidence == "retrieved" and society.max_tool_calls == 0:
+        raise ConfigError(
+            "society.max_tool_calls=0: no role may search, so none could read a source; "
+            "set society.evidence=given and give --context FILE, or allow a tool call"
+        )
+    live = (tools.literature, tools.trials) != ("local", "local")
+    if config.data.path == "generated" and not live and not has_context:
+        raise ConfigError(
+            "there is nothing to answer your question from, because generated tasks are invented studies: "
+            f"give {SOURCES}; --task generated-0-5 shows the society at work on an invented study"
+        )
+
+
+def _task(arguments: argparse.Namespace, config: "Config") -> Asked:
+    """The task that `--task` names.
+
+    Raises:
+        ConfigError: There is no such task, or `--context` is given too.
+    """
+    from chimera.data import load
+
+    if arguments.context is not None:
+        raise ConfigError("--context is for a question of yours: --task brings its own abstract")
+    tasks = {task.id: task for task in load(config.data).tasks}
+    if arguments.task not in tasks:
+        raise ConfigError(f"--task={arguments.task} is not in the data; there are {', '.join(list(tasks)[:3])}, ...")
+    return Asked(tasks[arguments.task].brief(), tasks[arguments.task])
 
 
 def _trained(arguments: argparse.Namespace) -> "Run | None":
@@ -79,28 +147,47 @@ def _trained(arguments: argparse.Namespace) -> "Run | None":
     return run
 
 
-def answer(brief: Brief, config: "Config", console: "Console", run: "Run | None" = None) -> None:
-    """Start the models, have the society work on `brief`, and show each step as it is made.
+def answer(asked: Asked, config: "Config", console: "Console", run: "Run | None" = None) -> None:
+    """Start the models, have the society work on the question, and show each step as it is made.
 
-    With a `run`, its learned weights and its supervisor's policy are used.
+    With a `run`, its learned weights and its supervisor's policy are used. Where the bundled model works on a real
+    question, a warning comes first and last, also if something fails in between.
     """
-    from chimera.ask_view import Card, show
+    from chimera.ask_view import show
     from chimera.policies import live
     from chimera.secrets import api_key_names, load_secrets
+    from chimera.toy import toy_parts, warning
     from evaluation.live_society import build_library, open_society
 
-    library = build_library(config, load_secrets(api_key_names(config.models.model_dump())), brief)
-    about = (("models", _players(config.models)), ("searches", library.searched))
-    if config.data.path == "generated" and config.tools.literature == "local" and not brief.context:
-        about += (("note", INVENTED),)
+    toys = toy_parts(config.models) if asked.real else []
+    secrets = load_secrets(api_key_names(config.models.model_dump()))
+    library = build_library(config, secrets, asked.brief if asked.task is None else None)
     learned = live(run.events()) if run else {}
+    try:
+        if toys:
+            show(console, warning(toys, "below"))
+        show(console, _about(asked, config, library.searched, run, learned))
+        with open_society(config, library) as society:
+            selector = _load(society.servers, run, learned) if run else None
+            asyncio.run(_work(society, asked.brief, config, console, selector))
+    finally:
+        if toys:
+            show(console, warning(toys, "above"))
+
+
+def _about(
+    asked: Asked, config: "Config", searched: str, run: "Run | None", learned: "Mapping[Learner, Policy]"
+) -> "Card":
+    """The question, who answers it, and from what."""
+    from chimera.ask_view import Card
+
+    about = (("models", _players(config.models)), ("searches", searched))
+    if asked.task is not None:
+        about += (("task", f"{asked.task.id} of {SOURCE_NAMES[asked.task.source]}, answer key: {asked.task.label}"),)
     if run:
         versions = ", ".join(policy.version for policy in learned.values()) or "nothing: its base models answer"
         about += (("learned", f"{versions} (run {run.name})"),)
-    show(console, Card(brief.goal, about, "cyan"))
-    with open_society(config, library) as society:
-        selector = _load(society.servers, run, learned) if run else None
-        asyncio.run(_work(society, brief, config.seed, console, selector))
+    return Card(asked.brief.goal, about, "cyan")
 
 
 def _load(servers: "ModelServers", run: "Run", learned: "Mapping[Learner, Policy]") -> "Selector | None":
@@ -118,22 +205,25 @@ def _load(servers: "ModelServers", run: "Run", learned: "Mapping[Learner, Policy
 
 
 async def _work(
-    society: "LiveSociety", brief: Brief, seed: int, console: "Console", selector: "Selector | None"
+    society: "LiveSociety", brief: Brief, config: "Config", console: "Console", selector: "Selector | None"
 ) -> None:
-    from chimera.ask_view import show
+    from chimera.ask_view import Card, show
+    from evaluation.silent_tools import never_searched
 
-    sources = None
+    last = None
     working = console.status("the juniors read") if console.is_terminal else nullcontext()
-    async with aclosing(society.answer(brief, seed, select=selector)) as steps:
+    async with aclosing(society.answer(brief, config.seed, select=selector)) as steps:
         with working as status:
             async for step in steps:
                 for card in step.cards:
                     show(console, card)
                 if status is not None:
                     status.update(f"{step.node} is done, the next one works")
-                sources = step.sources
-    if sources is not None:
-        show(console, sources)
+                last = step
+    if last is not None:
+        show(console, last.sources)
+        if last.tool_calls == 0 and (silent := never_searched(config)):
+            show(console, Card("WARNING: no role searched", (("why", silent),), "red"))
 
 
 def _players(models: "ModelsConfig") -> str:

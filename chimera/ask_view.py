@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from chimera.card_html import card_html
 from chimera.quotes import occurs
@@ -14,8 +14,30 @@ if TYPE_CHECKING:
 DECISION_COLOURS: Mapping[str, str] = {"GO": "green", "NO-GO": "red", "UNDECIDED": "yellow"}
 SEVERITY_COLOURS: Mapping[str, str] = {"NONE": "green", "MINOR": "green", "MAJOR": "yellow", "CRITICAL": "red"}
 
+BORDER = 6
+"""Columns of a panel's first line that its title cannot use."""
+
 Texts = Sequence[tuple[str, str]]
-"""Passages as (id, text)."""
+"""Passages as (where it is from, text)."""
+
+
+class Source(Protocol):
+    """A source that was read (see `evaluation.grounds.Read`)."""
+
+    @property
+    def where(self) -> str:
+        """Where it is from, in words."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """Title; may be empty."""
+        ...
+
+    @property
+    def url(self) -> str | None:
+        """Address, if there is one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +94,12 @@ def hypothesis_lines(hypothesis: Mapping[str, Any], texts: Texts) -> tuple[tuple
     return (*quotes, ("comparison", hypothesis["comparison"]), ("claim", hypothesis["claim"]))
 
 
-def source_lines(sources: Sequence[Mapping[str, str | None]]) -> tuple[tuple[str, str], ...]:
-    """One line for each passage that was used: id, title, address."""
-    lines = ((str(one["id"]), " · ".join(filter(None, (one["title"], one["url"])))) for one in sources)
-    return tuple(lines) or (("none", "the society found no passage"),)
+def source_lines(sources: Sequence[Source]) -> tuple[tuple[str, str], ...]:
+    """One line for each source that was read: where it is from, then its title and address."""
+    found: dict[str, str] = {}
+    for one in sources:
+        found.setdefault(one.where, " · ".join(filter(None, (one.title, one.url))))
+    return tuple(found.items()) or (("none", "the society found no passage"),)
 
 
 def show(console: "Console", card: Card) -> None:
@@ -87,6 +111,7 @@ def show(console: "Console", card: Card) -> None:
         print(headline, *(f"  {label:<{width}}  {text}" for label, text in lines), "", sep="\n", file=console.file)
         console.file.flush()
         return
+    from rich.console import Group
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -97,7 +122,10 @@ def show(console: "Console", card: Card) -> None:
     for label, text in lines:
         table.add_row(Text(label), Text(text))
     title = Text(headline, style=f"bold {card.colour}")
-    console.print(Panel(table, title=title, title_align="left", border_style=card.colour, padding=(0, 1)))
+    if len(headline) > console.width - BORDER:  # A panel would cut its title.
+        console.print(Panel(Group(title, table), border_style=card.colour, padding=(0, 1)))
+    else:
+        console.print(Panel(table, title=title, title_align="left", border_style=card.colour, padding=(0, 1)))
 
 
 def printable(text: str) -> str:
@@ -107,10 +135,22 @@ def printable(text: str) -> str:
 
 def _decision(update: Mapping[str, Any]) -> Card:
     decision: Decision = update["final_decision"]
+    if withheld := update.get("final_withheld"):
+        return Card(f"UNDECIDED: {update['final_rationale']}", _withheld(withheld), DECISION_COLOURS["UNDECIDED"])
+    grounds = tuple(("rests on", f"“{quote}” [{where}]") for quote, where in update.get("final_grounds", ()))
     amendments = tuple(("amendment", text) for text in update["final_protocol"]["amendments"])
     veto = (("veto", update["final_veto"]),) if update["final_veto"] else ()
-    lines = (("protocol", decision), *veto, ("rationale", update["final_rationale"]), *amendments)
+    lines = (*grounds, ("protocol", decision), *veto, ("rationale", update["final_rationale"]), *amendments)
     return Card(f"Answer: {update['final_answer']}; protocol: {decision}", lines, DECISION_COLOURS[decision])
+
+
+def _withheld(society: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Why a decision does not count: none of its quotes stands in a source."""
+    return (
+        ("answer", "none"),
+        ("why", "no quote of the final hypothesis stands word for word in a source"),
+        ("set aside", f"the society's own answer {society['answer']} and its decision {society['decision']}"),
+    )
 
 
 def _scores(evaluation: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

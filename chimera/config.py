@@ -62,8 +62,10 @@ class ModelConfig(Section):
         default=None,
         description="endpoint: name of the environment variable with the key, never the key itself",
     )
-    structured: Literal["always", "final", "never"] = Field(
-        default="always", description="when to send a JSON schema: always, only when no tools are offered, or never"
+    structured: Literal["auto", "always", "final", "never"] = Field(
+        default="auto",
+        description="when to send a JSON schema: always, only when no tools are offered (final), or never; "
+        "auto: final for endpoints, since some servers never call a tool beside a schema, always for the others",
     )
     temperature: float = Field(default=1.0, ge=0, le=2, description="sampling temperature; 0 is greedy")
     top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus sampling: share of probability kept")
@@ -93,6 +95,13 @@ class ModelConfig(Section):
         if self.kind == "endpoint" and (self.base_url is None or self.model is None):
             raise ValueError("kind 'endpoint' needs both base_url and model")
         return self
+
+    @property
+    def sends_schema(self) -> Literal["always", "final", "never"]:
+        """`structured`, with "auto" resolved by the model's kind."""
+        if self.structured == "auto":
+            return "final" if self.kind == "endpoint" else "always"
+        return self.structured
 
     def unused(self) -> Mapping[str, str]:
         """Which keys a model of this kind does not read."""

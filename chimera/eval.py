@@ -48,8 +48,10 @@ def main(argv: list[str]) -> int | None:
     run, config = _open(arguments)
 
     from evaluation.asked import Asked
+    from evaluation.families import check as check_families
 
     asked = Asked.of(arguments.split, arguments.limit, arguments.seeds, arguments.stages, config.data)
+    check_families(config)
     plan, dataset = asked.plan(run)
     lines = _lines(run, arguments.wandb)
     out = arguments.out or run.path / "report"
@@ -251,19 +253,25 @@ def _selector(run: "Run", stage: "Stage") -> "Selector":
 def _report(study: "Study", asked: "Asked", lines: "list[dict[str, Any]]", out: Path, console: "Console") -> None:
     """Write the report, show its main figures, and record in the ledger what it is about and its files' hashes."""
     from evaluation.asked import Evaluated, folder_in, hashes_of
+    from evaluation.official import missing_sentence
     from evaluation.publish import publish, publish_predictions
-    from evaluation.report_table import table
+    from evaluation.report_table import beside, table
+    from evaluation.report_words import tool_warnings
 
     report = publish(study, lines, out)
     console.print(table(report))
+    if report["baselines"]:
+        console.print(beside(report))
     console.print(report["verdict"]["text"], soft_wrap=True, markup=False)
-    for warning in report["judges"]["warnings"]:
+    for warning in [*tool_warnings(study), *report["judges"]["warnings"]]:
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
     console.print(f"report: {out / 'index.html'} (also report.md, report.json, plots/)", soft_wrap=True, markup=False)
     try:
-        if study.plan.split == "test" and study.plan.source == "pubmedqa":
+        if (predicted := report["predictions"]) is not None:
             predictions = publish_predictions(study, out)
             console.print(f"predictions for PubMedQA's own script: {predictions}", soft_wrap=True, markup=False)
+            if predicted["missing"]:
+                console.print(f"warning: {missing_sentence(predicted)}", soft_wrap=True, markup=False)
     finally:
         run, settings = study.run, study.config.evaluation
         Evaluated(asked, settings, report["written"], run.name, folder_in(run, out), hashes_of(out)).record(run)

@@ -34,6 +34,7 @@ def main(argv: list[str]) -> int | None:
     from chimera.seals import seal
     from chimera.secrets import api_key_names, load_secrets
     from chimera.serving.process import check_models
+    from evaluation.families import check as check_families
     from training.gate import check as check_gate
     from training.phases import check_names, make_phases
     from training.session import train
@@ -44,13 +45,14 @@ def main(argv: list[str]) -> int | None:
     secrets = load_secrets(api_key_names(config.models.model_dump()))
     dataset = load(config.data)
     check_models(config.models, secrets)
+    check_families(config)
     for phase in phases:
         phase.check(config, dataset)
     if any(phase.learns for phase in phases):
         check_gate(config, dataset)
     with Run.create(name, config, resume=arguments.resume) as run:
         names = [phase.name for phase in phases]
-        run.ledger("planned", phases=names)
+        run.ledger("planned", phases=names, families=config.evaluation.families)
         print(f"run {run.path}: {', '.join(names)} on {dataset.describe()}", flush=True)
         try:
             train(run, config, dataset, phases, secrets)

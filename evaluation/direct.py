@@ -9,14 +9,14 @@ import asyncio
 import contextvars
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from agents.context import Selector, Tools
-from agents.record import CallRecord, count, tokens
+from agents.record import CallRecord, by_visit, count, tokens, tool_calls
 from agents.society import Society
 from chimera.config import Config
 from chimera.errors import ChimeraError, RoleError, UnreachableError
@@ -28,6 +28,8 @@ from evaluation.rewards import Reward, compute_reward
 from evaluation.rollouts import Outcome, RolloutInput, RolloutRecord
 from evaluation.study import Stage
 
+LOOK_SECONDS = 1.0
+"""The end of a model server announces nothing, so it is looked for this often."""
 ATTEMPT = "direct"
 """Traces name the attempt of a rollout; here there is only one."""
 
@@ -40,11 +42,15 @@ class DirectRollouts:
         config: The whole configuration.
         model: Answers every logical model.
         toolbox: The society's tools.
+        check: Raises what keeps all further rollouts from succeeding, such as the end of the model server.
     """
 
-    def __init__(self, run: Run, config: Config, model: Model, toolbox: Tools) -> None:
+    def __init__(
+        self, run: Run, config: Config, model: Model, toolbox: Tools, check: Callable[[], None] = lambda: None
+    ) -> None:
         self._run = run
         self._config = config
+        self._check = check
         self._seats = [_Seat(config, model, toolbox) for _ in range(config.evaluation.concurrency)]
 
     async def rollouts(
@@ -59,6 +65,7 @@ class DirectRollouts:
 
         Raises:
             UnreachableError: A model server cannot be reached; what has ended is recorded.
+            ChimeraError: `check` found a reason to stop.
         """
         waiting = iter(inputs)
         busy: dict[asyncio.Task[RolloutRecord], _Seat] = {}
@@ -71,7 +78,8 @@ class DirectRollouts:
             for seat in self._seats:
                 begin(seat)
             while busy:
-                done, _ = await asyncio.wait(busy, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(busy, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                self._check()
                 for task in done:
                     record = task.result()
                     begin(busy.pop(task))
@@ -184,6 +192,8 @@ class _Seat:
             weights_versions={model: sorted(seen) for model, seen in self._weights.items()},
             counts=count(self.records),
             tokens=tokens(self.records),
+            visits=by_visit(self.records),
+            tool_calls=tool_calls(self.records),
             calls=[{"kind": type(record).__name__, **asdict(record)} for record in self.records],
             seconds=round(time.perf_counter() - started, 3),
         )
@@ -228,6 +238,8 @@ def _record(rollout_id: str, given: RolloutInput, stage: Stage, outcome: Outcome
         outputs=outcome.outputs,
         counts=outcome.counts,
         tokens=outcome.tokens,
+        visits=outcome.visits,
+        tool_calls=outcome.tool_calls,
         seconds=outcome.seconds,
         trace=trace,
     )

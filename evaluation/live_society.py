@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.context import Selector
+from agents.context import Selector, Tools
 from agents.roles import ROLES
 from agents.society import Society
 from agents.source_log import SourceLog
 from agents.sources import given_sources
-from agents.tools import Toolbox, build_toolbox
+from agents.tools import build_toolbox
 from chimera.ask_view import Card, cards, source_lines
 from chimera.card_html import card_html, escaped
 from chimera.cli import keep_loopback_direct
@@ -22,21 +22,35 @@ from chimera.data import Document, load
 from chimera.secrets import api_key_names, load_secrets
 from chimera.serving.client import HttpModel
 from chimera.serving.process import ModelServers, serve
-from chimera.types import Brief
+from chimera.types import Brief, Source
+from evaluation.grounds import LIVE, YOURS, Origins, rest_on_sources
 from evaluation.judge import Judge
+from evaluation.own_abstract import OwnAbstract
 
-LIVE = ("pubmed", "tavily", "clinicaltrials", "uniprot", "quickgo")
-"""Back ends of tools that ask the web."""
 BOOKKEEPING = ("messages", "sender", "turn_count")
 """Fields of the state that every role writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What the society can search: the tools, and in words where they look."""
+    """What the society can search.
 
-    toolbox: Toolbox
+    Attributes:
+        toolbox: The tools.
+        searched: Where they look, in words.
+        origins: Tells where a passage is from.
+        own_question: A person asks a question of their own, so a decision must rest on a real source.
+    """
+
+    toolbox: Tools
     searched: str
+    origins: Origins
+    own_question: bool = False
+
+    @property
+    def offered(self) -> str:
+        """What an answer may rest on, in words: the only thing that is searched, or all of it."""
+        return "what you gave" if self.searched == YOURS else "what was searched"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -46,9 +60,11 @@ class Step:
     Attributes:
         number: Which step this is, from 1; the three juniors end in any order.
         node: The node.
-        update: What it wrote into the state.
+        update: What it wrote into the state. The answer to a person's own question is withheld in it unless a real
+            source supports it (see `evaluation.grounds.rest_on_sources`).
         cards: The same for a reader.
         sources: The passages that the society has found up to here, as one more card.
+        tool_calls: How many tool calls were made up to here.
     """
 
     number: int
@@ -56,6 +72,7 @@ class Step:
     update: Mapping[str, Any]
     cards: tuple[Card, ...]
     sources: Card
+    tool_calls: int = 0
 
     @property
     def wrote(self) -> tuple[str, ...]:
@@ -101,17 +118,27 @@ class LiveSociety:
         Raises:
             RoleError: A role failed or ran out of time; the message names it.
         """
-        given = (given_sources(brief) or []) if self._config.society.evidence == "given" else []
-        listed = [{"id": one["id"], "title": "your abstract", "url": None} for one in given]
+        origins, own = self._library.origins, self._library.own_question
+        abstract = [origins.abstract(one["id"], one["text"]) for one in given_sources(brief) or ()]
         log, model = SourceLog(self._library.toolbox), HttpModel(self.servers.endpoints)
         society = Society(model, log, self._config.society, evaluate=Judge(model).evaluate)
+        evidence: list[str] = []
         number = 0
         try:
-            async for node, update in society.stream(brief, seed, select=select):
+            async for node, written in society.stream(brief, seed, select=select):
                 number += 1
-                texts = [(one["id"], one["text"]) for one in given] + [(one.id, one.text) for one in log.passages]
-                sources = Card("Sources", source_lines([*listed, *log.listing()]), "cyan")
-                yield Step(number, node, update, tuple(cards(update, texts)), sources)
+                read = [origins.of(tool, passage) for tool, passage in log.found]
+                if self._config.society.evidence == "given":
+                    read = abstract + read
+                # Tools may cut a long abstract: a quote of the rest is a person's own sentence all the same.
+                known = abstract + read if own else read
+                evidence = written.get("refined_hypothesis", {"evidence": evidence})["evidence"]
+                update = written
+                if own and "final_decision" in written:
+                    update = rest_on_sources(written, evidence, known, self._library.offered)
+                texts = [(one.where, one.text) for one in known]
+                sources = Card("Sources", source_lines(read), "cyan")
+                yield Step(number, node, update, tuple(cards(update, texts)), sources, log.calls)
         finally:
             await model.aclose()
 
@@ -122,8 +149,9 @@ def build_library(config: Config, secrets: Mapping[str, str], question: Brief | 
     Args:
         config: The whole configuration.
         secrets: Keys of live tools.
-        question: A person's own question, whose abstract can be found too. It has no answer key, so live searches hide
-            nothing. Without it tasks of the data are asked, and live searches hide the articles behind them.
+        question: A person's own question. Its abstract can be found too, and generated tasks cannot: they are invented
+            studies. It has no answer key, so live searches hide nothing. Without it tasks of the data are asked, and
+            live searches hide the articles behind them.
 
     Raises:
         ConfigError: A configured tool lacks its key or its database.
@@ -131,20 +159,24 @@ def build_library(config: Config, secrets: Mapping[str, str], question: Brief | 
     """
     documents: list[Document] = []
     conclusions = None
-    searched = [f"{name}: {where}" for name, where in config.tools.model_dump().items() if where in LIVE]
-    if question is None or "local" in (config.tools.literature, config.tools.trials):
+    searched = [LIVE[where] for where in config.tools.model_dump().values() if where in LIVE]
+    source: Source = "generated" if config.data.path == "generated" else "pubmedqa"
+    local = "local" in (config.tools.literature, config.tools.trials)
+    if question is None or (local and source != "generated"):
         data = load(config.data)
         documents += data.documents()
         conclusions = data.conclusions()
         searched.append(data.describe())
-    if question is not None and question.context:
-        documents += [Document(one["id"], "your abstract", one["text"]) for one in given_sources(question) or ()]
-        searched.append("your abstract")
+    own = [Document(one["id"], YOURS, one["text"]) for one in (given_sources(question) if question else None) or ()]
+    searched += [YOURS] * len(own)
     hide = question is None
-    toolbox = build_toolbox(
-        config.tools, documents, secrets, conclusions=conclusions if hide else None, block_source=hide
+    toolbox: Tools = build_toolbox(
+        config.tools, [*documents, *own], secrets, conclusions=conclusions if hide else None, block_source=hide
     )
-    return Library(toolbox, "; ".join(searched))
+    if own and config.society.evidence == "retrieved":
+        toolbox = OwnAbstract(toolbox, own[0], config.tools.max_chars)
+    origins = Origins(config.tools, source, question.id if question else None)
+    return Library(toolbox, "; ".join(dict.fromkeys(searched)), origins, question is not None)
 
 
 @contextmanager

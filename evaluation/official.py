@@ -1,7 +1,9 @@
 """PubMedQA's official form: `predictions.json` for the authors' evaluation script, and what others have published.
 
 The script (github.com/pubmedqa/pubmedqa, evaluation.py) wants one JSON object of PMID to yes, no or maybe for all and
-only the test items, and prints accuracy and macro-F1. It knows no missing answer, and we make none up.
+only the test items, and prints accuracy and macro-F1. It knows no missing answer: it refuses a file without all items,
+and would average macro-F1 over a fourth class if "missing" stood there as a label. So items without an answer are left
+out, `predictions_missing.json` names them with the reason, and the report counts them. We make no answer up.
 """
 
 import json
@@ -13,7 +15,7 @@ from typing import Any
 
 from chimera.errors import RunError
 from chimera.types import Label
-from evaluation.study import Plan, StageAnswers
+from evaluation.study import Plan, StageAnswers, Study
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +54,56 @@ REFERENCES: tuple[Reference, ...] = (
 
 
 def predictions(plan: Plan, answers: StageAnswers) -> dict[str, Label]:
-    """The answer to every task of `plan`, by PMID.
+    """The answers to the tasks of `plan` that have one, by PMID, in the plan's order.
 
-    Of several repeats the first that came to an answer counts.
-
-    Raises:
-        RunError: No rollout of a task gave an answer, so the script would not accept the predictions.
+    Of several repeats the first that came to an answer counts. A task without an answer is left out.
     """
     answered: dict[str, Label] = {}
     for record in sorted(answers.records, key=lambda one: one.repeat):
         if record.status == "succeeded" and record.answer is not None:
             answered.setdefault(record.task_id, record.answer)
-    if missing := [task.id for task in plan.tasks if task.id not in answered]:
-        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-        raise RunError(
-            f"no predictions of stage {answers.stage.name}: {len(missing)} of {len(plan.tasks)} tasks have no answer "
-            f"({shown}), and PubMedQA's script needs one for each: --resume makes them again, and --seeds 2 gives each "
-            "a second chance where the same seed fails again"
-        )
-    return {task.id: answered[task.id] for task in plan.tasks}
+    return {task.id: answered[task.id] for task in plan.tasks if task.id in answered}
 
 
-def write_predictions(path: Path, predicted: Mapping[str, Label]) -> None:
-    """Write `predicted` to `path` as the authors' script reads it; the file is replaced as a whole.
+def unanswered(plan: Plan, answers: StageAnswers) -> dict[str, str]:
+    """Why a task has no answer, by PMID, for the tasks that have none."""
+    predicted = predictions(plan, answers)
+    reasons = {record.task_id: record.error for record in answers.records if record.error is not None}
+    missing = (task.id for task in plan.tasks if task.id not in predicted)
+    return {id: reasons.get(id) or "no reason recorded" for id in missing}
+
+
+def summary(study: Study) -> dict[str, Any] | None:
+    """How complete predictions.json is, for report.json; None when the plan is not about PubMedQA's test items.
+
+    Its keys: "stage", whose answers they are; "answered", how many; "missing", the PMIDs without an answer.
+    """
+    plan = study.plan
+    if not asked_for(plan):
+        return None
+    answers = study.answers[plan.final.name]
+    missing = list(unanswered(plan, answers))
+    return {"stage": plan.final.name, "answered": len(plan.tasks) - len(missing), "missing": missing}
+
+
+def asked_for(plan: Plan) -> bool:
+    """True if predictions are written: the tasks are PubMedQA's test items, or some of them."""
+    return plan.split == "test" and plan.source == "pubmedqa"
+
+
+def missing_sentence(summary: Mapping[str, Any]) -> str:
+    """What a reader has to know of predictions that are not complete."""
+    missing, total = summary["missing"], len(summary["missing"]) + summary["answered"]
+    shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+    return (
+        f"{len(missing)} of {total} test items have no answer ({shown}). They are left out of predictions.json, and "
+        "predictions_missing.json gives the reasons; no answer was made up. PubMedQA's own script refuses a file "
+        "without all items: --resume makes them again, and --seeds 2 gives each a second chance"
+    )
+
+
+def write_predictions(path: Path, predicted: Mapping[str, str]) -> None:
+    """Write `predicted` (or the reasons of what is missing) to `path`; the file is replaced as a whole.
 
     Raises:
         RunError: It cannot be written.

@@ -7,10 +7,10 @@ from typing import Any
 
 from chimera.environment import describe_code
 from chimera.errors import RunError
-from evaluation.official import predictions, write_predictions
+from evaluation.official import predictions, unanswered, write_predictions
 from evaluation.plots import draw_all
 from evaluation.report import build, compare_all
-from evaluation.report_files import PLOTS, PREDICTIONS, write_report
+from evaluation.report_files import MISSING, PLOTS, PREDICTIONS, write_report
 from evaluation.study import Study
 
 
@@ -31,7 +31,8 @@ def publish(study: Study, lines: Sequence[Mapping[str, Any]], folder: Path) -> d
     try:
         (folder / PLOTS).mkdir(parents=True, exist_ok=True)
         # Predictions of an earlier evaluation would look like those of this one.
-        (folder / PREDICTIONS).unlink(missing_ok=True)
+        for name in (PREDICTIONS, MISSING):
+            (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise RunError(f"the report cannot be written to {folder}: {error.strerror}") from error
     drawn = draw_all(study, lines, compare_all(study), folder / PLOTS)
@@ -44,10 +45,14 @@ def publish(study: Study, lines: Sequence[Mapping[str, Any]], folder: Path) -> d
 def publish_predictions(study: Study, folder: Path) -> Path:
     """Write the last stage's answers as PubMedQA's evaluation script reads them; returns the file.
 
+    Tasks without an answer are left out, and stand with the reason in a file beside it.
+
     Raises:
-        RunError: A task has no answer, or the file cannot be written.
+        RunError: A file cannot be written.
     """
-    final = study.plan.final
+    answers = study.answers[study.plan.final.name]
     path = folder / PREDICTIONS
-    write_predictions(path, predictions(study.plan, study.answers[final.name]))
+    write_predictions(path, predictions(study.plan, answers))
+    if missing := unanswered(study.plan, answers):
+        write_predictions(folder / MISSING, missing)
     return path

@@ -19,7 +19,7 @@ from agents.society import Society
 from agents.tools import Passage, ToolResult
 from chimera.config import Config
 from chimera.errors import ChimeraError, ModelError, RunError
-from chimera.serving.client import Completion, read_completion
+from chimera.serving.client import Completion, read_completions
 from chimera.serving.rubric import grade
 from chimera.types import Brief, ResearchTask
 from evaluation.judge import Judge
@@ -220,7 +220,7 @@ class _RecordedChoice:
 
 def _completion(call: TracedCall) -> Completion:
     response = {"id": call.response_id, "choices": [call.choice], "weights_version": call.weights_version}
-    return read_completion(response, call.role)
+    return read_completions(response, call.role)[0]
 
 
 def _check_rubric(

@@ -10,8 +10,9 @@ from chimera.errors import RunError
 from evaluation.report_page import page
 from evaluation.report_text import markdown
 
-DATA, TEXT, PAGE, PREDICTIONS = "report.json", "report.md", "index.html", "predictions.json"
-FILES = (DATA, TEXT, PAGE, PREDICTIONS)
+DATA, TEXT, PAGE = "report.json", "report.md", "index.html"
+PREDICTIONS, MISSING = "predictions.json", "predictions_missing.json"
+FILES = (DATA, TEXT, PAGE, PREDICTIONS, MISSING)
 PLOTS = "plots"
 
 

@@ -8,10 +8,16 @@ from agents.roles import ROLES
 from chimera.config import Config, ModelConfig
 from chimera.policies import ROLLED_BACK
 from chimera.runs import Run
+from evaluation import official
+from evaluation.silent_tools import silent_warnings
 from evaluation.study import Study
 
 SMALL = 30
 """Below so many tasks an interval by bootstrap is rough."""
+ONE_SEED = (
+    "This report is about one training seed: its intervals are about tasks, and another seed may give other results "
+    "(python -m chimera.study trains several)."
+)
 
 
 def about_run(run: Run) -> dict[str, Any]:
@@ -47,10 +53,19 @@ def _model(model: ModelConfig) -> str:
     return {"embedded": name, "endpoint": model.model or "endpoint", "rubric": "rubric"}[model.kind]
 
 
+def tool_warnings(study: Study) -> list[str]:
+    """Stages in which roles that should have searched never called a tool."""
+    return [
+        f"{answers.stage.title}: {warning}"
+        for answers in study.answers.values()
+        for warning in silent_warnings(answers.records, study.config)
+    ]
+
+
 def notes(study: Study) -> list[str]:
     """What a reader has to keep in mind, one sentence each."""
     plan, config = study.plan, study.config
-    found: list[str] = []
+    found: list[str] = [ONE_SEED]
     if plan.source == "generated":
         found.append(
             "The tasks are generated: sentences in PubMedQA's form whose answer follows from the statistics that they "
@@ -71,18 +86,22 @@ def notes(study: Study) -> list[str]:
     if plan.split == "val" and config.gate.enabled and any(stage.policies for stage in plan.stages):
         found.append(
             "The gate decided on validation tasks of this split whether a policy stayed live, so the stages that are "
-            "left are a little favoured by it: --split test has tasks that no decision used."
+            "left are a little favoured by it: --split test has tasks that no decision used. The gate's verdicts on "
+            f"the same pairs are those before correction, at gate.confidence={config.gate.confidence:g}."
         )
     by_gate = [name for name, answers in study.answers.items() if answers.by_training]
     if by_gate:
         found.append(
-            f"Rollouts of {', '.join(by_gate)} were recorded by training's gate, through its gateway and beside other "
+            f"Rollouts of {', '.join(by_gate)} were made by training's runners, through its gateway and beside other "
             "work, so these latencies are compared with no others (--fresh makes all rollouts the same way)."
         )
+    found += tool_warnings(study)
+    if (predicted := official.summary(study)) and predicted["missing"]:
+        found.append(official.missing_sentence(predicted))
     if len(plan.tasks) < SMALL:
         found.append(f"{len(plan.tasks)} tasks are few: intervals are rough, and only large differences can show.")
     for phase in about_run(study.run)["rolled_back"]:
-        found.append(f"What {phase} learned was clearly worse and was rolled back; it is no stage of this report.")
+        found.append(f"The gate rolled back what {phase} learned, so it is no stage of this report.")
     return found + _missing(study)
 
 

@@ -105,6 +105,15 @@ class Plan:
         first, last = self.stages[0], self.final
         return [first] if first.versions.get("junior") == last.versions.get("junior") else [first, last]
 
+    @property
+    def ends(self) -> list[Stage]:
+        """The first stage and the last: those that baselines are made from."""
+        return list({stage.name: stage for stage in (self.stages[0], self.final)}.values())
+
+    def junior_of(self, stage: Stage) -> Stage:
+        """The stage, of `alone`, under whose name the junior model of `stage` answers alone."""
+        return next(one for one in self.alone if one.versions.get("junior") == stage.versions.get("junior"))
+
     def dump(self) -> dict[str, Any]:
         """Plain data for the report."""
         return {
@@ -155,13 +164,25 @@ class StageAnswers:
 
 @dataclass(frozen=True, slots=True)
 class BaselineAnswer:
-    """What a baseline answered; `answer` is None when it gave none, and `error` says why."""
+    """What a baseline answered.
+
+    Attributes:
+        answer: None when it gave none; `error` says why.
+        calls: Model calls for this answer; None if that was not recorded.
+        prompt_tokens: Tokens read in them.
+        completion_tokens: Tokens written in them.
+        sample: Which of several calls with the same prompt this is, from 0; further ones only vote.
+    """
 
     baseline: str
     task_id: str
     repeat: int
     answer: Label | None
     error: str | None = None
+    calls: int | None = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    sample: int = 0
 
 
 @dataclass(frozen=True, slots=True)

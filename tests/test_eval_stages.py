@@ -26,7 +26,6 @@ def command(*arguments):
         check=False,
         capture_output=True,
         text=True,
-        timeout=110,
     )
     return done.returncode, done.stdout + done.stderr
 

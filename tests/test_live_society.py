@@ -48,13 +48,13 @@ async def test_every_node_is_one_step_with_what_it_wrote(config):
     by_node = {step.node: step for step in steps}
     assert by_node["Supervisor"].wrote == ("selected_hypothesis", "supervisor_justification", "selection")
     assert by_node["PrincipalInvestigator"].update["final_decision"] == "GO"
-    assert [card.headline for card in by_node["PrincipalInvestigator"].cards] == ["Decision: GO"]
+    assert [card.headline for card in by_node["PrincipalInvestigator"].cards] == ["Answer: yes; protocol: GO"]
     assert by_node["Evaluation"].headline == "Step 10: Evaluation wrote final_evaluation"
     found = dict(by_node["Evaluation"].sources.lines)
-    assert task.id in found, "the juniors search by the question, which finds its own abstract"
+    assert f"invented study {task.id}" in found, "the juniors search by the question, which finds its own abstract"
     (quote,) = [text for label, text in by_node["Geneticist"].cards[0].lines if label == "evidence"]
-    assert re.search(r"” \[[^]]+\]$", quote)
-    assert "in no source" not in quote
+    assert re.search(r"” \[invented study [^]]+\]$", quote)
+    assert by_node["Evaluation"].tool_calls >= len(JUNIORS)
 
 
 async def test_two_questions_do_not_share_their_sources(config, scripted_openai):
@@ -79,8 +79,8 @@ def test_live_searches_hide_the_article_behind_a_task_but_not_behind_ones_own_qu
     library = build_library(config, {}, brief if own else None)
     assert options["block_source"] is not own
     assert (options["conclusions"] is None) is own
-    assert ("your abstract" in library.searched) is own
-    assert "generated tasks" in library.searched
+    assert library.searched == "your abstract" if own else "generated tasks" in library.searched
+    assert library.own_question is own
 
 
 def test_calls_to_this_machine_go_by_no_proxy(config, monkeypatch):

@@ -13,7 +13,7 @@ from chimera.errors import RunError
 from chimera.types import DECISION_OF_LABEL, LABELS, Label
 from evaluation.alignment import aligned
 from evaluation.metrics import stage_metrics
-from evaluation.official import REFERENCES, predictions, write_predictions
+from evaluation.official import REFERENCES, missing_sentence, predictions, unanswered, write_predictions
 from evaluation.rollouts import RolloutRecord
 from evaluation.study import Place, Plan, PlannedTask, Stage, StageAnswers
 
@@ -83,16 +83,30 @@ def test_every_answer_comes_through_unchanged(answers: list[Label]):
     assert list(predicted.values()) == answers
 
 
-def test_a_failed_rollout_is_named_and_never_guessed():
+def test_a_failed_rollout_is_left_out_with_its_reason_and_never_guessed(tmp_path: Path):
     plan = plan_of(["yes", "no", "maybe"])
-    with pytest.raises(RunError, match=r"2 of 3 tasks have no answer \(20000000, 20000002\).*--resume"):
-        predictions(plan, answers_of(plan, [None, "no", None]))
+    given = answers_of(plan, [None, "no", None])
+    assert predictions(plan, given) == {"20000001": "no"}
+    assert unanswered(plan, given) == {"20000000": "timed out", "20000002": "timed out"}
+    write_predictions(tmp_path / "predictions.json", predictions(plan, given))
+    with pytest.raises(ValueError, match="not all and only"):
+        official_score({task.id: task.label for task in plan.tasks}, tmp_path / "predictions.json")
 
 
-def test_many_missing_answers_are_not_all_listed():
-    plan = plan_of(["yes"] * 9)
-    with pytest.raises(RunError, match=r"9 of 9 .*20000004, \.\.\.\)"):
-        predictions(plan, answers_of(plan, [None] * 9))
+@given(answers=st.lists(st.sampled_from([*LABELS, None]), min_size=1, max_size=40))
+def test_every_task_is_either_predicted_or_missing(answers: list[Label | None]):
+    plan = plan_of(["yes"] * len(answers))
+    given = answers_of(plan, answers)
+    predicted, missing = predictions(plan, given), unanswered(plan, given)
+    assert [task.id for task in plan.tasks if task.id in predicted or task.id in missing] == [t.id for t in plan.tasks]
+    assert not set(predicted) & set(missing)
+    assert list(predicted.values()) == [answer for answer in answers if answer is not None]
+
+
+def test_the_sentence_counts_what_is_missing_and_does_not_list_all():
+    text = missing_sentence({"stage": "final", "answered": 1, "missing": [str(number) for number in range(9)]})
+    assert text.startswith("9 of 10 test items have no answer (0, 1, 2, 3, 4, ...).")
+    assert "--resume" in text
 
 
 def test_of_several_repeats_the_first_counts():

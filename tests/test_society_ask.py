@@ -19,13 +19,15 @@ from agents.source_log import SourceLog
 from agents.sources import given_sources
 from chimera.abstracts import LONGEST, read_abstract, sections
 from chimera.ask import main
-from chimera.ask_view import Card, cards, show
-from chimera.config import load_config
+from chimera.ask_view import Card, cards, show, source_lines
+from chimera.config import ToolsConfig, load_config
 from chimera.data import load
 from chimera.errors import ConfigError, DataError, RoleError, RunError
 from chimera.runs import Run
 from chimera.serving.checkpoint import NANO
+from chimera.toy import toy_parts
 from chimera.types import Brief
+from evaluation.grounds import Origins
 
 QUESTION = "Does nightly zorbex lower the relapse rate?"
 ABSTRACT = """BACKGROUND: Relapse is common.
@@ -51,7 +53,7 @@ class FakeServer:
                 owner.bodies.append(body)
                 owner.asked.set()
                 if hang:
-                    owner._release.wait(60)
+                    owner._release.wait()
                 role = by_prompt.get(body["messages"][0]["content"])
                 message = {"role": "assistant", "content": json.dumps(answers[role] if role else scores)}
                 if role == break_role and role:
@@ -129,20 +131,19 @@ def test_a_question_with_an_abstract_from_hypotheses_to_sources(answers, abstrac
         "Protocol",
         "Peer review: APPROVE, severity NONE",
         "Safety review: APPROVE, severity NONE",
-        "Decision: GO",
+        "Answer: yes; protocol: GO",
         "Judge",
         "Sources",
     ]
-    assert "generated tasks" in blocks[0][2]
-    assert "your abstract" in blocks[0][2]
-    assert f"  evidence    “{QUOTE}” [question]" in blocks[1]
+    assert blocks[0][2] == "  searches  your abstract"
+    assert f"  evidence    “{QUOTE}” [your abstract]" in blocks[1]
     assert "  sample size   120" in blocks[6]
     assert [line.split(maxsplit=1) for line in blocks[9][1:3]] == [
-        ["answer", "yes"],
-        ["rationale", "the evidence says so"],
+        ["rests", f"on   “{QUOTE}” [your abstract]"],
+        ["protocol", "GO"],
     ]
     assert ["novelty", "0.75"] in [line.split() for line in blocks[10]]
-    assert blocks[11][1:] == ["  question  your abstract"]
+    assert blocks[11][1:] == ["  your abstract  given with your question"]
     assert "\x1b" not in out
     assert "╭" not in out
 
@@ -154,8 +155,8 @@ def test_given_evidence_is_in_the_prompt_and_listed_as_a_source(answers, abstrac
     with_sources = [payload["sources"] for payload in payloads if "sources" in payload]
     assert with_sources == [[{"id": "question", "text": " ".join(ABSTRACT.split())}]] * 6
     out = capsys.readouterr().out
-    assert out.rstrip().endswith("Sources\n  question  your abstract")
-    assert f"“{QUOTE}” [question]" in out
+    assert out.rstrip().endswith("Sources\n  your abstract  given with your question")
+    assert f"“{QUOTE}” [your abstract]" in out
 
 
 def test_the_runs_seed_is_used_nothing_is_hidden_and_connections_are_closed(answers, abstract, monkeypatch):
@@ -186,13 +187,97 @@ def test_the_runs_seed_is_used_nothing_is_hidden_and_connections_are_closed(answ
     assert len(closed) == 3
 
 
-def test_without_an_abstract_the_data_is_searched_and_invented_quotes_are_named(answers, capsys):
+def test_without_a_real_source_nothing_is_asked_and_the_error_says_what_to_give(answers):
     with FakeServer(answers) as server:
-        ask(QUESTION, *server.overrides)
+        with pytest.raises(ConfigError, match=r"invented studies: give --context FILE.*data\.path=hub.*pubmed.*--task"):
+            ask(QUESTION, *server.overrides)
+        assert not server.bodies
+
+
+def test_an_answer_without_a_quote_of_what_was_given_is_withheld(answers, abstract, capsys):
+    answers["HypothesisRefiner"]["evidence"] = ["The relapse rate was lower with zorbex (2% versus 25%, p=0.004)."]
+    with FakeServer(answers) as server:
+        ask(QUESTION, "--context", abstract, *server.overrides)
     out = capsys.readouterr().out
-    assert f"“{QUOTE}” [in no source]" in out
-    assert "your abstract" not in out
-    assert re.search(r"Sources\n  \S+  \S", out)
+    (block,) = [block.splitlines() for block in out.split("\n\n") if block.startswith("UNDECIDED")]
+    assert block[0] == "UNDECIDED: no sentence of what you gave supports an answer"
+    assert [line.split(maxsplit=1) for line in block[1:2]] == [["answer", "none"]]
+    assert block[3].endswith("the society's own answer yes and its decision GO")
+    assert "Answer: yes" not in out
+    assert "p=0.004).” [in no source]" in out
+
+
+def test_a_veto_and_its_reason_stand_beside_the_answer(answers, abstract, capsys):
+    answers["SafetyOfficer"] = {"issues": ["no stopping rule"], "severity": "CRITICAL", "verdict": "REVISE"}
+    with FakeServer(answers) as server:
+        ask(QUESTION, "--context", abstract, *server.overrides)
+    out = capsys.readouterr().out
+    assert "\nAnswer: yes; protocol: NO-GO\n" in out
+    assert re.search(r"\n  veto +safety review: no stopping rule\n", out)
+
+
+def test_the_toy_is_named_first_and_last_and_quotes_no_invented_study(tmp_path, capsys):
+    abstract = tmp_path / "knees.txt"
+    abstract.write_text("Keyhole surgery on worn knees was compared with physiotherapy; neither eased pain better.")
+    ask("Does measles vaccination cause autism in toddlers?", "--context", abstract, "models.junior.temperature=0")
+    out = capsys.readouterr().out
+    blocks = out.strip().split("\n\n")
+    for block, where in ((blocks[0], "below"), (blocks[-1], "above")):
+        assert block.startswith("WARNING: the bundled model is a toy that knows invented studies only\n")
+        assert "junior, supervisor, senior" in block
+        assert f"Do not act on anything {where}: ask a doctor" in block
+    assert "generated" not in out
+    assert "invented study" not in out
+    assert set(re.findall(r"” \[([^]]+)\]", out)) <= {"in no source", "your abstract"}
+    assert "\nUNDECIDED: no sentence of what you gave supports an answer\n" in out
+    assert blocks[-2] == "Sources\n  your abstract  given with your question", "whatever it searched for, it was found"
+
+
+def test_the_toys_warning_also_ends_what_fails(abstract, monkeypatch, capsys):
+    import evaluation.live_society
+
+    def broken(*_, **__):
+        raise RoleError("Supervisor", "said nothing")
+
+    monkeypatch.setattr(evaluation.live_society, "serve", broken)
+    with pytest.raises(RoleError):
+        ask(QUESTION, "--context", abstract)
+    assert capsys.readouterr().out.count("WARNING: the bundled model is a toy") == 2
+
+
+def test_the_toy_is_known_by_its_name_its_folder_and_its_sizes(tmp_path, serving_model):
+    trained = tmp_path / "trained"
+    shutil.copytree(NANO, trained)
+    other = serving_model()
+    keys = ("junior", "supervisor", "senior", "board")
+    for path, parts in (("nano", keys[:3]), (NANO, keys[:3]), (trained, keys[:3]), (other, ()), ("Qwen/Qwen3-8B", ())):
+        assert tuple(toy_parts(load_config(None, [f"models.junior.path={path}"]).models)) == parts
+    mixed = load_config(None, [f"models.junior.path={other}", "models.board.kind=embedded", "models.board.path=nano"])
+    assert toy_parts(mixed.models) == ["board"]
+
+
+def test_a_task_of_the_data_is_asked_by_its_id_with_its_invented_sources_named(answers, capsys):
+    with FakeServer(answers) as server:
+        (task, *_) = load(load_config(None, ["data.size=20"]).data).validation
+        ask("--task", task.id, *server.overrides)
+        out = capsys.readouterr().out
+        assert out.startswith(task.goal)
+        assert f"{task.id} of generated tasks, answer key: {task.label}" in out
+        assert re.search(r"\n  invented study generated-\S+  \S", out)
+        assert "Answer: yes; protocol: GO" in out
+        assert "toy" not in out
+        with pytest.raises(ConfigError, match="--task=generated-9 is not in the data; there are generated-"):
+            ask("--task", "generated-9", *server.overrides)
+        with pytest.raises(ConfigError, match="--task brings its own abstract"):
+            ask("--task", task.id, "--context", "x.txt", *server.overrides)
+
+
+def test_that_no_role_searched_is_a_warning_with_the_setting(answers, abstract, capsys):
+    for structured, expected in (("always", "set models.junior.structured=final"), ("auto", "--tool-call-parser")):
+        with FakeServer(answers, tool_calls=False) as server:
+            ask(QUESTION, "--context", abstract, f"models.junior.structured={structured}", *server.overrides)
+        (block,) = [block for block in capsys.readouterr().out.split("\n\n") if "no role searched" in block]
+        assert expected in block
 
 
 def test_a_trained_run_answers_with_its_weights_and_its_policy(tmp_path, capsys):
@@ -207,22 +292,22 @@ def test_a_trained_run_answers_with_its_weights_and_its_policy(tmp_path, capsys)
         BanditPolicy(Settings.of(config.bandit, 0)).save(run.path / supervisor.folder)
         for policy in (senior, supervisor):
             run.ledger(WENT_LIVE, phase="ppo", policy=policy.dump())
-    question = load(config.data).validation[0].goal
-    main([question, "--run", "trained", f"runs_dir={tmp_path}"])
+    task = load(config.data).validation[0].id
+    main(["--task", task, "--run", "trained", f"runs_dir={tmp_path}"])
     output = " ".join(capsys.readouterr().out.split())
     assert "senior@ppo, supervisor@bandit (run trained)" in output
     assert re.search(r"Supervisor selects the hypothesis of the \w+ by supervisor@bandit", output)
     with pytest.raises(RunError, match="did you mean 'trained'"):
-        main([question, "--run", "traned", f"runs_dir={tmp_path}"])
+        main(["--task", task, "--run", "traned", f"runs_dir={tmp_path}"])
     with pytest.raises(ConfigError, match="brings its own settings"):
-        main([question, "--run", "trained", "--config", "configs/local.yaml"])
+        main(["--task", task, "--run", "trained", "--config", "configs/local.yaml"])
 
 
-def test_a_server_that_is_not_there_is_named(answers):
+def test_a_server_that_is_not_there_is_named(answers, abstract):
     with FakeServer(answers) as server:
         overrides = server.overrides
     with pytest.raises(RoleError, match=r"^\w+: model 'junior' \(big-model at http://127.*\) cannot be reached"):
-        ask(QUESTION, *overrides, "society.node_retries=0")
+        ask(QUESTION, "--context", abstract, *overrides, "society.node_retries=0")
 
 
 @contextmanager
@@ -236,20 +321,22 @@ def running(*arguments):
         process.communicate()
 
 
-def test_a_role_that_fails_is_one_line_and_its_exit_code(answers):
-    with FakeServer(answers, break_role="Supervisor") as server, running(QUESTION, *server.overrides) as process:
-        output, errors = process.communicate(timeout=60)
+def test_a_role_that_fails_is_one_line_and_its_exit_code(answers, abstract):
+    question = (QUESTION, "--context", str(abstract))
+    with FakeServer(answers, break_role="Supervisor") as server, running(*question, *server.overrides) as process:
+        output, errors = process.communicate()
     assert process.returncode == 5
     (line,) = errors.splitlines()
     assert line.startswith("error: Supervisor: its answer could not be read, even after one repair: ")
     assert "Geneticist: yes" in output, "what was done before the failure is shown"
 
 
-def test_ctrl_c_ends_it_at_once_without_a_traceback(answers):
-    with FakeServer(answers, hang=True) as server, running(QUESTION, *server.overrides) as process:
-        assert server.asked.wait(60)
+def test_ctrl_c_ends_it_at_once_without_a_traceback(answers, abstract):
+    question = (QUESTION, "--context", str(abstract))
+    with FakeServer(answers, hang=True) as server, running(*question, *server.overrides) as process:
+        server.asked.wait()
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate()
     assert (process.returncode, errors) == (130, "interrupted\n")
 
 
@@ -259,6 +346,8 @@ def test_ctrl_c_ends_it_at_once_without_a_traceback(answers):
         (["  "], ConfigError, "the question is empty"),
         (["q", "--context", "missing.txt"], DataError, "--context missing.txt: cannot be read (No such file"),
         (["q", "society.evidence=given"], ConfigError, "give one with --context FILE"),
+        (["q"], ConfigError, "there is nothing to answer your question from"),
+        (["q", "--context", "missing.txt", "society.max_tool_calls=0"], ConfigError, "no role may search"),
         (["q", "society.evidense=given"], ConfigError, "society.evidence"),
     ],
 )
@@ -273,6 +362,7 @@ def test_wrong_arguments_are_named_before_anything_starts(arguments, error, mess
         (b" \n ", "the file is empty"),
         (b"\xff\xfe\x00", "byte 0 is not UTF-8"),
         (b"x" * (LONGEST + 1), "20,001 characters, at most 20,000"),
+        (b"x" * 2_000_000, "over 20,000 characters, the most allowed"),
     ],
 )
 def test_a_file_that_is_no_abstract_is_a_data_error(tmp_path, content, message):
@@ -311,8 +401,11 @@ async def test_the_source_log_keeps_titles_and_lists_each_source_once(society_ki
     for query in "aba":
         await log.call("literature_search", {"query": query}, brief=society_kit.brief)
     assert log.specs(["literature_search"])[0]["function"]["name"] == "literature_search"
-    assert [one["id"] for one in log.listing()] == ["a", "b"]
-    assert log.listing()[0] == {"id": "a", "title": "Title of a", "url": None}
+    assert [(tool, passage.id) for tool, passage in log.found] == [("literature_search", id) for id in "aba"]
+    assert log.calls == 3
+    origins = Origins(ToolsConfig(literature="pubmed"), "generated")
+    lines = source_lines([origins.of(tool, passage) for tool, passage in log.found])
+    assert lines == (("PubMed a", "Title of a"), ("PubMed b", "Title of b"))
 
 
 def shown(card, **options):
@@ -336,6 +429,14 @@ def test_a_terminal_gets_panels_and_colours():
     assert "╭" in text
     assert "\x1b[" in text
     assert "Decision: GO" in text
+
+
+@given(st.integers(50, 130))
+def test_a_panel_never_cuts_its_headline(length):
+    headline = ("word " * 40)[:length].strip()
+    text = shown(Card(headline, (("answer", "yes"),)), force_terminal=True, color_system=None)
+    assert " ".join(re.findall(r"\w+", text.split("answer")[0])) == headline
+    assert max(map(len, text.splitlines())) <= 70
 
 
 def test_cards_of_revisions_reviews_and_missing_scores():

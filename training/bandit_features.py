@@ -24,7 +24,7 @@ from agents.context import Candidates
 from agents.roles import JUNIORS
 from chimera.quotes import missing_quotes
 from chimera.types import LABELS
-from training.bandit_text import (
+from evaluation.reading import (
     DIRECTIONS,
     SIGNIFICANCES,
     Passages,

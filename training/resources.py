@@ -54,7 +54,7 @@ def endpoints(
             base_url=resource.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
             model=resource.model,
             api_key=key,
-            structured=getattr(models, name).structured,
+            structured=getattr(models, name).sends_schema,
             temperature=sampling["temperature"],
             top_p=sampling["top_p"],
             max_tokens=sampling["max_tokens"],

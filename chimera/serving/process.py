@@ -25,7 +25,7 @@ from chimera.errors import ConfigError, ModelError, RunError
 from chimera.serving.checkpoint import locate
 from chimera.serving.client import Endpoint
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 5.0
 """Then it is killed: Ctrl-C must have ended a run within 10 s."""
 SWAP_TIMEOUT_S = 300.0
@@ -266,7 +266,7 @@ def _endpoint(base_url: str, name: str, api_key: str, model: ModelConfig) -> End
         base_url=base_url,
         model=name,
         api_key=api_key,
-        structured=model.structured,
+        structured=model.sends_schema,
         temperature=model.temperature,
         top_p=model.top_p,
         max_tokens=model.max_tokens,

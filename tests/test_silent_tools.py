@@ -1,0 +1,98 @@
+"""Roles that have tools and never call one are named, with the setting."""
+
+import pytest
+
+from agents.record import ModelCall, ToolUse, tool_calls
+from chimera.config import load_config
+from evaluation.rollouts import RolloutRecord
+from evaluation.silent_tools import ENOUGH, Watch, never_searched, silent_warnings
+
+JUNIORS = ("Geneticist", "Pharmacologist", "Neurologist")
+ENDPOINT = ["models.junior.kind=endpoint", "models.junior.base_url=http://x/v1", "models.junior.model=big"]
+
+
+def records(count=ENOUGH, phase="gather", **calls):
+    searched = {**dict.fromkeys((*JUNIORS, "HypothesisRefiner", "ProtocolDesigner"), 0), **calls}
+    return [record(str(number), phase, searched) for number in range(count)]
+
+
+def record(id, phase, searched):
+    return RolloutRecord(
+        rollout_id=id,
+        task_id=id,
+        source="generated",
+        level=1,
+        phase=phase,
+        repeat=0,
+        seed=0,
+        attempt=1,
+        status="failed",
+        error="unreadable",
+        label="yes",
+        answer=None,
+        decision=None,
+        veto=None,
+        reward=None,
+        tool_calls=searched,
+    )
+
+
+def config(*overrides):
+    return load_config(None, overrides)
+
+
+def test_an_endpoint_that_gets_a_schema_beside_tools_is_told_the_setting_for_each_model():
+    junior, senior = silent_warnings(records(), config(*ENDPOINT, "models.junior.structured=always"))
+    assert "Geneticist (10 rollouts), Pharmacologist (10 rollouts), Neurologist (10 rollouts) never called" in junior
+    assert "set models.junior.structured=final" in junior
+    assert "HypothesisRefiner" in senior
+    assert "set models.senior.structured=final" in senior
+
+
+def test_where_the_schema_is_not_in_the_way_only_the_juniors_must_search():
+    (warning,) = silent_warnings(records(), config(*ENDPOINT))
+    assert "--tool-call-parser" in warning
+    (warning,) = silent_warnings(records(), config())
+    assert "the weights of models.junior" in warning
+
+
+@pytest.mark.parametrize(
+    ("found", "overrides"),
+    [
+        (records(ENOUGH - 1), []),
+        (records(**dict.fromkeys(JUNIORS, 1)), []),
+        (records(), ["society.evidence=given"]),
+        ([record(str(number), "gather", {}) for number in range(30)], []),
+    ],
+    ids=["too few", "they searched", "the abstract is in the prompt", "not recorded"],
+)
+def test_no_warning(found, overrides):
+    assert silent_warnings(found, config(*overrides)) == []
+
+
+def test_one_search_of_one_role_is_enough_for_that_role_only():
+    (warning,) = silent_warnings([*records(20), *records(1, Geneticist=1)], config())
+    assert warning.startswith("Pharmacologist (21 rollouts), Neurologist (21 rollouts) never called a tool")
+
+
+def test_a_phase_is_warned_about_once_when_its_first_rollouts_have_ended():
+    watch = Watch(config())
+    told = [watch.add(one) for one in [*records(25), *records(12, phase="ppo"), *records(12, "bandit", Geneticist=1)]]
+    said = {number: warnings for number, warnings in enumerate(told) if warnings}
+    assert list(said) == [ENOUGH - 1, 25 + ENOUGH - 1, 37 + ENOUGH - 1]
+    assert said[ENOUGH - 1][0].startswith("gather: Geneticist (10 rollouts)")
+    assert said[46][0].startswith("bandit: Pharmacologist")
+
+
+def test_a_single_question_is_warned_about_unless_the_abstract_is_in_the_prompts():
+    assert "no role called a tool" in (never_searched(config()) or "")
+    assert never_searched(config("society.evidence=given")) is None
+
+
+def test_calls_are_counted_by_role_with_zeros_and_only_for_roles_with_tools():
+    def call(role):
+        return ModelCall(role, "junior", 1, 1, "r", None, "stop", 1, 1, 0.1, parsed=True, repair=False)
+
+    use = ToolUse("Neurologist", 1, 1, "nonsense", "{}", valid=False, ok=False, results=(), error="no", seconds=0.1)
+    found = tool_calls([call("Geneticist"), call("Neurologist"), use, use, call("Supervisor")])
+    assert found == {"Geneticist": 0, "Neurologist": 2}
