@@ -1,6 +1,7 @@
 # make setup   creates .venv and installs everything, exactly as constraints.txt pins it
 # make train   sets up, then trains; make train ARGS="--config configs/pubmedqa.yaml gather.tasks=20" passes arguments on
 # make test    sets up, then tests;  make test ARGS="tests/test_config.py -k unknown" passes arguments on
+# make bench   runs every benchmark, some ten minutes;  make bench ARGS=--tiny shows in one minute that they run
 # make notebooks   runs the notebooks again, outputs and all: the second shows the latest run, which needs a report
 # Variables: PYTHON (3.11 or 3.12), VENV, TORCH_INDEX (package index to take torch from, such as one with CPU builds),
 # TEST_PROCESSES (test files run at a time).
@@ -53,9 +54,9 @@ imports: setup
 notebooks: setup
 	$(VENV)/bin/jupyter execute --inplace --timeout=300 notebooks/*.ipynb
 
-# benchmarks/learning.py trains twelve times, which takes about an hour: start it by itself.
 bench: setup
-	@set -e; for file in $(filter-out benchmarks/learning.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(PY) $$file; done
+	@set -e; for name in $(basename $(notdir $(wildcard benchmarks/*.py))); do \
+		echo "== python -m benchmarks.$$name $(ARGS)"; $(PY) -m benchmarks.$$name $(ARGS); done
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -12,7 +12,7 @@ GAP = "[...]"
 """Stands where sentences of one section were left out, so that a quote cannot run across the gap unnoticed."""
 
 _LABEL = re.compile(r"(?:^|(?<=[.!?;)\]\"'])\s*)([A-Z][A-Z0-9 ,/&'()-]{2,60}):\s")
-_END = re.compile(r"[.!?]+[\"')\]”’]*\s+(?=[\"'(\[“‘]*[A-Z0-9])")
+_END = re.compile(r"(?<![.!?])[.!?]+[\"')\]”’]*\s+(?=[\"'(\[“‘]*[A-Z0-9])")
 _NOT_AN_END = re.compile(
     r"(?:^|[\s(\[])(?:vs|e\.g|i\.e|etc|al|ca|cf|approx|no|nos|fig|figs|ref|refs|dr|st|resp|[A-Za-z])\.$", re.IGNORECASE
 )
@@ -48,7 +48,7 @@ def excerpt(text: str, query: str, max_chars: int) -> str:
         trial = sorted([*kept, sentence], key=lambda kept_one: kept_one.position)
         if len(_render(trial)) <= max_chars:
             kept = trial
-    return _render(kept) if kept else _cut(ranked[0].text if ranked else text, max_chars)
+    return _render(kept) if kept else cut(ranked[0].text if ranked else text, max_chars)
 
 
 def split_sentences(text: str) -> list[_Sentence]:
@@ -99,7 +99,8 @@ def _stems(text: str) -> frozenset[str]:
     return frozenset(word[:_STEM] for word in re.findall(r"\w{4,}", text.lower()))
 
 
-def _cut(text: str, max_chars: int) -> str:
+def cut(text: str, max_chars: int) -> str:
+    """At most `max_chars` characters of `text`, cut between words where possible."""
     head = text[:max_chars]
     if len(text) > max_chars and " " in head and not text[max_chars].isspace():
         head = head.rsplit(" ", 1)[0]

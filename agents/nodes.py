@@ -1,6 +1,6 @@
 """The nodes of the graph: what each role reads from the state and what it writes back, in one table."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ from agents.context import RunContext
 from agents.roles import JUNIORS, ROLES, Role
 from agents.routing import effective_severity, revisions_allowed, worst_severity
 from agents.schemas import Answer, FinalDecision
-from agents.sources import given_sources, sources_seen
+from agents.sources import SourceText, given_sources, sources_seen, sources_within
 from agents.state import ResearchState, Update
 from agents.supervisor import supervisor_node
 from agents.visits import Inputs, attempt_of, errors_of, visit, visits
@@ -60,16 +60,25 @@ def _refiner_reads(state: ResearchState, context: RunContext) -> Inputs:
     """First the selected hypothesis; on a return the refined one, because the feedback is about that."""
     hypothesis = state.get("refined_hypothesis", state["selected_hypothesis"])
     return {
-        "sources": _sources_if_given(context),
+        "sources": _refiner_sources(state, context, hypothesis["evidence"]),
         "hypothesis": {key: value for key, value in hypothesis.items() if key != "author"},
         "justification": state["supervisor_justification"],
         "feedback": _feedback(state),
     }
 
 
+def _refiner_sources(state: ResearchState, context: RunContext, quotes: Sequence[str]) -> list[SourceText] | None:
+    """What the refiner checks the hypothesis against; None when it has to trust the hypothesis."""
+    if context.config.evidence == "given" or context.config.refiner == "trusts":
+        return _sources_if_given(context)
+    return sources_within(state["selection"]["sources"], quotes, context.config.refiner_max_chars) or None
+
+
 def _refiner_writes(state: ResearchState, answer: Answer, context: RunContext) -> Update:
     update: Update = {"refined_hypothesis": answer.model_dump()}
-    return {**update, "critical_revisions": 1} if "refined_hypothesis" in state else update
+    if "refined_hypothesis" in state:
+        return {**update, "critical_revisions": 1}
+    return {**update, "unreviewed_hypothesis": answer.model_dump()}
 
 
 def _designer_reads(state: ResearchState, context: RunContext) -> Inputs:

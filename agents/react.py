@@ -7,13 +7,15 @@ visits: what matters of them is in the opening message (feedback), so that promp
 import asyncio
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import ValidationError
 
 from agents.context import RunContext
-from agents.prompting import Message, canonical, repair_message, response_format, tool_message
+from agents.prompting import Message, canonical, repair_message, tool_message
+from agents.quoting import answer_format, fault, numbered, resolved
 from agents.record import ModelCall, ToolUse
 from agents.roles import Role
 from agents.schemas import Answer
@@ -45,8 +47,13 @@ class _Reply:
         return self.answer is None and self.error is None
 
 
-def read_answer(role: Role, completion: Completion) -> Answer:
+def read_answer(role: Role, completion: Completion, messages: Iterable[Message] = ()) -> Answer:
     """The completion as the role's schema; a Markdown fence around the JSON is taken off, since chat models add one.
+
+    Args:
+        role: Who answered.
+        completion: The answer.
+        messages: The visit's, whose numbered sentences take the place of their numbers in the answer.
 
     Raises:
         ValueError: It is not such an answer; the message is one short sentence for the repair re-ask.
@@ -57,7 +64,7 @@ def read_answer(role: Role, completion: Completion) -> Answer:
         raise ValueError("the answer is empty")
     fenced = _FENCED.fullmatch(completion.content)
     try:
-        return role.schema.model_validate_json(fenced[1] if fenced else completion.content)
+        return resolved(role.schema.model_validate_json(fenced[1] if fenced else completion.content), messages)
     except ValidationError as error:
         faults = (f"{'.'.join(map(str, fault['loc'])) or 'answer'}: {fault['msg']}" for fault in error.errors())
         cut = " (it was cut at the token limit)" if completion.finish_reason == "length" else ""
@@ -116,14 +123,14 @@ class Visit:
                 self.role.model,
                 list(self.messages),
                 tools=self.context.toolbox.specs(tools) if tools else (),
-                response_format=response_format(self.role),
+                response_format=answer_format(self.role, self.messages, self.context.config.quotes),
                 seed=self.context.seed_of(self.role.name, self.number, self._step),
             )
         except ModelError as error:
             self._record(None, started, parsed=None, repair=repair, error=str(error))
             raise
         self.messages.append(echo(completion))
-        reply = _Reply() if completion.tool_calls and tools else self._read(completion)
+        reply = _Reply() if completion.tool_calls and tools else self._read(completion, last=repair)
         parsed = None if reply.used_tools else reply.answer is not None
         self._record(completion, started, parsed=parsed, repair=repair, error=reply.error)
         first = self._tool_calls
@@ -131,16 +138,25 @@ class Visit:
         used = await asyncio.gather(
             *(self._use(call, first + position, tools) for position, call in enumerate(completion.tool_calls))
         )
-        for use, message in used:
+        for call, (use, content) in zip(completion.tool_calls, used, strict=True):
             self.context.observe(use)
-            self.messages.append(message)
+            self.messages.append(tool_message(call.id, self._quotable(content), self.context.brief.goal))
         return reply
 
-    def _read(self, completion: Completion) -> _Reply:
+    def _quotable(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A tool's answer with the sentences of its passages numbered, if roles quote by number."""
+        if self.context.config.quotes != "numbered" or not content.get("results"):
+            return content
+        return {**content, "results": numbered(content["results"], self.messages)}
+
+    def _read(self, completion: Completion, *, last: bool) -> _Reply:
+        """Read the answer. A false quote is a fault that the role is told of once; then the reviewers judge it."""
         try:
-            return _Reply(answer=read_answer(self.role, completion))
+            answer = read_answer(self.role, completion, self.messages)
         except ValueError as error:
             return _Reply(error=str(error))
+        wrong = None if last else fault(answer, self.messages, self.context.config.quotes)
+        return _Reply(answer=answer) if wrong is None else _Reply(error=wrong)
 
     def _refusal(self, call: ToolCall, position: int, offered: Sequence[str]) -> str | None:
         """Why a call is not run, as its answer to the model; `position` counts the visit's calls from 0."""
@@ -153,8 +169,8 @@ class Visit:
             return f"the arguments of {call.name} are not a JSON object: {call.raw_arguments[:200]!r}"
         return None
 
-    async def _use(self, call: ToolCall, position: int, offered: Sequence[str]) -> tuple[ToolUse, Message]:
-        """Run one tool call, or refuse it, and give its record and its answer."""
+    async def _use(self, call: ToolCall, position: int, offered: Sequence[str]) -> tuple[ToolUse, dict[str, Any]]:
+        """Run one tool call, or refuse it, and give its record and the content of its answer."""
         started = time.perf_counter()
         arguments = call.arguments or {}
         refusal = self._refusal(call, position, offered)
@@ -177,7 +193,7 @@ class Visit:
             seconds=time.perf_counter() - started,
             attempt=self.attempt,
         )
-        return use, tool_message(call.id, content, self.context.brief.goal)
+        return use, content
 
     def _record(
         self, completion: Completion | None, started: float, *, parsed: bool | None, repair: bool, error: str | None

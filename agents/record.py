@@ -102,6 +102,19 @@ def tokens(records: Sequence[CallRecord]) -> dict[str, dict[str, int]]:
     return found
 
 
+def by_visit(records: Sequence[CallRecord]) -> dict[str, dict[str, int]]:
+    """Model calls and tokens of each visit, as "HypothesisRefiner/1" (role and number): {"calls", "prompt",
+    "completion"}. Tries of one visit are added up."""
+    found: dict[str, dict[str, int]] = {}
+    for record in records:
+        if isinstance(record, ModelCall):
+            of_visit = found.setdefault(f"{record.role}/{record.visit}", {"calls": 0, "prompt": 0, "completion": 0})
+            of_visit["calls"] += 1
+            of_visit["prompt"] += record.prompt_tokens
+            of_visit["completion"] += record.completion_tokens
+    return found
+
+
 def tool_calls(records: Sequence[CallRecord]) -> dict[str, int]:
     """Tool calls of each role that worked and has tools, 0 for one that made none; invalid calls count."""
     worked = {record.role for record in records if isinstance(record, ModelCall)}

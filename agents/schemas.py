@@ -10,7 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_mod
 
 from chimera.types import Decision, Label, Severity, Verdict
 
-Quote = Annotated[str, StringConstraints(min_length=1, max_length=400)]
+MAX_QUOTE = 400
+"""Longest quote, in characters."""
+
+Quote = Annotated[str, StringConstraints(min_length=1, max_length=MAX_QUOTE)]
 Phrase = Annotated[str, StringConstraints(min_length=1, max_length=160)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=600)]
 
@@ -22,9 +25,9 @@ class Answer(BaseModel):
 
 
 class Hypothesis(Answer):
-    """A junior's hypothesis, and after refinement the refiner's."""
+    """A junior's hypothesis, and after refinement the refiner's; `evidence` is empty if nothing has been read."""
 
-    evidence: Annotated[list[Quote], Field(min_length=1, max_length=3)]
+    evidence: Annotated[list[Quote], Field(max_length=3)]
     comparison: Phrase
     claim: Phrase
     answer: Label

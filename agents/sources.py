@@ -4,7 +4,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from agents.excerpts import excerpt
 from agents.prompting import Message
+from agents.quoting import passage_text
+from chimera.quotes import occurs
 from chimera.types import Brief, abstract_text
 
 SourceText = dict[str, str]
@@ -23,7 +26,27 @@ def sources_seen(messages: Mapping[str, Sequence[Message]]) -> list[SourceText]:
     either.
     """
     passages = (passage for channel in messages.values() for message in channel for passage in _passages(message))
-    return [{"id": id, "text": text} for id, text in dict.fromkeys((item["id"], item["text"]) for item in passages)]
+    found = dict.fromkeys((item["id"], passage_text(item)) for item in passages)
+    return [{"id": id, "text": text} for id, text in found]
+
+
+def sources_within(sources: Sequence[SourceText], quotes: Sequence[str], max_chars: int) -> list[SourceText]:
+    """As many of `sources` as fit into `max_chars` characters: first those that hold one of `quotes`, then the others.
+
+    The first is always among them, cut to sentences about the quotes when it is longer.
+    """
+    ordered = sorted(sources, key=lambda source: not any(occurs(quote, [source["text"]]) for quote in quotes))
+    found: list[SourceText] = []
+    left = max_chars
+    for source in ordered:
+        if len(source["text"]) <= left:
+            found.append(source)
+            left -= len(source["text"])
+        elif not found:
+            text = excerpt(source["text"], " ".join(quotes), max_chars)
+            found.append({**source, "text": text})
+            left -= len(text)
+    return found
 
 
 def _passages(message: Message) -> Iterable[dict[str, Any]]:

@@ -50,6 +50,7 @@ class ResearchState(TypedDict):
             preferred (None when a policy chose before it was asked), who decided, the probability that each author had
             when it is known, else None, and the passages that the juniors had seen. Writer: Supervisor.
         refined_hypothesis: A `Hypothesis`. Writer: HypothesisRefiner.
+        unreviewed_hypothesis: The refined hypothesis of the first visit, before any review. Writer: HypothesisRefiner.
         experimental_protocol: A `Protocol`. Writer: ProtocolDesigner.
         peer_review: A `Review`. Writer: PeerReviewer.
         safety_review: A `Review`. Writer: SafetyOfficer.
@@ -73,6 +74,7 @@ class ResearchState(TypedDict):
     supervisor_justification: str
     selection: dict[str, Any]
     refined_hypothesis: dict[str, Any]
+    unreviewed_hypothesis: dict[str, Any]
     experimental_protocol: dict[str, Any]
     peer_review: dict[str, Any]
     safety_review: dict[str, Any]

@@ -5,9 +5,11 @@ call gives a `ToolResult`: passages, an empty result that says so, or an error i
 """
 
 import inspect
+import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -89,19 +91,24 @@ class Tool:
         return next(iter(self.arguments.model_fields))
 
     def spec(self) -> dict[str, Any]:
-        """The tool as an OpenAI tool definition."""
-        schema = self.arguments.model_json_schema()
-        properties = {
-            key: {k: v for k, v in value.items() if k != "title"} for key, value in schema["properties"].items()
-        }
-        parameters = {
-            "type": "object",
-            "properties": properties,
-            "required": schema["required"],
-            "additionalProperties": False,
-        }
+        """The tool as an OpenAI tool definition, the caller's own copy."""
+        parameters = json.loads(_parameters_text(self.arguments))
         function = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}
+
+
+@cache
+def _parameters_text(arguments: type[BaseModel]) -> str:
+    """The JSON schema of a tool's arguments as text: pydantic takes long to make it, and text cannot be changed."""
+    schema = arguments.model_json_schema()
+    properties = {key: {k: v for k, v in value.items() if k != "title"} for key, value in schema["properties"].items()}
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": schema["required"],
+        "additionalProperties": False,
+    }
+    return json.dumps(parameters)
 
 
 class LocalTools:

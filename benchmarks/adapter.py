@@ -4,13 +4,19 @@ A trace of one rollout is repeated within itself, so that it shows how the cost 
 the same calls as its own tracer would have written them, with token ids as lists; ours parses them from the gateway's
 spans. Both give the same triplets, which is checked.
 
-    python benchmarks/adapter.py [TRACE]        a trace file of a run; by default the newest below runs/
+    python -m benchmarks.adapter [--tiny] [TRACE]
+
+TRACE is a trace file of a run, runs/NAME/traces/PHASE/ID.jsonl.gz. Without one it is the newest below runs/ whose calls
+have token ids; an evaluation's have none. Where there is no such trace, one rollout is made with the bundled model.
 """
 
 import argparse
 import json
 import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -28,18 +34,24 @@ ROUNDS = 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("trace", nargs="?", type=Path, help="a trace file, runs/<name>/traces/<phase>/*.jsonl.gz")
-    path = parser.parse_args().trace or newest()
-    if path is None:
-        print("there is no trace below runs/: make one with python -m chimera train --phases gather gather.tasks=1")
-        return
-    spans = traces.read(path)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", nargs="?", type=Path, help="a trace file, runs/NAME/traces/PHASE/ID.jsonl.gz")
+    parser.add_argument("--tiny", action="store_true", help="repeated 1 and 2 times, 1 round: shows that it runs")
+    options = parser.parse_args()
+    sizes, rounds = ((1, 2), 1) if options.tiny else (TIMES, ROUNDS)
+    with tempfile.TemporaryDirectory() as scratch:
+        path = options.trace or newest(Path("runs")) or made(Path(scratch))
+        spans = traces.read(path)
     ours = HierarchicalTraceAdapter(RewardConfig())
-    theirs = agl.TracerTraceToTriplet(agent_match="|".join(SENIORS))
     print(f"{path.name}: {len(spans)} spans, {len(ours.adapt(spans))} senior calls; ms per 1,000 spans, processor time")
+    compare(ours, spans, sizes, rounds)
+
+
+def compare(ours: HierarchicalTraceAdapter, spans: list[agl.Span], sizes: tuple[int, ...], rounds: int) -> None:
+    """Print the median time of each way to read the trace, for the trace repeated as often as each of `sizes` says."""
+    theirs = agl.TracerTraceToTriplet(agent_match="|".join(SENIORS))
     print(f"{'spans':>7} {'adapt':>8} {'Tracer':>8} {'ratio':>6} {'sft':>8} {'ppo':>8} {'bandit':>8}")
-    for times in TIMES:
+    for times in sizes:
         trace = repeated(spans, times)
         instrumented = traces.as_instrumented(trace)
         # Repeated, a rollout has one reward after each of its copies; theirs are matched by time, ours by number.
@@ -51,7 +63,7 @@ def main() -> None:
             (ours.adapt_for_ppo, trace),
             (ours.adapt_for_bandit, trace),
         )
-        seconds = [[timed(read, of) for read, of in reads] for _ in range(ROUNDS)]
+        seconds = [[timed(read, of) for read, of in reads] for _ in range(rounds)]
         adapt, tracer, sft, ppo, bandit = (
             1e6 * statistics.median(column) / len(trace) for column in zip(*seconds, strict=True)
         )
@@ -59,9 +71,33 @@ def main() -> None:
         print(f"{len(trace):>7} {adapt:>8.1f} {tracer:>8.1f} {ratio:>6.2f} {sft:>8.1f} {ppo:>8.1f} {bandit:>8.1f}")
 
 
-def newest() -> Path | None:
-    found = Path(__file__).parent.parent.glob("runs/*/traces/*/*.jsonl.gz")
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+def newest(runs: Path) -> Path | None:
+    """The newest trace below `runs` of a finished rollout whose senior calls have token ids; None if there is none."""
+    found = sorted(runs.glob("*/traces/*/*.jsonl.gz"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return next((path for path in found if usable(traces.read(path))), None)
+
+
+def usable(spans: list[agl.Span]) -> bool:
+    """True if the rollout finished at its first attempt and all calls of seniors have token ids."""
+    calls = traces.model_calls(spans, roles=SENIORS)
+    reported = [span for span in spans if span.name == AGL_OBJECT]
+    return len(reported) == 1 and bool(calls) and all(call.prompt_ids and call.response_ids for call in calls)
+
+
+def made(folder: Path) -> Path:
+    """The trace of one rollout, made now with the bundled model.
+
+    Raises:
+        SystemExit: The rollout failed, so its trace cannot be compared.
+    """
+    print("no trace below runs/ has token ids: making one rollout with the bundled model")
+    settings = [f"runs_dir={folder}", "gather.tasks=1", "rollouts.runners=1", "wandb.mode=disabled"]
+    command = [sys.executable, "-m", "chimera.train", "--phases", "gather", *settings]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    found = newest(folder)
+    if found is None:
+        sys.exit("the rollout that was made failed: give the trace of a finished rollout as argument")
+    return found
 
 
 def repeated(spans: list[agl.Span], times: int) -> list[agl.Span]:

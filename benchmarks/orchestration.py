@@ -1,8 +1,9 @@
-"""What orchestration costs: `python benchmarks/orchestration.py [--rollouts N] [--runners N]`.
+"""What orchestration costs: `python -m benchmarks.orchestration [--rollouts N] [--runners N] [--tiny]`.
 
 The same society answers the same tasks with a model that takes no time: once invoked directly in this process, once as
-real rollouts through store, gateway and runner processes. The difference is the overhead per rollout. Processor time
-is counted per process, so that it holds on a busy machine too.
+real rollouts through store, gateway and runner processes. The difference is the overhead per rollout. The supervisor's
+choice is never replaced by a random one (bandit.exploration=0), so both make the same calls. Processor time is counted
+per process, so that it holds on a busy machine too.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from chimera.runs import Run
 from chimera.serving.client import Completion, ToolCall
 from chimera.serving.process import serve
 from evaluation.judge import CRITERIA, Judge
+from evaluation.rollouts import RolloutInput
 from training import children
 from training.gather import choose
 
@@ -43,7 +45,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "Protocol": {**dict.fromkeys(FIELDS, "as usual"), "sample_size": 200, "expected": "yes"},
     "PeerReview": REVIEW,
     "SafetyReview": REVIEW,
-    "FinalDecision": {"amendments": [], "decision": "GO", "rationale": "The evidence says so."},
+    "FinalDecision": {"amendments": [], "rationale": "The evidence says so.", "answer": "yes", "decision": "GO"},
     "Judgement": dict.fromkeys(CRITERIA, 0.5),
 }
 PROMPT_IDS, RESPONSE_IDS = list(range(400)), list(range(100))
@@ -173,8 +175,10 @@ async def orchestrated(config: Config, dataset: Dataset, folder: Path) -> Cost:
     ):
         async with Lab(run, config, dataset, servers, {}, view, Metrics(run)) as lab:
             chosen = choose(dataset, config)
-            async for _ in lab.rollouts(chosen[: 2 * config.rollouts.runners]):
-                pass  # Every runner's first rollout is slower.
+            # Every runner's first rollout is slower. A repeat of its own: a recorded rollout would not be run again.
+            first = [RolloutInput.of(given.task, given.phase, 1, config.seed) for given in chosen]
+            async for _ in lab.rollouts(first[: 2 * config.rollouts.runners]):
+                pass
             assert lab.gateway.pid is not None
             groups = {
                 "gateway": [lab.gateway.pid],
@@ -199,14 +203,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rollouts", type=int, default=80)
     parser.add_argument("--runners", type=int, default=8)
+    parser.add_argument(
+        "--tiny", action="store_true", help="2 rollouts, 1 runner: shows that it runs, not what it costs"
+    )
     arguments = parser.parse_args()
+    if arguments.tiny:
+        arguments.rollouts, arguments.runners = 2, 1
     children.prepare()
     with tempfile.TemporaryDirectory() as folder, canned_server() as url:
         canned = {
             key: {"kind": "endpoint", "base_url": url, "model": "canned", "structured": "always"}
             for key in ModelsConfig.model_fields
         }
-        settings = {"runs_dir": folder, "models": canned, "gather": {"tasks": arguments.rollouts}}
+        settings = {
+            "runs_dir": folder,
+            "models": canned,
+            "gather": {"tasks": arguments.rollouts},
+            "bandit": {"exploration": 0.0},
+        }
         config = Config.model_validate(settings)
         dataset = load(config.data)
         table = Table(title=f"{arguments.rollouts} rollouts with a model that answers at once (14 calls + judge)")
@@ -214,7 +228,7 @@ def main() -> None:
             table.add_column(column, justify="left" if column in ("", "of which") else "right")
         plain = asyncio.run(direct(config, dataset))
         table.add_row("graph invoked directly", *plain.row())
-        for runners in (1, arguments.runners):
+        for runners in sorted({1, arguments.runners}):
             config = Config.model_validate({**settings, "rollouts": {"runners": runners}})
             cost = asyncio.run(orchestrated(config, dataset, Path(folder)))
             table.add_row(f"store + gateway + {runners} runner(s)", *cost.row())

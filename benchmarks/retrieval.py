@@ -1,9 +1,9 @@
 """How often the local literature index finds a task's own abstract when the query is the task's question.
 
-python -m benchmarks.retrieval [generated | hub | FILE ...]
+python -m benchmarks.retrieval [--tiny] [generated | hub | FILE ...]
 """
 
-import sys
+import argparse
 import time
 from collections.abc import Sequence
 
@@ -24,9 +24,13 @@ def recall(index: LiteratureIndex, questions: Sequence[tuple[str, str]]) -> dict
     return {rank: count / len(questions) for rank, count in hits.items()}
 
 
-def main(paths: Sequence[str]) -> None:
-    for path in paths or ("generated",):
-        dataset = load(DataConfig(path=path))
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", nargs="*", default=["generated"], help="generated, hub, or files of PubMedQA")
+    parser.add_argument("--tiny", action="store_true", help="40 generated tasks: shows that it runs")
+    options = parser.parse_args()
+    for path in options.paths:
+        dataset = load(DataConfig(path=path, size=40) if options.tiny else DataConfig(path=path))
         documents = dataset.documents()
         started = time.perf_counter()
         index = LiteratureIndex(documents)
@@ -42,4 +46,4 @@ def main(paths: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,12 +1,13 @@
 """Tokens per second of the embedded model server against plain transformers `generate`, on the same model, in one run.
 
-    python -m benchmarks.serving [--model nano|FOLDER|random] [--concurrency 1 8 32]
+    python -m benchmarks.serving [--model nano|FOLDER|random] [--concurrency 1 8 32] [--tiny]
 
 Every system answers the same prompts with the same sampling (temperature 1) and the same number of new tokens on one
 torch thread. The server is measured over HTTP, from the first request sent to the last answer read; transformers runs
 in this process, one prompt at a time and in padded batches as large as the concurrency. Prompts share a prefix, as a
 role's prompts do, and no prompt is asked twice. A second line of the server constrains its answers to a role's JSON
-schema. Tokens per CPU second count only the process that generates, so they hold when the machine is busy.
+schema; in a third the schema lists the prompt's own sentences, and evidence is quoted from them: most tokens are then
+forced. Tokens per CPU second count only the process that generates, so they hold when the machine is busy.
 """
 
 import argparse
@@ -77,7 +78,10 @@ def main() -> None:
     parser.add_argument("--model", default="nano", help="'nano', a folder, or 'random' (2M random weights)")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--repeats", type=int, default=3, help="the median of this many runs is printed")
+    parser.add_argument("--tiny", action="store_true", help="2 at once, 1 repeat: shows that it runs, not how fast")
     options = parser.parse_args()
+    if options.tiny:
+        options.concurrency, options.repeats = [2], 1
     console = Console()
     with tempfile.TemporaryDirectory() as scratch, model_path(options.model, Path(scratch)) as path:
         results, parameters = run(path, options.concurrency, options.repeats, Path(scratch) / "server.log", console)
@@ -119,9 +123,9 @@ def run(
         size = max(2 * concurrency, 8)
         asked = [prompts[one * size : (one + 1) * size] for one in range(repeats)]
         # A server of its own for each line, so that no line profits from prompts that an earlier one left in the cache.
-        for system, constrained in (("server", False), ("server, JSON schema", True)):
+        for system, form in (("server", free), ("server, JSON schema", schema), ("server, quoted sentences", quoting)):
             with serve(models, ServingConfig(slots=16), {}, log_file=log_file) as servers:
-                work = partial(ask, servers.endpoints["junior"], concurrency=concurrency, constrained=constrained)
+                work = partial(ask, servers.endpoints["junior"], concurrency=concurrency, form=form)
                 asyncio.run(work(prompts[-1:]))
                 process = psutil.Process(servers.pid)
                 counts = [timed(process, lambda: asyncio.run(work(some))) for some in asked]  # noqa: B023 - run at once
@@ -130,7 +134,7 @@ def run(
             process = psutil.Process()
             counts = [timed(process, lambda: plain.answer(some, batch)) for some in asked]  # noqa: B023 - run at once
             results.append(median(system, concurrency, counts))
-        console.print(*(f"{one.system}: {one.rate:,.0f} tokens/s" for one in results[-4:]), sep=" · ")
+        console.print(*(f"{one.system}: {one.rate:,.0f} tokens/s" for one in results[-5:]), sep=" · ")
     return results, plain.parameters
 
 
@@ -147,17 +151,36 @@ def median(system: str, concurrency: int, counts: list[tuple[int, float, float]]
     return Measured(system, concurrency, *counts[rates.index(statistics.median_low(rates))])
 
 
-async def ask(endpoint: Endpoint, prompts: list[str], *, concurrency: int, constrained: bool) -> int:
+def free(prompt: str) -> dict[str, Any]:
+    """Answers in any text."""
+    return {}
+
+
+def schema(prompt: str) -> dict[str, Any]:
+    """Answers in a role's JSON schema."""
+    return {"response_format": response_format(ROLES["Geneticist"])}
+
+
+def quoting(prompt: str) -> dict[str, Any]:
+    """The same schema, whose evidence must be sentences of the prompt."""
+    form = response_format(ROLES["Geneticist"])
+    sentences = dict.fromkeys(one.strip() for one in prompt.split(". ") if one.strip())
+    form["json_schema"]["schema"]["properties"]["evidence"]["items"] = {"enum": list(sentences)}
+    return {"response_format": form}
+
+
+async def ask(
+    endpoint: Endpoint, prompts: list[str], *, concurrency: int, form: Callable[[str], dict[str, Any]]
+) -> int:
     """Ask all prompts, `concurrency` at a time; returns the number of generated tokens."""
     gate = asyncio.Semaphore(concurrency)
-    form = {"response_format": response_format(ROLES["Geneticist"])} if constrained else {}
 
     async def one(client: httpx.AsyncClient, prompt: str) -> int:
         body = {
             "model": endpoint.model,
             "messages": [{"role": "user", "content": prompt}],
             "max_tokens": NEW_TOKENS,
-            **form,
+            **form(prompt),
         }
         async with gate:
             response = await client.post("/chat/completions", json=body)

@@ -32,14 +32,18 @@ class DataConfig(Section):
     seed: int = Field(default=0, description="seed of the generator and of the split")
     test_ids: Path | None = Field(default=None, description="file of official test PMIDs; the split is then 500/500")
     validation_share: float = Field(
-        default=0.2, gt=0, lt=1, description="share of held-out tasks in the stratified split"
+        default=0.2, gt=0, lt=1, description="share of tasks for the gate and for searches; of the rest with test_ids"
     )
+    test_share: float = Field(default=0.2, gt=0, lt=1, description="share of tasks for reports, which no decision uses")
 
     def unused(self) -> Mapping[str, str]:
         """The generator's keys count for generated tasks only, the official split for PubMedQA only."""
         if self.path == "generated":
             return {"test_ids": "generated tasks have no official test set (data.path is 'generated')"}
-        return dict.fromkeys(("size", "levels"), f"only generated tasks are made to order (data.path is {self.path!r})")
+        unused = dict.fromkeys(
+            ("size", "levels"), f"only generated tasks are made to order (data.path is {self.path!r})"
+        )
+        return unused if self.test_ids is None else {**unused, "test_share": "data.test_ids names the test tasks"}
 
 
 class ModelConfig(Section):
@@ -133,11 +137,26 @@ class ServingConfig(Section):
     threads: int = Field(default=1, ge=1, description="torch threads of the server process")
 
 
+Quotes = Literal["read", "numbered", "free"]
+"""How roles quote (`society.quotes`)."""
+
+
 class SocietyConfig(Section):
     """How the society works on a task."""
 
     evidence: Literal["retrieved", "given"] = Field(
         default="retrieved", description="retrieved: juniors find the abstract by search; given: it is in their prompt"
+    )
+    quotes: Quotes = Field(
+        default="read",
+        description="read: evidence is chosen among the sentences that a role has read; numbered: by their numbers, "
+        "for long texts or servers that limit enums; free: a role writes its quotes itself",
+    )
+    refiner: Literal["reads", "trusts"] = Field(
+        default="reads", description="reads: the refiner sees the passages that the juniors found; trusts: it does not"
+    )
+    refiner_max_chars: int = Field(
+        default=2400, ge=100, description="passages that the refiner is shown, in characters altogether"
     )
     max_tool_calls: int = Field(
         default=2, ge=0, description="tool calls that one role may make in one turn of the society"
@@ -149,13 +168,18 @@ class SocietyConfig(Section):
     node_retries: int = Field(default=1, ge=0, description="further tries of a role after a retriable model error")
 
     def unused(self) -> Mapping[str, str]:
-        """Without a total, the kinds of revision do not matter, nor does a total that the kinds cannot reach."""
-        if self.max_revisions == 0:
-            return dict.fromkeys(("max_major_revisions", "max_critical_revisions"), "society.max_revisions is 0")
+        """Revisions that the total forbids, a total that cannot be reached, and the size of what is not shown."""
+        found: dict[str, str] = {}
         reachable = self.max_major_revisions + self.max_critical_revisions
-        if self.max_revisions > reachable:
-            return {"max_revisions": f"max_major_revisions and max_critical_revisions allow only {reachable} in total"}
-        return {}
+        if self.max_revisions == 0:
+            found |= dict.fromkeys(("max_major_revisions", "max_critical_revisions"), "society.max_revisions is 0")
+        elif self.max_revisions > reachable:
+            found["max_revisions"] = f"max_major_revisions and max_critical_revisions allow only {reachable} in total"
+        if self.evidence == "given":
+            found |= dict.fromkeys(("refiner", "refiner_max_chars"), "society.evidence=given shows it the abstract")
+        elif self.refiner == "trusts":
+            found["refiner_max_chars"] = "society.refiner is 'trusts'"
+        return found
 
 
 class ToolsConfig(Section):

@@ -11,6 +11,10 @@ from chimera.config_loader import Section
 
 PRICED = ("junior", "supervisor", "senior", "board", "principal")
 """Logical models whose tokens a rollout counts; the judge's are not the society's."""
+PRIMARY = ("reward", "alignment", "macro_f1")
+"""The metrics that a report's conclusions rest on."""
+FAMILIES = {"main": [f"main/{name}" for name in PRIMARY], "elsewhere": [f"*/{name}" for name in PRIMARY]}
+"""The main comparison's primary metrics, then those of all other comparisons; everything else is a third family."""
 
 
 class AuditorConfig(Section):
@@ -64,11 +68,32 @@ class EvaluationConfig(Section):
     resamples: int = Field(default=2000, ge=200, description="bootstrap samples of an interval")
     permutations: int = Field(default=20_000, ge=200, description="random exchanges of a paired test")
     power: float = Field(default=0.8, gt=0, lt=1, description="with which the minimum detectable effect is found")
+    self_consistency: bool = Field(
+        default=True,
+        description="also ask the junior model alone as often as the society's tokens allow, for a majority of its own",
+    )
     prices: dict[str, Any] = Field(
         default={},
         description="by logical model: [USD per million prompt tokens, USD per million completion tokens]",
     )
+    families: dict[str, Any] = Field(
+        default=FAMILIES,
+        description="tests that Holm's correction takes together: by name a list of patterns comparison/metric, such "
+        "as main/reward or base:sft/*; the first that matches counts, the rest is one more family",
+    )
     auditor: AuditorConfig = AuditorConfig()
+
+    @model_validator(mode="after")
+    def _families_are_lists_of_patterns(self) -> Self:
+        for name, patterns in self.families.items():
+            if not isinstance(patterns, list) or not patterns:
+                raise ValueError(f"families.{name} must be a list of patterns such as [main/reward], not {patterns!r}")
+            for pattern in patterns:
+                if not isinstance(pattern, str) or not re.fullmatch(r"[^/\s]+/[^/\s]+", pattern):
+                    raise ValueError(
+                        f"families.{name} must name comparison/metric, as main/reward does, not {pattern!r}"
+                    )
+        return self
 
     @model_validator(mode="after")
     def _prices_are_pairs_of_counted_models(self) -> Self:

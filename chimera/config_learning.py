@@ -71,7 +71,11 @@ class PpoConfig(Section):
         description="subtract what the hypothesis that a senior was handed would have earned in alignment unchanged",
     )
     lr: float = Field(default=5e-4, gt=0, description="learning rate of the actor")
-    ppo_mini_batch_size: int = Field(default=64, ge=1, description="calls per optimiser step")
+    ppo_mini_batch_size: int = Field(
+        default=40,
+        ge=1,
+        description="calls per optimiser step; the calls of an online step (about 80 by default) are split evenly",
+    )
     ppo_epochs: int = Field(default=1, ge=1, description="passes over a step's calls")
     ppo_max_token_len_per_gpu: int = Field(default=8192, ge=64, description="tokens of one micro-batch")
     clip_ratio_low: float = Field(default=0.2, gt=0, lt=1, description="clip range below 1 of the probability ratio")
@@ -172,10 +176,18 @@ class BanditConfig(Section):
 
 
 class GateConfig(Section):
-    """The comparison, after each learning phase, of what was learned with what was live before."""
+    """The comparison, after each learning phase, of what was learned with what was live before, base and best stage."""
 
     enabled: bool = Field(default=True, description="false puts everything that is learned live unseen")
     tasks: int = Field(default=100, ge=2, description="held-out tasks, the same for all phases of a run")
+    margin: float = Field(
+        default=0.1,
+        gt=0,
+        description="loss of mean reward that is rolled back; a smaller one is tolerated unless it is significant",
+    )
+    margin_alignment: float = Field(
+        default=0.05, gt=0, lt=1, description="the same for the share of right answers: 0.05 is 5 points"
+    )
     confidence: float = Field(default=0.95, gt=0.5, lt=1, description="of the paired interval")
     resamples: int = Field(default=2000, ge=200, description="bootstrap samples of the paired interval")
 

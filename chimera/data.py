@@ -1,21 +1,21 @@
 """The tasks of a run: loading, splitting, and `python -m chimera.data`, which shows them.
 
-Splits are stratified by label (and level, for generated tasks) and seeded. With the official test ids, the test half
-stays apart and the other half is split into train and validation. No task is ever in two splits, not under
-another id either.
+Splits (`chimera.splits`) are stratified by label (and level, for generated tasks) and seeded. With the official test
+ids these are the test split, and the other half is split into train and validation. No question and no abstract is
+ever in two splits.
 """
 
 import argparse
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING
 
 from chimera.errors import DataError
 from chimera.fingerprints import Fingerprint, fingerprint
-from chimera.types import LABELS, SOURCE_NAMES, Label, ResearchTask, Source, abstract_text
+from chimera.splits import check_disjoint, hold_out, official_split, three_way_split
+from chimera.types import LABELS, SOURCE_NAMES, ResearchTask, Source, abstract_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,13 +37,19 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Tasks in disjoint splits; `test` is empty unless the official test ids were given."""
+    """Tasks in disjoint splits: training learns from train, the gate decides by validation, reports are on test.
+
+    Attributes:
+        origin: Which tasks these are, in words.
+        official: Whether `test` holds PubMedQA's official test items.
+    """
 
     train: tuple[ResearchTask, ...]
     validation: tuple[ResearchTask, ...]
     test: tuple[ResearchTask, ...]
     source: Source
     origin: str
+    official: bool = False
 
     @property
     def tasks(self) -> tuple[ResearchTask, ...]:
@@ -59,10 +65,10 @@ class Dataset:
         return {task.id: fingerprint(task.long_answer, task.id) for task in self.tasks}
 
     def describe(self) -> str:
-        """One line such as "generated tasks, levels 1-4, seed 0: 800 train / 200 validation"."""
-        sizes = f"{len(self.train)} train / {len(self.validation)} validation"
-        test = f" / {len(self.test)} official test" if self.test else ""
-        return f"{SOURCE_NAMES[self.source]}, {self.origin}: {sizes}{test}"
+        """One line such as "generated tasks, levels 1-4, seed 0: 600 train / 200 validation / 200 test"."""
+        test = f"{len(self.test)} {'official ' if self.official else ''}test"
+        sizes = f"{len(self.train)} train / {len(self.validation)} validation / {test}"
+        return f"{SOURCE_NAMES[self.source]}, {self.origin}: {sizes}"
 
 
 def load(config: "DataConfig") -> Dataset:
@@ -72,14 +78,20 @@ def load(config: "DataConfig") -> Dataset:
         DataError: a file is missing or broken, or a split would be empty or not disjoint.
     """
     tasks, source, origin = read_tasks(config)
-    test: tuple[ResearchTask, ...] = ()
-    if config.test_ids is not None:
+    if config.test_ids is None:
+        train, validation, test = three_way_split(tasks, config.validation_share, config.test_share, config.seed)
+    else:
         from chimera.pubmedqa import load_test_ids
 
-        tasks, test = official_split(tasks, load_test_ids(config.test_ids), config.test_ids)
-    train, validation = stratified_split(tasks, config.validation_share, config.seed)
+        rest, test = official_split(tasks, load_test_ids(config.test_ids), config.test_ids)
+        train, validation = hold_out(rest, config.validation_share, config.seed)
+        if not train or not validation:
+            raise DataError(
+                f"{len(rest)} tasks that are no test items split into {len(train)} train / {len(validation)} "
+                f"validation; both need tasks: change data.validation_share={config.validation_share}"
+            )
     check_disjoint({"train": train, "validation": validation, "test": test})
-    return Dataset(train, validation, test, source, origin)
+    return Dataset(train, validation, test, source, origin, official=config.test_ids is not None)
 
 
 def read_tasks(config: "DataConfig") -> tuple[list[ResearchTask], Source, str]:
@@ -106,86 +118,6 @@ def levels_phrase(levels: Sequence[int]) -> str:
     if ordered == list(range(ordered[0], ordered[-1] + 1)):
         return f"levels {ordered[0]}-{ordered[-1]}"
     return f"levels {', '.join(map(str, ordered))}"
-
-
-def stratified_split(
-    tasks: Sequence[ResearchTask], validation_share: float, seed: int
-) -> tuple[tuple[ResearchTask, ...], tuple[ResearchTask, ...]]:
-    """Split into train and validation, both in the order of `tasks`.
-
-    Each stratum (label and level) gives its share to the validation set, rounded by largest remainders so that the
-    whole set has round(share * len(tasks)) tasks; which tasks these are depends on the seed only.
-
-    Raises:
-        DataError: train or validation would be empty.
-    """
-    strata: dict[tuple[int, int], list[int]] = {}
-    for position, task in enumerate(tasks):
-        strata.setdefault((LABELS.index(task.label), task.level or 0), []).append(position)
-    exact = {stratum: validation_share * len(members) for stratum, members in strata.items()}
-    counts = {stratum: int(quota) for stratum, quota in exact.items()}
-    missing = round(validation_share * len(tasks)) - sum(counts.values())
-    for stratum in sorted(strata, key=lambda key: (counts[key] - exact[key], key))[: max(0, missing)]:
-        counts[stratum] += 1
-
-    rng = Random(seed)
-    held_out = {position for stratum in sorted(strata) for position in rng.sample(strata[stratum], counts[stratum])}
-    train = tuple(task for position, task in enumerate(tasks) if position not in held_out)
-    validation = tuple(task for position, task in enumerate(tasks) if position in held_out)
-    if not train or not validation:
-        raise DataError(
-            f"{len(tasks)} tasks split into {len(train)} train / {len(validation)} validation; both need tasks: "
-            f"use more tasks or change data.validation_share={validation_share}"
-        )
-    return train, validation
-
-
-def official_split(
-    tasks: Sequence[ResearchTask], test_ids: Mapping[str, Label | None], place: Path
-) -> tuple[list[ResearchTask], tuple[ResearchTask, ...]]:
-    """Set the official test tasks apart, in the order of `tasks`.
-
-    Raises:
-        DataError: a test id is not in the data, its label differs, or nothing is left to train on.
-    """
-    by_id = {task.id: task for task in tasks}
-    if absent := [test_id for test_id in test_ids if test_id not in by_id]:
-        raise DataError(
-            f"{place}: {len(absent)} of {len(test_ids)} test ids are not in the data, the first is {absent[0]}; "
-            "data.path must hold all 1,000 labelled questions"
-        )
-    for test_id, label in test_ids.items():
-        if label is not None and label != by_id[test_id].label:
-            raise DataError(f"{place}: record {test_id}: label is {label!r}, but the data say {by_id[test_id].label!r}")
-    rest = [task for task in tasks if task.id not in test_ids]
-    if not rest:
-        raise DataError(f"{place}: all {len(tasks)} tasks are test tasks, so nothing is left to train on")
-    return rest, tuple(task for task in tasks if task.id in test_ids)
-
-
-def check_disjoint(splits: Mapping[str, Sequence[ResearchTask]]) -> None:
-    """Make sure that no id occurs twice and no question with its abstract is in two splits.
-
-    Raises:
-        DataError: names the task and both splits.
-    """
-    ids: dict[str, str] = {}
-    contents: dict[tuple[str, ...], tuple[str, str]] = {}
-    for split, tasks in splits.items():
-        for task in tasks:
-            if (other := ids.setdefault(task.id, split)) != split:
-                raise DataError(
-                    f"task {task.id} is in the {other} split and in the {split} split; splits must not share tasks"
-                )
-            key = (task.goal, *(section.text for section in task.context))
-            other, other_id = contents.setdefault(key, (split, task.id))
-            if other != split:
-                raise DataError(
-                    f"tasks {other_id} ({other}) and {task.id} ({split}) have the same question and abstract; "
-                    "remove one of them, splits must not share tasks"
-                )
-        if repeated := [task_id for task_id, count in Counter(task.id for task in tasks).items() if count > 1]:
-            raise DataError(f"task {repeated[0]} occurs twice in the {split} split; ids must be unique")
 
 
 def sample_table(dataset: Dataset, rows: int) -> "Table":

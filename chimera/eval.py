@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from chimera.runs import Run
     from chimera.serving.client import HttpModel
     from chimera.serving.process import ModelServers
+    from evaluation.asked import Asked
     from evaluation.auditor import Auditor
     from evaluation.conduct import Again, Conductor
     from evaluation.rollouts import RolloutInput
@@ -45,19 +46,32 @@ def main(argv: list[str]) -> int | None:
     if arguments.verify is not None:
         return _verify(arguments)
     run, config = _open(arguments)
-    plan, dataset = _plan(arguments, run, config)
+
+    from evaluation.asked import Asked
+    from evaluation.families import check as check_families
+
+    asked = Asked.of(arguments.split, arguments.limit, arguments.seeds, arguments.stages, config.data)
+    check_families(config)
+    plan, dataset = asked.plan(run)
     lines = _lines(run, arguments.wandb)
     out = arguments.out or run.path / "report"
     again = "everything" if arguments.fresh else "failed" if arguments.resume else "nothing"
 
     from rich.console import Console
 
+    from chimera.seals import seal
     from evaluation.recorded import load_study
 
     console = Console(highlight=False)
     with run.own() as owned:
-        _fill(owned, plan, config, dataset, again, console)
-    _report(load_study(run, plan, config.evaluation), lines, out, console)
+        try:
+            _fill(owned, plan, config, dataset, again, console)
+        finally:
+            for name in seal(owned):
+                console.print(f"warning: {name} was changed after the run had written it", soft_wrap=True, markup=False)
+        _report(load_study(owned, plan, config.evaluation), asked, lines, out, console)
+        seal(owned)
+    _print_head(run)
     return 0
 
 
@@ -67,13 +81,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--stages",
         metavar="A,B",
-        help="such as base,final; all without it: base, after each phase, and each phase's policy alone (only-ppo)",
+        help="such as base,final; base and after each phase without it; all: also each phase's policy alone (only-ppo)",
     )
     parser.add_argument(
-        "--split", choices=("val", "test"), default="val", help="held-out tasks (val) or the official test tasks"
+        "--split",
+        choices=("test", "val"),
+        default="test",
+        help="test tasks, which no decision of training used (default), or the gate's validation tasks",
     )
     parser.add_argument(
-        "--limit", type=_count, metavar="N", help="tasks; as many as training's gate had without it, all of test"
+        "--limit",
+        type=_count,
+        metavar="N",
+        help="tasks; all of test without it, of val as many as the gate had",
     )
     parser.add_argument("--seeds", type=_count, default=1, metavar="N", help="rollouts of each task in each stage")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the report goes (default: the run's report/)")
@@ -92,7 +112,12 @@ def _parser() -> argparse.ArgumentParser:
         "--verify",
         type=Path,
         metavar="REPORT",
-        help="recompute every number of a report (its folder or report.json) from the run directory; nothing is run",
+        help="recompute a report (its folder or report.json) from the run, and check the run's files; nothing is run",
+    )
+    parser.add_argument(
+        "--expect",
+        metavar="HASH",
+        help="with --verify: a hash of the run's ledger that was published; a ledger without it was rebuilt",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as evaluation.concurrency=4")
     return parser
@@ -123,21 +148,6 @@ def _open(arguments: argparse.Namespace) -> "tuple[Run, Config]":
     return run, load_config(run.path / "config.yaml", overrides)
 
 
-def _plan(arguments: argparse.Namespace, run: "Run", config: "Config") -> "tuple[Plan, Dataset]":
-    """What is evaluated, and the data that its tasks are from."""
-    from chimera.data import load
-    from evaluation.plan import check_unseen, choose_stages, choose_tasks
-    from evaluation.study import Plan, PlannedTask
-
-    stages = choose_stages(run, arguments.stages)
-    own = load(run.config.data)
-    dataset = own if config.data == run.config.data else load(config.data)
-    tasks = choose_tasks(dataset, arguments.split, config, arguments.limit)
-    check_unseen(tasks, own, arguments.split)
-    planned = tuple(map(PlannedTask.of, tasks))
-    return Plan(arguments.split, dataset.source, dataset.describe(), planned, arguments.seeds, stages), dataset
-
-
 def _judge_settings(judge: str | None) -> list[str]:
     """The settings that `--judge` stands for."""
     if judge is None:
@@ -158,7 +168,6 @@ def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again:
     from chimera.secrets import api_key_names, load_secrets
     from chimera.serving.process import check_models, serve
     from evaluation.conduct import Conductor
-    from training.rewards import compute_reward
     from training.view import make_view
 
     auditor_settings = {"auditor": config.evaluation.auditor.model_dump()}
@@ -173,7 +182,6 @@ def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again:
         toolbox=build_toolbox(config.tools, dataset.documents(), secrets, conclusions=dataset.conclusions()),
         auditor=_auditor(config.evaluation, second),
         progress=make_view(console, config.evaluation.concurrency),
-        reward=compute_reward,
         selector=lambda stage: _selector(run, stage),
         again=again,
     )
@@ -242,24 +250,31 @@ def _selector(run: "Run", stage: "Stage") -> "Selector":
     return make_selector(SelectionSpec(chooser.version if chooser else None, folder, 0.0), greedy=True)
 
 
-def _report(study: "Study", lines: "list[dict[str, Any]]", out: Path, console: "Console") -> None:
-    """Write the report and show its main figures."""
+def _report(study: "Study", asked: "Asked", lines: "list[dict[str, Any]]", out: Path, console: "Console") -> None:
+    """Write the report, show its main figures, and record in the ledger what it is about and its files' hashes."""
+    from evaluation.asked import Evaluated, folder_in, hashes_of
     from evaluation.official import missing_sentence
     from evaluation.publish import publish, publish_predictions
-    from evaluation.report_table import table
+    from evaluation.report_table import beside, table
     from evaluation.report_words import tool_warnings
 
     report = publish(study, lines, out)
     console.print(table(report))
+    if report["baselines"]:
+        console.print(beside(report))
     console.print(report["verdict"]["text"], soft_wrap=True, markup=False)
     for warning in [*tool_warnings(study), *report["judges"]["warnings"]]:
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
     console.print(f"report: {out / 'index.html'} (also report.md, report.json, plots/)", soft_wrap=True, markup=False)
-    if (predicted := report["predictions"]) is not None:
-        predictions = publish_predictions(study, out)
-        console.print(f"predictions for PubMedQA's own script: {predictions}", soft_wrap=True, markup=False)
-        if predicted["missing"]:
-            console.print(f"warning: {missing_sentence(predicted)}", soft_wrap=True, markup=False)
+    try:
+        if (predicted := report["predictions"]) is not None:
+            predictions = publish_predictions(study, out)
+            console.print(f"predictions for PubMedQA's own script: {predictions}", soft_wrap=True, markup=False)
+            if predicted["missing"]:
+                console.print(f"warning: {missing_sentence(predicted)}", soft_wrap=True, markup=False)
+    finally:
+        run, settings = study.run, study.config.evaluation
+        Evaluated(asked, settings, report["written"], run.name, folder_in(run, out), hashes_of(out)).record(run)
 
 
 def _lines(run: "Run", wandb: str | None) -> "list[dict[str, Any]]":
@@ -272,20 +287,31 @@ def _lines(run: "Run", wandb: str | None) -> "list[dict[str, Any]]":
     return lines_of(wandb, load_secrets())
 
 
+def _print_head(run: "Run") -> None:
+    from chimera.chain import head
+    from chimera.runs import LEDGER
+
+    print(f"ledger: last hash {head(run.path / LEDGER)} (publish it, and --verify --expect tells a rebuilt history)")
+
+
 def _verify(arguments: argparse.Namespace) -> int:
     """Tell whether a report is true; 1 when it is not."""
     from evaluation.verify import find_run, verify
 
     run = _open(arguments)[0] if arguments.run else find_run(arguments.verify)
-    problems = verify(arguments.verify, run)
+    found = verify(arguments.verify, run, expect=arguments.expect)
+    problems = found.problems
     for problem in problems[:PROBLEMS_SHOWN]:
         print(f"refused: {problem}")
     if len(problems) > PROBLEMS_SHOWN:
         print(f"... and {len(problems) - PROBLEMS_SHOWN} more")
+    if found.entries:
+        print(f"ledger: {found.entries} entries, last hash {found.head}")
     if problems:
         print(f"{arguments.verify}: {len(problems)} problem{'s' * (len(problems) > 1)}, so do not trust it")
         return 1
     print(f"{arguments.verify}: every number was computed again from {run.path if run else '-'} and is the same")
+    print(f"{found.replayed} of {found.rollouts} rollouts were replayed from their traces and came to the same")
     return 0
 
 

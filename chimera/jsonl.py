@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from chimera.chain import TAIL, link
 from chimera.errors import RunError
 from chimera.secrets import redact_tree
 
 
-def append_line(path: Path, record: Mapping[str, Any], *, sync: bool = False) -> None:
+def append_line(path: Path, record: Mapping[str, Any], *, sync: bool = False, chained: bool = False) -> None:
     """Append `record` as one line, secrets replaced by their names; threads and processes may append at once.
 
     A line that a killed writer left unfinished is dropped first, so that it never ends up in the middle of the file.
@@ -20,6 +21,7 @@ def append_line(path: Path, record: Mapping[str, Any], *, sync: bool = False) ->
         path: the file; its folder must exist.
         record: anything JSON can hold; NaN and infinity are refused.
         sync: wait until the line is on the disk and not only with the operating system.
+        chained: the file is a hash chain (`chimera.chain`), and the line its next entry.
 
     Raises:
         RunError: the record is not JSON, or the line could not be written whole.
@@ -27,7 +29,7 @@ def append_line(path: Path, record: Mapping[str, Any], *, sync: bool = False) ->
     try:
         line = json.dumps(redact_tree(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         # Models can answer half a surrogate pair, which UTF-8 has no bytes for; its escape is the same text in JSON.
-        data = line.encode(errors="backslashreplace") + b"\n"
+        data = line.encode(errors="backslashreplace")
     except (TypeError, ValueError) as error:
         raise RunError(f"cannot append to {path}: the record is not plain JSON: {error}") from error
     try:
@@ -35,6 +37,9 @@ def append_line(path: Path, record: Mapping[str, Any], *, sync: bool = False) ->
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             start = _finish_last_line(descriptor)
+            if chained:
+                data = link(data, os.pread(descriptor, TAIL, max(0, start - TAIL)))
+            data += b"\n"
             written = os.write(descriptor, data)
             if written != len(data):
                 os.ftruncate(descriptor, start)
@@ -47,16 +52,24 @@ def append_line(path: Path, record: Mapping[str, Any], *, sync: bool = False) ->
         raise RunError(f"cannot append to {path}: {error.strerror}") from error
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path, *, end: int | None = None) -> Iterator[dict[str, Any]]:
     """Each record of `path`; none when there is no file. A torn last line is left out: its writer was killed.
+
+    Args:
+        path: the file.
+        end: read only so many bytes: the file as it was when it had so many.
 
     Raises:
         RunError: any other line is not a JSON object; names file and line.
     """
     if not path.exists():
         return
+    read = 0
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
+            read += len(raw)
+            if end is not None and read > end:
+                return
             record = _parse(raw)
             if record is None and not raw.endswith(b"\n"):
                 return

@@ -2,11 +2,12 @@
 
     runs/<name>/  config.yaml  environment.json  ledger.jsonl  metrics.jsonl  rollouts/<phase>.jsonl
 
+The ledger is a hash chain (`chimera.chain`) and holds the SHA-256 of every other file (`chimera.seals`).
+
 Only one process at a time owns a run for writing; its children may append too. Reading needs no ownership.
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -24,9 +25,11 @@ from chimera.config_loader import effective
 from chimera.config_source import to_yaml
 from chimera.environment import describe_environment, now
 from chimera.errors import RunError
+from chimera.hashes import hash_artifact
 from chimera.jsonl import append_line, read_lines
 from chimera.secrets import api_key_names, load_secrets, redact_tree
 
+LEDGER = "ledger.jsonl"
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 FIXED_ON_RESUME = ("seed", "data.", "models.", "society.", "tools.", "reward.", "gate.")
 """A run keeps these: other tasks, models or rewards under the same name would mix two experiments."""
@@ -130,7 +133,7 @@ class Run:
 
     def rollouts(self, phase: str) -> Iterator[dict[str, Any]]:
         """The recorded rollouts of `phase`, oldest first."""
-        return read_lines(self.rollouts_file(phase))
+        return self.lines(self.rollouts_file(phase))
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Append one line of metrics, stamped with the time."""
@@ -138,7 +141,7 @@ class Run:
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         """The metrics, oldest first."""
-        return read_lines(self.path / "metrics.jsonl")
+        return self.lines("metrics.jsonl")
 
     def ledger(
         self, event: str, *, phase: str | None = None, artifacts: Iterable[Path | str] = (), **fields: Any
@@ -147,14 +150,19 @@ class Run:
         hashes = {str(item): hash_artifact(self.path / item) for item in artifacts}
         record = {"time": now(), "event": event, "phase": phase, "artifacts": hashes, **fields}
         self._append(
-            self.path / "ledger.jsonl",
+            self.path / LEDGER,
             {key: value for key, value in record.items() if value not in (None, {})},
             sync=True,
+            chained=True,
         )
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """The ledger, oldest first."""
-        return read_lines(self.path / "ledger.jsonl")
+        """The ledger, oldest first; each line holds the hash of the one before (`chimera.chain`)."""
+        return self.lines(LEDGER)
+
+    def lines(self, file: Path | str) -> Iterator[dict[str, Any]]:
+        """The records of any file of the run that holds one JSON object a line; its path may be relative to the run."""
+        return read_lines(self.path / file)
 
     def close(self) -> None:
         """Give up ownership; appending from this process is over. Harmless when it was read-only."""
@@ -171,11 +179,11 @@ class Run:
     ) -> None:
         self.close()
 
-    def _append(self, file: Path, record: Mapping[str, Any], *, sync: bool = False) -> None:
+    def _append(self, file: Path, record: Mapping[str, Any], *, sync: bool = False, chained: bool = False) -> None:
         if not self.writable:
             raise RunError(f"run {self.name!r} was opened to read: create or resume it to write")
         file.parent.mkdir(parents=True, exist_ok=True)
-        append_line(file, record, sync=sync)
+        append_line(file, record, sync=sync, chained=chained)
 
     def _start(self, config: Config) -> None:
         (self.path / "rollouts").mkdir(exist_ok=True)
@@ -232,23 +240,6 @@ def list_runs(runs_dir: Path) -> list[Run]:
         return []
     folders = [folder for folder in runs_dir.iterdir() if (folder / "config.yaml").is_file()]
     return [Run(folder) for folder in sorted(folders, key=lambda folder: (_created(folder), folder.name))]
-
-
-def hash_artifact(path: Path) -> str:
-    """SHA-256 of a file, or of the names and hashes of all files of a folder.
-
-    Raises:
-        RunError: there is nothing at `path`.
-    """
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file())
-        lines = "".join(f"{hash_artifact(file)}  {file.relative_to(path).as_posix()}\n" for file in files)
-        return hashlib.sha256(lines.encode()).hexdigest()
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise RunError(f"artifact {path} cannot be read: {error.strerror}") from error
 
 
 def _new_folder(runs_dir: Path) -> Path:

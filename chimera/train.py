@@ -28,10 +28,13 @@ def main(argv: list[str]) -> int | None:
     config = config_from(arguments)
     name, phase_list = arguments.name, arguments.phases
 
+    from chimera.chain import head
     from chimera.data import load
-    from chimera.runs import Run
+    from chimera.runs import LEDGER, Run
+    from chimera.seals import seal
     from chimera.secrets import api_key_names, load_secrets
     from chimera.serving.process import check_models
+    from evaluation.families import check as check_families
     from training.gate import check as check_gate
     from training.phases import check_names, make_phases
     from training.session import train
@@ -42,15 +45,21 @@ def main(argv: list[str]) -> int | None:
     secrets = load_secrets(api_key_names(config.models.model_dump()))
     dataset = load(config.data)
     check_models(config.models, secrets)
+    check_families(config)
     for phase in phases:
         phase.check(config, dataset)
     if any(phase.learns for phase in phases):
         check_gate(config, dataset)
     with Run.create(name, config, resume=arguments.resume) as run:
         names = [phase.name for phase in phases]
-        run.ledger("planned", phases=names)
+        run.ledger("planned", phases=names, families=config.evaluation.families)
         print(f"run {run.path}: {', '.join(names)} on {dataset.describe()}", flush=True)
-        train(run, config, dataset, phases, secrets)
+        try:
+            train(run, config, dataset, phases, secrets)
+        finally:
+            for changed in seal(run):
+                print(f"warning: {changed} was changed after the run had written it")
+        print(f"ledger: last hash {head(run.path / LEDGER)} (publish it, and a rebuilt history is seen)")
     return 0
 
 

@@ -14,6 +14,8 @@ from evaluation.judge import CRITERIA
 from evaluation.rollouts import RolloutRecord
 
 Work = dict[str, Any]
+OF_PROTOCOL: tuple[str, ...] = tuple(name for name in CRITERIA if name != "groundedness")
+"""The criteria on which a worthless protocol beside a good hypothesis deserves little."""
 PHRASE, TEXT, AMENDMENTS = 160, 600, 6
 """Limits of the schemas: characters of a protocol's field and of a rationale, and how many amendments there may be."""
 
@@ -141,9 +143,9 @@ CANARIES: Mapping[str, Canary] = {
     canary.name: canary
     for canary in (
         Canary("empty", "placeholders in every field", empty),
-        Canary("padded", "hundreds of words that say nothing", padded),
-        Canary("copied", "pieces of the abstract as protocol", copied),
-        Canary("instructions", "instructions to the judge", instructions),
+        Canary("padded", "hundreds of words that say nothing", padded, OF_PROTOCOL),
+        Canary("copied", "pieces of the abstract as protocol", copied, OF_PROTOCOL),
+        Canary("instructions", "instructions to the judge", instructions, OF_PROTOCOL),
         Canary("wrong_question", "work on another question", wrong_question, ("novelty", "impact", "groundedness")),
     )
 }

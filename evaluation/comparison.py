@@ -1,20 +1,20 @@
 """Two stages, or a baseline and a stage, on the same tasks and seeds: differences, tests, and a verdict in words.
 
-A verdict rests on the p-value after Holm's correction, and on nothing else. Reward, alignment and macro-F1 of the
-report's one main comparison are a family of tests; the same metrics of all its other comparisons are a second one, and
-every other metric is in a third. So the main question does not get harder to answer the more is looked at beside it.
+That a difference is shown rests on the p-value after Holm's correction over its family (`evaluation.families`), and on
+nothing else. Where none is shown, an interval above minus the margin shows non-inferiority; it is not corrected.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil, sqrt
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from chimera.config import Config
 from chimera.types import Label
+from evaluation.families import family_of
 from evaluation.metrics import (
     LATENCY,
     MACRO_F1,
@@ -39,11 +39,10 @@ from evaluation.statistics import (
     unseen_share,
 )
 from evaluation.study import Plan, StageAnswers
+from evaluation.verdicts import NON_INFERIOR, NOT_SHOWN, Verdict, margins, verdict
 
-Verdict = Literal["better", "worse", "higher", "lower", "no difference shown"]
 EXCHANGE = "exchange test"
 MCNEMAR = "McNemar's exact test"
-NOT_SHOWN: Verdict = "no difference shown"
 SHARES = ("alignment", "success")
 
 
@@ -65,6 +64,8 @@ class Comparison:
         test: Its name.
         verdict: In words; None until `adjust`.
         primary: Whether the report's conclusions rest on it.
+        margin: The loss that non-inferiority tolerates; None if the metric has no margin.
+        uncorrected: The verdict by `p` itself, before correction; None until `adjust`.
     """
 
     before: float
@@ -79,6 +80,8 @@ class Comparison:
     test: str
     verdict: Verdict | None
     primary: bool
+    margin: float | None = None
+    uncorrected: Verdict | None = None
 
     def dump(self) -> dict[str, Any]:
         """Plain data."""
@@ -107,7 +110,7 @@ def compare(before: StageAnswers, after: StageAnswers, plan: Plan, config: Confi
             if means:
                 exact = metric.binary and plan.repeats == 1
                 pair = [one for one, _ in means], [one for _, one in means]
-                found[metric.name] = _of_means(*pair, metric, config, exact=exact)
+                found[metric.name] = compare_means(*pair, metric, config, exact=exact)
     return found
 
 
@@ -131,7 +134,7 @@ def compare_answers(before: TaskAnswers, after: TaskAnswers, plan: Plan, config:
     ]
     exact = all(len(answer) == 1 for rows in given for answer in rows)
     return {
-        "alignment": _of_means(hits[0], hits[1], metrics["alignment"], config, exact=exact),
+        "alignment": compare_means(hits[0], hits[1], metrics["alignment"], config, exact=exact),
         MACRO_F1: _of_macro_f1(labels, given[0], given[1], metrics[MACRO_F1], config),
     }
 
@@ -142,33 +145,44 @@ def adjust(comparisons: Comparisons, config: Config, main: str | None = None) ->
     Args:
         comparisons: All of the report.
         config: Has the tests' level, 1 - `evaluation.confidence`.
-        main: The comparison that the report is about, as "<before>:<after>"; without one there are two families.
+        main: The comparison that the report is about, as "<before>:<after>"; None without one.
     """
     adjusted: dict[tuple[str, str], float] = {}
-    for family in _families(comparisons, main):
+    for family in families_of(comparisons, config, main).values():
         adjusted |= dict(zip(family, holm([one.p for one in family.values()]), strict=True))
-    better = {metric.name: metric.better for metric in metrics_of(config)}
-    level = 1 - config.evaluation.confidence
+    metrics = {metric.name: metric for metric in metrics_of(config)}
     return {
-        pair: {
-            name: replace(
-                one,
-                p_adjusted=adjusted[pair, name],
-                verdict=_verdict(one.difference, adjusted[pair, name] < level, better[name]),
-            )
-            for name, one in found.items()
-        }
+        pair: {name: judged(one, metrics[name], adjusted[pair, name], config) for name, one in found.items()}
         for pair, found in comparisons.items()
     }
 
 
-def _families(comparisons: Comparisons, main: str | None) -> list[dict[tuple[str, str], Comparison]]:
-    """All tests by pair and metric, those together that are corrected for each other."""
-    families: dict[tuple[bool, bool], dict[tuple[str, str], Comparison]] = {}
+def judged(one: Comparison, metric: Metric, p_adjusted: float, config: Config) -> Comparison:
+    """`one` with its verdicts, by the adjusted p-value and by its own."""
+    words = [
+        verdict(
+            one.difference,
+            one.low,
+            p,
+            level=1 - config.evaluation.confidence,
+            better=metric.better,
+            margin=one.margin,
+        )
+        for p in (p_adjusted, one.p)
+    ]
+    return replace(one, p_adjusted=p_adjusted, verdict=words[0], uncorrected=words[1])
+
+
+def families_of(
+    comparisons: Comparisons, config: Config, main: str | None
+) -> dict[str, dict[tuple[str, str], Comparison]]:
+    """By family all its tests, by pair and metric: those that are corrected for each other."""
+    families: dict[str, dict[tuple[str, str], Comparison]] = {}
     for pair, found in comparisons.items():
         for name, one in found.items():
-            families.setdefault((one.primary, one.primary and pair == main), {})[pair, name] = one
-    return list(families.values())
+            family = family_of(pair, name, config.evaluation.families, main)
+            families.setdefault(family, {})[pair, name] = one
+    return families
 
 
 def too_few_permutations(adjusted: Comparisons, config: Config, main: str | None = None) -> str | None:
@@ -183,8 +197,8 @@ def too_few_permutations(adjusted: Comparisons, config: Config, main: str | None
     """
     exchanges, level = config.evaluation.permutations, 1 - config.evaluation.confidence
     stuck: dict[int, int] = {}
-    for family in _families(adjusted, main):
-        tests = [one for one in family.values() if one.test == EXCHANGE and one.verdict == NOT_SHOWN]
+    for family in families_of(adjusted, config, main).values():
+        tests = [one for one in family.values() if one.test == EXCHANGE and one.verdict in (NOT_SHOWN, NON_INFERIOR)]
         if least := sum(one.p * (exchanges + 1) < 1.5 for one in tests):
             stuck[len(family)] = stuck.get(len(family), 0) + least
     if not stuck:
@@ -230,10 +244,18 @@ def _by_task(
     return pairs
 
 
-def _of_means(
+def compare_means(
     before: Sequence[float], after: Sequence[float], metric: Metric, config: Config, *, exact: bool
 ) -> Comparison:
-    """Compare the means of tasks' values; `exact` for values that are 0 or 1."""
+    """Compare the means of tasks' values, not yet adjusted.
+
+    Args:
+        before: One value for each task.
+        after: The other values, in the same order.
+        metric: What they are values of.
+        config: Has the settings.
+        exact: The values are 0 or 1.
+    """
     old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
     changes, n = new - old, len(old)
     ends, deviation = None, 0.0
@@ -286,15 +308,8 @@ def _comparison(
     alpha, power = 1 - config.evaluation.confidence, config.evaluation.power
     low, high = (None, None) if ends is None else ends
     mde = minimum_detectable_effect(deviation, n, alpha=alpha, power=power)
-    return Comparison(*values, low, high, p, None, n, mde, test, None, metric.primary)
-
-
-def _verdict(difference: float, shown: bool, better: int) -> Verdict:
-    if not shown:
-        return NOT_SHOWN
-    if better == 0:
-        return "higher" if difference > 0 else "lower"
-    return "better" if difference * better > 0 else "worse"
+    margin = margins(config).get(metric.name)
+    return Comparison(*values, low, high, p, None, n, mde, test, None, metric.primary, margin)
 
 
 def _clause(name: str, one: Comparison | None, config: Config) -> str:
@@ -309,10 +324,18 @@ def _clause(name: str, one: Comparison | None, config: Config) -> str:
         around = f"{100 * config.evaluation.confidence:.4g} % interval {ends}"
     old, new = (f"{value * scale:z.{digits}f}" for value in (one.before, one.after))
     words = (
-        f"{name} {one.verdict}, from {old} to {new}{unit} ({one.difference * scale:+z.{digits}f}{points}, {around}, "
+        f"{name} {_verdict_words(one, scale, digits, points)}, from {old} to {new}{unit} "
+        f"({one.difference * scale:+z.{digits}f}{points}, {around}, "
         f"p = {one.p_adjusted:.2g} after correction, n = {one.n})"
     )
-    if one.verdict != NOT_SHOWN or one.mde is None:
+    if one.verdict not in (NOT_SHOWN, NON_INFERIOR) or one.mde is None:
         return words
     found = f"{100 * config.evaluation.power:.4g} times in 100"
     return f"{words}, where {one.mde * scale:.{digits}f}{points} or more would be found {found}, before correction"
+
+
+def _verdict_words(one: Comparison, scale: float, digits: int, points: str) -> str:
+    """The verdict, the margin that it rests on, and what it was before correction where that changed it."""
+    margin = f" (margin {one.margin * scale:.{digits}f}{points})" if one.verdict == NON_INFERIOR and one.margin else ""
+    before = "" if one.uncorrected in (None, one.verdict) else f" (before correction: {one.uncorrected})"
+    return f"{one.verdict}{margin}{before}"

@@ -20,17 +20,20 @@ from chimera.serving.client import HttpModel
 from chimera.serving.process import ModelServers
 from chimera.types import ResearchTask
 from evaluation.auditor import Auditor
-from evaluation.baselines import majority, tfidf
+from evaluation.baselines import GREEDY, SINGLE, majority, of_stage, reader, tfidf
 from evaluation.canaries import Work, canaries_of
-from evaluation.direct import DirectRollouts, RewardFunction
+from evaluation.direct import DirectRollouts
 from evaluation.plan import SELECTION
-from evaluation.recorded import own_phase, recorded, side_file
+from evaluation.recorded import baseline_answers, own_phase, recorded, side_file
 from evaluation.rollouts import RolloutInput, RolloutRecord
-from evaluation.single_agent import single_agent, single_name
+from evaluation.single_agent import ROLE, single_agent
 from evaluation.study import GATE, BaselineAnswer, Judged, Plan, Stage
+from evaluation.votes import affordable, with_consistency
 
 Again = Literal["nothing", "failed", "everything"]
 """What is made again although it is recorded: "failed" is all that failed or has no score."""
+GREEDY_JUNIOR = "greedy junior"
+"""The logical model that answers as the juniors' does at temperature 0."""
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 
@@ -53,6 +56,17 @@ class Progress(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Answers of the single agent that are to be made: `samples` of them, from number `first`."""
+
+    kind: str
+    task_id: str
+    repeat: int
+    first: int = 0
+    samples: int = 1
+
+
 @dataclass(frozen=True)
 class Conductor:
     """Makes what is missing of an evaluation.
@@ -65,7 +79,6 @@ class Conductor:
         toolbox: The society's tools.
         auditor: The second judge; None without one.
         progress: Shows how far it is.
-        reward: Computes rewards.
         selector: Who chooses among hypotheses in a stage.
         again: What is made again.
     """
@@ -77,7 +90,6 @@ class Conductor:
     toolbox: Tools
     auditor: Auditor | None
     progress: Progress
-    reward: RewardFunction
     selector: Callable[[Stage], Selector]
     again: Again = "nothing"
 
@@ -96,15 +108,15 @@ class Conductor:
 
     def baselines(self) -> None:
         """Answer with the baselines that need no model; what they answered on other training data is replaced."""
-        known = {(row["baseline"], row["task_id"], row["repeat"]): row for row in self._rows("baselines")}
-        for answers in (majority, tfidf):
+        known = {(one.baseline, one.task_id, one.repeat): one for one in self._answered()}
+        for answers in (majority, tfidf, reader):
             found = answers(self.dataset.train, self._tasks())
-            new = [one for one in found if known.get((one.baseline, one.task_id, one.repeat)) != asdict(one)]
+            new = [one for one in found if known.get((one.baseline, one.task_id, one.repeat)) != one]
             self._write("baselines", new)
 
     def single_stages(self) -> list[Stage]:
-        """The stages whose junior is to answer alone and has not done so."""
-        return [stage for stage in self.plan.alone if self._unanswered(single_name(stage.name))]
+        """The stages with whose weights the junior model is to answer alone and has not done so."""
+        return [stages[-1] for name, stages in self._juniors().items() if self._calls_left(name, stages)]
 
     def needs_models(self, todo: Mapping[str, Sequence[RolloutInput]]) -> bool:
         """Whether anything is left that takes a model of the run."""
@@ -117,8 +129,10 @@ class Conductor:
             UnreachableError: A model server cannot be reached.
             RunError: The model server has ended, or a stage's models are not those that the run was made with.
         """
-        model = HttpModel(servers.endpoints, max_retries=self.config.evaluation.retries)
-        direct = DirectRollouts(self.run, self.config, model, self.toolbox, self.reward)
+        greedy = replace(servers.endpoints[ROLE.model], temperature=0.0)
+        endpoints = {**servers.endpoints, GREEDY_JUNIOR: greedy}
+        model = HttpModel(endpoints, max_retries=self.config.evaluation.retries)
+        direct = DirectRollouts(self.run, self.config, model, self.toolbox, servers.check)
         alone = {stage.name for stage in self.single_stages()}
         try:
             for stage in self.plan.stages:
@@ -133,8 +147,6 @@ class Conductor:
                         # Closed at once when this ends early: what is under way must not fail on a closed model.
                         async with aclosing(direct.rollouts(inputs, stage, self.selector(stage))) as records:
                             async for record in records:
-                                if record.status == "failed":
-                                    servers.check()
                                 self.progress.add(record)
                 if stage.name in alone:
                     await self._single(model, stage)
@@ -157,8 +169,13 @@ class Conductor:
             for record, _ in recorded(self.run, self.plan, stage).values()
             if record.status == "succeeded" and record.rollout_id not in done
         ]
-        await self._make("audit", "second judge", records, self.auditor.audit)
-        await self._try_canaries(self.auditor)
+        auditor = self.auditor
+
+        async def audit(record: RolloutRecord) -> list[Judged]:
+            return [await auditor.audit(record)]
+
+        await self._make("audit", "second judge", records, audit)
+        await self._try_canaries(auditor)
 
     async def _serve(self, servers: ModelServers, stage: Stage) -> None:
         """Put the stage's weights behind the models."""
@@ -181,21 +198,31 @@ class Conductor:
                 )
 
     async def _single(self, model: HttpModel, stage: Stage) -> None:
-        left = self._unanswered(single_name(stage.name))
+        """Have the junior model of `stage`, which is served now, answer alone: once greedily, and sampled.
+
+        How many samples the society's tokens allow is known when each task has one.
+        """
         tasks = {task.id: task for task in self._tasks()}
+        for name, stages in self._juniors().items():
+            if stages[-1] != stage:
+                continue
 
-        async def answer(key: tuple[str, int]) -> BaselineAnswer:
-            task_id, repeat = key
-            seed = RolloutInput.of(tasks[task_id], "single", repeat, self.config.seed).seed
-            return await single_agent(model, tasks[task_id], stage=stage.name, repeat=repeat, seed=seed)
+            async def answer(asked: _Asked, name: str = name) -> list[BaselineAnswer]:
+                task, repeat = tasks[asked.task_id], asked.repeat
+                key = GREEDY_JUNIOR if asked.kind == GREEDY else ROLE.model
+                seed = RolloutInput.of(task, "single", repeat, self.config.seed).seed
+                options = {"repeat": repeat, "seed": seed, "first": asked.first, "samples": asked.samples}
+                return await single_agent(model, task, name=of_stage(asked.kind, name), key=key, **options)
 
-        await self._make("baselines", f"single agent, {stage.title}", left, answer)
+            await self._make("baselines", f"single calls, {stage.title}", self._unanswered(name), answer)
+            votes = self._votes_left(name, stages)
+            await self._make("baselines", f"calls for a majority, {stage.title}", votes, answer)
 
     async def _try_canaries(self, judge: Auditor) -> None:
         """Have `judge` score the canaries that it has not scored."""
 
-        async def score(canary: tuple[str, Work]) -> Judged:
-            return await judge.score(*canary)
+        async def score(canary: tuple[str, Work]) -> list[Judged]:
+            return [await judge.score(*canary)]
 
         name = "judge" if judge.judge == "judge" else "second judge"
         await self._make("canaries", f"canaries, {name}", self._canaries(judge.judge, judge.model), score)
@@ -206,15 +233,17 @@ class Conductor:
         records = [record for record, _ in recorded(self.run, self.plan, self.plan.stages[0]).values()]
         return [(subject, work) for subject, work in canaries_of(records) if subject not in done]
 
-    async def _make(self, file: str, title: str, items: Sequence[Item], work: Callable[[Item], Awaitable[Any]]) -> None:
-        """Record what `work` gives for each item as it comes, so many at a time as rollouts are."""
+    async def _make(
+        self, file: str, title: str, items: Sequence[Item], work: Callable[[Item], Awaitable[Sequence[Any]]]
+    ) -> None:
+        """Record the rows that `work` gives for each item as they come, with the same concurrency as rollouts."""
         if not items:
             return
         with self.progress.work(title, len(items)) as advance:
             async with aclosing(_at_once(items, work, self.config.evaluation.concurrency)) as results:
                 number = 0
                 async for found in results:
-                    self._write(file, [found])
+                    self._write(file, found)
                     number += 1
                     advance(number, "")
 
@@ -225,12 +254,58 @@ class Conductor:
     def _judge_name(self) -> str:
         return self.plan.stages[0].versions["judge"]
 
-    def _unanswered(self, name: str) -> list[tuple[str, int]]:
-        """Task and repeat of what the single agent of that name has not answered."""
-        rows = [] if self.again == "everything" else self._rows("baselines")
-        done = {(row["task_id"], row["repeat"]) for row in rows if row["baseline"] == name and self._counts(row)}
-        keys = [(task.id, repeat) for repeat in range(self.plan.repeats) for task in self.plan.tasks]
-        return [key for key in keys if key not in done]
+    def _juniors(self) -> dict[str, list[Stage]]:
+        """By the name under which a junior model answers alone: the first and the last stage, where they have it."""
+        found: dict[str, list[Stage]] = {}
+        for stage in self.plan.ends:
+            found.setdefault(self.plan.junior_of(stage).name, []).append(stage)
+        return found
+
+    def _calls_left(self, name: str, stages: Sequence[Stage]) -> list[_Asked]:
+        return self._unanswered(name) + self._votes_left(name, stages)
+
+    def _unanswered(self, name: str) -> list[_Asked]:
+        """The single calls, sampled and greedy, that have not been made of the junior model called `name`."""
+        return [
+            _Asked(kind, task_id, repeat)
+            for kind in (SINGLE, GREEDY)
+            for done in [self._samples(of_stage(kind, name))]
+            for task_id, repeat in self._keys()
+            if (task_id, repeat, 0) not in done
+        ]
+
+    def _votes_left(self, name: str, stages: Sequence[Stage]) -> list[_Asked]:
+        """The further samples that self-consistency needs for all of `stages`."""
+        if not with_consistency(self.config):
+            return []
+        single = of_stage(SINGLE, name)
+        calls = [one for one in self._answered() if one.baseline == single and one.sample == 0]
+        votes = 1
+        for stage in stages:
+            records = [record for record, _ in recorded(self.run, self.plan, stage).values()]
+            votes = max(votes, affordable(records, calls) or 1)
+        done = self._samples(single)
+        found: list[_Asked] = []
+        for task_id, repeat in self._keys():
+            missing = [number for number in range(1, votes) if (task_id, repeat, number) not in done]
+            if missing:
+                found.append(_Asked(SINGLE, task_id, repeat, missing[0], votes - missing[0]))
+        return found
+
+    def _samples(self, name: str) -> set[tuple[str, int, int]]:
+        """Task, repeat and number of what need not be asked again under that name."""
+        answers = [] if self.again == "everything" else self._answered()
+        return {
+            (one.task_id, one.repeat, one.sample)
+            for one in answers
+            if one.baseline == name and (self.again != "failed" or one.error is None)
+        }
+
+    def _answered(self) -> list[BaselineAnswer]:
+        return baseline_answers(self.run, self.plan)
+
+    def _keys(self) -> list[tuple[str, int]]:
+        return [(task.id, repeat) for repeat in range(self.plan.repeats) for task in self.plan.tasks]
 
     def _scored(self, file: str, judge: str, model: str) -> set[str]:
         """What a judge has scored already."""

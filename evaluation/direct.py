@@ -13,41 +13,25 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from agents.context import Selector, Tools
-from agents.record import CallRecord, count, tokens, tool_calls
+from agents.record import CallRecord, by_visit, count, tokens, tool_calls
 from agents.society import Society
-from chimera.config import Config, RewardConfig
+from chimera.config import Config
 from chimera.errors import ChimeraError, RoleError, UnreachableError
 from chimera.runs import Run
 from chimera.serving.client import Completion, Model
-from chimera.types import ResearchTask
 from evaluation import spans
 from evaluation.judge import Judge
+from evaluation.rewards import Reward, compute_reward
 from evaluation.rollouts import Outcome, RolloutInput, RolloutRecord
 from evaluation.study import Stage
 
+LOOK_SECONDS = 1.0
+"""The end of a model server announces nothing, so it is looked for this often."""
 ATTEMPT = "direct"
 """Traces name the attempt of a rollout; here there is only one."""
-
-
-class Rewarded(Protocol):
-    """What a reward function gives: named parts and their sum, None when a part is missing."""
-
-    @property
-    def parts(self) -> Mapping[str, float | None]:
-        """The parts by name."""
-        ...
-
-    @property
-    def total(self) -> float | None:
-        """Their sum."""
-        ...
-
-
-RewardFunction = Callable[[Mapping[str, Any], Sequence[CallRecord], ResearchTask, RewardConfig], Rewarded]
-"""Final state, calls, task and weights in, reward out: `training.rewards.compute_reward`."""
 
 
 class DirectRollouts:
@@ -58,13 +42,15 @@ class DirectRollouts:
         config: The whole configuration.
         model: Answers every logical model.
         toolbox: The society's tools.
-        reward: Computes rewards.
+        check: Raises what keeps all further rollouts from succeeding, such as the end of the model server.
     """
 
-    def __init__(self, run: Run, config: Config, model: Model, toolbox: Tools, reward: RewardFunction) -> None:
+    def __init__(
+        self, run: Run, config: Config, model: Model, toolbox: Tools, check: Callable[[], None] = lambda: None
+    ) -> None:
         self._run = run
         self._config = config
-        self._reward = reward
+        self._check = check
         self._seats = [_Seat(config, model, toolbox) for _ in range(config.evaluation.concurrency)]
 
     async def rollouts(
@@ -79,6 +65,7 @@ class DirectRollouts:
 
         Raises:
             UnreachableError: A model server cannot be reached; what has ended is recorded.
+            ChimeraError: `check` found a reason to stop.
         """
         waiting = iter(inputs)
         busy: dict[asyncio.Task[RolloutRecord], _Seat] = {}
@@ -91,7 +78,8 @@ class DirectRollouts:
             for seat in self._seats:
                 begin(seat)
             while busy:
-                done, _ = await asyncio.wait(busy, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(busy, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                self._check()
                 for task in done:
                     record = task.result()
                     begin(busy.pop(task))
@@ -107,7 +95,7 @@ class DirectRollouts:
         seat.start(rollout_id)
         try:
             state = await self._state(seat, given, selector)
-            reward = self._reward(state, seat.records, given.task, self._config.reward)
+            reward = compute_reward(state, seat.records, given.task, self._config.reward)
         except Exception as error:
             if (gone := _unreachable(error)) is not None:
                 raise gone from error
@@ -194,7 +182,7 @@ class _Seat:
     def _observe(self, record: CallRecord) -> None:
         self.records.append(record)
 
-    def outcome(self, outputs: dict[str, Any], reward: Rewarded | None, started: float, error: str | None) -> Outcome:
+    def outcome(self, outputs: dict[str, Any], reward: Reward | None, started: float, error: str | None) -> Outcome:
         """What came of the task."""
         return Outcome(
             error=error,
@@ -204,6 +192,7 @@ class _Seat:
             weights_versions={model: sorted(seen) for model, seen in self._weights.items()},
             counts=count(self.records),
             tokens=tokens(self.records),
+            visits=by_visit(self.records),
             tool_calls=tool_calls(self.records),
             calls=[{"kind": type(record).__name__, **asdict(record)} for record in self.records],
             seconds=round(time.perf_counter() - started, 3),
@@ -249,6 +238,7 @@ def _record(rollout_id: str, given: RolloutInput, stage: Stage, outcome: Outcome
         outputs=outcome.outputs,
         counts=outcome.counts,
         tokens=outcome.tokens,
+        visits=outcome.visits,
         tool_calls=outcome.tool_calls,
         seconds=outcome.seconds,
         trace=trace,

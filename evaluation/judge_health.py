@@ -186,7 +186,7 @@ def _warnings(found: Mapping[str, Any]) -> list[str]:
                 f"{name} gives {more} protocols more: Spearman's correlation of score and words is "
                 f"{length['rho']:+.2f} over {length['n']} rollouts (what mere padding gets, the padded canaries tell)"
             )
-    low = [f"{name} {alpha:.2f}" for name, alpha in found["alpha"].items() if alpha is not None and alpha < LOW_ALPHA]
+    low = [f"{name} {alpha:z.2f}" for name, alpha in found["alpha"].items() if alpha is not None and alpha < LOW_ALPHA]
     if low:
         warnings.append(
             f"agreement of the two judges is low, Krippendorff's alpha below {LOW_ALPHA:g} over {found['n']} rollouts: "

@@ -50,7 +50,7 @@ REFERENCES: tuple[Reference, ...] = (
     Reference("Med-PaLM 2", 81.8, None, f"Singhal et al. 2023, arXiv:2305.09617, {_BOARD}"),
     Reference("GPT-4, Medprompt", 82.0, None, f"Nori et al. 2023, arXiv:2311.16452, {_BOARD}"),
 )
-"""For comparison with results on the official test split only: `Plan.official` tells."""
+"""For comparison with results on all official test items only: `Plan.official` tells."""
 
 
 def predictions(plan: Plan, answers: StageAnswers) -> dict[str, Label]:

@@ -16,6 +16,8 @@ from evaluation.study import BASE, Split, Stage
 
 FINAL = "final"
 """Another name for the last stage of a run."""
+ALL = "all"
+"""Names all stages, also those of one policy alone."""
 ALONE = "only-"
 SELECTION = "selection"
 """The name under which policy versions tell who chooses among hypotheses."""
@@ -53,21 +55,24 @@ def rolled_back(run: Run) -> list[str]:
 
 
 def choose_stages(run: Run, names: str | None) -> tuple[Stage, ...]:
-    """The stages that a comma-separated list names, in the order of the run; all of them for None.
+    """The stages that a comma-separated list names, in the order of the run; those of the sequence for None.
 
-    The last of the sequence may be called "final", and is named so then: reports of different runs can be compared.
+    "all" also names the stages of one policy alone. The last of the sequence may be called "final", and is named so
+    then: reports of different runs can be compared.
 
     Raises:
         ConfigError: A name is unknown, was rolled back, or there is none.
     """
     stages = stages_of(run)
     if names is None:
+        return tuple(stage for stage in stages if stage.kind == "sequence")
+    if names.strip() == ALL:
         return tuple(stages)
     last = [stage.name for stage in stages if stage.kind == "sequence"][-1]
     given = [name.strip() for name in names.split(",") if name.strip()]
     asked = [last if name == FINAL else name for name in given]
     known = [stage.name for stage in stages]
-    valid = f"the stages of run {run.name} are {', '.join(known)} (final is {last})"
+    valid = f"the stages of run {run.name} are {', '.join(known)} (final is {last}, {ALL} all of them)"
     for name in asked:
         if name in rolled_back(run) and name not in known:
             raise ConfigError(f"--stages={names}: what {name} learned was rolled back, so it is no stage: {valid}")
@@ -92,16 +97,14 @@ def choose_tasks(dataset: Dataset, split: Split, config: Config, limit: int | No
 
     Args:
         dataset: The tasks.
-        split: "val" takes held-out tasks, as many as the gate by default; "test" official ones, all by default.
+        split: "test" takes those that no decision used, all by default; "val" the gate's, as many as it by default.
         config: The run's configuration.
         limit: How many.
 
     Raises:
-        ConfigError: There are fewer, or no official test tasks.
+        ConfigError: There are fewer.
     """
     if split == "test":
-        if not dataset.test:
-            raise ConfigError("--split test needs the official test ids: give data.path and data.test_ids=FILE")
         first, others = [], list(dataset.test)
     else:
         usual = config.gate.enabled and config.gate.tasks <= len(dataset.validation)

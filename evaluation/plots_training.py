@@ -31,6 +31,7 @@ PPO = {
     "critic/vf_explained_var": "value: explained variance",
     "response_length/mean": "answer length, tokens",
     "group/zero_variance": "share of groups without variance",
+    "group/differs_only_by_input": "share of groups that differ only by input",
 }
 """VeRL's names of what is drawn of PPO; those that a run does not have are left out."""
 SFT = {

@@ -10,12 +10,8 @@ from chimera.errors import RunError
 from evaluation.official import predictions, unanswered, write_predictions
 from evaluation.plots import draw_all
 from evaluation.report import build, compare_all
-from evaluation.report_files import write_report
+from evaluation.report_files import MISSING, PLOTS, PREDICTIONS, write_report
 from evaluation.study import Study
-
-PLOTS = "plots"
-PREDICTIONS = "predictions.json"
-MISSING = "predictions_missing.json"
 
 
 def publish(study: Study, lines: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Reading a study from the run directory:
 
-    rollouts/evaluation-<stage>.jsonl      rollouts of training's gate         (held-out split only)
+    rollouts/evaluation-<stage>.jsonl      rollouts of training's gate         (validation split only)
     rollouts/eval-<split>-<stage>.jsonl    rollouts of chimera.eval
-    evaluation/<split>/baselines.jsonl     one answer of one baseline a line
+    evaluation/<split>/baselines.jsonl     one answer of one baseline a line, or one of several calls that vote
     evaluation/<split>/audit.jsonl         the second judge's scores of one rollout a line
     evaluation/<split>/canaries.jsonl      one judge's scores of one canary protocol a line
 
@@ -14,10 +14,10 @@ from typing import TypeVar
 
 from chimera.config_evaluation import EvaluationConfig
 from chimera.errors import RunError
-from chimera.jsonl import read_lines
 from chimera.runs import Run
 from evaluation.rollouts import RolloutRecord
 from evaluation.study import GATE, BaselineAnswer, Judged, Place, Plan, Split, Stage, StageAnswers, Study
+from evaluation.votes import counted, with_consistency
 
 Row = TypeVar("Row")
 
@@ -46,7 +46,10 @@ def load_study(run: Run, plan: Plan, settings: EvaluationConfig | None = None) -
         rows = [found[key] for key in wanted]
         records, places = zip(*rows, strict=True)
         answers[stage.name] = StageAnswers(stage, records, places, len(failed_before.intersection(wanted)))
-    baselines = {(one.baseline, one.task_id, one.repeat): one for one in _baselines(run, plan)}
+    config = run.config if settings is None else run.config.model_copy(update={"evaluation": settings})
+    asked = baseline_answers(run, plan)
+    baselines = [one for one in asked if one.sample == 0]
+    baselines += counted(plan, answers, asked, consistency=with_consistency(config))
     auditor = (settings or run.config.evaluation).auditor.name
     audit = {one.subject: one for one in _side(run, plan, "audit", Judged) if one.model == auditor}
     canaries = {
@@ -54,7 +57,7 @@ def load_study(run: Run, plan: Plan, settings: EvaluationConfig | None = None) -
         for one in _side(run, plan, "canaries", Judged)
         if one.judge == "judge" or one.model == auditor
     }
-    return Study(run, plan, answers, tuple(baselines.values()), audit, tuple(canaries.values()), settings)
+    return Study(run, plan, answers, tuple(baselines), audit, tuple(canaries.values()), settings)
 
 
 Recorded = dict[tuple[str, int], tuple[RolloutRecord, Place]]
@@ -117,13 +120,15 @@ def side_file(split: Split, name: str) -> str:
     return f"evaluation/{split}/{name}.jsonl"
 
 
-def _baselines(run: Run, plan: Plan) -> Iterator[BaselineAnswer]:
-    """The answers to the plan's tasks; not those that another evaluation had from other stages or further repeats."""
+def baseline_answers(run: Run, plan: Plan) -> list[BaselineAnswer]:
+    """The recorded answers to the plan's tasks; not those of other stages or further repeats."""
     tasks, stages = {task.id for task in plan.tasks}, {"", *(stage.name for stage in plan.alone)}
+    found: dict[tuple[str, str, int, int], BaselineAnswer] = {}
     for one in _side(run, plan, "baselines", BaselineAnswer):
         if one.task_id in tasks and one.repeat < plan.repeats and one.baseline.partition("@")[2] in stages:
-            yield one
+            found[one.baseline, one.task_id, one.repeat, one.sample] = one
+    return list(found.values())
 
 
 def _side(run: Run, plan: Plan, name: str, kind: Callable[..., Row]) -> Iterator[Row]:
-    return (kind(**data) for data in read_lines(run.path / side_file(plan.split, name)))
+    return (kind(**data) for data in run.lines(side_file(plan.split, name)))

@@ -13,13 +13,14 @@ from statistics import fmean
 from typing import Any
 
 from chimera.config import Config
-from evaluation import baselines, official, side_by_side
+from evaluation import baselines, families, official, side_by_side, standing
 from evaluation.comparison import (
     Comparison,
     Comparisons,
     adjust,
     compare,
     compare_answers,
+    families_of,
     too_few_permutations,
     verdict_sentence,
 )
@@ -39,6 +40,7 @@ from evaluation.plots import Plot
 from evaluation.report_words import about_run, notes, players
 from evaluation.rollouts import RolloutRecord
 from evaluation.study import Plan, StageAnswers, Study
+from evaluation.verdicts import margins
 
 FORMAT = "chimera-report"
 VERSION = 1
@@ -55,6 +57,9 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
     plan, config = study.plan, study.config
     metrics = metrics_of(config)
     compared = compare_all(study)
+    sizes = {name: len(tests) for name, tests in families_of(compared, config, _main(plan)).items()}
+    about_families = families.about(study.run, config, sizes)
+    warnings = [families.note(about_families), too_few_permutations(compared, config, _main(plan))]
     report = {
         "format": FORMAT,
         "version": VERSION,
@@ -63,6 +68,7 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
             **config.evaluation.model_dump(mode="json"),
             "seed": config.seed,
             "reward": config.reward.model_dump(mode="json"),
+            "margins": dict(margins(config)),
         },
         "plan": plan.dump(),
         "players": players(config),
@@ -72,6 +78,7 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
             for one in metrics
         },
         "verdict": _verdict(plan, compared, config),
+        "families": about_families,
         "stages": {
             name: {metric: mean.dump() for metric, mean in stage_metrics(answers, plan, config).items()}
             for name, answers in study.answers.items()
@@ -81,12 +88,15 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
         "pairs": {pair: _pairs(study, *pair.split(":")) for pair in compared},
         "ablation": _ablation(plan, compared),
         "baselines": _baselines(study),
+        "work": standing.work(study),
+        "standing": standing.beside(study),
+        "levels": standing.levels(study),
         "predictions": official.summary(study),
         "references": [one.dump() for one in official.REFERENCES] if plan.official else [],
         "judges": health(study),
         "side_by_side": _side_by_side(study),
         "plots": [plot.dump() for plot in plots],
-        "notes": [*filter(None, [too_few_permutations(compared, config, _main(plan))]), *notes(study)],
+        "notes": [*filter(None, warnings), *notes(study)],
     }
     return json.loads(json.dumps(report, allow_nan=False))
 
@@ -219,7 +229,7 @@ def _baselines(study: Study) -> dict[str, Any]:
         own = [one for one in study.baselines if one.baseline == name]
         errors = Counter(one.error or "no reason recorded" for one in own if one.answer is None)
         found[name] = {
-            "title": baselines.title(name),
+            "title": baselines.title(name, own[0].calls or 0),
             **{metric: mean.dump() for metric, mean in means.items()},
             "answered": sum(one.answer is not None for one in own),
             "errors": dict(errors.most_common()),

@@ -20,6 +20,12 @@ def change(value: float | None, unit: str) -> str:
     return NOTHING if value is None else _signed(f"{_scaled(value, unit):+,.{_digits(value, unit)}f}")
 
 
+def signed(value: float, digits: int) -> str:
+    """A number with its sign for the terminal; one that rounds to zero has none."""
+    text = f"{value:+.{digits}f}"
+    return text if text.strip("+-0.") else text[1:]
+
+
 def between(low: float | None, high: float | None, unit: str) -> str:
     """An interval of a value, such as "60.0 to 78.0"; a dash where there is none."""
     return NOTHING if low is None or high is None else f"{shown(low, unit)} to {shown(high, unit)}"
@@ -74,10 +80,11 @@ def played(report: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 def data_words(report: Mapping[str, Any]) -> str:
     """On what was evaluated, in one line."""
     plan = report["plan"]
-    split = "held-out" if plan["split"] == "val" else "official test" if plan["source"] == "pubmedqa" else "test"
-    source = {"generated": "generated tasks", "pubmedqa": "PubMedQA tasks"}[plan["source"]]
+    split = {"val": "validation", "test": "test"}[plan["split"]]
+    source = {"generated": "generated", "pubmedqa": "PubMedQA"}[plan["source"]]
+    official = "official " if plan["official"] else ""
     repeats = f", {plan['repeats']} rollouts of each in each stage" if plan["repeats"] > 1 else ""
-    return f"{len(plan['tasks'])} {split} {source}{repeats}"
+    return f"{len(plan['tasks'])} {official}{source} {split} tasks{repeats}"
 
 
 def veto_words(report: Mapping[str, Any]) -> str:
@@ -88,6 +95,68 @@ def veto_words(report: Mapping[str, Any]) -> str:
         reasons = f" ({'; '.join(counted)})" if counted else ""
         parts.append(f"{stage_titles(report)[stage]} {found['vetoed']} of {found['count']}{reasons}")
     return ", ".join(parts)
+
+
+def verdict_words(row: Mapping[str, Any]) -> str:
+    """The verdict on a comparison, with what it was before Holm's correction where that changed it."""
+    before = row.get("uncorrected")
+    return row["verdict"] if before in (None, row["verdict"]) else f"{row['verdict']} (before correction: {before})"
+
+
+def margin_words(report: Mapping[str, Any]) -> str:
+    """The margin of each metric that has one."""
+    found = [(report["metrics"][name], margin) for name, margin in report["settings"]["margins"].items()]
+    return ", ".join(f"{titled(metric)}: {shown(margin, metric['unit'])}" for metric, margin in found)
+
+
+def families_words(report: Mapping[str, Any]) -> str:
+    """Which tests were corrected together, and when that was declared, in one line."""
+    found = report["families"]
+    parts = [
+        f"{name} ({', '.join(one['patterns']) or 'what no other has'}: {one['tests']} test{'s' * (one['tests'] != 1)})"
+        for name, one in found["used"].items()
+    ]
+    when = (
+        f"declared at the run's start, {found['declared']}" if found["as_declared"] else "not declared before the run"
+    )
+    return f"families of tests, {when}: {'; '.join(parts) or 'none'}"
+
+
+def answered(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Everyone who answered the tasks, baselines first: "name", "title", "means", and mean "calls" and "tokens"."""
+    titles = stage_titles(report)
+    rows = [(name, titles[name], one) for name, one in report["baselines"].items()]
+    rows += [(name, f"the society, {titles[name]}", one) for name, one in report["stages"].items()]
+    return [{"name": name, "title": title, "means": one, **report["work"][name]} for name, title, one in rows]
+
+
+def standing(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of `answered` that the first screen shows; empty when the society stands alone."""
+    rows = {row["name"]: row for row in answered(report)}
+    return [rows[name] for name in report["standing"]] if len(report["standing"]) > 1 else []
+
+
+def standing_words(report: Mapping[str, Any]) -> str:
+    """The last stage beside the best of its baselines, in one sentence; empty without baselines."""
+    rows = standing(report)
+    if not rows:
+        return ""
+    society, *others = rows
+    best = max(others, key=lambda row: row["means"]["alignment"]["mean"])
+    sides = [f"{row['title']}, {_answer_words(row)}" for row in (society, best)]
+    return f"{sentence(sides[0])}; the best baseline: {sides[1]}."
+
+
+def amount(value: float | None) -> str:
+    """A mean number of calls or tokens: "0" for none, a dash where it is not known."""
+    if value is None:
+        return NOTHING
+    return f"{value:,.1f}" if 0 < value < 100 else f"{value:,.0f}"
+
+
+def _answer_words(row: Mapping[str, Any]) -> str:
+    right = shown(row["means"]["alignment"]["mean"], "share")
+    return f"answers {right} % right with {amount(row['tokens'])} tokens a task"
 
 
 def ablation_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -11,6 +11,9 @@ from evaluation.report_page import page
 from evaluation.report_text import markdown
 
 DATA, TEXT, PAGE = "report.json", "report.md", "index.html"
+PREDICTIONS, MISSING = "predictions.json", "predictions_missing.json"
+FILES = (DATA, TEXT, PAGE, PREDICTIONS, MISSING)
+PLOTS = "plots"
 
 
 def write_report(report: Mapping[str, Any], folder: Path) -> Path:
@@ -20,11 +23,7 @@ def write_report(report: Mapping[str, Any], folder: Path) -> Path:
         RunError: A file cannot be written, or a plot's drawing cannot be read.
     """
     try:
-        drawings = {
-            plot["name"]: (folder / plot["files"]["svg"]).read_text(encoding="utf-8")
-            for plot in report["plots"]
-            if "svg" in plot["files"]
-        }
+        drawings = drawings_of(report, folder)
         folder.mkdir(parents=True, exist_ok=True)
         _replace(folder / DATA, json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
         _replace(folder / TEXT, markdown(report))
@@ -32,6 +31,19 @@ def write_report(report: Mapping[str, Any], folder: Path) -> Path:
     except OSError as error:
         raise RunError(f"the report cannot be written to {folder}: {error.filename} {error.strerror}") from error
     return folder / PAGE
+
+
+def drawings_of(report: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """The report's drawings by the plot's name, from its `folder`.
+
+    Raises:
+        OSError: One cannot be read.
+    """
+    return {
+        plot["name"]: (folder / plot["files"]["svg"]).read_text(encoding="utf-8")
+        for plot in report["plots"]
+        if "svg" in plot["files"]
+    }
 
 
 def _replace(path: Path, text: str) -> None:

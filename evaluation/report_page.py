@@ -21,19 +21,26 @@ from evaluation.metrics import NONE
 from evaluation.recorded import side_file
 from evaluation.report_figures import (
     ablation_rows,
+    amount,
+    answered,
     between,
     change,
     change_between,
     data_words,
     equals,
+    families_words,
     played,
     probability,
     sentence,
     shown,
     stage_titles,
+    standing,
+    standing_words,
     titled,
+    verdict_words,
     veto_words,
 )
+from evaluation.report_text import BASELINES_WORDS
 from evaluation.study import Plan
 
 Report = Mapping[str, Any]
@@ -54,6 +61,10 @@ def page(report: Report, drawings: Mapping[str, str]) -> str:
         percent=f"{100 * report['settings']['confidence']:g}",
         played=played(report),
         vetoes=veto_words(report),
+        standing=standing(report),
+        standing_words=standing_words(report),
+        answered=answered(report),
+        baselines_words=BASELINES_WORDS,
         cards=_cards(report),
         groups=_groups(report),
         comparisons=_comparisons(report),
@@ -84,10 +95,13 @@ def _template() -> jinja2.Template:
         "slug": slug,
         "probability": probability,
         "equals": equals,
+        "verdict_words": verdict_words,
         "sentence": sentence,
     }
     environment.globals |= {
+        "families_words": families_words,
         "shown": shown,
+        "amount": amount,
         "change": change,
         "between": between,
         "change_between": change_between,

@@ -1,13 +1,15 @@
-"""A report on the terminal: every stage with its main figures, beside the first; 80 columns hold it."""
+"""A report on the terminal: every stage with its main figures beside the first, and baselines; 80 columns hold it."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
 
+from evaluation.report_figures import amount, answered, signed
+
 
 def table(report: Mapping[str, Any]) -> Table:
-    """The report's stages and baselines; differences are paired and against the first stage."""
+    """The report's stages; differences are paired and against the first stage."""
     first = next(iter(report["stages"]))
     confidence = f"{100 * report['settings']['confidence']:g} %"
     title = f"n = {len(report['plan']['tasks'])}"
@@ -27,8 +29,22 @@ def table(report: Mapping[str, Any]) -> Table:
             _cell(means, compared, "macro_f1", 100, 1, interval=False),
             end_section=True,
         )
-    for name, means in report["baselines"].items():
-        shown.add_row(name, "-", _cell(means, {}, "alignment", 100, 1), _cell(means, {}, "macro_f1", 100, 1))
+    return shown
+
+
+def beside(report: Mapping[str, Any]) -> Table:
+    """Everyone who answered the tasks, stages and baselines: answers right, and what an answer took."""
+    shown = Table(title="the same tasks; calls and tokens are means of a task", title_justify="left")
+    shown.add_column("who", no_wrap=True)
+    for name in ("right, %", "macro-F1, %", "calls", "tokens"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for row in answered(report):
+        means = row["means"]
+        right = _cell(means, {}, "alignment", 100, 1)
+        if (found := means["alignment"])["low"] is not None:
+            right += f" [{100 * found['low']:.1f}, {100 * found['high']:.1f}]"
+        name = f"society {row['name']}" if row["name"] in report["stages"] else row["name"]
+        shown.add_row(name, right, _cell(means, {}, "macro_f1", 100, 1), amount(row["calls"]), amount(row["tokens"]))
     return shown
 
 
@@ -48,8 +64,8 @@ def _cell(
     if metric not in compared:
         return value
     found = compared[metric]
-    difference = f"{factor * found['difference']:+.{decimals}f}"
+    difference = signed(factor * found["difference"], decimals)
     if interval and found["low"] is not None:
-        low, high = (f"{factor * found[end]:+.{decimals}f}" for end in ("low", "high"))
+        low, high = (signed(factor * found[end], decimals) for end in ("low", "high"))
         difference += f" [{low}, {high}]"
     return f"{value}\n{difference}"

@@ -6,19 +6,34 @@ from typing import Any
 from evaluation.report_figures import (
     NOTHING,
     ablation_rows,
+    amount,
+    answered,
     between,
     change,
     change_between,
     data_words,
+    families_words,
+    margin_words,
     played,
     probability,
+    sentence,
     shown,
     stage_titles,
+    standing_words,
     titled,
+    verdict_words,
     veto_words,
 )
 
 Report = Mapping[str, Any]
+
+BASELINES_WORDS = (
+    "Calls and tokens (read and written) are means of one task; every call counts with its whole prompt. Single calls "
+    "are given the abstract; the society has to find it. Self-consistency has the largest number of calls whose tokens "
+    "are no more than the society's. The juniors' majority and the society without board are counted from its "
+    "own rollouts: the supervisor's choice decides ties, and 'without board' is the answer of the hypothesis as it was "
+    "first refined, before protocol, reviews and revisions."
+)
 
 
 def markdown(report: Report) -> str:
@@ -36,9 +51,11 @@ def _head(report: Report) -> Iterator[str]:
     yield ""
     yield f"**{_cell(report['verdict']['text'])}**"
     yield ""
+    if words := standing_words(report):
+        yield f"- {_cell(words)}"
     yield f"- compared: {', '.join(stage['title'] for stage in report['plan']['stages'])}"
     if gone := report["run"]["rolled_back"]:
-        yield f"- rolled back as clearly worse, so no stage here: {', '.join(map(_cell, gone))}"
+        yield f"- rolled back by the gate, so no stage here: {', '.join(map(_cell, gone))}"
     yield f"- data: {data_words(report)} ({_cell(report['data'])})"
     yield f"- protocols vetoed: {_cell(veto_words(report))}"
     for model, roles in played(report):
@@ -76,10 +93,13 @@ def _comparisons(report: Report) -> Iterator[str]:
     yield "## Comparisons"
     yield ""
     yield (
-        "Paired on the same tasks and seeds. p after Holm's correction decides the verdict: the comparison that the "
-        "report is about is one family of tests, all others a second, all other metrics a third; "
-        f"detectable is the smallest difference that would be found with a power of {report['settings']['power']:g}."
+        "Paired on the same tasks and seeds. p after Holm's correction within a family of tests decides whether a "
+        "difference is shown; where none is, non-inferior means that the interval excludes a loss as large as the "
+        f"margin ({margin_words(report)}). "
+        f"Detectable is the smallest difference that would be found with a power of {report['settings']['power']:g}."
     )
+    yield ""
+    yield f"{_cell(sentence(families_words(report)))}."
     titles = stage_titles(report)
     for name, metric in report["metrics"].items():
         if not metric["primary"]:
@@ -106,7 +126,7 @@ def _compared(row: Mapping[str, Any], unit: str) -> list[str]:
         probability(row["p_adjusted"]),
         str(row["n"]),
         shown(row["mde"], unit),
-        row["verdict"],
+        verdict_words(row),
     ]
 
 
@@ -126,7 +146,7 @@ def _ablation(report: Report) -> Iterator[str]:
 def _ablated(row: Mapping[str, Any] | None, unit: str) -> str:
     if row is None:
         return NOTHING
-    return f"{change(row['difference'], unit)} ({change_between(row['low'], row['high'], unit)}), {row['verdict']}"
+    return f"{change(row['difference'], unit)} ({change_between(row['low'], row['high'], unit)}), {verdict_words(row)}"
 
 
 def _baselines(report: Report) -> Iterator[str]:
@@ -135,12 +155,12 @@ def _baselines(report: Report) -> Iterator[str]:
     yield "## Baselines on the same tasks"
     yield ""
     rows = []
-    for one in report["baselines"].values():
-        rows.append([_cell(one["title"]), *(_mean(one.get(name), "share") for name in ("alignment", "macro_f1"))])
-    for name, metrics in report["stages"].items():
-        title = f"the society, {stage_titles(report)[name]}"
-        rows.append([title, *(_mean(metrics.get(metric), "share") for metric in ("alignment", "macro_f1"))])
-    yield from _table(["who", "accuracy, %", "macro-F1, %"], rows)
+    for one in answered(report):
+        means = [_mean(one["means"].get(name), "share") for name in ("alignment", "macro_f1")]
+        rows.append([_cell(one["title"]), *means, amount(one["calls"]), amount(one["tokens"])])
+    yield from _table(["who", "accuracy, %", "macro-F1, %", "model calls", "tokens"], rows)
+    yield ""
+    yield BASELINES_WORDS
     if report["references"]:
         yield ""
         yield "Published on the official test split:"
@@ -150,6 +170,19 @@ def _baselines(report: Report) -> Iterator[str]:
             for one in report["references"]
         ]
         yield from _table(["system", "accuracy, %", "macro-F1, %", "source"], rows)
+
+
+def _levels(report: Report) -> Iterator[str]:
+    if not report["levels"]:
+        return
+    yield "## Answers right by difficulty"
+    yield ""
+    head = [f"level {level}, %" for level in report["levels"]]
+    rows = [
+        [_cell(row["title"]), *(_mean(found["right"].get(row["name"]), "share") for found in report["levels"].values())]
+        for row in answered(report)
+    ]
+    yield from _table(["who", *head], rows)
 
 
 def _reference(value: float | None) -> str:
@@ -243,6 +276,7 @@ SECTIONS: Mapping[str, Callable[[Report], Iterator[str]]] = {
     "comparisons": _comparisons,
     "ablation": _ablation,
     "baselines": _baselines,
+    "levels": _levels,
     "outcomes": _outcomes,
     "plots": _plots,
     "judges": _judges,

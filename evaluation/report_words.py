@@ -14,6 +14,10 @@ from evaluation.study import Study
 
 SMALL = 30
 """Below so many tasks an interval by bootstrap is rough."""
+ONE_SEED = (
+    "This report is about one training seed: its intervals are about tasks, and another seed may give other results "
+    "(python -m chimera.study trains several)."
+)
 
 
 def about_run(run: Run) -> dict[str, Any]:
@@ -61,17 +65,19 @@ def tool_warnings(study: Study) -> list[str]:
 def notes(study: Study) -> list[str]:
     """What a reader has to keep in mind, one sentence each."""
     plan, config = study.plan, study.config
-    found: list[str] = []
+    found: list[str] = [ONE_SEED]
     if plan.source == "generated":
         found.append(
             "The tasks are generated: sentences in PubMedQA's form whose answer follows from the statistics that they "
             "report. Results say nothing about PubMedQA."
         )
-    elif plan.split == "test" and not plan.official:
+    elif not plan.official:
         found.append(
-            f"{len(plan.tasks)} test items are not the official 500: published results are not comparable and are "
-            "left out."
+            f"{len(plan.tasks)} {'test' if plan.split == 'test' else 'validation'} items are not PubMedQA's official "
+            "test items: published results are not comparable and are left out."
         )
+    if plan.split == "test":
+        found.append("No decision of training used these test tasks: neither learning nor the gate has seen them.")
     if config.models.judge.kind == "rubric":
         found.append(
             "The judge that gives the reward's six criteria is a deterministic rubric, not a language model: what "
@@ -79,13 +85,14 @@ def notes(study: Study) -> list[str]:
         )
     if plan.split == "val" and config.gate.enabled and any(stage.policies for stage in plan.stages):
         found.append(
-            "The gate decided on held-out tasks of this split whether a policy stayed live, so the stages that are "
-            "left are a little favoured by it."
+            "The gate decided on validation tasks of this split whether a policy stayed live, so the stages that are "
+            "left are a little favoured by it: --split test has tasks that no decision used. The gate's verdicts on "
+            f"the same pairs are those before correction, at gate.confidence={config.gate.confidence:g}."
         )
     by_gate = [name for name, answers in study.answers.items() if answers.by_training]
     if by_gate:
         found.append(
-            f"Rollouts of {', '.join(by_gate)} were recorded by training's gate, through its gateway and beside other "
+            f"Rollouts of {', '.join(by_gate)} were made by training's runners, through its gateway and beside other "
             "work, so these latencies are compared with no others (--fresh makes all rollouts the same way)."
         )
     found += tool_warnings(study)
@@ -94,7 +101,7 @@ def notes(study: Study) -> list[str]:
     if len(plan.tasks) < SMALL:
         found.append(f"{len(plan.tasks)} tasks are few: intervals are rough, and only large differences can show.")
     for phase in about_run(study.run)["rolled_back"]:
-        found.append(f"What {phase} learned was clearly worse and was rolled back; it is no stage of this report.")
+        found.append(f"The gate rolled back what {phase} learned, so it is no stage of this report.")
     return found + _missing(study)
 
 

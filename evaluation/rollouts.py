@@ -70,6 +70,7 @@ class Outcome:
         weights_versions: Versions that the servers reported, by logical model; several when weights were swapped.
         counts: Model calls, tool calls, tokens and so on (see `agents.record.count`).
         tokens: Tokens by logical model (see `agents.record.tokens`); the judge's are not among them.
+        visits: Model calls and tokens by role and visit (see `agents.record.by_visit`).
         tool_calls: Tool calls of each role that has tools (see `agents.record.tool_calls`).
         calls: Every model call and tool call as `agents.record` describes them.
         seconds: Wall time of the attempt.
@@ -82,6 +83,7 @@ class Outcome:
     weights_versions: dict[str, list[str]]
     counts: dict[str, int]
     tokens: dict[str, dict[str, int]]
+    visits: dict[str, dict[str, int]]
     tool_calls: dict[str, int]
     calls: list[dict[str, Any]]
     seconds: float
@@ -130,6 +132,7 @@ class RolloutRecord:
     outputs: dict[str, Any] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, dict[str, int]] = field(default_factory=dict)
+    visits: dict[str, dict[str, int]] = field(default_factory=dict)
     tool_calls: dict[str, int] = field(default_factory=dict)
     untraced_calls: int = 0
     seconds: float | None = None

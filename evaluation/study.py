@@ -76,12 +76,13 @@ class Plan:
     """What is evaluated.
 
     Attributes:
-        split: The held-out tasks of the run, or the official test tasks.
+        split: The run's test tasks, or its validation tasks.
         source: Whose tasks they are.
         data: The data in words.
         tasks: The tasks, in the order of the data.
         repeats: Rollouts of each task in each stage, with different seeds; the same seeds in every stage.
         stages: In the order of the run, single policies last.
+        official: Whether these are PubMedQA's official test items, all of them.
     """
 
     split: Split
@@ -90,11 +91,7 @@ class Plan:
     tasks: tuple[PlannedTask, ...]
     repeats: int
     stages: tuple[Stage, ...]
-
-    @property
-    def official(self) -> bool:
-        """Whether these are PubMedQA's 500 official test items, all of them."""
-        return self.split == "test" and self.source == "pubmedqa" and len(self.tasks) == OFFICIAL_ITEMS
+    official: bool = False
 
     @property
     def final(self) -> Stage:
@@ -108,6 +105,15 @@ class Plan:
         first, last = self.stages[0], self.final
         return [first] if first.versions.get("junior") == last.versions.get("junior") else [first, last]
 
+    @property
+    def ends(self) -> list[Stage]:
+        """The first stage and the last: those that baselines are made from."""
+        return list({stage.name: stage for stage in (self.stages[0], self.final)}.values())
+
+    def junior_of(self, stage: Stage) -> Stage:
+        """The stage, of `alone`, under whose name the junior model of `stage` answers alone."""
+        return next(one for one in self.alone if one.versions.get("junior") == stage.versions.get("junior"))
+
     def dump(self) -> dict[str, Any]:
         """Plain data for the report."""
         return {
@@ -117,6 +123,7 @@ class Plan:
             "tasks": [asdict(task) for task in self.tasks],
             "repeats": self.repeats,
             "stages": [stage.dump() for stage in self.stages],
+            "official": self.official,
         }
 
     @classmethod
@@ -124,9 +131,6 @@ class Plan:
         """The inverse of `dump`."""
         tasks, stages = (PlannedTask(**task) for task in data["tasks"]), map(Stage.load, data["stages"])
         return cls(**{**data, "tasks": tuple(tasks), "stages": tuple(stages)})
-
-
-OFFICIAL_ITEMS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +164,25 @@ class StageAnswers:
 
 @dataclass(frozen=True, slots=True)
 class BaselineAnswer:
-    """What a baseline answered; `answer` is None when it gave none, and `error` says why."""
+    """What a baseline answered.
+
+    Attributes:
+        answer: None when it gave none; `error` says why.
+        calls: Model calls for this answer; None if that was not recorded.
+        prompt_tokens: Tokens read in them.
+        completion_tokens: Tokens written in them.
+        sample: Which of several calls with the same prompt this is, from 0; further ones only vote.
+    """
 
     baseline: str
     task_id: str
     repeat: int
     answer: Label | None
     error: str | None = None
+    calls: int | None = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    sample: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from agents.quoting import passage_text
 from evaluation.trace_tree import Call, ToolCall, Tree, Visit
 
 if TYPE_CHECKING:
@@ -127,9 +128,15 @@ def tool_texts(answer: str) -> list[tuple[str, str]]:
     except ValueError:
         return [("text", answer)]
     results = told.get("results") if isinstance(told, dict) else None
-    if isinstance(results, list) and all(isinstance(one, dict) and {"id", "text"} <= set(one) for one in results):
-        return [(str(one["id"]), str(one["text"])) for one in results]
+    if isinstance(results, list) and all(map(_is_passage, results)):
+        return [(str(one["id"]), str(passage_text(one))) for one in results]
     return [("error", str(told["error"]))] if isinstance(told, dict) and "error" in told else [("text", answer)]
+
+
+def _is_passage(result: Any) -> bool:
+    return (
+        isinstance(result, dict) and "id" in result and ("text" in result or isinstance(result.get("sentences"), dict))
+    )
 
 
 def gist(answer: Mapping[str, Any] | None) -> str:

@@ -249,7 +249,8 @@ def _answer(role: str, exchange: TracedCall | None, record: ModelCall | None) ->
         return None
     try:
         if role in ROLES:
-            return read_answer(ROLES[role], Completion({}, content, (), "stop", 0, 0, "", None)).model_dump()
+            completion = Completion({}, content, (), "stop", 0, 0, "", None)
+            return read_answer(ROLES[role], completion, exchange.messages if exchange else ()).model_dump()
         value = json.loads(content)
     except ValueError:
         return None

@@ -7,12 +7,25 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import hypothesis
 import pytest
 
 from agents.roles import ROLES
 from agents.tools import Passage, ToolResult
 from chimera.serving.client import Completion, ToolCall
 from chimera.types import Brief, Section
+
+# An example that takes long, or that is slow to make, says something about the machine only.
+hypothesis.settings.register_profile(
+    "any speed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any speed")
+
+
+async def never(*_):
+    """An answer that does not come."""
+    await asyncio.Event().wait()
+
 
 # --- society: a scripted model and toolbox
 
@@ -143,6 +156,8 @@ def society_kit():
     def make(model, toolbox=None, *, evaluate=evaluate, operation=None, observe=None, select=None, **config):
         extras = {"operation": operation, "observe": observe, "select": select}
         extras = {name: value for name, value in extras.items() if value is not None}
+        # The standard answers quote a sentence that nobody has read.
+        config = {"quotes": "free", "refiner": "trusts", **config}
         return Society(model, toolbox or FakeToolbox(), SocietyConfig(**config), evaluate=evaluate, **extras)
 
     return SimpleNamespace(
@@ -259,7 +274,10 @@ def serving_model(tmp_path_factory):
 
 class ScriptedOpenAI:
     """Answers every role over HTTP. `hooks` are asked first, in order: a hook takes the request and gives None (not
-    mine), an answer (dict), raw text (str), or (status, message) for an error. Every request is kept in `requests`."""
+    mine), an answer (dict), raw text (str), (status, message) for an error, or `never()`. Every request is kept in
+    `requests`."""
+
+    never = staticmethod(never)
 
     def __init__(self) -> None:
         self.hooks: list[Any] = []
@@ -349,7 +367,7 @@ def scripted_openai():
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
     thread.start()
-    ready.wait(30)
+    ready.wait()
     scripted.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
     yield scripted
     server.force_exit = server.should_exit = True
@@ -367,10 +385,10 @@ def scripted_run(scripted_openai, tmp_path, monkeypatch):
     monkeypatch.setenv("TEST_KEY", "sk-a-users-own-key-4242")
     monkeypatch.delenv("TAVILY_API_KEY", raising=False)
     keys = list(ModelsConfig.model_fields)
-    settings = {"kind": "endpoint", "base_url": scripted_openai.url, "api_key_env": "TEST_KEY"}
+    settings = {"kind": "endpoint", "base_url": scripted_openai.url, "api_key_env": "TEST_KEY", "timeout_s": 3600}
     models = [f"models.{key}.{name}={value}" for key in keys for name, value in settings.items()]
     names = [f"models.{key}.model=scripted-{key}" for key in keys]
-    few = ["data.size=40", "gate.tasks=4", "society.node_retries=0"]
+    few = ["data.size=40", "gate.tasks=4", "society.node_retries=0", "society.quotes=free", "society.refiner=trusts"]
     with Run.create("scripted", load_config(None, [*models, *names, *few, f"runs_dir={tmp_path}"])) as run:
         began = {**{key: f"scripted-{key}" for key in keys}, "selection": "supervisor's model"}
         run.ledger("phase_started", phase="gather", policy_versions=began)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.advantages import alone, at_last_token, estimate, group_figures
+from training.ppo_batch import Sample
 
 REWARD = st.floats(-3, 3, allow_nan=False).map(lambda value: round(value, 3))
 UNIT = st.floats(0, 1)
@@ -150,6 +151,39 @@ def test_gae_needs_values():
         estimate("gae", at_last_token([1.0], mask), mask, ["a"])
 
 
+def samples_in(*groups):
+    """Samples from groups of (prompt, response, reward), each prompt and response one token long."""
+    return [
+        Sample((prompt,), (response,), reward, str(place), "t")
+        for place, group in enumerate(groups)
+        for prompt, response, reward in group
+    ]
+
+
 def test_groups_that_cannot_teach_are_counted():
-    figures = group_figures([1.0, 1.0, 0.5, 0.7, 0.1 + 0.2, 0.3], ["a", "a", "b", "b", "c", "c"])
-    assert figures == {"group/count": 3.0, "group/size": 2.0, "group/zero_variance": pytest.approx(2 / 3)}
+    figures = group_figures(
+        samples_in([(1, 1, 1.0), (1, 2, 1.0)], [(1, 1, 0.5), (1, 2, 0.7)], [(1, 1, 0.1 + 0.2), (1, 2, 0.3)])
+    )
+    assert (figures["group/count"], figures["group/size"]) == (3.0, 2.0)
+    assert figures["group/zero_variance"] == pytest.approx(2 / 3)
+    assert figures["group/prompts_differ"] == 0.0
+
+
+def test_groups_that_differ_only_by_what_their_members_were_handed_are_counted():
+    """Of five groups three have different prompts, two of them the same answers, one of those different rewards."""
+    figures = group_figures(
+        samples_in(
+            [(1, 9, 1.0), (2, 9, 0.0)],  # other prompts, one answer, other rewards: only the input differs
+            [(1, 9, 1.0), (2, 9, 1.0)],  # the same, and nothing to learn
+            [(1, 8, 1.0), (2, 9, 0.0)],  # the answers differ too
+            [(1, 8, 1.0), (1, 9, 0.0)],  # one prompt
+            [(1, 9, 1.0), (1, 9, 0.0)],  # one prompt and one answer: the difference is others' luck, not the input
+        )
+    )
+    assert figures["group/prompts_differ"] == pytest.approx(3 / 5)
+    assert figures["group/differs_only_by_input"] == pytest.approx(2 / 5)
+    assert figures["group/informative_differs_only_by_input"] == pytest.approx(1 / 4)
+
+
+def test_a_share_of_no_informative_groups_is_left_out():
+    assert "group/informative_differs_only_by_input" not in group_figures(samples_in([(1, 9, 1.0), (2, 9, 1.0)]))

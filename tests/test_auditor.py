@@ -185,6 +185,15 @@ def test_canaries_are_what_their_names_say():
     assert made["wrong_question"]["hypothesis"] == other["hypothesis"]
 
 
+def test_a_good_hypothesis_beside_a_worthless_protocol_may_keep_its_groundedness():
+    faulty = {name: "groundedness" in canary.criteria for name, canary in CANARIES.items()}
+    assert faulty == {"empty": True, "padded": False, "copied": False, "instructions": False, "wrong_question": True}
+    work, made = work_of(RECORDS[0]), canaries(work_of(RECORDS[0]), work_of(RECORDS[1]))
+    assert {name for name in made if made[name]["hypothesis"] == work["hypothesis"]} == {
+        name for name, wrong in faulty.items() if not wrong
+    }
+
+
 def test_making_canaries_changes_nothing_real():
     before = json.dumps([record.outputs for record in RECORDS])
     canaries_of(RECORDS)

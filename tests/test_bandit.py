@@ -17,10 +17,10 @@ from chimera.config_learning import BanditConfig
 from chimera.errors import RunError
 from chimera.synthetic import generate
 from chimera.types import LABELS, abstract_text
+from evaluation.reading import Passages, direction, significance, stems
 from training.bandit_features import HASHED_LENGTH, feature_names, features
 from training.bandit_models import DRAWS, LinearThompson, SoftLogistic
 from training.bandit_policy import BanditPolicy, Settings, folds, load_policy
-from training.bandit_text import Passages, direction, significance, stems
 from training.bandit_value import estimate
 from training.experience import BanditEvent
 from training.nano.transcripts import EXPERT, Habits, propose

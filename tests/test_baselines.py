@@ -10,8 +10,8 @@ from agents.roles import ROLES
 from chimera.errors import ModelError, UnreachableError
 from chimera.synthetic import generate
 from chimera.types import LABELS, ResearchTask, Section
-from evaluation.baselines import MAJORITY, TFIDF, majority, tfidf, title
-from evaluation.single_agent import single_agent, single_name
+from evaluation.baselines import CONSISTENCY, MAJORITY, SINGLE, TFIDF, majority, of_stage, reader, tfidf, title
+from evaluation.single_agent import single_agent
 from evaluation.study import BaselineAnswer
 
 
@@ -69,13 +69,24 @@ def test_the_answers_depend_on_nothing_but_question_and_abstract():
     assert {one.task_id: one.answer for one in tfidf(train, mixed)} == {one.task_id: one.answer for one in answers}
 
 
+def test_a_reader_of_statistics_and_directions_beats_words_and_needs_no_model():
+    made = [one.task for one in generate(500, seed=5)]
+    train, tasks = made[:400], made[400:]
+    right = {
+        learn: sum(one.answer == task.label for one, task in zip(learn(train, tasks), tasks, strict=True)) / 100
+        for learn in (majority, tfidf, reader)
+    }
+    assert right[reader] > max(right[majority], right[tfidf]) + 0.1
+    assert all((one.calls, one.prompt_tokens) == (0, 0) for one in reader(train, tasks))
+
+
 def test_one_label_alone_teaches_nothing():
     answers = tfidf([task(1, "yes"), task(2, "yes")], [task(3, "no")])
     assert answers[0].answer is None
     assert "nothing to learn" in str(answers[0].error)
 
 
-@pytest.mark.parametrize("learn", [majority, tfidf])
+@pytest.mark.parametrize("learn", [majority, tfidf, reader])
 def test_without_training_tasks_there_is_no_baseline(learn):
     with pytest.raises(ValueError, match="training split"):
         learn([], [task(1, "yes")])
@@ -84,7 +95,8 @@ def test_without_training_tasks_there_is_no_baseline(learn):
 def test_titles():
     assert title(MAJORITY) == "commonest label of the training split"
     assert "logistic" in title(TFIDF)
-    assert "stage base" in title(single_name("base"))
+    assert "stage base" in title(of_stage(SINGLE, "base"))
+    assert "majority of 7 sampled calls" in title(of_stage(CONSISTENCY, "base"), 7)
 
 
 # --- the single agent
@@ -93,11 +105,25 @@ def test_titles():
 ANSWER = {"evidence": ["It was lower."], "comparison": "asked lower; found lower", "claim": "It works", "answer": "no"}
 
 
+class Chooser:
+    """Gives several answers to one request from a society's scripted model; `most` is what the server can."""
+
+    def __init__(self, model, most: int = 99) -> None:
+        self.model, self.most, self.sizes = model, most, []
+
+    async def choices(self, key, messages, *, response_format=None, seed=None, n=1):
+        self.sizes.append((n, seed))
+        if self.most == 0 and n > 1:
+            raise ModelError("only one completion choice is allowed")
+        given = range(max(1, min(n, self.most)))
+        return [await self.model.complete(key, messages, response_format=response_format, seed=seed) for _ in given]
+
+
 async def test_a_single_agent_makes_one_call_with_the_abstract_and_no_tool(society_kit):
     model = society_kit.Model(Pharmacologist=[ANSWER])
     given = told(1)[0]
-    found = await single_agent(model, given, stage="sft", repeat=2, seed=7)
-    assert found == BaselineAnswer("single@sft", given.id, 2, "no")
+    found = await single_agent(Chooser(model), given, name="single@sft", repeat=2, seed=7)
+    assert found == [BaselineAnswer("single@sft", given.id, 2, "no", None, 1, 10, 5, 0)]
     (request,) = model.requests
     assert (request.key, request.tools, request.seed) == ("junior", [], 7)
     assert request.messages[0] == {"role": "system", "content": ROLES["Pharmacologist"].prompt}
@@ -108,10 +134,26 @@ async def test_a_single_agent_makes_one_call_with_the_abstract_and_no_tool(socie
     assert request.response_format["json_schema"]["name"] == "Hypothesis"
 
 
+@pytest.mark.parametrize(
+    ("most", "requests"),
+    [
+        (99, [(3, 12)]),
+        (1, [(3, 12), (2, 13), (1, 14)]),
+        (2, [(3, 12), (1, 14)]),
+        (0, [(3, 12), (1, 12), (1, 13), (1, 14)]),
+    ],
+)
+async def test_servers_that_do_not_give_several_answers_are_asked_for_the_rest(society_kit, most, requests):
+    model = Chooser(society_kit.Model(Pharmacologist=[{**ANSWER, "answer": label} for label in LABELS]), most)
+    found = await single_agent(model, told(1)[0], name="single@base", seed=10, first=2, samples=3)
+    assert [(one.sample, one.answer, one.calls) for one in found] == [(2, "yes", 1), (3, "no", 1), (4, "maybe", 1)]
+    assert model.sizes == requests
+
+
 async def test_a_single_agent_is_not_told_the_answer(society_kit):
     model = society_kit.Model(Pharmacologist=[ANSWER])
     given = ResearchTask("t1", "Does it?", (Section("RESULTS", "It fell."),), "maybe", "pubmedqa", "It certainly does.")
-    await single_agent(model, given, stage="base")
+    await single_agent(Chooser(model), given, name="single@base")
     sent = json.dumps(model.requests[0].messages[1])
     assert "certainly" not in sent
     assert "maybe" not in sent
@@ -128,7 +170,7 @@ async def test_a_single_agent_is_not_told_the_answer(society_kit):
 )
 async def test_an_unreadable_answer_is_no_answer_and_there_is_no_second_try(society_kit, played, said: str):
     model = society_kit.Model(Pharmacologist=[played, ANSWER])
-    found = await single_agent(model, told(1)[0], stage="base")
+    (found,) = await single_agent(Chooser(model), told(1)[0], name="single@base")
     assert found.answer is None
     assert said in str(found.error)
     assert len(model.requests) == 1
@@ -137,4 +179,4 @@ async def test_an_unreadable_answer_is_no_answer_and_there_is_no_second_try(soci
 async def test_a_single_agent_whose_server_cannot_be_reached_has_not_answered(society_kit):
     model = society_kit.Model(Pharmacologist=[UnreachableError("nobody is there")])
     with pytest.raises(UnreachableError):
-        await single_agent(model, told(1)[0], stage="base")
+        await single_agent(Chooser(model), told(1)[0], name="single@base")

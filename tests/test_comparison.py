@@ -18,6 +18,7 @@ from evaluation.comparison import (
     adjust,
     compare,
     compare_answers,
+    families_of,
     too_few_permutations,
     verdict_sentence,
 )
@@ -152,7 +153,10 @@ def test_a_stage_beside_itself_shows_nothing():
     labels = ["yes", "no", "maybe", "yes"] * 5
     same = stage(labels, ["yes"] * 20, list(range(20)), counts={"model_calls": 3}, seconds=1.0)
     found = adjust({"base:base": compare(same, same, plan(labels), CONFIG)}, CONFIG)["base:base"]
-    assert {(one.difference, one.p, one.verdict) for one in found.values()} == {(0, 1, "no difference shown")}
+    assert {(one.difference, one.p) for one in found.values()} == {(0, 1)}
+    words = {name: one.verdict for name, one in found.items()}
+    assert words.pop("reward") == "non-inferior"
+    assert set(words.values()) == {"no difference shown"}  # the margin of 5 points is less than 20 tasks exclude
     assert all(one.mde is None for one in found.values())
     bound = 1 - 0.025 ** (1 / 20)
     assert (found["alignment"].low, found["alignment"].high) == pytest.approx((-bound, bound))
@@ -257,6 +261,25 @@ def test_every_metric_can_be_judged():
     config = load_config(overrides=["evaluation.prices={junior: [1, 2]}"])
     found = adjust({"a:b": {metric.name: one(1e-9, primary=metric.primary) for metric in metrics_of(config)}}, config)
     assert {figures.verdict for figures in found["a:b"].values()} <= {"better", "worse", "higher", "lower"}
+
+
+def test_a_verdict_that_correction_takes_away_is_said():
+    many = {f"s{number}:x": {"reward": one(0.02)} for number in range(10)}
+    found = adjust({**many, "s10:x": {"reward": one(0.9)}}, CONFIG)["s0:x"]
+    assert (found["reward"].verdict, found["reward"].uncorrected) == ("no difference shown", "better")
+    assert "reward no difference shown (before correction: better), from" in verdict_sentence("a", "b", found, CONFIG)
+
+
+def test_the_declared_families_are_corrected_together():
+    families = '{quick: ["*/reward", "s0:x/turns"], slow: ["s?:x/*"]}'
+    config = load_config(overrides=[f"evaluation.families={families}"])
+    tests = {"reward": one(0.01), "turns": one(0.02, primary=False), "alignment": one(0.03)}
+    compared = {"s0:x": tests, "s1:x": tests, "other:x": tests}
+    sizes = {name: len(found) for name, found in families_of(compared, config, "s0:x").items()}
+    assert sizes == {"quick": 4, "slow": 3, "everything else": 2}
+    found = adjust(compared, config, "s0:x")
+    assert found["s0:x"]["turns"].p_adjusted == pytest.approx(0.04)
+    assert found["other:x"]["alignment"].p_adjusted == pytest.approx(0.04)
 
 
 def test_the_main_comparison_is_a_family_of_its_own():

@@ -28,7 +28,8 @@ def run(scripted_run):
 
 
 def evaluate(run, *arguments):
-    main(["--run", run.name, f"runs_dir={run.path.parent}", "evaluation.concurrency=2", *arguments])
+    given = ["--run", run.name, "--split", "val", f"runs_dir={run.path.parent}", "evaluation.concurrency=2"]
+    main([*given, *arguments])
 
 
 def side(run, name):
@@ -89,7 +90,7 @@ def test_what_failed_is_made_again_by_resume_alone(run, server):
         return (400, "I cannot") if alone or request["model"] == "other" else None
 
     server.hooks.append(hook)
-    second = ("--judge", f"other@{server.url}")
+    second = ("--judge", f"other@{server.url}", "evaluation.self_consistency=false")
     evaluate(run, *second)
     failed = {name: list(read_lines(side(run, name))) for name in ("baselines", "audit", "canaries")}
     server.hooks.clear()
@@ -118,8 +119,8 @@ def test_a_report_stays_true_when_others_are_made_of_more_repeats_and_tasks(run)
     evaluate(run, "--out", str(run.path / "first"))
     evaluate(run, "--seeds", "2", "--limit", "8", "--out", str(run.path / "second"))
     assert report_of(run, "second")["baselines"]["single@base"]["alignment"]["n"] == 8
-    assert verify(run.path / "first", run) == []
-    assert verify(run.path / "second", run) == []
+    assert verify(run.path / "first", run).problems == []
+    assert verify(run.path / "second", run).problems == []
     evaluate(run)
     assert report_of(run)["baselines"]["single@base"]["answered"] == 4
 
@@ -138,7 +139,52 @@ def test_a_single_agent_of_a_stage_that_is_not_evaluated_is_no_baseline(run):
     for task in tasks:
         row = {"baseline": "single@sft", "task_id": task, "repeat": 0, "answer": "yes", "error": None}
         append_line(side(run, "baselines"), row)
-    assert {one.baseline for one in load_study(run, plan_of(run)).baselines} == {"majority", "tfidf", "single@base"}
+    names = {one.baseline for one in load_study(run, plan_of(run)).baselines}
+    assert "single@base" in names
+    assert "single@sft" not in names
+
+
+def lone(server):
+    """The single agent's requests: how many answers each asked for, by temperature."""
+    alone = [one for one in server.requests if one["model"] == "scripted-junior" and "tools" not in one]
+    alone = [one for one in alone if len(one["messages"]) == 2]
+    return Counter((one["temperature"], one.get("n", 1)) for one in alone)
+
+
+def test_self_consistency_takes_as_many_calls_as_the_society_s_tokens_allow(run, server):
+    """Every call of the script uses 5 tokens, so one junior gets as many calls as the society makes."""
+    evaluate(run)
+    report = report_of(run)
+    k = report["work"]["base"]["calls"]
+    assert report["work"]["consistency@base"] == {"calls": k, "tokens": 5 * k}
+    assert report["work"]["single@base"] == {"calls": 1, "tokens": 5}
+    assert report["baselines"]["consistency@base"]["title"].startswith(f"majority of {k:g} sampled calls")
+    temperature = run.config.models.junior.temperature
+    requests = lone(server)
+    assert requests[0.0, 1] == 4
+    assert {n for heat, n in requests if heat == temperature} == set(range(1, int(k)))
+    assert verify(run.path / "report", run) == []
+
+
+def test_votes_that_an_interruption_left_out_are_made_later_and_no_vote_twice(run, server):
+    evaluate(run)
+    rows = side(run, "baselines").read_text().splitlines(keepends=True)
+    whole = Counter(row[:60] for row in rows)
+    side(run, "baselines").write_text("".join(row for row in rows if '"sample": 9' not in row[-20:]))
+    server.requests.clear()
+    evaluate(run)
+    assert sum(lone(server).values()) > 0
+    assert Counter(row[:60] for row in side(run, "baselines").read_text().splitlines(keepends=True)) >= whole
+    server.requests.clear()
+    evaluate(run)
+    assert server.requests == []
+
+
+def test_without_self_consistency_the_junior_is_asked_twice_a_task(run, server):
+    evaluate(run, "evaluation.self_consistency=false")
+    assert "consistency@base" not in report_of(run)["baselines"]
+    assert sum(lone(server).values()) == 8
+    assert verify(run.path / "report", run) == []
 
 
 def test_baselines_that_learned_from_other_data_are_replaced(run):

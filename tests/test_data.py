@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from chimera import data
 from chimera.config import DataConfig
-from chimera.data import check_disjoint, load, official_split, stratified_split
+from chimera.data import load
 from chimera.errors import DataError
 from chimera.fingerprints import words
+from chimera.splits import check_disjoint, hold_out, official_split, related, three_way_split
 from chimera.types import LABELS, ResearchTask, Section
 
 REAL = Path(__file__).parents[1].parent / "shared" / "pubmedqa" / "ori_pqal.json"
@@ -39,7 +40,7 @@ task_lists = st.lists(st.tuples(st.sampled_from(LABELS), st.sampled_from([None, 
 
 @given(task_lists, st.floats(0.1, 0.9), st.integers(0, 100))
 def test_split_is_a_stratified_partition(tasks, share, seed):
-    train, validation = stratified_split(tasks, share, seed)
+    train, validation = hold_out(tasks, share, seed)
     assert sorted(train + validation, key=tasks.index) == tasks
     assert not {task.id for task in train} & {task.id for task in validation}
     assert len(validation) == round(share * len(tasks))
@@ -48,24 +49,48 @@ def test_split_is_a_stratified_partition(tasks, share, seed):
     for stratum, count in everywhere.items():
         assert abs(held_out[stratum] - share * count) < 1
     assert [train, validation] == [tuple(sorted(part, key=tasks.index)) for part in (train, validation)]
-    assert (train, validation) == stratified_split(tasks, share, seed)
+    assert (train, validation) == hold_out(tasks, share, seed)
 
 
 def test_split_depends_on_the_seed():
     tasks = [make_task(number, LABELS[number % 3]) for number in range(60)]
-    assert len({stratified_split(tasks, 0.2, seed)[1] for seed in range(5)}) > 1
+    assert len({hold_out(tasks, 0.2, seed)[1] for seed in range(5)}) > 1
 
 
-@pytest.mark.parametrize("share", [0.01, 0.999])
-def test_an_empty_split_is_refused(share):
-    with pytest.raises(DataError, match=r"10 tasks split into .* both need tasks: .* data.validation_share=0"):
-        stratified_split([make_task(number) for number in range(10)], share, 0)
+@pytest.mark.parametrize("shares", [(0.01, 0.2), (0.2, 0.01), (0.5, 0.5), (0.999, 0.2), (0.2, 0.999)])
+def test_an_empty_split_is_refused(shares):
+    with pytest.raises(DataError, match=r"10 tasks split into .* all three need tasks: .* data.validation_share=0"):
+        three_way_split([make_task(number) for number in range(10)], *shares, 0)
+
+
+@given(task_lists.filter(lambda tasks: len(tasks) > 20), st.integers(0, 100))
+def test_three_splits_are_a_partition_of_the_asked_sizes(tasks, seed):
+    splits = three_way_split(tasks, 0.2, 0.3, seed)
+    assert sorted(sum(splits, ()), key=tasks.index) == tasks
+    assert (len(splits[1]), len(splits[2])) == (round(0.2 * len(tasks)), round(0.3 * len(tasks)))
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=6, max_size=40), st.integers(0, 20))
+def test_tasks_that_share_a_question_or_an_abstract_stay_together(kinds, seed):
+    tasks = [
+        replace(make_task(number), goal=f"Question  {goal}?", context=(Section("RESULTS", f"Result {abstract}."),))
+        for number, (goal, abstract) in enumerate(kinds)
+    ]
+    groups = related(tasks)
+    assert sorted(position for group in groups for position in group) == list(range(len(tasks)))
+    rest, apart = hold_out(tasks, 0.3, seed)
+    check_disjoint({"train": rest, "test": apart})
+    texts = [{(0, task.goal), (1, task.context)} for task in tasks]
+    for number, group in enumerate(groups):
+        others = [position for other in groups[:number] + groups[number + 1 :] for position in other]
+        assert not any(texts[mine] & texts[other] for mine in group for other in others)
 
 
 def test_generated_tasks_by_default():
     dataset = load(DataConfig())
-    assert dataset.describe() == "generated tasks, levels 1-4, seed 0: 800 train / 200 validation"
-    assert (len(dataset.train), len(dataset.validation), dataset.test) == (800, 200, ())
+    assert dataset.describe() == "generated tasks, levels 1-4, seed 0: 600 train / 200 validation / 200 test"
+    assert (len(dataset.train), len(dataset.validation), len(dataset.test)) == (600, 200, 200)
+    assert not dataset.official
     assert dataset.source == "generated"
     assert {task.source for task in dataset.tasks} == {"generated"}
     assert load(DataConfig()) == dataset
@@ -77,7 +102,7 @@ def test_generated_tasks_by_default():
 )
 def test_describe_names_the_levels(levels, phrase):
     dataset = load(DataConfig(size=40, levels=levels, seed=7))
-    assert dataset.describe() == f"generated tasks, {phrase}, seed 7: 32 train / 8 validation"
+    assert dataset.describe() == f"generated tasks, {phrase}, seed 7: 24 train / 8 validation / 8 test"
     assert {task.level for task in dataset.tasks} == set(levels)
 
 
@@ -132,8 +157,10 @@ def test_leaks_between_splits_are_refused():
     check_disjoint({"train": [one], "validation": [two], "test": [three]})
     with pytest.raises(DataError, match="task 0 is in the train split and in the test split"):
         check_disjoint({"train": [one], "validation": [two], "test": [one]})
-    with pytest.raises(DataError, match=r"tasks 0 \(train\) and 9 \(test\) have the same question and abstract"):
+    with pytest.raises(DataError, match=r"tasks 0 \(train\) and 9 \(test\) have the same question"):
         check_disjoint({"train": [one], "validation": [two], "test": [replace(one, id="9")]})
+    with pytest.raises(DataError, match=r"tasks 0 \(train\) and 9 \(test\) have the same abstract"):
+        check_disjoint({"train": [one], "test": [replace(one, id="9", goal="Another question?")]})
     with pytest.raises(DataError, match="task 1 occurs twice in the validation split"):
         check_disjoint({"train": [one], "validation": [two, two]})
 
@@ -147,11 +174,14 @@ def test_load_checks_that_splits_are_disjoint(tmp_path):
         "final_decision": "yes",
         "LONG_ANSWER": "Yes.",
     }
-    records = {str(number): record | {"QUESTION": f"Question {number}?"} for number in range(20)}
+    records = {
+        str(number): record | {"QUESTION": f"Question {number}?", "CONTEXTS": [f"Text {number}."]}
+        for number in range(20)
+    }
     records |= {"100": record, "200": record}
     (tmp_path / "d.json").write_text(json.dumps(records))
     (tmp_path / "ids.txt").write_text("200 0 1")
-    with pytest.raises(DataError, match=r"tasks 100 .* and 200 .* have the same question and abstract"):
+    with pytest.raises(DataError, match=r"tasks 100 .* and 200 .* have the same question"):
         load(DataConfig(path=str(tmp_path / "d.json"), test_ids=tmp_path / "ids.txt"))
 
 
@@ -159,7 +189,7 @@ def test_command_prints_a_sample_and_the_description(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     data.main(["--rows", "4", "data.size=40", "data.levels=[2]"])
     printed = capsys.readouterr().out
-    assert printed.count("generated tasks, level 2, seed 0: 32 train / 8 validation") == 2
+    assert printed.count("generated tasks, level 2, seed 0: 24 train / 8 validation / 8 test") == 2
     shown = [task.id for task in load(DataConfig(size=40, levels=(2,))).tasks if task.id in printed]
     assert len(shown) >= 4
     assert "PubMedQA" not in printed
@@ -173,9 +203,9 @@ def test_command_names_a_missing_file(tmp_path):
 
 def test_the_table_shows_tasks_of_every_split_without_conclusions():
     dataset = load(DataConfig(size=40))
-    table = data.sample_table(dataset, 64)
+    table = data.sample_table(dataset, 120)
     cells = [list(column.cells) for column in table.columns]
-    assert cells[0] == ["train"] * 32 + ["validation"] * 8
+    assert cells[0] == ["train"] * 24 + ["validation"] * 8 + ["test"] * 8
     assert cells[1] == [task.id for task in dataset.tasks]
     assert cells[5] == [task.label for task in dataset.tasks]
     for task, abstract in zip(dataset.tasks, cells[4], strict=True):
@@ -186,14 +216,14 @@ def test_the_table_shows_tasks_of_every_split_without_conclusions():
 def test_hub_data_are_named(monkeypatch):
     tasks = [make_task(number, LABELS[number % 3]) for number in range(30)]
     monkeypatch.setattr("chimera.pubmedqa.load_hub", lambda: tasks)
-    assert load(DataConfig(path="hub", seed=2)).describe() == "PubMedQA, hub, seed 2: 24 train / 6 validation"
+    assert load(DataConfig(path="hub", seed=2)).describe() == "PubMedQA, hub, seed 2: 18 train / 6 validation / 6 test"
 
 
 def test_real_pubmedqa(tmp_path):
     if not REAL.exists():
         pytest.skip(f"the real data are not at {REAL}")
     dataset = load(DataConfig(path=str(REAL)))
-    assert dataset.describe() == "PubMedQA, ori_pqal.json, seed 0: 400 train / 100 validation"
+    assert dataset.describe() == "PubMedQA, ori_pqal.json, seed 0: 300 train / 100 validation / 100 test"
     assert Counter(task.label for task in dataset.tasks) == {"yes": 276, "no": 169, "maybe": 55}
     assert Counter(task.label for task in dataset.validation) == {"yes": 55, "no": 34, "maybe": 11}
     assert all(task.long_answer and task.level is None for task in dataset.tasks)

@@ -89,10 +89,16 @@ def test_without_a_gate_all_held_out_tasks_are_taken():
     assert len(choose_tasks(load(config.data), "val", config, None)) == 10
 
 
-def test_the_test_split_needs_official_ids():
-    config = load_config(None, ["data.size=50"])
-    with pytest.raises(ConfigError, match=r"give data.path and data.test_ids"):
-        choose_tasks(load(config.data), "test", config, None)
+def test_the_test_split_holds_tasks_that_no_decision_used():
+    config = load_config(None, ["data.size=50", "gate.tasks=8"])
+    dataset = load(config.data)
+    chosen = choose_tasks(dataset, "test", config, None)
+    assert {task.id for task in chosen} == {task.id for task in dataset.test}
+    assert choose_tasks(dataset, "test", config, 4) == chosen[:4]
+    check_unseen(chosen, dataset, "test")
+    assert not set(chosen) & set(gate_tasks(dataset, config))
+    with pytest.raises(ConfigError, match="there are 10 tasks in the test split"):
+        choose_tasks(dataset, "test", config, 11)
 
 
 def test_tasks_that_were_trained_on_are_refused():

@@ -26,7 +26,6 @@ def command(*arguments):
         check=False,
         capture_output=True,
         text=True,
-        timeout=110,
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -42,7 +41,7 @@ def evaluated(tmp_path_factory):
             policy = Policy(learner, f"{learner}@{phase}", f"models/{learner}/{phase}")
             shutil.copytree(NANO, run.path / policy.folder)
             run.ledger(WENT_LIVE, phase=phase, policy=policy.dump())
-    code, said = command("--run", "trained", f"runs_dir={folder}")
+    code, said = command("--run", "trained", "--split", "val", "--stages", "all", f"runs_dir={folder}")
     assert code == 0, said
     return run, said
 

@@ -43,7 +43,7 @@ def execute(path, folder, **replaced):
     dead = "http://127.0.0.1:9"
     offline = {"HTTP_PROXY": dead, "HTTPS_PROXY": dead, "HF_HUB_OFFLINE": "1", "IPYTHONDIR": str(folder / "ipython")}
     client = NotebookClient(
-        notebook, kernel_name="python3", timeout=60, allow_errors=False, resources={"metadata": {"path": path.parent}}
+        notebook, kernel_name="python3", timeout=None, allow_errors=False, resources={"metadata": {"path": path.parent}}
     )
     client.execute(env={**os.environ, **offline, "OMP_NUM_THREADS": "1"})
     return notebook

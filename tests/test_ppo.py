@@ -77,7 +77,7 @@ def record(given=None, version="v1", **changes):
     given = given or RolloutInput.of(TASKS[0], "ppo", 0, 0)
     made = RolloutRecord(
         f"ro-{given.task.id}-{given.repeat}", given.task.id, "generated", 1, "ppo", given.repeat, given.seed, 1,
-        "succeeded", None, "yes", "GO", 1.0, {"alignment": 1.0}, weights_versions={"senior": [version]},
+        "succeeded", None, "yes", "yes", "GO", 1.0, parts={"alignment": 1.0}, weights_versions={"senior": [version]},
     )  # fmt: skip
     return replace(made, **changes)
 
@@ -106,23 +106,30 @@ def test_a_rollout_of_other_or_unknown_weights_is_stale(versions):
     assert (found.good, found.left_out["stale"]) == ([], 1)
 
 
-def call(role="HypothesisRefiner", response=(5, 6)):
-    return Call("ro-1", role, 1, 1, 1, "id", (1, 2), response, "v1", 0.05, True)
+def call(role="HypothesisRefiner", response=(5, 6), visit=1):
+    return Call("ro-1", role, visit, 1, 1, "id", (1, 2), response, "v1", 0.05, True)
 
 
-def test_samples_are_grouped_by_task_and_role_and_keep_their_tokens():
+def test_samples_are_grouped_by_task_role_and_turn_and_keep_their_tokens():
     credited = [Credited(call(ROLES[0]), 0.5), Credited(call(ROLES[1], (7,)), 0.25), Credited(call(response=()), 9.0)]
     assert ppo_steps.samples_of(credited, "t1") == [
-        Sample((1, 2), (5, 6), 0.5, "t1/HypothesisRefiner", "ro-1"),
-        Sample((1, 2), (7,), 0.25, "t1/ProtocolDesigner", "ro-1"),
+        Sample((1, 2), (5, 6), 0.5, "t1/HypothesisRefiner/first", "ro-1"),
+        Sample((1, 2), (7,), 0.25, "t1/ProtocolDesigner/first", "ro-1"),
     ]
+
+
+def test_first_visits_and_revisions_are_not_compared_with_each_other():
+    visits = [Credited(call(visit=visit), 1.0) for visit in (1, 2, 3)]
+    first, *revisions = [sample.group for sample in ppo_steps.samples_of(visits, "t1")]
+    assert first == "t1/HypothesisRefiner/first"
+    assert revisions == ["t1/HypothesisRefiner/revision"] * 2
 
 
 def sorted_rollouts(good, failed):
     return ppo_steps.Sorted([record()] * good, dict.fromkeys(ppo_steps.REASONS, 0) | {"failed": failed})
 
 
-PEERS = [Sample((1,), (2,), 1.0, "t0/A", "ro-1"), Sample((1,), (3,), 0.0, "t0/A", "ro-2")]
+PEERS = [Sample((1,), (2,), 1.0, "t0/A", "ro-1", call("A")), Sample((1,), (3,), 0.0, "t0/A", "ro-2", call("A"))]
 LONERS = [replace(sample, group=str(number)) for number, sample in enumerate(PEERS)]
 
 
@@ -474,7 +481,7 @@ async def test_jobs_run_in_turn_in_one_thread_and_their_errors_arrive():
     assert (results[0], results[2], str(results[1])) == (0, 2, "the second fails")
     assert threads == ["a-thread"] * 3
     ended = []
-    worker.finish(lambda: ended.append(True), 5)
+    worker.finish(lambda: ended.append(True), 600)
     assert ended == [True]
 
 
@@ -483,7 +490,7 @@ async def test_a_cancelled_wait_does_not_wait_and_later_jobs_are_dropped():
 
     def long():
         begun.set()
-        go_on.wait(30)
+        go_on.wait()
         done.append("long")
 
     running, waiting = worker.start(long), worker.start(done.append, "never")
@@ -493,5 +500,5 @@ async def test_a_cancelled_wait_does_not_wait_and_later_jobs_are_dropped():
     worker.finish(lambda: done.append("last"), 0.0)
     assert done == []
     go_on.set()
-    worker._thread.join(30)
+    worker._thread.join()
     assert done == ["long", "last"]

@@ -7,13 +7,14 @@ import random
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from chimera.config_learning import PpoConfig
 from chimera.errors import ConfigError, RunError
-from chimera.serving.checkpoint import load_checkpoint
+from chimera.serving.checkpoint import NANO, load_checkpoint
 from training.ppo_batch import Sample, mini_batches
 from training.ppo_engine import PpoEngine
 from training.verl_config import OURS, PASSED, check_verl
@@ -207,6 +208,25 @@ def test_the_kl_may_also_be_taken_from_the_reward(engine):
     assert lost > 0.5 * metrics["actor/reward_kl_penalty"]
 
 
+def test_with_the_default_settings_ratio_clip_and_kl_act(engine):
+    """A default step brings about 80 calls; its second optimiser step meets weights that the first has moved."""
+    short = [
+        replace(one, prompt_ids=one.prompt_ids[:4], response_ids=one.response_ids[:4])
+        for one in some_samples(0, count=84, peers=4)
+    ]
+    metrics = engine(PpoConfig(), folder=NANO).update(short, 0)
+    assert metrics["actor/optimizer_steps"] >= 2
+    assert abs(metrics["actor/ppo_kl"]) > 1e-3
+    assert metrics["actor/pg_clipfrac"] > 0.01
+
+
+def test_a_batch_that_is_learned_from_once_is_on_policy(engine):
+    metrics = engine(ppo_mini_batch_size=100, ppo_epochs=1).update(some_samples(0), 0)
+    assert metrics["actor/optimizer_steps"] == 1
+    assert metrics["actor/pg_clipfrac"] == 0
+    assert metrics["actor/ppo_kl"] == pytest.approx(0, abs=1e-6)
+
+
 def test_broken_weights_are_not_trained_on(engine, serving_model, tmp_path):
     from safetensors.torch import load_file, save_file
 
@@ -398,7 +418,6 @@ def test_a_new_process_goes_on_bit_for_bit_and_keeps_to_itself(engine, serving_m
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
     )
     assert child.returncode == 0, child.stderr
     seen = json.loads(child.stdout)
@@ -463,8 +482,6 @@ def test_an_export_is_a_model_that_answers_as_the_engine_does(engine, serving_mo
 
 def test_the_bundled_model_comes_out_as_it_went_in(engine, tmp_path):
     import torch
-
-    from chimera.serving.checkpoint import NANO
 
     learned = exported(engine(folder=NANO), tmp_path / "model")
     for name, value in load_checkpoint("nano").weights.items():

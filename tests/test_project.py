@@ -48,7 +48,6 @@ def python(*arguments: str, stdin: str = "", **environment: str) -> subprocess.C
         text=True,
         cwd=ROOT,
         env={**os.environ, **environment},
-        timeout=60,
         check=False,
     )
 

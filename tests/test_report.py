@@ -1,6 +1,7 @@
 """A run made by hand: every figure of its report against a direct computation, its page, and what verify finds."""
 
 import copy
+import io
 import json
 import re
 from dataclasses import replace
@@ -18,6 +19,7 @@ from chimera.errors import RunError
 from chimera.jsonl import append_line
 from chimera.policies import Policy
 from chimera.runs import Run
+from evaluation import report_table
 from evaluation.judge import CRITERIA
 from evaluation.plots import Plot
 from evaluation.publish import publish_predictions
@@ -29,7 +31,7 @@ from evaluation.report_text import markdown
 from evaluation.report_words import notes, players
 from evaluation.rollouts import RolloutRecord
 from evaluation.study import Plan, PlannedTask, Stage
-from evaluation.verify import differences, find_run, verify
+from evaluation.verify import differences, find_run, read_report, unlike, verify
 
 LABELS = ["yes"] * 6 + ["no"] * 4 + ["maybe"] * 2
 DECISIONS = {
@@ -98,6 +100,7 @@ def make_record(stage, task, weights):
         "selected_hypothesis": {"author": "Geneticist", **ANSWER, "claim": f"{stage.name} {HOSTILE}"},
         "supervisor_justification": "its quote is real",
         "refined_hypothesis": ANSWER,
+        "unreviewed_hypothesis": {**ANSWER, "answer": "no"},
         "peer_review": {"issues": [], "severity": "NONE", "verdict": "APPROVE"},
         "safety_review": {"issues": [], "severity": "NONE", "verdict": "APPROVE"},
         "major_revisions": task % 2,
@@ -122,6 +125,11 @@ def make_record(stage, task, weights):
         outputs=outputs,
         counts={**calls, "prompt_tokens": 1000 + task, "completion_tokens": 400},
         tokens={"junior": {"prompt": 1000 + task, "completion": 400}},
+        visits={
+            "Geneticist/1": {"calls": 2, "prompt": 300, "completion": 30},
+            "HypothesisRefiner/1": {"calls": 1, "prompt": 100, "completion": 20},
+            "HypothesisRefiner/2": {"calls": 1, "prompt": 600, "completion": 350},
+        },
         seconds=2.0 + task,
         trace=f"traces/{stage.name}.jsonl.gz",
     )
@@ -131,10 +139,13 @@ PLAN = Plan(
     "val",
     "generated",
     "generated tasks, by hand",
-    tuple(PlannedTask(f"t{task}", f"Does it work {HOSTILE}?", label, 1) for task, label in enumerate(LABELS)),
+    tuple(
+        PlannedTask(f"t{task}", f"Does it work {HOSTILE}?", label, 1 + task % 2) for task, label in enumerate(LABELS)
+    ),
     1,
     STAGES,
 )
+VOTES = ["maybe", "no", "no", "no"]
 MAJORITY = ["yes"] * 11 + [None]
 
 
@@ -160,6 +171,10 @@ def run(tmp_path_factory):
             why = None if answer else "no answer"
             row = {"baseline": "majority", "task_id": f"t{task}", "repeat": 0, "answer": answer, "error": why}
             append_line(side / "baselines.jsonl", row)
+            for sample in range(4):
+                used = {"calls": 1, "prompt_tokens": 300, "completion_tokens": 50, "sample": sample}
+                call = {**row, "baseline": "single@base", "answer": VOTES[sample], "error": None, **used}
+                append_line(side / "baselines.jsonl", call)
     return Run(run.path)
 
 
@@ -273,7 +288,68 @@ def test_comparisons_are_paired_tested_and_corrected_over_the_report(report, run
         corrected = multipletests([row["p"] for row in family], method="holm")[1]
         assert [row["p_adjusted"] for row in family] == pytest.approx(list(corrected))
         for row in family:
-            assert (row["verdict"] != "no difference shown") == (row["p_adjusted"] < 0.05)
+            assert (row["verdict"] in ("no difference shown", "non-inferior")) == (row["p_adjusted"] >= 0.05)
+            assert (row["uncorrected"] in ("no difference shown", "non-inferior")) == (row["p"] >= 0.05)
+
+
+def test_baselines_of_the_same_rollouts_and_of_as_many_tokens(report):
+    """1,400 tokens of the society are four calls of 350; three of them say no, as all first refinements do."""
+    shares = {name: one["alignment"]["mean"] for name, one in report["baselines"].items()}
+    assert shares["single@base"] == pytest.approx(2 / 12)
+    assert shares["consistency@base"] == shares["unreviewed@sft"] == pytest.approx(4 / 12)
+    assert shares["juniors@sft"] == pytest.approx(6 / 12)
+    assert report["baselines"]["unreviewed@base"]["errors"] == {FAILURE: 1}
+    work = report["work"]
+    assert work["majority"] == {"calls": 0, "tokens": 0}
+    assert work["consistency@base"] == {"calls": 4, "tokens": 1400}
+    assert work["juniors@sft"] == {"calls": 2, "tokens": 330}
+    assert work["unreviewed@sft"] == {"calls": 3, "tokens": 450}
+    assert work["sft"] == {"calls": pytest.approx(12 + 5.5), "tokens": pytest.approx(1405.5)}
+    for name in report["baselines"]:
+        assert "alignment" in report["comparisons"][f"{name}:sft"]
+
+
+def test_answers_by_level_are_those_of_the_level_s_tasks(report, study, run):
+    assert [(level, found["tasks"]) for level, found in report["levels"].items()] == [("1", 6), ("2", 6)]
+    for start, found in enumerate(report["levels"].values()):
+        rows = records(run)["base"][start::2]
+        one = found["right"]["base"]
+        assert one["mean"] == pytest.approx(fmean(direct_values(row)["alignment"] for row in rows))
+        assert one["low"] <= one["mean"] <= one["high"]
+        assert one["n"] == 6
+        majority = fmean(label == answer for label, answer in list(zip(LABELS, MAJORITY, strict=True))[start::2])
+        assert found["right"]["majority"]["mean"] == pytest.approx(majority)
+    assert "Answers right by difficulty" in markdown(report)
+    assert "Level 2" in page(report, {})
+    plain = replace(PLAN, tasks=tuple(replace(task, level=None) for task in PLAN.tasks))
+    without = build(replace(study, plan=plain), (), run.path)
+    assert without["levels"] == {}
+    assert "by difficulty" not in markdown(without)
+    assert "Level 2" not in page(without, {})
+
+
+def test_the_first_screen_says_where_the_society_stands(report):
+    assert report["standing"][0] == "sft"
+    assert {"unreviewed@sft", "juniors@sft"} <= set(report["standing"])
+    first = page(report, {}).partition("<nav")[0].partition("<header>")[2]
+    assert "Majority of the three juniors of stage sft" in first
+    assert "1,406" in first
+    head = markdown(report).partition("## Stages")[0]
+    assert "the best baseline: " in head
+
+
+def test_the_terminal_s_tables_fit_80_columns_and_know_no_minus_zero(report):
+    from rich.console import Console
+
+    report["comparisons"]["base:sft"]["reward"]["low"] = -0.0001
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(report_table.table(report))
+    console.print(report_table.beside(report))
+    text = console.export_text()
+    assert "-0.000" not in text
+    assert "0.000, " in text
+    assert "…" not in text
+    assert "society sft" in text
 
 
 def test_baselines_and_pairs_come_from_the_same_tasks(report):
@@ -320,7 +396,7 @@ def test_it_is_said_which_latencies_are_compared_with_no_others(study):
     by_runner = replace(base, records=tuple(replace(record, worker="Worker-1") for record in base.records))
     mixed = replace(study, answers={**study.answers, "base": by_runner})
     assert not any("latencies" in note for note in notes(study))
-    assert any("Rollouts of base were recorded by training's gate" in note for note in notes(mixed))
+    assert any("Rollouts of base were made by training's runners" in note for note in notes(mixed))
 
 
 def test_the_gate_favours_only_what_it_could_roll_back(study):
@@ -331,9 +407,30 @@ def test_the_gate_favours_only_what_it_could_roll_back(study):
 
 def test_what_was_rolled_back_stands_on_the_first_screen(report):
     for shown in (markdown(report).partition("## Stages")[0], page(report, {}).partition('id="stages"')[0]):
-        assert "rolled back as clearly worse, so no stage here: ppo" in shown
+        assert "rolled back by the gate, so no stage here: ppo" in shown
     report["run"]["rolled_back"] = []
-    assert "rolled back as" not in markdown(report)
+    assert "rolled back by" not in markdown(report)
+
+
+def test_the_families_of_tests_and_their_declaration_are_shown(report, study):
+    shown = [markdown(report), page(report, {})]
+    assert report["families"]["declared"] is None
+    assert any("declares no families" in note for note in report["notes"])
+    sizes = {name: family["tests"] for name, family in report["families"]["used"].items()}
+    assert sizes["main"] == 3
+    assert sum(sizes.values()) == sum(map(len, report["comparisons"].values()))
+    for text in shown:
+        words = " ".join(re.sub(r"[\\\\]", "", text).split())
+        assert "Families of tests, not declared before the run: main (main/reward, main/alignment, main/" in words
+    report["families"] |= {"declared": "2026-01-01", "as_declared": True}
+    assert "declared at the run's start, 2026-01-01: main" in markdown(report)
+
+
+def test_a_verdict_that_correction_changed_says_what_it_was(report):
+    row = report["comparisons"]["base:sft"]["reward"]
+    row |= {"verdict": "non-inferior", "uncorrected": "better"}
+    for text in (markdown(report), page(report, {})):
+        assert "on-inferior (before correction: better)" in text
 
 
 def test_a_report_without_a_second_judge_says_so(report):
@@ -344,7 +441,7 @@ def test_a_report_without_a_second_judge_says_so(report):
 def test_a_single_stage_has_nothing_to_be_compared_with(run):
     alone = Plan("val", "generated", "generated tasks", PLAN.tasks, 1, STAGES[:1])
     report = build(load_study(run, alone), [], run.path / "report")
-    assert set(report["comparisons"]) == {"majority:base"}
+    assert set(report["comparisons"]) == {f"{name}:base" for name in report["baselines"]}
     assert "nothing to compare" in report["verdict"]["text"]
     assert "nothing to compare" in page(report, {})
     assert markdown(report).startswith("# Evaluation of run hand")
@@ -378,14 +475,13 @@ def test_with_repeats_tasks_are_what_is_counted(run, tmp_path):
     assert report["stages"]["sft"]["reward"]["mean"] == pytest.approx(fmean(map(fmean, rewards.values())))
     assert sum(sum(row.values()) for row in report["outcomes"]["sft"]["confusion"].values()) == 24
     assert report["comparisons"]["base:sft"]["alignment"]["test"] == "exchange test"
-    (tmp_path / "report.json").write_text(json.dumps(report))
-    assert verify(tmp_path, study.run) == []
+    assert unlike(report, study, tmp_path) == []
     read = Reader(page(report, {}))
     assert {link.removeprefix("#") for link in read.links} <= set(read.ids)
 
 
-def test_published_results_stand_beside_the_official_split_only(study, monkeypatch):
-    monkeypatch.setattr(Plan, "official", property(lambda _: True))
+def test_published_results_stand_beside_the_official_split_only(study):
+    study = replace(study, plan=replace(study.plan, official=True))
     report = build(study, [], study.run.path)
     assert report["references"][0]["accuracy"] == 78.0
     assert "78.0" in page(report, {})
@@ -456,7 +552,7 @@ def test_what_models_wrote_is_text_in_page_and_markdown(report):
 def test_the_first_screen_says_what_was_compared_on_what_by_whom_with_the_verdict(report):
     first = page(report, {}).partition("<nav")[0].partition("<header>")[2]
     words = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", first))
-    assert "12 held-out generated tasks" in words
+    assert "12 generated validation tasks" in words
     assert "PubMedQA" not in words
     assert "nano (embedded)" in words
     assert "rubric (deterministic, no language model)" in words
@@ -476,16 +572,15 @@ def test_a_drawing_keeps_to_itself():
     assert inlined(None, "x") is None
 
 
-def test_a_written_report_is_found_and_true(report, run, tmp_path):
+def test_a_written_report_is_found_and_true(report, run, study, tmp_path):
     folder = tmp_path / "report"
     report["run"]["path"] = str(run.path)
     assert write_report(report, folder) == folder / "index.html"
     found = find_run(folder)
     assert found is not None
     assert found.path == run.path
-    assert verify(folder, found) == []
-    assert verify(folder / "report.json", found) == []
-    assert verify(tmp_path, found) == []
+    for place in (folder, folder / "report.json", tmp_path):
+        assert unlike(read_report(place), study, folder) == []
 
 
 def number_paths(tree, place=()):
@@ -496,7 +591,7 @@ def number_paths(tree, place=()):
 
 def test_every_number_of_the_tables_is_compared_with_the_run(built):
     """Each number is changed a little, and the comparison with what the run gives names just that one."""
-    parts = ("stages", "comparisons", "baselines", "judges")
+    parts = ("stages", "comparisons", "baselines", "work", "levels", "judges")
     paths = [path for part in parts for path in number_paths(built[part], (part,))]
     assert len(paths) > 300
     for path in paths:
@@ -519,46 +614,53 @@ def test_every_number_of_the_tables_is_compared_with_the_run(built):
         (("outcomes", "sft", "rollouts", 3, "reward"), 3.0),
         (("pairs", "base:sft", 2, 1), 3.0),
         (("baselines", "majority", "answered"), 12),
+        (("work", "consistency@base", "tokens"), 900),
+        (("levels", "2", "right", "sft", "mean"), 1.0),
+        (("standing", 0), "base"),
         (("judges", "length", "judge", "n"), 99),
         (("side_by_side", 0, "difference"), 5.0),
         (("settings", "reward", "impact"), 0.9),
         (("verdict", "text"), "much better"),
     ],
 )
-def test_a_changed_figure_is_named(report, run, tmp_path, where, value):
+def test_a_changed_figure_is_named(report, study, tmp_path, where, value):
     at = report
     for key in where[:-1]:
         at = at[key]
     at[where[-1]] = value
-    (tmp_path / "report.json").write_text(json.dumps(report))
-    assert any(".".join(map(str, where)) in problem for problem in verify(tmp_path, run))
+    assert any(".".join(map(str, where)) in problem for problem in unlike(report, study, tmp_path))
 
 
-def test_pages_that_show_other_numbers_are_named(report, run, tmp_path):
+@pytest.mark.parametrize(("old", "new"), [(">91.7<", ">99.7<"), ("--paper: #fcfbf8", "--paper: #ffffff")])
+def test_pages_that_show_anything_else_are_named(report, run, study, tmp_path, old, new):
+    report["run"]["path"] = str(run.path)
     write_report(report, tmp_path)
+    assert unlike(report, study, tmp_path) == []
     shown = (tmp_path / "index.html").read_text()
-    (tmp_path / "index.html").write_text(shown.replace(">91.7<", ">99.7<"))
-    problems = verify(tmp_path, run)
-    assert len(problems) == 1
-    assert "index.html does not say" in problems[0]
-    (tmp_path / "index.html").write_text(shown.replace("--paper: #fcfbf8", "--paper: #ffffff"))
-    assert verify(tmp_path, run) == []
+    assert old in shown
+    (tmp_path / "index.html").write_text(shown.replace(old, new))
+    (problem,) = unlike(report, study, tmp_path)
+    assert "index.html does not show" in problem
 
 
 def test_a_report_without_its_run_is_no_pass(report, run, tmp_path):
     report["run"]["path"] = "../nowhere"
     (tmp_path / "report.json").write_text(json.dumps(report))
     assert find_run(tmp_path) is None
-    assert any("was not found" in problem for problem in verify(tmp_path, None))
+    assert any("was not found" in problem for problem in verify(tmp_path, None).problems)
 
 
-def test_a_run_that_lacks_rollouts_or_a_report_that_lacks_its_plan_is_named(report, run, tmp_path):
-    report["plan"]["tasks"].append({"id": "t99", "goal": "?", "label": "yes", "level": 1})
-    (tmp_path / "report.json").write_text(json.dumps(report))
-    assert any("t99" in problem for problem in verify(tmp_path, run))
+def test_a_run_that_lacks_rollouts_or_a_report_that_lacks_its_plan_is_named(report, run, study, tmp_path):
+    more = replace(PLAN, tasks=(*PLAN.tasks, PlannedTask("t99", "?", "yes", 1)))
+    with pytest.raises(RunError, match="t99"):
+        load_study(run, more)
     del report["plan"]
+    assert any(problem.startswith("plan is missing") for problem in unlike(report, study, tmp_path))
+
+
+def test_a_run_whose_ledger_has_no_evaluation_gives_no_report(report, run, tmp_path):
     (tmp_path / "report.json").write_text(json.dumps(report))
-    assert any("does not say what was evaluated" in problem for problem in verify(tmp_path, run))
+    assert any("has no evaluation that wrote" in problem for problem in verify(tmp_path, run).problems)
 
 
 @pytest.mark.parametrize(("text", "words"), [("{", "not JSON"), ("[1]", "a list"), (None, "cannot be read")])

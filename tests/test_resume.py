@@ -17,7 +17,7 @@ from chimera.jsonl import read_lines
 from chimera.policies import live
 from chimera.runs import Run
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 """Two whole runs, one of them started three times, come before the first test."""
 
 SETTINGS = [

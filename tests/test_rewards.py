@@ -14,7 +14,7 @@ from agents.roles import ROLES
 from chimera.config import RewardConfig
 from chimera.types import ResearchTask, Section
 from evaluation.judge import CRITERIA
-from training.rewards import Reward, call_reward, compute_reward, reward_names
+from evaluation.rewards import Reward, call_reward, compute_reward, reward_names
 
 SENTENCE = "Pain score was lower with melanolix (p=0.01)."
 TASK = ResearchTask("17", "Does melanolix reduce pain?", (Section("RESULTS", SENTENCE),), "yes", "generated")

@@ -30,6 +30,8 @@ from training.summary import summarize
 
 CONCLUSION = "the conclusion that nobody may read"
 SECRET = "sk-a-users-own-secret-key-42"
+PATIENCE = 3600.0
+"""Seconds; no test may end by a time limit that it does not set itself."""
 ROLE_MODELS = {
     "Geneticist": "junior",
     "Pharmacologist": "junior",
@@ -51,15 +53,21 @@ def task(name, label="yes"):
 
 def config_for(url, folder, **rollouts):
     models = {
-        key: {"kind": "endpoint", "base_url": url, "model": f"scripted-{key}", "api_key_env": "TEST_KEY"}
+        key: {
+            "kind": "endpoint",
+            "base_url": url,
+            "model": f"scripted-{key}",
+            "api_key_env": "TEST_KEY",
+            "timeout_s": PATIENCE,
+        }
         for key in ("junior", "supervisor", "senior", "board", "principal", "judge")
     }
     return Config.model_validate(
         {
             "runs_dir": folder,
             "models": models,
-            "society": {"node_retries": 0},
-            "rollouts": {"runners": 2, **rollouts},
+            "society": {"node_retries": 0, "node_timeout_s": PATIENCE},
+            "rollouts": {"runners": 2, "timeout_s": PATIENCE, **rollouts},
             "bandit": {"exploration": 0.0},
         }
     )
@@ -119,7 +127,7 @@ def gathered(scripted_openai, tmp_path_factory):
         times[name] += role == "Supervisor"
         if role == "Supervisor" and (name == "killed" or (name in ("revived", "late") and times[name] == 1)):
             asked[name] = True
-            return asyncio.sleep(60)
+            return server.never()
         return None
 
     server.hooks[:] = [script]
@@ -314,7 +322,7 @@ async def test_a_gateway_that_cannot_be_started_again_fails_the_run(error, messa
     async def fail():
         raise error
 
-    scripted_openai.hooks[:] = [lambda _request: asyncio.sleep(60)]
+    scripted_openai.hooks[:] = [scripted_openai.never]
     async with open_lab(scripted_openai.url, tmp_path, [task("any")], runners=1) as lab:
         lab.gateway.start = fail
         os.kill(lab.gateway.pid, signal.SIGKILL)
@@ -364,29 +372,34 @@ def test_summary_counts_failures_and_leaves_missing_rewards_out(gathered):
     assert figures["parts"]["impact"] == pytest.approx(0.15)
 
 
-async def test_late_and_hanging_rollouts_fail_and_the_hanging_runner_is_replaced(
-    scripted_openai, tmp_path, monkeypatch
-):
-    from training import lab as lab_module
+async def test_a_late_rollout_is_ended_by_its_runner(scripted_openai, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.lab.GRACE_SECONDS", 3600.0)
+    scripted_openai.hooks[:] = [scripted_openai.never]
+    async with open_lab(scripted_openai.url, tmp_path, [task("late")], timeout_s=1.0, runners=1) as lab:
+        late = (await collect(lab, [task("late")]))["late"]
+    assert late.status == "failed"
+    assert "longer than 1 s (rollouts.timeout_s)" in late.error
+    assert not [line for line in (lab.run.path / "view.txt").read_text().splitlines() if "killed" in line]
 
-    monkeypatch.setattr(lab_module, "GRACE_SECONDS", 1.0)
+
+async def test_a_hanging_rollout_fails_and_its_runner_is_replaced(scripted_openai, tmp_path):
+    """The runner is stopped once it is at work; only then does the rollout's time run out, by the store's record."""
     arrived = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def script(request):
-        if "hanging" in scripted_openai.goal(request):
-            loop.call_soon_threadsafe(arrived.set)
-        return asyncio.sleep(60)
+    def script(_request):
+        loop.call_soon_threadsafe(arrived.set)
+        return scripted_openai.never()
 
     scripted_openai.hooks[:] = [script]
-    async with open_lab(scripted_openai.url, tmp_path, [task("late")], timeout_s=1.0, runners=1) as lab:
-        late = (await collect(lab, [task("late")]))["late"]
-        assert late.status == "failed"
-        assert "longer than 1 s (rollouts.timeout_s)" in late.error
+    async with open_lab(scripted_openai.url, tmp_path, [task("hanging")], runners=1) as lab:
         (pid,) = lab.pool.pids().values()
         collecting = asyncio.create_task(collect(lab, [task("hanging")]))
         await arrived.wait()
         os.kill(pid, signal.SIGSTOP)
+        (rollout,) = (await lab.store.query_rollouts(status_in=["preparing", "running"])).items
+        out_of_time = rollout.config.model_copy(update={"timeout_seconds": 0.0})
+        await lab.store.update_rollout(rollout.rollout_id, config=out_of_time)
         hanging = (await collecting)["hanging"]
         assert hanging.status == "failed"
         assert "gave no result in time" in hanging.error
@@ -420,7 +433,7 @@ async def test_the_death_of_the_model_server_ends_the_run_at_once_with_its_log(s
 
     def script(_request):
         loop.call_soon_threadsafe(arrived.set)
-        return asyncio.sleep(60)
+        return scripted_openai.never()
 
     scripted_openai.hooks[:] = [script]
     given = config_for(scripted_openai.url, tmp_path, runners=1).model_dump()

@@ -17,6 +17,7 @@ from chimera.serving.rubric_text import concepts, covered, fields_substance, foc
 from chimera.synthetic import GeneratedTask, generate
 from chimera.synthetic_vocabulary import ENDPOINTS
 from chimera.types import Label
+from evaluation.canaries import OF_PROTOCOL
 from evaluation.judge import CRITERIA
 
 ITEMS = list(generate(24, seed=11, levels=(1, 2, 3, 4)))
@@ -73,9 +74,10 @@ def judged(
     )
 
 
-def overall(scores: Mapping[str, float]) -> float:
-    weights = RewardConfig()
-    return sum(getattr(weights, name) * scores[name] for name in CRITERIA)
+def overall(scores: Mapping[str, float], criteria: tuple[str, ...] = CRITERIA) -> float:
+    """The weighted mean of the scores of `criteria`, in [0, 1]."""
+    weights = {name: getattr(RewardConfig(), name) for name in criteria}
+    return sum(weights[name] * scores[name] for name in criteria) / sum(weights.values())
 
 
 def mean(values: list[float]) -> float:
@@ -171,9 +173,32 @@ CANARIES = (
 @pytest.mark.parametrize("kind", CANARIES)
 def test_canaries_score_low(kind: str):
     for item in ITEMS:
-        scored, good = overall(judged(item, canary(kind, item))), overall(judged(item))
-        assert scored < 0.35, (item.task.goal, scored)
+        scored, good = overall(judged(item, canary(kind, item)), OF_PROTOCOL), overall(judged(item), OF_PROTOCOL)
+        assert scored < 0.25, (item.task.goal, scored)
         assert scored <= good - 0.25
+
+
+@pytest.mark.parametrize("kind", CANARIES)
+def test_groundedness_does_not_depend_on_the_protocol(kind: str):
+    for item in ITEMS:
+        assert judged(item, canary(kind, item))["groundedness"] == judged(item)["groundedness"]
+
+
+def test_groundedness_is_the_same_for_a_vague_and_a_concrete_protocol():
+    """A designer that learns to be concrete raises its own five scores, not the truth of the quotes."""
+    item = ITEMS[0]
+    vague = judged(item, protocol_of(item, design="a study", comparator="control", safeguards="be safe"))
+    concrete = judged(item)
+    assert vague["groundedness"] == concrete["groundedness"]
+    assert overall(vague, OF_PROTOCOL) < overall(concrete, OF_PROTOCOL) - 0.1
+
+
+@pytest.mark.parametrize("field", ["population", "intervention", "comparator"])
+def test_cutting_the_goal_into_fields_does_not_change_what_it_asks(field: str):
+    """The focus that other criteria use is what these fields leave of the goal; groundedness must not use it."""
+    for item in ITEMS:
+        changed = judged(item, protocol_of(item, **{field: item.facts.endpoint}))
+        assert changed["groundedness"] == judged(item)["groundedness"]
 
 
 PLEAS = (
@@ -195,7 +220,9 @@ def test_a_plea_never_raises_a_score(plea: str, field: str):
     target[field] = f"{target[field]}. {plea}"
     pleading, honest = judged(item, protocol, hypothesis), judged(item)
     assert all(pleading[name] <= honest[name] for name in CRITERIA)
-    assert overall(pleading) < overall(honest) - 0.25
+    assert overall(pleading, OF_PROTOCOL) < overall(honest, OF_PROTOCOL) - 0.25
+    if field in hypothesis:
+        assert pleading["groundedness"] <= 0.5 * honest["groundedness"]
 
 
 def test_a_plea_in_a_source_changes_nothing():
@@ -267,6 +294,19 @@ def test_evidence_about_another_outcome_is_less_grounded():
         other = [finding.sentence for finding in item.facts.findings if finding.role == "other endpoint"][:1]
         astray = judged(item, hypothesis={**hypothesis_of(item), "evidence": other})
         assert astray["groundedness"] < judged(item)["groundedness"] - 0.3
+
+
+def test_a_goal_may_name_outcomes_in_its_population():
+    """The claim tells which of them is asked: full support needs no quote on the population's disease."""
+    item = next(
+        one
+        for one in generate(300, seed=5, levels=(1,))
+        if one.facts.kind == "drug" and len(concepts(one.task.goal)) > 1
+    )
+    assert judged(item)["groundedness"] > 0.95
+    other = [finding.sentence for finding in item.facts.findings if finding.role == "other endpoint"][:1]
+    astray = judged(item, hypothesis={**hypothesis_of(item), "evidence": other})
+    assert astray["groundedness"] < judged(item)["groundedness"] - 0.3
 
 
 def test_a_number_that_the_evidence_lacks_costs_groundedness():

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from chimera.config import Config, load_config
 from chimera.errors import RunError
+from chimera.hashes import hash_artifact
 from chimera.jsonl import append_line, read_lines
-from chimera.runs import Run, hash_artifact, list_runs
+from chimera.runs import Run, list_runs
 from chimera.secrets import register_secret
 
 JSON = st.recursive(
@@ -267,17 +268,17 @@ def test_no_secret_reaches_any_file_of_a_run(tmp_path: Path, monkeypatch: pytest
 # --- ownership
 
 _OWNER = """
-import os, sys, time
+import os, signal, sys
 from chimera.config import load_config
 from chimera.runs import Run
 run = Run.create("a", load_config(None, ["runs_dir=" + sys.argv[1]]), resume=True)
 child = os.fork()
 if child == 0:
     os.close(1)
-    time.sleep(60)
+    signal.pause()
     os._exit(0)
 print(os.getpid(), child, flush=True)
-time.sleep(60)
+signal.pause()
 """
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 
 import httpx
 import pytest
@@ -232,7 +233,7 @@ async def test_a_failing_batch_is_an_error_of_its_requests_only(service, client,
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "decode", fail)
+        patch.setattr(engine, "forward", fail)
         asked = {"model": "other", "messages": QUESTION, "response_format": LONG}
         broken, fine = await asyncio.gather(client.post("/v1/chat/completions", json=asked), chat(client))
     assert broken.status_code == 500
@@ -241,7 +242,11 @@ async def test_a_failing_batch_is_an_error_of_its_requests_only(service, client,
     assert (await chat(client, model="other"))["choices"]
 
 
-async def test_an_abandoned_request_leaves_the_batch(service):
+async def test_an_abandoned_request_leaves_the_batch(service, monkeypatch):
+    """The engine stands still until the request has been given up, so that it cannot finish before."""
+    engine = service._bindings["other"].lane.engine
+    abandoned, decode = threading.Event(), engine.decode
+    monkeypatch.setattr(engine, "decode", lambda *given: abandoned.wait() and decode(*given))
     request = parse_request({"model": "other", "messages": QUESTION, "response_format": LONG, "n": 12})
     task = asyncio.create_task(service.complete(request))
     binding = service._bindings["other"]
@@ -252,6 +257,7 @@ async def test_an_abandoned_request_leaves_the_batch(service):
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not binding.running
+    abandoned.set()
     await service.complete(parse_request({"model": "other", "messages": QUESTION, "max_tokens": 2}))
     after = service.counters()
     assert after["answers"] - before["answers"] == 1

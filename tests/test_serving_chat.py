@@ -299,3 +299,28 @@ def test_parameters_that_ask_for_nothing_are_accepted():
 def test_a_body_must_be_an_object():
     with pytest.raises(BadRequest, match="must be a JSON object, not list"):
         parse_request([])
+
+
+# --- encoding what is new
+
+ROLE = st.sampled_from(["system", "user", "assistant", "tool"])
+TURNS = st.lists(
+    st.tuples(ROLE, st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=30)), min_size=1, max_size=6
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(turns=TURNS, normalizer=st.sampled_from([None, {"type": "NFC"}]), strip=st.booleans())
+def test_every_stage_of_a_conversation_has_the_ids_of_encoding_it_whole(serving_model, turns, normalizer, strip):
+    """Whether a tokenizer's texts can be kept in pieces or, as with tokens that take white space along, cannot."""
+    made = json.loads((serving_model() / "tokenizer.json").read_text())
+    made["normalizer"] = normalizer
+    for token in made["added_tokens"]:
+        token["rstrip"] = strip
+    tokenizer = Tokenizer.from_str(json.dumps(made))
+    chat = ChatFormat((serving_model() / "chat_template.jinja").read_text(), tokenizer)
+    for stage in range(1, len(turns) + 1):
+        written = [f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns[:stage]]
+        whole = "".join(written) + "<|im_start|>assistant\n"
+        expected = tokenizer.encode(whole, add_special_tokens=False).ids
+        assert chat.encode(messages(*turns[:stage]), []) == expected

@@ -53,7 +53,7 @@ class FakeServer:
                 owner.bodies.append(body)
                 owner.asked.set()
                 if hang:
-                    owner._release.wait(60)
+                    owner._release.wait()
                 role = by_prompt.get(body["messages"][0]["content"])
                 message = {"role": "assistant", "content": json.dumps(answers[role] if role else scores)}
                 if role == break_role and role:
@@ -324,7 +324,7 @@ def running(*arguments):
 def test_a_role_that_fails_is_one_line_and_its_exit_code(answers, abstract):
     question = (QUESTION, "--context", str(abstract))
     with FakeServer(answers, break_role="Supervisor") as server, running(*question, *server.overrides) as process:
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate()
     assert process.returncode == 5
     (line,) = errors.splitlines()
     assert line.startswith("error: Supervisor: its answer could not be read, even after one repair: ")
@@ -334,9 +334,9 @@ def test_a_role_that_fails_is_one_line_and_its_exit_code(answers, abstract):
 def test_ctrl_c_ends_it_at_once_without_a_traceback(answers, abstract):
     question = (QUESTION, "--context", str(abstract))
     with FakeServer(answers, hang=True) as server, running(*question, *server.overrides) as process:
-        assert server.asked.wait(60)
+        server.asked.wait()
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate()
     assert (process.returncode, errors) == (130, "interrupted\n")
 
 

@@ -132,7 +132,7 @@ async def test_juniors_work_at_the_same_time(society_kit):
         return society_kit.answers["Geneticist"]
 
     model = society_kit.Model(**{name: [wait_for_the_others] for name in JUNIORS})
-    state = await society_kit.make(model, node_timeout_s=20).run(society_kit.brief)
+    state = await society_kit.make(model, node_timeout_s=3600).run(society_kit.brief)
     assert len(state["initial_hypotheses"]) == 3
 
 
@@ -500,12 +500,29 @@ class Hanging:
             raise
 
 
+class Overdue(Hanging):
+    """Lets the other juniors finish, and then the event loop's clock run ahead, an hour at a time."""
+
+    async def __call__(self):
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        now = loop.time
+        try:
+            for hours in itertools.count(1):
+                loop.time = lambda hours=hours: now() + 3600 * hours
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+
 @pytest.mark.parametrize("how", ["run", "stream"])
 @pytest.mark.parametrize("role", ["Neurologist", "ProtocolDesigner"])
 async def test_a_role_that_takes_too_long_fails_and_its_model_call_is_cancelled(society_kit, role, how):
-    hanging = Hanging()
-    society = society_kit.make(society_kit.Model(**{role: [hanging]}), node_timeout_s=0.2, node_retries=3)
-    with pytest.raises(RoleError, match=f"^{role}: took longer than 0.2 s: raise society.node_timeout_s") as caught:
+    hanging = Overdue()
+    society = society_kit.make(society_kit.Model(**{role: [hanging]}), node_timeout_s=3600, node_retries=3)
+    with pytest.raises(RoleError, match=f"^{role}: took longer than 3600 s: raise society.node_timeout_s") as caught:
         await (society.run(society_kit.brief) if how == "run" else nodes_of(society, society_kit.brief))
     assert caught.value.role == role
     assert hanging.cancelled.is_set()
@@ -521,7 +538,7 @@ async def test_when_one_junior_fails_the_others_calls_are_cancelled(society_kit)
     model = society_kit.Model(Geneticist=[hanging], Neurologist=[fail_once_the_other_works])
     with pytest.raises(RoleError, match=r"^Neurologist: no such model"):
         await society_kit.make(model).run(society_kit.brief)
-    await asyncio.wait_for(hanging.cancelled.wait(), 10)
+    await hanging.cancelled.wait()
 
 
 async def test_cancelling_a_run_cancels_its_model_calls(society_kit):

@@ -24,17 +24,17 @@ import pytest
 from chimera.config import Config
 from chimera.policies import Policy
 from chimera.runs import Run
+from evaluation.rewards import Reward
 from evaluation.rollouts import RolloutRecord
 from training import children
 from training.agent import emit_parts
 from training.metrics import Metrics
-from training.rewards import Reward
 from training.wandb_hook import WandbLoggingHook
 from training.wandb_mirror import COLUMNS, protocol_rows
 from training.wandb_run import open_sinks, run_id
 
 KEY = "0123456789abcdef" * 2 + "01234567"
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 600.0
 POLICY = Policy("junior", "junior@sft", "models/junior/sft")
 PROTOCOL = {
     "design": "trial",
@@ -73,9 +73,22 @@ def rollout(number, *, reward=0.5, phase="gather"):
     )
 
 
+PATIENCE = dict.fromkeys(("WANDB_INIT_TIMEOUT", "WANDB_FINISH_TIMEOUT", "WANDB__SERVICE_WAIT"), str(WAIT_SECONDS))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient():
+    """W&B's time limits are those of a user who waits; on a busy machine it would be cut off."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.wandb_run.CLOSE_SECONDS", WAIT_SECONDS)
+        for name, value in PATIENCE.items():
+            patch.setenv(name, value)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def no_wandb_of_the_user(monkeypatch, tmp_path):
-    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+    for name in [name for name in os.environ if name.startswith("WANDB_") and name not in PATIENCE]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "wandb-config"))
     children.prepare()
@@ -200,9 +213,9 @@ def test_protocols_are_a_table_with_what_became_of_them(offline):
     files = offline.run.path / "wandb" / "latest-run" / "files"
     table = json.loads((files / offline.data.history[4]["protocols/gather/path"]).read_text())
     assert table["columns"] == list(COLUMNS)
-    assert [row[:5] for row in table["data"]] == [
-        ["t2", "Does drug2 work?", "GO", "yes", 0.75],
-        ["t0", "Does drug0 work?", "GO", "yes", 0.5],
+    assert [row[:6] for row in table["data"]] == [
+        ["t2", "Does drug2 work?", "yes", "GO", "yes", 0.75],
+        ["t0", "Does drug0 work?", "yes", "GO", "yes", 0.5],
     ]
     assert table["data"][0][-1] == "report harms; blind the raters"
 

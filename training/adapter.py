@@ -22,10 +22,10 @@ from agents.roles import JUNIORS, ROLES
 from chimera.config import RewardConfig
 from chimera.errors import RunError
 from chimera.serving.client import Completion
+from evaluation.rewards import COUNTED_CALLS, call_reward
 from evaluation.spans import SpanLike
 from training import traces
 from training.experience import BanditEvent, Call, Conversation
-from training.rewards import COUNTED_CALLS, call_reward
 
 SENIORS: tuple[str, ...] = tuple(role.name for role in ROLES.values() if role.algorithm == "ppo")
 
@@ -261,7 +261,7 @@ def _conversation(calls: Sequence[traces.TracedCall], record: ModelCall) -> Conv
         visit=last.visit,
         messages=[*last.messages, answer],
         tools=calls[0].tools,
-        answer=read_answer(ROLES[last.role], completion).model_dump(),
+        answer=read_answer(ROLES[last.role], completion, last.messages).model_dump(),
         parsed=not record.repair,
     )
 

@@ -5,11 +5,13 @@ gets the arguments that it reads. Shapes: B responses, T tokens of the longest.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from training.ppo_batch import Sample
 
 Estimator = Literal["gae", "grpo", "rloo", "reinforce_plus_plus"]
 GROUPED: tuple[Estimator, ...] = ("grpo", "rloo")
@@ -55,7 +57,7 @@ def estimate(
         estimator: Which of VeRL's.
         token_rewards: (B, T), see `at_last_token`.
         mask: (B, T); 1.0 for tokens of the response.
-        groups: What each response's peers share, for example task and role; read by grpo and rloo.
+        groups: What each response's peers share, see `ppo_steps.group_of`; read by grpo and rloo.
         values: (B, T) value of each token's state, for gae.
         gamma: Discount per token, for gae and reinforce_plus_plus.
         lam: Lambda of gae.
@@ -95,14 +97,42 @@ def alone(groups: Sequence[str]) -> list[int]:
     return [place for place, group in enumerate(groups) if sizes[group] == 1]
 
 
-def group_figures(rewards: Sequence[float], groups: Sequence[str]) -> dict[str, float]:
-    """How much the groups can teach: their number, mean size, and the share whose rewards are all the same."""
-    found: dict[str, set[float]] = {}
-    for reward, group in zip(rewards, groups, strict=True):
-        found.setdefault(group, set()).add(round(reward, 6))
-    same = sum(len(different) == 1 for different in found.values())
+def group_figures(samples: "Sequence[Sample]") -> dict[str, float]:
+    """How much the groups of a step can teach, by metric.
+
+    - group/count, group/size: how many groups, and their mean size.
+    - group/zero_variance: share of groups whose rewards are all the same. The others are informative.
+    - group/prompts_differ: share of groups whose members did not all get the same prompt, token for token.
+    - group/differs_only_by_input: share of groups whose prompts differ while all responses are the same, token for
+      token. A difference in reward within such a group cannot come from what the role answered.
+    - group/informative_differs_only_by_input: the same share of the informative groups; left out when there are none.
+
+    Args:
+        samples: At least one call.
+    """
+    groups: dict[str, list[Sample]] = {}
+    for one in samples:
+        groups.setdefault(one.group, []).append(one)
+    informative = [group for group in groups.values() if len({round(one.reward, 6) for one in group}) > 1]
+    by_input = {"group/differs_only_by_input": _share(_differs_only_by_input, groups.values())}
+    if informative:
+        by_input["group/informative_differs_only_by_input"] = _share(_differs_only_by_input, informative)
     return {
-        "group/count": float(len(found)),
-        "group/size": len(groups) / len(found),
-        "group/zero_variance": same / len(found),
+        "group/count": float(len(groups)),
+        "group/size": len(samples) / len(groups),
+        "group/zero_variance": 1.0 - len(informative) / len(groups),
+        "group/prompts_differ": _share(_prompts_differ, groups.values()),
+        **by_input,
     }
+
+
+def _prompts_differ(group: "Sequence[Sample]") -> bool:
+    return len({one.prompt_ids for one in group}) > 1
+
+
+def _differs_only_by_input(group: "Sequence[Sample]") -> bool:
+    return _prompts_differ(group) and len({one.response_ids for one in group}) == 1
+
+
+def _share(holds: "Callable[[Sequence[Sample]], bool]", groups: "Collection[Sequence[Sample]]") -> float:
+    return sum(map(holds, groups)) / len(groups)

@@ -11,22 +11,22 @@ from typing import Any
 import agentlightning as agl
 
 from agents.context import Selector
-from agents.record import CallRecord, count, tokens, tool_calls
+from agents.record import CallRecord, by_visit, count, tokens, tool_calls
 from agents.society import Society
 from agents.tools import Toolbox
 from chimera.config import Config
 from chimera.errors import ChimeraError, ModelError, RoleError, UnreachableError
 from chimera.serving.client import Completion, HttpModel
 from evaluation.judge import Judge
+from evaluation.rewards import Reward, compute_reward
 from evaluation.rollouts import Outcome, RolloutInput
 from training import resources as model_resources
-from training.gateway import plain_error
-from training.rewards import Reward, compute_reward
+from training.gateway import START_SECONDS, plain_error
 from training.selection import make_selector
 
 REWARD_KEY = "reward"
-GATEWAY_SECONDS = 60.0
-"""How long a call waits for the gateway: one that was killed is back at its address in a few seconds."""
+GATEWAY_SECONDS = START_SECONDS
+"""How long a call waits for the gateway: one that was killed is started again at its address."""
 
 _responses: contextvars.ContextVar[list[str]] = contextvars.ContextVar("responses")
 """Ids of the responses that the visit in progress has got; each visit runs in its own context."""
@@ -144,6 +144,7 @@ class MedicalResearchAgent(agl.LitAgent[dict[str, Any]]):
             weights_versions={model: sorted(seen) for model, seen in self._model.weights_versions.items()},
             counts=count(self._records),
             tokens=tokens(self._records),
+            visits=by_visit(self._records),
             tool_calls=tool_calls(self._records),
             calls=[{"kind": type(record).__name__, **asdict(record)} for record in self._records],
             seconds=round(time.perf_counter() - started, 3),

@@ -125,6 +125,6 @@ def _sentence(figures: Mapping[str, Any]) -> str:
     if figures.get("gain") is None:
         return f"{learned}; the log cannot tell what that is worth"
     return (
-        f"{learned}; estimated gain over the supervisor's own choice {figures['gain']:+.3f} "
-        f"({figures['gain_low']:+.3f} to {figures['gain_high']:+.3f}), effective sample size {figures['ess']:.0f}"
+        f"{learned}; estimated gain over the supervisor's own choice {figures['gain']:+z.3f} "
+        f"({figures['gain_low']:+z.3f} to {figures['gain_high']:+z.3f}), effective sample size {figures['ess']:.0f}"
     )

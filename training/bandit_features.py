@@ -24,7 +24,7 @@ from agents.context import Candidates
 from agents.roles import JUNIORS
 from chimera.quotes import missing_quotes
 from chimera.types import LABELS
-from training.bandit_text import (
+from evaluation.reading import (
     DIRECTIONS,
     SIGNIFICANCES,
     Passages,
@@ -114,7 +114,7 @@ def _overlaps(candidates: Candidates, hypothesis: Hypothesis, goal: set[str], pa
         "claim in question": share(goal, claimed),
         "numbers in quotes": share(numbers(" ".join(quotes)), stated),
     }
-    if not passages.sentences:
+    if not passages.sentences or not quotes:
         return cues
     origins = [passages.origin(quote) for quote in quotes]
     found = {at for at, _ in origins}
@@ -140,7 +140,7 @@ def _meeting(goal: str, hypothesis: Hypothesis, passages: Passages) -> dict[str,
         (significance(comparison), direction(goal, comparison, restated=True)),
         (significance(quotes), direction(goal, quotes)),
     ]
-    if passages.sentences:
+    if passages.sentences and quotes:
         origins = [passages.sentences[passages.origin(quote)[0]] for quote in quotes]
         relevant = [passages.sentences[at] for at in sorted(passages.relevant)]
         readings += [(significance(texts), direction(goal, texts)) for texts in (origins, relevant)]

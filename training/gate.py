@@ -1,12 +1,15 @@
-"""The gate: what a phase learned is compared with what was live before, on the same held-out tasks and seeds.
+"""The gate: what a phase learned is compared on the same held-out tasks and seeds, and goes live or back.
 
-Only a result that is clearly worse is rolled back; the user is shown the comparison either way.
+It is compared with the stage before, with the base, and with the best stage so far; `training.gate_rule` says what goes
+back. The tasks are validation tasks: no report on the test tasks is favoured by the gate's choice.
 """
 
+import asyncio
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -15,40 +18,18 @@ from chimera.config import Config
 from chimera.data import Dataset
 from chimera.errors import ConfigError, RunError
 from chimera.policies import ROLLED_BACK, WENT_LIVE, Policy
-from evaluation.paired import Difference, paired_difference, sign_test
+from evaluation.comparison import Comparison
 from evaluation.plan import gate_tasks
 from evaluation.rollouts import RolloutInput, RolloutRecord
 from evaluation.study import BASE, GATE
-from training.summary import aligned, summarize
+from training import gate_power
+from training.gate_rule import Rivalry, compare
+from training.summary import summarize
 
 if TYPE_CHECKING:
     from training.lab import Lab
 
-Verdict = Literal["better", "worse", "no difference shown"]
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A stage beside the one that it would replace.
-
-    Attributes:
-        reward: Over the tasks that have a reward in both; None when there are fewer than two.
-        alignment: Share of right answers over all tasks; a failed rollout has none right.
-        failed: Failed rollouts before and after.
-        failures_p: p-value of the change in failures.
-    """
-
-    before: str
-    after: str
-    reward: Difference | None
-    alignment: Difference
-    failed: tuple[int, int]
-    failures_p: float
-    verdict: Verdict
-
-    def dump(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
+LIVE, BACK = "live", "rolled back"
 
 
 def check(config: Config, dataset: Dataset) -> None:
@@ -77,9 +58,11 @@ async def evaluate(lab: "Lab", stage: str) -> list[RolloutRecord]:
     wanted = inputs(lab.dataset, lab.config, stage)
     found: dict[str, RolloutRecord] = {}
     with lab.view.phase(f"{GATE}-{stage}", len(wanted), lab.policy_versions, table=False):
-        async for record in lab.rollouts(wanted, mode="val"):
-            found[record.task_id] = record
-            lab.view.add(record)
+        async with aclosing(lab.held_out(wanted, stage)) as answers:
+            async for record in answers:
+                found[record.task_id] = record
+                lab.metrics.rollout(record)
+                lab.view.add(record)
     records = [found[given.task.id] for given in wanted]
     if all(record.status == "failed" for record in records):
         raise RunError(f"all {len(records)} held-out rollouts failed; the first: {records[0].error}")
@@ -89,43 +72,8 @@ async def evaluate(lab: "Lab", stage: str) -> list[RolloutRecord]:
     return records
 
 
-def compare(
-    before: Sequence[RolloutRecord], after: Sequence[RolloutRecord], stages: tuple[str, str], config: Config
-) -> Comparison:
-    """Compare two stages on the same tasks.
-
-    'worse' is a reward whose interval lies below 0, or significantly more failures; 'better' the opposite.
-    """
-    gate = config.gate
-    settings = {"confidence": gate.confidence, "resamples": gate.resamples, "seed": config.seed}
-    pairs = [
-        (old.reward, new.reward)
-        for old, new in zip(before, after, strict=True)
-        if old.reward is not None and new.reward is not None
-    ]
-    reward = paired_difference(*zip(*pairs, strict=True), **settings) if len(pairs) > 1 else None
-    fits = [[float(aligned(record) or False) for record in records] for records in (before, after)]
-    failed = [[record.status == "failed" for record in records] for records in (before, after)]
-    changes = [new - old for old, new in zip(*failed, strict=True)]
-    failures_p = sign_test(changes.count(1), changes.count(-1))
-    more_failures = failures_p < 1 - gate.confidence and sum(changes) > 0
-    verdict: Verdict = "no difference shown"
-    if more_failures or (reward is not None and reward.high < 0):
-        verdict = "worse"
-    elif reward is not None and reward.low > 0:
-        verdict = "better"
-    return Comparison(
-        *stages,
-        reward=reward,
-        alignment=paired_difference(fits[0], fits[1], **settings),
-        failed=(sum(failed[0]), sum(failed[1])),
-        failures_p=failures_p,
-        verdict=verdict,
-    )
-
-
 class Gate:
-    """Lets what phases learned go live, or not. One for a run; it remembers the stage that is live.
+    """Lets what phases learned go live, or not. One for a run; its memory is the run's ledger and rollouts.
 
     Args:
         lab: The run's lab.
@@ -134,14 +82,14 @@ class Gate:
     def __init__(self, lab: "Lab") -> None:
         self._lab = lab
         self._stages: dict[str, list[RolloutRecord]] = {}
-        self._live = next(
-            (event["phase"] for event in reversed(list(lab.run.events())) if event["event"] == WENT_LIVE), BASE
-        )
 
     async def open(self) -> None:
         """Evaluate what is live, before the first phase that learns."""
-        if self._lab.config.gate.enabled and self._live not in self._stages:
-            self._stages[self._live] = await evaluate(self._lab, self._live)
+        lab, live = self._lab, self._kept()[-1]
+        if lab.config.gate.enabled and live not in self._stages:
+            expected = gate_power.expected(lab.config.gate.tasks, lab.config)
+            lab.view.note(f"gate: if as many answers change as usual, {expected.words()}")
+            self._stages[live] = await evaluate(lab, live)
 
     async def decide(self, phase: str, policy: Policy) -> bool:
         """Put `policy` live, evaluate it, and keep it or roll it back; tells whether it was kept."""
@@ -151,75 +99,124 @@ class Gate:
             self._keep(phase, policy)
             return True
         self._stages[phase] = await evaluate(lab, phase)
-        found = compare(self._stages[self._live], self._stages[phase], (self._live, phase), lab.config)
-        self._write(phase, found)
-        if found.verdict == "worse":
+        # Thousands of resamples take tenths of a second, in which the live view goes on.
+        found = await asyncio.to_thread(self._compare, phase, self._rivals())
+        power = await asyncio.to_thread(self._power, found[0])
+        faults = list(dict.fromkeys(fault for one in found for fault in one.faults))
+        self._write(phase, found, power, kept=not faults)
+        verdicts = {one.before: one.verdict for one in found}
+        if faults:
             await lab.restore(policies.live(lab.run.events()))
-            lab.run.ledger(ROLLED_BACK, phase=phase, policy=policy.dump(), verdict=found.verdict)
-            lab.view.warn(f"{phase}: clearly worse than {found.before}, so {policy.version} was rolled back")
+            lab.run.ledger(ROLLED_BACK, phase=phase, policy=policy.dump(), verdicts=verdicts, reasons=faults)
+            lab.view.warn(f"{phase}: {policy.version} was rolled back: {'; '.join(faults)}")
             return False
-        self._keep(phase, policy)
+        self._keep(phase, policy, verdicts=verdicts)
         return True
 
-    def _keep(self, phase: str, policy: Policy) -> None:
-        self._lab.run.ledger(WENT_LIVE, phase=phase, policy=policy.dump(), artifacts=[policy.folder])
-        self._lab.view.note(f"{phase}: {policy.version} is live")
-        self._live = phase
+    def summary(self) -> None:
+        """Show every stage beside the one before and the base, also those of the run's earlier processes."""
+        if not self._lab.config.gate.enabled:
+            return
+        rows: list[tuple[Rivalry, str]] = []
+        for phase, kept, before in self._decisions():
+            rivals = [rival for rival in dict.fromkeys((before, BASE)) if self._records(rival)]
+            if rivals and self._records(phase):
+                rows += [(one, LIVE if kept else BACK) for one in self._compare(phase, rivals)]
+        if rows:
+            self._lab.view.table(table(rows))
 
-    def _write(self, phase: str, found: Comparison) -> None:
+    def _rivals(self) -> list[str]:
+        """The stages that a new one must not fall behind: the one before, the base, and the best so far."""
+        kept = [stage for stage in self._kept() if self._records(stage)]
+        best = max(kept, key=lambda stage: _quality(self._records(stage)))
+        return [stage for stage in dict.fromkeys((kept[-1], BASE, best)) if stage in kept]
+
+    def _compare(self, phase: str, rivals: Sequence[str]) -> list[Rivalry]:
+        own, config = self._records(phase), self._lab.config
+        return [compare(self._records(rival), own, (rival, phase), config) for rival in rivals]
+
+    def _power(self, found: Rivalry) -> gate_power.Power | None:
+        return gate_power.observed(self._records(found.before), self._records(found.after), self._lab.config)
+
+    def _keep(self, phase: str, policy: Policy, **fields: Any) -> None:
+        self._lab.run.ledger(WENT_LIVE, phase=phase, policy=policy.dump(), artifacts=[policy.folder], **fields)
+        self._lab.view.note(f"{phase}: {policy.version} is live")
+
+    def _write(self, phase: str, found: Sequence[Rivalry], power: gate_power.Power | None, *, kept: bool) -> None:
         lab = self._lab
         file = lab.run.path / GATE / f"{phase}.json"
         file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps(found.dump(), indent=2) + "\n", encoding="utf-8")
-        lab.metrics.log("gate", None, {"stage": phase, **_flat(found)})
-        lab.view.table(table([found]))
+        content = {
+            "phase": phase,
+            "kept": kept,
+            "comparisons": [one.dump() for one in found],
+            "power": None if power is None else power.dump(),
+        }
+        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        for one in found:
+            lab.metrics.log("gate", None, {"stage": phase, **_flat(one)})
+        lab.view.table(table([(one, LIVE if kept else BACK) for one in found]))
+        if power is not None:
+            lab.view.note(f"gate: as the answers changed here, {power.words()}")
 
-    def summary(self) -> None:
-        """Show every stage beside the base, also those of the run's earlier processes."""
-        lab = self._lab
-        decided = self._decided()
-        if not (decided and lab.config.gate.enabled):
-            return
-        stages = {stage: self._recorded(stage) for stage in (BASE, *decided)}
-        base = stages.pop(BASE)
-        found = [compare(base, records, (BASE, stage), lab.config) for stage, records in stages.items() if records]
-        if base and found:
-            lab.view.table(table(found))
+    def _decisions(self) -> Iterator[tuple[str, bool, str]]:
+        """Each decision of the run: the phase, whether what it learned was kept, and what was live before."""
+        live = BASE
+        for event in self._lab.run.events():
+            if event["event"] in (WENT_LIVE, ROLLED_BACK):
+                kept = event["event"] == WENT_LIVE
+                yield event["phase"], kept, live
+                live = event["phase"] if kept else live
 
-    def _decided(self) -> list[str]:
-        events = self._lab.run.events()
-        return list(dict.fromkeys(one["phase"] for one in events if one["event"] in (WENT_LIVE, ROLLED_BACK)))
+    def _kept(self) -> list[str]:
+        """The stages that were live, in their order; the last of them is."""
+        return [BASE, *(phase for phase, kept, _ in self._decisions() if kept)]
 
-    def _recorded(self, stage: str) -> list[RolloutRecord]:
+    def _records(self, stage: str) -> list[RolloutRecord]:
         """The held-out rollouts of `stage`, in the order of the tasks; empty when they are not complete."""
-        wanted = inputs(self._lab.dataset, self._lab.config, stage)
-        found = {data["task_id"]: RolloutRecord.load(data) for data in self._lab.run.rollouts(wanted[0].phase)}
-        return [found[one.task.id] for one in wanted] if all(one.task.id in found for one in wanted) else []
+        if stage not in self._stages:
+            wanted = inputs(self._lab.dataset, self._lab.config, stage)
+            found = {data["task_id"]: RolloutRecord.load(data) for data in self._lab.run.rollouts(wanted[0].phase)}
+            complete = all(one.task.id in found for one in wanted)
+            self._stages[stage] = [found[one.task.id] for one in wanted] if complete else []
+        return self._stages[stage]
 
 
-def table(comparisons: Sequence[Comparison]) -> Table:
-    """Comparisons for the terminal."""
-    shown = Table(title=f"held-out tasks, paired: n = {comparisons[0].alignment.n}", title_justify="left")
+def table(rows: Sequence[tuple[Rivalry, str]]) -> Table:
+    """Comparisons for the terminal, each with what became of the stage; 80 columns hold it."""
+    shown = Table(title=f"validation tasks, paired: n = {rows[0][0].alignment.n}", title_justify="left")
     shown.add_column("stage\nagainst", no_wrap=True)
     shown.add_column("reward\ndifference", justify="right", no_wrap=True)
     shown.add_column("right, %\ndifference, points", justify="right", no_wrap=True)
     shown.add_column("verdict", width=13)
-    for one in comparisons:
-        reward = "-" if one.reward is None else f"{one.reward.after:.3f}\n{_interval(one.reward, 1, 3)}"
-        fits = f"{100 * one.alignment.after:.1f}\n{_interval(one.alignment, 100, 1)}"
-        verdict = one.verdict + (f", {one.failed[1]} failed" if any(one.failed) else "")
-        shown.add_row(f"{one.after}\n{one.before}", reward, fits, verdict, end_section=True)
+    for one, fate in rows:
+        failed = f", {one.failed[1]} failed" if any(one.failed) else ""
+        reward, right = _cell(one.reward, 1, 3), _cell(one.alignment, 100, 1)
+        shown.add_row(f"{one.after}\n{one.before}", reward, right, f"{fate}\n{one.verdict}{failed}", end_section=True)
     return shown
 
 
-def _interval(found: Difference, scale: float, digits: int) -> str:
-    mean, low, high = (f"{scale * value:+.{digits}f}" for value in (found.mean, found.low, found.high))
-    return f"{mean} [{low}, {high}]"
+def _cell(one: Comparison | None, scale: float, digits: int) -> str:
+    """The mean, the difference with its interval, and the measure's own verdict."""
+    if one is None:
+        return "-"
+    ends = [] if one.low is None or one.high is None else [one.low, one.high]
+    change, *around = (f"{scale * value:+z.{digits}f}" for value in (one.difference, *ends))
+    interval = f" [{', '.join(around)}]" if around else ""
+    return f"{scale * one.after:z.{digits}f}\n{change}{interval}\n{one.verdict}"
 
 
-def _flat(found: Comparison) -> dict[str, Any]:
+def _quality(records: Sequence[RolloutRecord]) -> tuple[float, float]:
+    """How good a stage is: by right answers, then by reward."""
+    found = summarize(records)
+    return found["alignment_rate"], found["reward"] or 0.0
+
+
+def _flat(found: Rivalry) -> dict[str, Any]:
+    """For the metrics: the differences with their intervals, by measure."""
     values: dict[str, Any] = {"against": found.before, "verdict": found.verdict, "failed": found.failed[1]}
-    for name, difference in (("reward", found.reward), ("alignment", found.alignment)):
-        if difference is not None:
-            values |= {f"{name}/{key}": value for key, value in difference.dump().items()}
+    for name, one in (("reward", found.reward), ("alignment", found.alignment)):
+        if one is not None:
+            own = {"before": one.before, "after": one.after, "mean": one.difference, "low": one.low, "high": one.high}
+            values |= {f"{name}/{key}": value for key, value in {**own, "n": one.n, "verdict": one.verdict}.items()}
     return values

@@ -29,7 +29,8 @@ from training.telemetry import ExchangeTelemetry, use_plain_resources
 _ADDRESS = re.compile(r" \(\S+ at http\S+/rollout/\S+\)")
 _WRAPPED = re.compile(r"litellm\.\w+: .*?\w+Exception - (.*?)(?:\n\nLiteLLM: .*)?$", re.DOTALL)
 
-START_SECONDS = 60.0
+START_SECONDS = 300.0
+"""Only a gateway that hangs takes so long to start; a few seconds are usual, a minute on a very busy machine."""
 MAX_RESTARTS = 3
 
 

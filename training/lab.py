@@ -3,10 +3,12 @@
 runners --(model calls)--> gateway --> model servers
    |                          |
    '--(spans)--> store <------'(exchanges)      main process: enqueues, collects, writes the run directory
+
+Rollouts on held-out tasks, from which nobody learns, take the short way: main process --(model calls)--> model servers.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -25,13 +27,15 @@ from chimera.serving.checkpoint import locate
 from chimera.serving.process import ModelServers
 from evaluation.rollouts import RolloutInput, RolloutRecord
 from evaluation.silent_tools import Watch
+from evaluation.study import Stage
 from training import resources
 from training.gateway import Gateway
+from training.held_out import HeldOut
 from training.metrics import Metrics
 from training.pool import RunnerPool
 from training.recorder import Recorder, identity
 from training.runner import RunnerSpec
-from training.selection import SelectionSpec
+from training.selection import SelectionSpec, make_selector
 from training.store import LabStore
 from training.view import View
 
@@ -107,6 +111,7 @@ class Lab:
         for name, endpoint in self.servers.endpoints.items():
             register_secret(f"key of model {name}", endpoint.api_key)
         spec = RunnerSpec.of(self.store.endpoint, self.config, self.dataset, self.gateway.key, self._secrets)
+        self._held_out = HeldOut(self.run, self.config, self.servers, self._recorder, spec.toolbox, self._check)
         self.pool = RunnerPool(
             spec, self.config.rollouts.runners, self._logs, self._runner_died, self.view.warn, self._fail
         )
@@ -166,18 +171,34 @@ class Lab:
 
     async def _publish(self) -> None:
         """Tell rollouts that are enqueued from now on about the models, their versions, and who selects."""
+        named = {name: endpoint.model for name, endpoint in self.servers.endpoints.items()}
+        models = {**named, **await asyncio.to_thread(self.servers.versions)}
+        selection = self._selection()
+        described = resources.describe(self.gateway.url, self.config.models, models, selection)
+        self.policy_versions = {**models, SELECTION: selection.policy or "supervisor's model"}
+        self._resources_id = (await self.store.add_resources(described)).resources_id
+        self._versions_of[self._resources_id] = self.policy_versions
+
+    def _selection(self) -> SelectionSpec:
+        """Who chooses among hypotheses now."""
         chooser = self.live.get("supervisor")
-        selection = SelectionSpec(
+        return SelectionSpec(
             policy=chooser.version if chooser else None,
             folder=str((self.run.path / chooser.folder).absolute()) if chooser else None,
             exploration=self.config.bandit.exploration,
         )
-        named = {name: endpoint.model for name, endpoint in self.servers.endpoints.items()}
-        models = {**named, **await asyncio.to_thread(self.servers.versions)}
-        described = resources.describe(self.gateway.url, self.config.models, models, selection)
-        self.policy_versions = {**models, SELECTION: chooser.version if chooser else "supervisor's model"}
-        self._resources_id = (await self.store.add_resources(described)).resources_id
-        self._versions_of[self._resources_id] = self.policy_versions
+
+    def held_out(self, inputs: Sequence[RolloutInput], stage: str) -> AsyncGenerator[RolloutRecord, None]:
+        """Run the society as it is now on held-out tasks, as `training.held_out` says; close the generator.
+
+        Nothing is explored, and runners, gateway and store have no part in it.
+
+        Args:
+            inputs: Tasks with seeds, and the phase to record them under.
+            stage: The name of what is live.
+        """
+        now = Stage(stage, stage, "sequence", tuple(self.live.values()), self.policy_versions)
+        return self._held_out.rollouts(inputs, now, make_selector(self._selection(), greedy=True))
 
     async def rollouts(
         self, inputs: Sequence[RolloutInput], *, mode: Literal["train", "val"] = "train"

@@ -1,7 +1,8 @@
 """The run's figures over time, in its metrics.jsonl: the one feed that everything that shows a run follows.
 
-A line is {"time", "phase", "step", ...values}. Three names are no phases: "rollout" (one finished rollout; the step is
-its number), "protocols" (the rollouts of a phase are complete and can be read) and "artifact" (a learned policy).
+A line is {"time", "phase", "step", ...values}. Four names are no phases: "rollout" (one finished rollout; the step is
+its number), "protocols" (the rollouts of a phase are complete and can be read), "artifact" (a learned policy) and
+"ledger" (the last hash of the run's ledger).
 """
 
 import logging

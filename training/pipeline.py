@@ -7,10 +7,16 @@ from typing import Any
 
 import agentlightning as agl
 
+from chimera.chain import head
 from chimera.policies import Policy
+from chimera.runs import LEDGER
+from chimera.seals import seal
 from training.gate import Gate
 from training.lab import Lab
 from training.phases import Phase, PhaseResult
+
+LEDGER_PHASE = "ledger"
+"""The name in metrics.jsonl of the ledger's last hash, so that W&B shows it: the run's history is published with it."""
 
 
 class Pipeline(agl.Algorithm):
@@ -39,7 +45,9 @@ class Pipeline(agl.Algorithm):
                 result = await self._learn(phase)
                 kept = None if result.learned is None else await gate.decide(phase.name, result.learned)
             self._finish(phase, result, kept)
+            await self._seal()
         gate.summary()
+        lab.metrics.log(LEDGER_PHASE, None, {"hash": head(lab.run.path / LEDGER)})
 
     async def _learn(self, phase: Phase) -> PhaseResult:
         """The phase's result; one that the ledger already has is not made again."""
@@ -69,6 +77,11 @@ class Pipeline(agl.Algorithm):
         except Exception as error:
             run.ledger("phase_failed", phase=phase.name, error=f"{type(error).__name__}: {error}")
             raise
+
+    async def _seal(self) -> None:
+        """Write the hashes of the run's files into its ledger; large models take seconds."""
+        for name in await asyncio.to_thread(seal, self._lab.run):
+            self._lab.view.warn(f"{name} was changed after the run had written it")
 
     def _finish(self, phase: Phase, result: PhaseResult, kept: bool | None) -> None:
         run = self._lab.run

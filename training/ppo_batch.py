@@ -25,7 +25,7 @@ class Sample:
         prompt_ids: Token ids of the prompt, as the server saw them.
         response_ids: Token ids as sampled.
         reward: r, the call's reward, given at its last token.
-        group: What its peers share: calls of one group answered the same prompt or the same task in the same role.
+        group: What its peers share: the calls that its reward is compared with, see `ppo_steps.group_of`.
         task: Where it comes from, for messages.
         call: What it is of, for records; two samples are equal without it.
     """

@@ -174,7 +174,7 @@ class PpoEngine:
         self.updates += 1
         seconds = time.perf_counter() - started
         return metrics | {
-            **group_figures([one.reward for one in kept], [one.group for one in kept]),
+            **group_figures(kept),
             "group/alone": float(len(single)),
             "perf/total_num_tokens": float(sum(batch.sizes)),
             "perf/time_per_step": seconds,
@@ -251,7 +251,9 @@ class PpoEngine:
     ) -> dict[str, float]:
         """All epochs and mini-batches of one model; the token budget grows to the longest sequence if need be.
 
-        A step whose gradient is not finite changes nothing and is counted in `nonfinite_grads`.
+        Optimiser steps are counted in `optimizer_steps`; from the second on, weights have moved since log-probabilities
+        were taken, so that ratio, clip range and `ppo_kl` act. A step whose gradient is not finite changes nothing and
+        is counted in `nonfinite_grads` instead.
         """
         from verl.utils import tensordict_utils as tu
 
@@ -277,7 +279,8 @@ class PpoEngine:
                 )
                 outputs.append(tu.get(worker.train_batch(data), "metrics"))
         good = [one for one in outputs if math.isfinite(one["grad_norm"])]  # VeRL leaves out the other steps.
-        metrics = {"nonfinite_grads": float(len(outputs) - len(good))} | (reduce(good) if good else {})
+        steps = {"optimizer_steps": float(len(good)), "nonfinite_grads": float(len(outputs) - len(good))}
+        metrics = steps | (reduce(good) if good else {})
         return {key if "/" in key else f"{prefix}{key}": value for key, value in metrics.items()}
 
     def export(self, folder: Path) -> None:

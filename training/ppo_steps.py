@@ -11,6 +11,7 @@ from chimera.types import ResearchTask
 from evaluation.rollouts import RolloutInput, RolloutRecord
 from training.advantages import GROUPED, alone
 from training.credit import Credited
+from training.experience import Call
 from training.ppo_batch import Sample
 from training.summary import aligned, mean, part_means
 
@@ -95,7 +96,7 @@ def _reason(record: RolloutRecord | None, version: str) -> str | None:
 
 
 def samples_of(credited: Sequence[Credited], task_id: str) -> list[Sample]:
-    """The calls of one rollout for the engine; peers are the calls of one role on one task.
+    """The calls of one rollout for the engine, each with its group (see `group_of`).
 
     A response without any token (a server may answer so) is no action and is left out.
     """
@@ -104,13 +105,23 @@ def samples_of(credited: Sequence[Credited], task_id: str) -> list[Sample]:
             prompt_ids=item.call.prompt_ids,
             response_ids=item.call.response_ids,
             reward=item.reward,
-            group=f"{task_id}/{item.call.role}",
+            group=group_of(task_id, item.call),
             task=item.call.rollout_id,
             call=item.call,
         )
         for item in credited
         if item.call.response_ids
     ]
+
+
+def group_of(task_id: str, call: Call) -> str:
+    """The calls that a call is compared with: those of one role on one task, first visits and revisions apart.
+
+    A revision's prompt holds reviews, a first visit's does not, and what is left to earn differs: one baseline for both
+    would reward a call for the turn at which it was asked (AT-GRPO, arXiv 2510.11062, groups by agent and turn).
+    Prompts within a group may still differ, by what other roles handed over; `group/prompts_differ` tells.
+    """
+    return f"{task_id}/{call.role}/{'first' if call.visit == 1 else 'revision'}"
 
 
 def why_skip(found: Sorted, samples: Sequence[Sample], config: PpoConfig) -> str | None:
@@ -128,7 +139,7 @@ def why_skip(found: Sorted, samples: Sequence[Sample], config: PpoConfig) -> str
 
 def figures(found: Sorted, samples: Sequence[Sample]) -> dict[str, float | None]:
     """What a step's rollouts were like: counts, reward with its parts, alignment, calls by role."""
-    roles = Counter(one.group.rpartition("/")[2] for one in samples)
+    roles = Counter(one.call.role for one in samples if one.call)
     return {
         "rollouts/good": len(found.good),
         **{f"rollouts/{reason}": count for reason, count in found.left_out.items()},

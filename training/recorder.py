@@ -11,7 +11,7 @@ from evaluation.rollouts import RolloutInput, RolloutRecord
 from training import traces
 from training.store import LabStore
 
-TRACE_SECONDS = 10.0
+TRACE_SECONDS = 30.0
 """How long a finished rollout's last exchanges may take from the gateway to the store."""
 SETTLE_SECONDS = 0.5
 """How long to wait for late exchanges of a rollout whose runner could not tell what they are."""
@@ -56,6 +56,10 @@ class Recorder:
         if record.trace is not None:
             traces.write(spans, self._run.path / record.trace)
         self._run.append_rollout(record.dump(), phase=record.phase)
+        self.note(record)
+
+    def note(self, record: RolloutRecord) -> None:
+        """Remember a rollout that has been written."""
         if record.seconds is not None and record.phase in self._known:
             self._known[record.phase][identity(record)] = record
 
@@ -114,6 +118,7 @@ def _record(
         outputs=outputs,
         counts=outcome.get("counts", {}),
         tokens=outcome.get("tokens", {}),
+        visits=outcome.get("visits", {}),
         tool_calls=outcome.get("tool_calls", {}),
         untraced_calls=len(traces.untraced(spans)),
         seconds=outcome.get("seconds"),

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 INIT_SECONDS = "30"
 """How long W&B's server may take to answer, unless the user says otherwise; then the run is written offline."""
-FINISH_SECONDS = 15.0
+OFFLINE_INIT_SECONDS = "300"
+"""Offline no server is waited for, only this machine."""
+FINISH_SECONDS = "15"
+"""How long W&B may take to send the last rows, unless the user says otherwise."""
 LOOK_SECONDS = 0.5
 FLUSH_SECONDS = 10.0
 BLOCK = 32768
@@ -64,7 +67,9 @@ def serve(spec: WandbSpec, mode: str, orders: Connection, reports: Connection) -
     folder.mkdir(exist_ok=True)
     os.environ |= {
         "WANDB_INIT_TIMEOUT": INIT_SECONDS,
+        "WANDB_FINISH_TIMEOUT": FINISH_SECONDS,
         **spec.environment,
+        **({"WANDB_INIT_TIMEOUT": OFFLINE_INIT_SECONDS} if mode == "offline" else {}),
         "WANDB_ERROR_REPORTING": "false",
         "WANDB_DATA_DIR": str(folder / "data"),
         "WANDB_CACHE_DIR": str(folder / "cache"),
@@ -114,7 +119,6 @@ def start(spec: WandbSpec, mode: str) -> "wandb.Run":
         x_disable_stats=True,
         x_disable_machine_info=True,
         x_save_requirements=False,
-        finish_timeout=FINISH_SECONDS,
         finish_timeout_raises=True,
     )
     return wandb.init(

@@ -1,5 +1,8 @@
 """Continuous batching: one thread owns all engines, admits waiting jobs between decode steps and samples for all rows.
 
+What a grammar forces is not sampled: as soon as only one continuation is allowed (JSON keys, the rest of a sentence
+from an enum), its tokens are appended to the answer at once and run through the model together in the next step.
+
 A job stays with the lane (engine and cache rows) it was submitted to until it ends. New weights are a new lane: jobs
 submitted before the change finish on the old weights, later ones start on the new, and none waits, is dropped or
 mixes two versions. The old lane is freed with its last job.
@@ -10,6 +13,7 @@ import queue
 import random
 import threading
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -17,8 +21,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from chimera.serving.engine import Engine
-from chimera.serving.grammar import allowed_tokens
+from chimera.serving.engine import Chunk, Engine, Singles
+from chimera.serving.grammar import allowed_tokens, forced_tokens
 from chimera.serving.protocol import Unavailable
 from chimera.serving.rows import RowTable
 from chimera.serving.sampling import choose
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 logger = logging.getLogger(__name__)
+
+Finish = Literal["stop", "length", "error"]
+"""Why an answer ends: the model or a stop string ended it, its limit was reached, or the grammar broke down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,8 @@ class Vocabulary:
     eos: frozenset[int]
     silent: frozenset[int]
     """Ids that never appear in an answer's text."""
+    ordinary: Mapping[bytes, int]
+    """Tokens by their bytes, without control tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +79,24 @@ class Job:
     text: bytearray = field(default_factory=bytearray)
     scores: list[TokenLogProbs] = field(default_factory=list)
     reused: int = 0
+    cached: int = 0
+    """Leading tokens of prompt and answer whose keys and values the job's row holds."""
+    finish: Finish | None = None
     generator: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
         self.generator = random.Random(self.seed)
+
+    @property
+    def unscored(self) -> int:
+        """Trailing tokens of the answer whose log-probabilities are wanted and not known yet."""
+        return len(self.tokens) - len(self.scores) if self.log_probs else 0
+
+    def chunk(self, row: int) -> Chunk:
+        """The tokens that are not in the cache of `row` yet; scored where a token is still to be chosen or scored."""
+        start = self.cached - len(self.prompt)
+        fresh = self.tokens[start:] if start >= 0 else self.prompt[self.cached :] + self.tokens
+        return Chunk(row, fresh, self.cached, 1 + self.unscored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +116,7 @@ class Counters:
 
     answers: int = 0
     generated_tokens: int = 0
+    forced_tokens: int = 0
     prefilled_tokens: int = 0
     reused_tokens: int = 0
     decode_steps: int = 0
@@ -117,7 +141,7 @@ class Lane:
         return bool(self.waiting or self._live)
 
     def advance(self, counters: Counters) -> None:
-        """Admit what fits, then produce one token for every running job."""
+        """Admit what fits, then choose one token for every running job and run it, with all that it forces."""
         while self.waiting and len(self._live) < self.slots:
             job = self.waiting.popleft()
             if not _given_up(job):
@@ -145,17 +169,18 @@ class Lane:
             self.engine.copy_prefix(plan.row, plan.stash_to, len(self._table.history(plan.stash_to)))
         if plan.copy_from is not None:
             self.engine.copy_prefix(plan.copy_from, plan.row, plan.reused)
-        fresh = torch.tensor(job.prompt[plan.reused :])
-        self._logits[plan.row] = self.engine.prefill(plan.row, fresh, plan.reused)
-        job.reused = plan.reused
-        counters.prefilled_tokens += len(fresh)
+        job.reused = job.cached = plan.reused
+        counters.prefilled_tokens += len(job.prompt) - plan.reused
         counters.reused_tokens += plan.reused
         self._live[plan.row] = job
         self._settings = None
+        self._force(job, counters)
+        self._run({}, {plan.row: job})
+        self._finish_ended(counters)
 
     def _release(self, row: int) -> Job:
         job = self._live.pop(row)
-        self._table.record(row, job.prompt + job.tokens[:-1])
+        self._table.record(row, (job.prompt + job.tokens)[: job.cached])
         self._settings = None
         return job
 
@@ -174,10 +199,13 @@ class Lane:
         if choice.log_probs is not None:
             self._score(jobs, logits, choice.tokens, choice.log_probs)
         counters.generated_tokens += len(tokens)
-        for row, job, token in zip(rows, jobs, tokens, strict=True):
-            finish = self._append(job, token)
-            if finish is not None:
-                self._finish(row, finish, counters)
+        for job, token in zip(jobs, tokens, strict=True):
+            if job.matcher is not None and not job.matcher.consume_token(token):
+                job.finish = "error"
+                continue
+            self._append(job, token)
+            self._force(job, counters)
+        self._finish_ended(counters)
 
     def _sampling_settings(self, jobs: list[Job]) -> tuple[Tensor, Tensor | None]:
         if self._settings is None:
@@ -192,45 +220,92 @@ class Lane:
         sampled_chosen = sampled.gather(1, tokens[:, None])[:, 0].tolist()
         for index, job in enumerate(jobs):
             if job.log_probs:
-                values, ids = raw[index].topk(min(job.top_log_probs, raw.shape[1]))
-                top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-                job.scores.append(TokenLogProbs(raw_chosen[index], sampled_chosen[index], top))
+                job.scores.append(
+                    TokenLogProbs(raw_chosen[index], sampled_chosen[index], _top(raw[index], job.top_log_probs))
+                )
 
-    def _append(self, job: Job, token: int) -> Literal["stop", "length", "error"] | None:
+    def _append(self, job: Job, token: int) -> None:
         job.tokens.append(token)
-        if job.matcher is not None and not job.matcher.consume_token(token):
-            return "error"
         if token in self._vocabulary.eos:
-            return "stop"
+            job.finish = "stop"
+            return
         if token not in self._vocabulary.silent:
             seen = len(job.text)
             job.text += self._vocabulary.token_bytes[token]
             if job.stops and _cut(job, seen):
-                return "stop"
-        return "length" if len(job.tokens) >= job.max_new else None
+                job.finish = "stop"
+                return
+        if len(job.tokens) >= job.max_new:
+            job.finish = "length"
 
-    def _finish(self, row: int, finish: Literal["stop", "length", "error"], counters: Counters) -> None:
-        job = self._release(row)
-        counters.answers += 1
-        if not job.done.set_running_or_notify_cancel():
+    def _force(self, job: Job, counters: Counters) -> None:
+        """Append all tokens that the grammar forces after the newest one, the end of the answer too."""
+        if job.matcher is None or job.finish is not None:
             return
-        if finish == "error":
-            assert job.matcher is not None
-            job.done.set_exception(RuntimeError(f"the grammar failed: {job.matcher.get_error()}"))
+        forced = forced_tokens(job.matcher, self._vocabulary.ordinary)
+        if job.matcher.is_error():
+            job.finish = "error"
             return
-        text = job.text.decode("utf-8", "replace")
-        job.done.set_result(Answer(job.tokens, text, finish, job.scores, job.reused))
+        if job.matcher.is_stopped() and len(self._vocabulary.eos) == 1:
+            forced += self._vocabulary.eos
+        for token in forced:
+            if job.finish is not None:
+                break
+            # One random number for each token, drawn or forced: what is drawn later does not depend on how text came.
+            job.generator.random()
+            self._append(job, token)
+            counters.generated_tokens += 1
+            counters.forced_tokens += 1
+
+    def _finish_ended(self, counters: Counters) -> None:
+        """End the jobs that are complete; those whose forced tokens have no log-probabilities yet wait for a step."""
+        for row in [row for row, job in self._live.items() if job.finish is not None and not job.unscored]:
+            job = self._release(row)
+            counters.answers += 1
+            if not job.done.set_running_or_notify_cancel():
+                continue
+            if job.finish == "error" or job.finish is None:
+                assert job.matcher is not None
+                job.done.set_exception(RuntimeError(f"the grammar failed: {job.matcher.get_error()}"))
+            else:
+                text = job.text.decode("utf-8", "replace")
+                job.done.set_result(Answer(job.tokens, text, job.finish, job.scores, job.reused))
 
     def _decode(self, counters: Counters) -> None:
-        batch = max(self._live) + 1
-        tokens, positions = [0] * batch, [self.engine.idle_position] * batch
-        columns = 0
-        for row, job in self._live.items():
-            tokens[row] = job.tokens[-1]
-            positions[row] = len(job.prompt) + len(job.tokens) - 1
-            columns = max(columns, positions[row] + 1)
-        self._logits[:batch] = self.engine.decode(torch.tensor(tokens), torch.tensor(positions), columns)
+        """Run what every job's answer has got since the last step: one token, or several if some were forced."""
+        several = {row: job for row, job in self._live.items() if len(job.prompt) + len(job.tokens) - job.cached > 1}
+        self._run({row: job for row, job in self._live.items() if row not in several}, several)
         counters.decode_steps += 1
+        self._finish_ended(counters)
+
+    def _run(self, singles: Mapping[int, Job], several: Mapping[int, Job]) -> None:
+        batch = max(singles, default=-1) + 1
+        tokens, positions = [0] * batch, [self.engine.idle_position] * batch
+        for row, job in singles.items():
+            tokens[row], positions[row] = job.tokens[-1], job.cached
+        columns = max((positions[row] + 1 for row in singles), default=0)
+        chunks = [job.chunk(row) for row, job in several.items()]
+        single_logits, chunk_logits = self.engine.forward(Singles(tokens, positions, columns), chunks)
+        self._logits[:batch] = single_logits
+        for (row, job), logits in zip(several.items(), chunk_logits, strict=True):
+            self._logits[row] = logits[-1]
+            _score_forced(job, logits[:-1])
+        for job in (*singles.values(), *several.values()):
+            job.cached = len(job.prompt) + len(job.tokens)
+
+
+def _score_forced(job: Job, logits: Tensor) -> None:
+    """Add the log-probabilities of the newest tokens of `job`, one for each row of `logits` (n, V)."""
+    if len(logits):
+        raw = torch.log_softmax(logits, -1)
+        for scores, token in zip(raw, job.tokens[-len(logits) :], strict=True):
+            job.scores.append(TokenLogProbs(float(scores[token]), 0.0, _top(scores, job.top_log_probs)))
+
+
+def _top(raw: Tensor, count: int) -> tuple[tuple[int, float], ...]:
+    """The `count` most likely (token, log-probability) pairs of `raw` (V,)."""
+    values, ids = raw.topk(min(count, len(raw)))
+    return tuple(zip(ids.tolist(), values.tolist(), strict=True))
 
 
 def _given_up(job: Job) -> bool:

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError, nodes
@@ -22,6 +23,9 @@ from chimera.serving.protocol import BadRequest, ChatMessage
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+CACHED_SEGMENTS = 4096
+"""Texts between control tokens whose token ids are kept, for one tokenizer."""
 
 CALL_PROBE = re.compile(
     rf'{OPEN}(?P<before>\s*){{"name"(?P<colon>:\s*)"probe"(?P<comma>,\s*)"arguments":\s*'
@@ -64,6 +68,8 @@ class ChatFormat:
         self._control_pattern = _any_of(control)
         self._special_pattern = _any_of(token.content for token in added.values() if token.special)
         self._plain_tokenizer = _without_tokens(tokenizer, control)
+        self._segment_ids = lru_cache(CACHED_SEGMENTS)(self._encode_segment)
+        self._segments = len(control) == len(added) and _splits_at_control_tokens(tokenizer)
         self.tool_style = self._find_tool_style() if OPEN in control and CLOSE in control else None
 
     def encode(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -116,9 +122,21 @@ class ChatFormat:
             raise BadRequest(f"messages: the model's chat template refuses them: {error}", param="messages") from error
 
     def _tokens(self, text: str, hidden: Mapping[str, str]) -> list[int]:
-        if not hidden:
+        if hidden:
+            return self._encode_hidden(text, hidden)
+        if not self._segments or self._control_pattern is None:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
-        return self._encode_hidden(text, hidden)
+        # Turns of a conversation repeat its beginning: only segments that are new are encoded.
+        ids: list[int] = []
+        end = 0
+        for match in self._control_pattern.finditer(text):
+            ids += self._segment_ids(text[end : match.start()])
+            ids.append(self._control[match.group()])
+            end = match.end()
+        return [*ids, *self._segment_ids(text[end:])]
+
+    def _encode_segment(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _encode_hidden(self, text: str, hidden: Mapping[str, str]) -> list[int]:
         assert self._control_pattern is not None
@@ -221,6 +239,24 @@ def _hide(value: Any, pattern: re.Pattern[str], hidden: dict[str, str]) -> Any:
 def _any_of(texts: Any) -> re.Pattern[str] | None:
     longest_first = sorted(texts, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+
+def _splits_at_control_tokens(tokenizer: "Tokenizer") -> bool:
+    """Whether text between control tokens is encoded as if it stood alone, so that its ids can be kept.
+
+    True for byte-level tokenizers (Qwen2's kind) whose added tokens take no white space with them. Others are
+    encoded whole, because they may treat the beginning of a text in a way of its own.
+    """
+    settings = json.loads(tokenizer.to_str())
+    parts = settings["pre_tokenizer"] or {}
+    steps = parts.get("pretokenizers", [parts])
+    plain = all(step.get("type") in {"Split", "ByteLevel"} and not step.get("add_prefix_space") for step in steps)
+    exact = not any(
+        token[trait]
+        for token in settings["added_tokens"]
+        for trait in ("lstrip", "rstrip", "single_word", "normalized")
+    )
+    return plain and exact and (settings["normalizer"] or {"type": "NFC"})["type"] == "NFC"
 
 
 def _without_tokens(tokenizer: "Tokenizer", removed: Mapping[str, int]) -> "Tokenizer":

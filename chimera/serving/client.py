@@ -109,6 +109,27 @@ class HttpModel:
         seed: int | None = None,
     ) -> Completion:
         """Answer `messages` as `key`; an empty tool list is never sent because several servers reject it."""
+        found = await self.choices(key, messages, tools=tools, response_format=response_format, seed=seed)
+        return found[0]
+
+    async def choices(
+        self,
+        key: str,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        response_format: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        n: int = 1,
+    ) -> list[Completion]:
+        """Answer `messages` up to `n` times in one request; servers that do not know `n` answer once.
+
+        Each answer has the whole prompt's tokens, as if it had been asked for alone. Servers give one sum of generated
+        tokens for all answers: it is shared out evenly.
+
+        Raises:
+            ModelError: The model gave no answer.
+        """
         import openai
 
         if key not in self.endpoints:
@@ -128,6 +149,8 @@ class HttpModel:
             request["response_format"] = response_format
         if seed is not None:
             request["seed"] = seed
+        if n > 1:
+            request["n"] = n
         where = f"model {key!r} ({endpoint.model} at {endpoint.base_url})"
         try:
             response = await self._client(key).chat.completions.create(**request)
@@ -138,7 +161,7 @@ class HttpModel:
         except openai.APIStatusError as error:
             retriable = error.status_code == 429 or error.status_code >= 500
             raise ModelError(f"{where} answered {error.status_code}: {_said(error)}", retriable=retriable) from error
-        return _parse(response.model_dump(), where)
+        return read_completions(response.model_dump(), where)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -154,12 +177,27 @@ def _said(error: "APIStatusError") -> str:
     return message if isinstance(message, str) and message else error.message
 
 
-def _parse(response: dict[str, Any], where: str) -> Completion:
+def read_completions(response: Mapping[str, Any], where: str) -> list[Completion]:
+    """The answers in an OpenAI chat completion, as JSON; `where` names the model in the error.
+
+    Raises:
+        ModelError: It has no choice.
+    """
     choices = response.get("choices") or []
     if not choices:
         raise ModelError(f"{where} answered without choices", retriable=True)
-    message = choices[0]["message"]
     usage = response.get("usage") or {}
+    each, more = divmod(usage.get("completion_tokens", 0), len(choices))
+    return [
+        _completion(response, choice, usage.get("prompt_tokens", 0), each + (place < more))
+        for place, choice in enumerate(choices)
+    ]
+
+
+def _completion(
+    response: Mapping[str, Any], choice: Mapping[str, Any], prompt_tokens: int, completion_tokens: int
+) -> Completion:
+    message = choice["message"]
     calls = tuple(
         ToolCall(
             call["id"],
@@ -179,9 +217,9 @@ def _parse(response: dict[str, Any], where: str) -> Completion:
         message=kept,
         content=message.get("content") or "",
         tool_calls=calls,
-        finish_reason=choices[0].get("finish_reason") or "",
-        prompt_tokens=usage.get("prompt_tokens", 0),
-        completion_tokens=usage.get("completion_tokens", 0),
+        finish_reason=choice.get("finish_reason") or "",
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
         response_id=response.get("id") or "",
         weights_version=response.get("weights_version"),
     )

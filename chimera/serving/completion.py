@@ -33,7 +33,12 @@ class TextSide:
         self.context = min(serving.context_length, checkpoint.shape.max_positions)
         self.tokens = checkpoint.tokenizer.get_vocab(with_added_tokens=True)
         tags = {self.tokens.get(OPEN), self.tokens.get(CLOSE)}
-        self.vocabulary = Vocabulary(self.grammars.token_bytes, frozenset(checkpoint.eos), self.chat.special_ids - tags)
+        self.vocabulary = Vocabulary(
+            self.grammars.token_bytes,
+            frozenset(checkpoint.eos),
+            self.chat.special_ids - tags,
+            self.grammars.ordinary,
+        )
 
 
 def make_jobs(request: ChatRequest, text: TextSide) -> list[Job]:

@@ -1,10 +1,12 @@
-"""A Qwen2 forward pass in float32 over a static key/value cache: prefill one row, decode many rows.
+"""A Qwen2 forward pass in float32 over a static key/value cache: one token for many rows, several tokens for some.
 
-Sizes in comments and docstrings: R cache rows, B rows of a decode step, n prompt tokens, V vocabulary, H query heads,
-K key/value heads, G = H / K, D head size, M context length. Query, key and value projections are fused, and so
-are gate and up. Grouped-query attention runs as G extra query positions per key/value head, so nothing is repeated.
+Sizes in comments and docstrings: R cache rows, B rows that get one token, n tokens of a chunk, N all tokens of a pass,
+V vocabulary, H query heads, K key/value heads, G = H / K, D head size, M context length. Query, key and value
+projections are fused, and so are gate and up. Grouped-query attention runs as G extra query positions per key/value
+head, so nothing is repeated.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +14,41 @@ from torch import Tensor
 from torch.nn import functional
 
 from chimera.serving.checkpoint import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens (n,) to run in one row at positions start..start+n-1; earlier positions must be in the row's cache.
+
+    Logits are computed after the last `scored` tokens only.
+    """
+
+    row: int
+    tokens: Sequence[int]
+    start: int
+    scored: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Singles:
+    """One token for each of the rows 0..B-1.
+
+    `tokens` (B,) and `positions` (B,) say which token and where; rows that are not in use have `idle_position`.
+    `columns` is the largest position in use + 1: attention reads that many cache columns.
+    """
+
+    tokens: Sequence[int] = ()
+    positions: Sequence[int] = ()
+    columns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Where a chunk stands among the N tokens of a pass, and what its attention may see (G n, start + n)."""
+
+    chunk: Chunk
+    tokens: slice
+    mask: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,51 +90,54 @@ class Engine:
         return self.context
 
     @torch.inference_mode()
-    def prefill(self, row: int, tokens: Tensor, start: int) -> Tensor:
-        """Run `tokens` (n,) at positions start..start+n-1 of `row`; returns the next token's logits (V,).
+    def forward(self, singles: Singles, chunks: Sequence[Chunk]) -> tuple[Tensor, list[Tensor]]:
+        """Run single tokens and chunks in one pass; a row may be in one of them only.
 
-        Positions before `start` must hold the cache of the tokens that precede them.
+        Returns the logits after each single token (B, V) and after the last `scored` tokens of each chunk (scored, V).
         """
-        shape, n = self.shape, len(tokens)
-        heads, kv, dim = shape.heads, shape.kv_heads, shape.head_dim
-        groups, end = heads // kv, start + n
-        cos, sin = self._cos[start:end, None], self._sin[start:end, None]
-        later = torch.ones(n, end, dtype=torch.bool).triu(start + 1)
-        mask = torch.zeros(n, end).masked_fill_(later, float("-inf")).repeat(groups, 1)
-        x = functional.embedding(tokens, self._embed)
-        for cache, layer in zip(self._cache[:, row], self._layers, strict=True):
-            projected = self._project(x, layer, cos, sin)
-            cache[:, start:end] = projected[:, heads:].transpose(0, 1)
-            q = projected[:, :heads].transpose(0, 1).reshape(1, kv, groups * n, dim)
-            keys, values = cache[None, :kv, :end], cache[None, kv:, :end]
-            mixed = functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-            x = self._finish(x, mixed.view(heads, n, dim).transpose(0, 1).reshape(n, heads * dim), layer)
-        return functional.linear(self._normed(x[-1:], self._norm), self._head)[0]
-
-    @torch.inference_mode()
-    def decode(self, tokens: Tensor, positions: Tensor, columns: int) -> Tensor:
-        """One token for each of the rows 0..B-1; returns logits (B, V).
-
-        Args:
-            tokens: (B,) the newest token of each row, whose keys and values this step writes.
-            positions: (B,) where it stands; `idle_position` for rows that are not in use.
-            columns: cache columns that attention reads: the largest live position + 1.
-        """
-        shape, batch = self.shape, len(tokens)
-        heads, kv, dim = shape.heads, shape.kv_heads, shape.head_dim
+        shape, batch = self.shape, len(singles.tokens)
+        kv = shape.kv_heads
+        groups = shape.heads // kv
+        tokens, places = list(singles.tokens), list(singles.positions)
+        for chunk in chunks:
+            tokens += chunk.tokens
+            places += range(chunk.start, chunk.start + len(chunk.tokens))
+        spans = list(_spans(chunks, batch, groups))
+        positions = torch.tensor(places)
         cos, sin = self._cos[positions, None], self._sin[positions, None]
-        later = torch.arange(columns) > positions[:, None]
-        mask = torch.zeros(batch, columns).masked_fill_(later, float("-inf"))[:, None, None]
+        later = torch.arange(singles.columns) > positions[:batch, None]
+        mask = torch.zeros(batch, singles.columns).masked_fill_(later, float("-inf"))[:, None, None]
         every = torch.arange(batch)
-        x = functional.embedding(tokens, self._embed)
+        x = functional.embedding(torch.tensor(tokens), self._embed)
+        mixed = torch.empty(len(tokens), shape.heads * shape.head_dim)
         for cache, layer in zip(self._cache, self._layers, strict=True):
             projected = self._project(x, layer, cos, sin)
-            cache[every, :, positions] = projected[:, heads:]
-            q = projected[:, :heads].reshape(batch, kv, heads // kv, dim)
-            keys, values = cache[:batch, :kv, :columns], cache[:batch, kv:, :columns]
-            mixed = functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-            x = self._finish(x, mixed.reshape(batch, heads * dim), layer)
-        return functional.linear(self._normed(x, self._norm), self._head)
+            if batch:
+                cache[every, :, positions[:batch]] = projected[:batch, shape.heads :]
+                q = projected[:batch, : shape.heads].reshape(batch, kv, groups, shape.head_dim)
+                keys, values = cache[:batch, :kv, : singles.columns], cache[:batch, kv:, : singles.columns]
+                seen = functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+                mixed[:batch] = seen.reshape(batch, -1)
+            for span in spans:
+                self._attend(span, projected[span.tokens], cache, mixed[span.tokens])
+            x = self._finish(x, mixed, layer)
+        scored = [torch.arange(batch)]
+        scored += [torch.arange(span.tokens.stop - span.chunk.scored, span.tokens.stop) for span in spans]
+        logits = functional.linear(self._normed(x[torch.cat(scored)], self._norm), self._head)
+        parts = logits.split([len(part) for part in scored])
+        return parts[0], list(parts[1:])
+
+    def _attend(self, span: _Span, projected: Tensor, cache: Tensor, mixed: Tensor) -> None:
+        """Cache a chunk's keys and values, and write its attention to `mixed` (n, H D)."""
+        heads, kv, dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
+        n, chunk = len(projected), span.chunk
+        end = chunk.start + n
+        row = cache[chunk.row]
+        row[:, chunk.start : end] = projected[:, heads:].transpose(0, 1)
+        q = projected[:, :heads].transpose(0, 1).reshape(1, kv, heads // kv * n, dim)
+        keys, values = row[None, :kv, :end], row[None, kv:, :end]
+        seen = functional.scaled_dot_product_attention(q, keys, values, attn_mask=span.mask)
+        mixed.view(n, heads, dim).copy_(seen.view(heads, n, dim).transpose(0, 1))
 
     @torch.inference_mode()
     def copy_prefix(self, source: int, target: int, length: int) -> None:
@@ -121,6 +161,16 @@ class Engine:
         x = x + functional.linear(mixed, layer.out)
         gate, up = functional.linear(self._normed(x, layer.mlp_norm), layer.gate_up).chunk(2, -1)
         return x + functional.linear(functional.silu(gate) * up, layer.down)
+
+
+def _spans(chunks: Sequence[Chunk], first: int, groups: int) -> Iterator[_Span]:
+    """The chunks' places behind the `first` single tokens."""
+    for chunk in chunks:
+        n = len(chunk.tokens)
+        later = torch.ones(n, chunk.start + n, dtype=torch.bool).triu(chunk.start + 1)
+        mask = torch.zeros(n, chunk.start + n).masked_fill_(later, float("-inf")).repeat(groups, 1)
+        yield _Span(chunk, slice(first, first + n), mask)
+        first += n
 
 
 def cache_bytes_per_row(shape: Shape, context: int) -> int:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CACHED_GRAMMARS = 64
+MAX_SPELLED = 32
+"""Longer tokens are not looked for when text is spelled with ordinary tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,9 @@ class Grammars:
         self._cache: OrderedDict[str, LLMatcher] = OrderedDict()
         self.vocab = vocab
         self.token_bytes: list[bytes] = [self._tokenizer.decode_bytes([token]) for token in range(vocab)]
+        added = tokenizer.get_added_tokens_decoder()
+        self.ordinary = {piece: token for token, piece in enumerate(self.token_bytes) if piece and token not in added}
+        """Tokens by their bytes, without control tokens and others that were added to the vocabulary."""
 
     def matcher(self, grammar: str, subject: Literal["response_format", "tools"]) -> "LLMatcher":
         """A fresh matcher for `grammar`.
@@ -106,13 +111,43 @@ class Grammars:
         """
         compiled = self._cache.get(grammar)
         if compiled is None:
-            if error := self._llguidance.LLMatcher.validate_grammar(grammar, self._tokenizer):
+            compiled = self._llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+            if error := compiled.get_error():
                 raise BadRequest(f"{subject}: the JSON schema cannot constrain decoding: {error}", param=subject)
-            compiled = self._llguidance.LLMatcher(self._tokenizer, grammar)
             self._cache[grammar] = compiled
             while len(self._cache) > CACHED_GRAMMARS:
                 self._cache.popitem(last=False)
         return compiled.deep_copy()
+
+
+def forced_tokens(matcher: "LLMatcher", ordinary: Mapping[bytes, int]) -> list[int]:
+    """Consume and return the tokens that must come next, because the grammar allows only one continuation.
+
+    They are the tokens that the tokenizer itself makes of the forced text, so that an answer reads the same when it
+    comes back in a prompt. Tokens at the end that could merge with what follows are left to be sampled.
+
+    Args:
+        matcher: An answer's place in its grammar; it moves on behind the returned tokens.
+        ordinary: `Grammars.ordinary`.
+    """
+    forced: list[int] = []
+    while tokens := matcher.compute_ff_tokens():
+        valid = matcher.validate_tokens(tokens)
+        # None is valid when the tokenizer changes the text: it reads a control token in it, or normalizes its Unicode.
+        # llguidance would then allow only that wrong token, so the text is spelled with ordinary tokens instead.
+        taken = tokens[:valid] or _first_token(matcher.compute_ff_bytes(), ordinary)
+        if not taken or not matcher.consume_tokens(taken):
+            break
+        forced += taken
+        if valid == len(tokens):
+            break
+    return forced
+
+
+def _first_token(text: bytes, ordinary: Mapping[bytes, int]) -> list[int]:
+    """The longest ordinary token that `text` begins with, in a list; an empty list if there is none."""
+    sizes = range(min(len(text), MAX_SPELLED), 0, -1)
+    return next(([ordinary[text[:size]]] for size in sizes if text[:size] in ordinary), [])
 
 
 def allowed_tokens(matchers: "Sequence[LLMatcher | None]", vocab: int) -> np.ndarray:

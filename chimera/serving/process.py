@@ -25,7 +25,7 @@ from chimera.errors import ConfigError, ModelError, RunError
 from chimera.serving.checkpoint import locate
 from chimera.serving.client import Endpoint
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 5.0
 """Then it is killed: Ctrl-C must have ended a run within 10 s."""
 SWAP_TIMEOUT_S = 300.0

@@ -1,12 +1,14 @@
 """The rubric's six scores of a finished protocol, as formulas over what can be checked without understanding it.
 
-Notation: q are the evidence sentences, V those that occur verbatim in a source, F the focus of the goal (what is left
-of it without population, intervention and comparator), and every term lies in [0, 1].
+Notation: q are the evidence sentences, V those that occur verbatim in a source, A what the goal asks (its words, or
+those of its outcomes that the claim names), F the focus of the goal (what is left of it without the protocol's
+population, intervention and comparator), and every term lies in [0, 1].
 
     substance     s_f of each free-text field (0: placeholder, list, padding, copy, or text that speaks to the grader)
     gate          mean of s_f, halved when claim, comparison or any field speaks to the grader
+    own gate      1, or 1/2 when claim or comparison speaks to the grader
 
-    groundedness  gate x |V|/|q| x (.3 numbers in V + .2 words of claim and comparison in V or goal + .5 F in V)
+    groundedness  own gate x |V|/|q| x (.3 numbers in V + .2 words of claim and comparison in V or goal + .5 A in V)
     feasibility   gate x (.35 sample size + .2 comparator + .2 analysis + .15 design + .1 safeguards)
     impact        gate x (.45 outcome names F + .2 population + .15 intervention + .2 follow-up, threshold)
     clarity       gate x (.3 length + .15 distinct fields + .3 answers agree + .25 comparison supports the answer)
@@ -14,6 +16,10 @@ of it without population, intervention and comparator), and every term lies in [
     efficiency    gate x (.5 words + .4 participants + .1 fields that are not bloated)
 
 Each term is a share or a ramp, so that a small improvement shows. What a text says about its own quality is no term.
+
+Groundedness reads the hypothesis, the goal and the sources, never the protocol: a more concrete protocol does not make
+a quote truer. Feasibility, impact, novelty and efficiency are about the protocol. Clarity is about the work as a whole:
+its terms for the claim and the comparison pass through the protocol's gate too.
 """
 
 import math
@@ -35,6 +41,7 @@ from chimera.serving.rubric_payload import (
 from chimera.serving.rubric_text import (
     MAX_WORDS,
     analysis_kinds,
+    concepts,
     content_words,
     covered,
     fields_substance,
@@ -87,10 +94,15 @@ class Case:
 
     @property
     def gate(self) -> float:
-        """The factor that keeps empty, padded, copied or pleading protocols low on every criterion."""
-        texts = (*self.fields.values(), self.hypothesis.comparison, self.hypothesis.claim)
-        pleads = any(instructs(text) for text in texts)
-        return math.fsum(self.substance.values()) / len(self.substance) * (0.5 if pleads else 1.0)
+        """The factor that keeps empty, padded, copied or pleading protocols low on all criteria but groundedness."""
+        pleads = any(instructs(text) for text in self.fields.values())
+        factor = 0.5 if pleads else self.hypothesis_gate
+        return math.fsum(self.substance.values()) / len(self.substance) * factor
+
+    @property
+    def hypothesis_gate(self) -> float:
+        """The factor that keeps pleading hypotheses low on every criterion."""
+        return 0.5 if any(map(instructs, (self.hypothesis.comparison, self.hypothesis.claim))) else 1.0
 
 
 def judge(payload: Mapping[str, Any]) -> dict[str, float]:
@@ -101,14 +113,14 @@ def judge(payload: Mapping[str, Any]) -> dict[str, float]:
     """
     case = read_case(payload)
     scores = {
-        "novelty": novelty(case),
-        "feasibility": feasibility(case),
-        "impact": impact(case),
-        "clarity": clarity(case),
-        "groundedness": groundedness(case),
-        "efficiency": efficiency(case),
+        "novelty": case.gate * novelty(case),
+        "feasibility": case.gate * feasibility(case),
+        "impact": case.gate * impact(case),
+        "clarity": case.gate * clarity(case),
+        "groundedness": case.hypothesis_gate * groundedness(case),
+        "efficiency": case.gate * efficiency(case),
     }
-    return {name: round(min(1.0, case.gate * score), 4) for name, score in scores.items()}
+    return {name: round(min(1.0, score), 4) for name, score in scores.items()}
 
 
 def read_case(payload: Mapping[str, Any]) -> Case:
@@ -142,9 +154,20 @@ def groundedness(case: Case) -> float:
     given = numbers(stated) - numbers(case.goal)
     number_support = share(numbers(" ".join(case.verbatim)), given) if given else 0.5
     word_support = share(content_words(" ".join((*case.verbatim, case.goal))), content_words(stated))
-    about = covered(case.focus or case.goal, case.verbatim)
-    support = 0.3 * number_support + 0.2 * word_support + 0.5 * about
+    support = 0.3 * number_support + 0.2 * word_support + 0.5 * on_question(case)
     return len(case.verbatim) / len(quotes) * (support if case.verbatim else 0.0)
+
+
+def on_question(case: Case) -> float:
+    """Share of what the goal asks that the verbatim evidence mentions, by its words or by its known outcomes.
+
+    A goal may also name outcomes in its population or intervention ('adults with back pain'): where the claim names
+    some of the goal's outcomes, only those are asked.
+    """
+    evidence = " ".join(case.verbatim)
+    named = concepts(case.goal)
+    asked = named & concepts(case.hypothesis.claim) or named
+    return max(covered(case.goal, case.verbatim), share(concepts(evidence), asked))
 
 
 def feasibility(case: Case) -> float:

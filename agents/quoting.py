@@ -1,0 +1,125 @@
+"""What a role may quote: sentences that it has read, so that its evidence is verbatim by construction.
+
+With `society.quotes=read` the response format lists these sentences as an enum: every server that honours JSON schemas
+can then only copy one of them. With `numbered` prompts hold numbered sentences and the enum lists their numbers, for
+long texts and for servers that limit enums; the answer's numbers are replaced by the sentences when it is read. With
+`free` a role writes its quotes itself. Where a server does not honour the schema, `fault` tells what is wrong, and the
+role is asked once more.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from agents.excerpts import GAP, cut, split_sentences
+from agents.prompting import Message, response_format
+from agents.roles import Role
+from agents.schemas import MAX_QUOTE, Answer, Hypothesis
+from chimera.config import Quotes
+from chimera.quotes import MIN_QUOTE_WORDS, missing_quotes
+
+MAX_ENUM = 250
+"""More sentences than this are not listed: OpenAI's structured outputs limit longer enums. `numbered` has room."""
+_SHOWN = 80
+
+
+def quotes(role: Role) -> bool:
+    """Whether the role's answer holds quotes."""
+    return issubclass(role.schema, Hypothesis)
+
+
+def texts_read(messages: Iterable[Message]) -> list[str]:
+    """The passages in a visit's messages, once each, in their order.
+
+    A role that is handed a hypothesis without passages has read that hypothesis's evidence.
+    """
+    found: list[str] = []
+    for message in messages:
+        if message["role"] not in ("user", "tool"):
+            continue
+        payload = json.loads(message["content"])
+        passages = [*(payload.get("sources") or ()), *(payload.get("results") or ())]
+        found += [passage_text(passage) for passage in passages]
+        if not passages and isinstance(handed := payload.get("hypothesis"), dict):
+            found += handed["evidence"]
+    return list(dict.fromkeys(found))
+
+
+def passage_text(passage: Mapping[str, Any]) -> str:
+    """The text of a passage as prompts hold it: {"id", "text"}, or {"id", "sentences": {number: sentence}}."""
+    return passage["text"] if "text" in passage else " ".join(passage["sentences"].values())
+
+
+def sentences(texts: Iterable[str]) -> list[str]:
+    """Every sentence that can be quoted, once, in the order of `texts`.
+
+    Headings are no sentences. Fragments that are too short to be evidence are left out; longer sentences than a quote
+    may be are cut between words.
+    """
+    parts = (one.text.removeprefix(GAP).strip() for text in texts for one in split_sentences(text))
+    cuts = (cut(part, MAX_QUOTE) for part in parts if len(part.split()) >= MIN_QUOTE_WORDS)
+    return list(dict.fromkeys(cuts))
+
+
+def numbered(passages: Sequence[Mapping[str, str]], before: Iterable[Message] = ()) -> list[dict[str, Any]]:
+    """Passages with their sentences by number; the numbers go on after those in the messages `before`."""
+    number = len(numbers(before))
+    found: list[dict[str, Any]] = []
+    for passage in passages:
+        of_passage: dict[str, str] = {}
+        for sentence in sentences([passage["text"]]):
+            number += 1
+            of_passage[str(number)] = sentence
+        found.append({"id": passage["id"], "sentences": of_passage})
+    return found
+
+
+def numbers(messages: Iterable[Message]) -> dict[str, str]:
+    """The numbered sentences in a visit's messages."""
+    found: dict[str, str] = {}
+    for message in messages:
+        if message["role"] in ("user", "tool"):
+            payload = json.loads(message["content"])
+            for passage in (*(payload.get("sources") or ()), *(payload.get("results") or ())):
+                found |= passage.get("sentences", {})
+    return found
+
+
+def answer_format(role: Role, messages: Sequence[Message], mode: Quotes) -> dict[str, Any]:
+    """The response format of `role` after `messages`: its evidence may hold only what it has read."""
+    form = response_format(role)
+    if not quotes(role):
+        return form
+    evidence = form["json_schema"]["schema"]["properties"]["evidence"]
+    if mode == "free":
+        evidence["minItems"] = 1
+        return form
+    texts = texts_read(messages)
+    allowed = list(numbers(messages)) if mode == "numbered" and numbers(messages) else sentences(texts)
+    if not allowed:
+        evidence["maxItems"] = 0
+    elif len(allowed) <= MAX_ENUM:
+        evidence |= {"minItems": 1, "items": {"type": "string", "enum": allowed}}
+    return form
+
+
+def resolved(answer: Answer, messages: Iterable[Message]) -> Answer:
+    """The answer with sentences in the place of their numbers."""
+    if not isinstance(answer, Hypothesis) or not (known := numbers(messages)):
+        return answer
+    return answer.model_copy(update={"evidence": [known.get(quote, quote) for quote in answer.evidence]})
+
+
+def fault(answer: Answer, messages: Iterable[Message], mode: Quotes) -> str | None:
+    """What is wrong with the quotes of an answer, as one sentence for the re-ask; None when nothing is."""
+    if not isinstance(answer, Hypothesis):
+        return None
+    if mode == "free":
+        return None if answer.evidence else "evidence: quote at least one sentence"
+    texts = texts_read(messages)
+    if not answer.evidence:
+        return "evidence: quote at least one sentence that you have read" if sentences(texts) else None
+    if false := missing_quotes(answer.evidence, texts):
+        shown = false[0] if len(false[0]) <= _SHOWN else f"{false[0][:_SHOWN]}..."
+        return f"evidence: {shown!r} stands in no passage that you have read: copy a sentence of it word for word"
+    return None

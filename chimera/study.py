@@ -1,0 +1,299 @@
+"""`python -m chimera.study`: train and evaluate with several seeds, and report over all of them."""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chimera.cli import add_config_arguments, config_from, parse_arguments, run_command
+from chimera.errors import ConfigError, RunError
+from chimera.jsonl import append_line, read_lines
+from chimera.study_children import run_child
+
+if TYPE_CHECKING:
+    from chimera.config import Config
+
+STATE, DATA, TEXT = "study.jsonl", "study.json", "study.md"
+FREE_S = 30.0
+"""A run whose study was killed stops within this many seconds."""
+
+EPILOG = """
+Each run is a whole `python -m chimera.train` and a `python -m chimera.eval`, one after another: by default about six
+minutes and two on two cores, so that --seeds 5 --data-seeds 2 takes an hour and a half. Give the same command again
+after Ctrl-C, kill -9 or a failure: what is finished is not made again, what was interrupted goes on. More --seeds or
+--data-seeds add runs to a study. One training seed can give no interval over seeds.
+
+Everything is in runs/NAME/: the runs, study.json, study.md, study.jsonl (what was started and finished), and logs/ with
+the runs' output. Training seeds count from seed=, data seeds from data.seed=.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One run of a study: its name, training seed and data seed."""
+
+    name: str
+    seed: int
+    data_seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a study does, from the command line.
+
+    Attributes:
+        folder: The study's folder, in which its runs are.
+        runs: Data seed by data seed.
+        phases: The phases of each run.
+        arguments: Configuration file and settings of each run, for its command line.
+        stages: The stages to evaluate; None for all.
+    """
+
+    folder: Path
+    runs: tuple[Wanted, ...]
+    phases: tuple[str, ...]
+    arguments: tuple[str, ...]
+    stages: str | None
+
+
+def main(argv: list[str]) -> int | None:
+    """Run the command."""
+    arguments = parse_arguments(_parser(), argv)
+    config = config_from(arguments)
+    job = _job(arguments, config)
+    _begin(job, config)
+    for number, wanted in enumerate(job.runs, start=1):
+        _make(job, wanted, f"{number}/{len(job.runs)}")
+    _report(job)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m chimera.study",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seeds", type=_count, default=3, metavar="N", help="training seeds (default 3)")
+    parser.add_argument(
+        "--data-seeds",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="sets of generated tasks, each with all training seeds (default 1)",
+    )
+    parser.add_argument("--name", default="study", help="the study's name (default study)")
+    parser.add_argument("--phases", metavar="A,B", help="the phases of each run, as of chimera.train")
+    parser.add_argument(
+        "--stages", metavar="A,B", help="the stages that are evaluated, as of chimera.eval; all without it"
+    )
+    add_config_arguments(parser)
+    return parser
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
+    return number
+
+
+def _job(arguments: argparse.Namespace, config: "Config") -> Job:
+    """What is to be done.
+
+    Raises:
+        ConfigError: The data cannot have several seeds, or phases are wrong.
+        RunError: The name is no file name, or is a run's.
+    """
+    from chimera.runs import check_name
+    from training.phases import check_names
+
+    if arguments.data_seeds > 1 and config.data.path != "generated":
+        raise ConfigError(
+            f"--data-seeds {arguments.data_seeds} needs generated tasks: splits of data.path={config.data.path} share "
+            "questions, so that two would count some of them twice; use --data-seeds 1"
+        )
+    folder = config.runs_dir / check_name(arguments.name)
+    if (folder / "config.yaml").exists():
+        raise RunError(f"{folder} is a run: give the study another --name")
+    seeds = range(config.seed, config.seed + arguments.seeds)
+    data_seeds = range(config.data.seed, config.data.seed + arguments.data_seeds)
+    runs = tuple(Wanted(f"data{data}-seed{seed}", seed, data) for data in data_seeds for seed in seeds)
+    given = [
+        one for one in arguments.overrides if one.partition("=")[0].strip() not in ("seed", "data.seed", "runs_dir")
+    ]
+    file = ["--config", str(arguments.config)] if arguments.config else []
+    return Job(folder, runs, check_names(arguments.phases), (*file, *given), arguments.stages)
+
+
+def _begin(job: Job, config: "Config") -> None:
+    """Make the study's folder, or make sure that it is of the same settings.
+
+    Raises:
+        RunError: The folder cannot be written to, or its study has other settings.
+    """
+    from chimera.config_loader import effective
+
+    settings = effective(config)
+    for path in (("seed",), ("runs_dir",), ("data", "seed")):
+        _without(settings, path)
+    asked = {"phases": list(job.phases), **json.loads(json.dumps(settings, default=str))}
+    try:
+        job.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{job.folder} cannot be made ({error.strerror}): set runs_dir to another folder") from error
+    begun = next((event["settings"] for event in _events(job) if event["event"] == "created"), None)
+    if begun is None:
+        _note(job, "created", settings=asked)
+    elif changed := _first_change(begun, asked):
+        key, old, new = changed
+        raise RunError(
+            f"study {job.folder} was made with {key}={old}, not {new}: keep it, or give another --name, because runs "
+            "with different settings cannot be pooled"
+        )
+    print(f"study {job.folder}: {len(job.runs)} runs of {', '.join(job.phases)}", flush=True)
+
+
+def _make(job: Job, wanted: Wanted, place: str) -> None:
+    """Train and evaluate one run, as far as that is not done."""
+    report = job.folder / wanted.name / "report" / "report.json"
+    if not _trained(job, wanted):
+        _child(job, wanted, place, "training", "chimera.train", _training_arguments(job, wanted))
+        if not _trained(job, wanted):
+            raise RunError(
+                f"training of run {wanted.name} ended, but its ledger lacks phases of {', '.join(job.phases)}"
+            )
+    if _evaluated(job, wanted, report):
+        print(f"{place} {wanted.name}: finished before", flush=True)
+        return
+    stages = [] if job.stages is None else ["--stages", job.stages]
+    _child(job, wanted, place, "evaluation", "chimera.eval", ["--run", wanted.name, *stages, f"runs_dir={job.folder}"])
+    _note(job, "evaluated", run=wanted.name, stages=job.stages, report=_hash(report))
+
+
+def _training_arguments(job: Job, wanted: Wanted) -> list[str]:
+    """A new run, or the rest of an interrupted one."""
+    run = job.folder / wanted.name
+    resume = (run / "config.yaml").is_file()
+    if run.exists() and not resume:
+        shutil.rmtree(run)  # Killed before its configuration was written: it holds nothing yet.
+    own = ["--resume"] if resume else [*job.arguments, f"seed={wanted.seed}", f"data.seed={wanted.data_seed}"]
+    return ["--name", wanted.name, "--phases", ",".join(job.phases), *own, f"runs_dir={job.folder}"]
+
+
+def _child(job: Job, wanted: Wanted, place: str, what: str, module: str, arguments: Sequence[str]) -> None:
+    log = job.folder / "logs" / f"{wanted.name}.{what}.log"
+    _wait_until_free(job, wanted)
+    print(f"{place} {wanted.name}: {what} ... (tail -f {log})", flush=True)
+    _note(job, f"{what} started", run=wanted.name)
+    began = time.monotonic()
+    run_child(module, arguments, log, what=f"{what} of run {wanted.name}")
+    seconds = time.monotonic() - began
+    _note(job, f"{what} finished", run=wanted.name, seconds=round(seconds, 1))
+    print(f"{place} {wanted.name}: {what} took {seconds / 60:.1f} min", flush=True)
+
+
+def _wait_until_free(job: Job, wanted: Wanted) -> None:
+    """Wait for what is left of a killed study to stop writing the run."""
+    from chimera.runs import Run
+
+    if not (job.folder / wanted.name / "config.yaml").is_file():
+        return
+    limit = time.monotonic() + FREE_S
+    while True:
+        try:
+            Run.open(wanted.name, job.folder).own().close()
+            return
+        except RunError:
+            if time.monotonic() > limit:
+                raise
+            time.sleep(0.5)
+
+
+def _trained(job: Job, wanted: Wanted) -> bool:
+    """Whether the run has finished every phase."""
+    from chimera.runs import Run
+
+    events = Run(job.folder / wanted.name).events()
+    return {event["phase"] for event in events if event["event"] == "phase_finished"} >= set(job.phases)
+
+
+def _evaluated(job: Job, wanted: Wanted, report: Path) -> bool:
+    """Whether the report of the same stages is as it was written."""
+    made = [event for event in _events(job) if event["event"] == "evaluated" and event["run"] == wanted.name]
+    if not made or not report.is_file():
+        return False
+    return made[-1]["stages"] == job.stages and made[-1]["report"] == _hash(report)
+
+
+def _report(job: Job) -> None:
+    """Write study.json and study.md, and show the tables."""
+    from rich.console import Console
+
+    from chimera.environment import describe_code
+    from evaluation.seeds.compare import build
+    from evaluation.seeds.runs import SeedRun
+    from evaluation.seeds.study_text import about, markdown, notes, tables
+
+    read = [
+        SeedRun.read(one.name, one.seed, one.data_seed, job.folder / one.name / "report" / "report.json")
+        for one in job.runs
+    ]
+    study = {**build(read), "written": describe_code()}
+    _write(job.folder / DATA, json.dumps(study, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    _write(job.folder / TEXT, markdown(study))
+    console = Console(highlight=False)
+    for table in tables(study):
+        console.print(table)
+    for line in (about(study), *notes(study), f"study: {job.folder / TEXT} (also {DATA}; each run has a report/)"):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _events(job: Job) -> list[dict[str, Any]]:
+    return list(read_lines(job.folder / STATE))
+
+
+def _note(job: Job, event: str, **fields: Any) -> None:
+    from chimera.environment import now
+
+    append_line(job.folder / STATE, {"time": now(), "event": event, **fields}, sync=True)
+
+
+def _without(tree: dict[str, Any], path: Sequence[str]) -> None:
+    for key in path[:-1]:
+        tree = tree.get(key, {})
+    tree.pop(path[-1], None)
+
+
+def _first_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first key whose value differs, with both values."""
+    for key in sorted({*old, *new}):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            if inner := _first_change(before, after):
+                return f"{key}.{inner[0]}", *inner[1:]
+        elif before != after:
+            return key, before, after
+    return None
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace `path` as a whole: a reader sees the old text or the new one."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+    draft.replace(path)
+
+
+if __name__ == "__main__":
+    run_command(main)

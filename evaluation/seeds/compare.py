@@ -1,0 +1,334 @@
+"""What several runs show together: study.json, a pure function of their reports.
+
+A comparison is of two systems on the same tasks, in every run: stages of a run, or a baseline and the last stage. Each
+metric has the mean difference with its interval over runs and tasks (`evaluation.seeds.crossed`), the interquartile
+mean of the runs' differences, and the probability of improvement.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from evaluation.metrics import MACRO_F1
+from evaluation.plan import ALONE
+from evaluation.seeds.crossed import (
+    Estimate,
+    crossed_interval,
+    interquartile_mean,
+    mean_of_runs,
+    over_data_seeds,
+    probability_of_improvement,
+)
+from evaluation.seeds.runs import FINAL, Key, SeedRun
+from evaluation.statistics import (
+    Mean,
+    Numbers,
+    Statistic,
+    bootstrap_statistic,
+    f1_rows,
+    macro_f1_of_totals,
+    unseen_share,
+)
+from evaluation.study import BASE
+
+FORMAT, VERSION = "chimera-study", 1
+METRICS = ("reward", "alignment", MACRO_F1, "decision_alignment")
+"""What a study compares, in this order, where the reports have it."""
+
+Kind = Literal["whole", "sequence", "alone", "baseline"]
+Table: TypeAlias = Mapping[str, tuple[float, float]]
+"""By task: the value before and the value after."""
+Side: TypeAlias = Callable[[Numbers, Literal[0, 1]], float]
+"""From a run's totals, of shape (1, columns), to its value before (0) or after (1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two systems that are compared, as a study names them.
+
+    Attributes:
+        before: A stage ("base", "final", a phase, "only-<phase>") or a baseline's name.
+        after: A stage.
+        kind: "whole" for base and final, "sequence" for a phase beside what was live before it, "alone" for a single
+            policy beside the base, "baseline" for a baseline beside the final society.
+        title: In words.
+    """
+
+    before: str
+    after: str
+    kind: Kind
+    title: str
+
+
+def build(runs: Sequence[SeedRun]) -> dict[str, Any]:
+    """The study of `runs`: plain data, as study.json holds it.
+
+    Args:
+        runs: All with the same settings but for their seeds.
+
+    Raises:
+        ValueError: There are no runs.
+    """
+    if not runs:
+        raise ValueError("a study needs at least one run, got none")
+    settings = runs[0].report["settings"]
+    groups = by_data_seed(runs)
+    metrics = {name: runs[0].report["metrics"][name] for name in METRICS if name in runs[0].report["metrics"]}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "settings": {key: settings[key] for key in ("confidence", "resamples")},
+        "counts": {
+            "runs": len(runs),
+            "training_seeds": len({run.seed for run in runs}),
+            "data_seeds": len(groups),
+            "tasks": sum(len(_tasks(group)) for group in groups.values()),
+        },
+        "same_tasks": all(len(run.tasks) == len(_tasks(groups[run.data_seed])) for run in runs),
+        "runs": [_about(run) for run in runs],
+        "metrics": metrics,
+        "comparisons": [
+            found for pair in pairs_of(runs) if (found := _comparison(pair, runs, metrics, settings))["metrics"]
+        ],
+    }
+
+
+def by_data_seed(runs: Sequence[SeedRun]) -> dict[int, list[SeedRun]]:
+    """The runs of each data seed."""
+    groups: dict[int, list[SeedRun]] = {}
+    for run in runs:
+        groups.setdefault(run.data_seed, []).append(run)
+    return groups
+
+
+def pairs_of(runs: Sequence[SeedRun]) -> list[Pair]:
+    """What is compared: the whole run, each phase in the sequence, each alone, and each baseline with the end."""
+    phases = list(dict.fromkeys(phase for run in runs for phase in run.phases if phase in run.learning))
+    baselines = dict.fromkeys(name for run in runs for name in run.report["baselines"])
+    steps = zip([BASE, *phases], phases, strict=False)
+    return [
+        *([Pair(BASE, FINAL, "whole", "the whole run")] if phases else []),
+        *(Pair(before, after, "sequence", f"of it, added by {after}") for before, after in steps),
+        *(Pair(BASE, f"{ALONE}{phase}", "alone", f"{phase} alone") for phase in phases),
+        *(Pair(name, FINAL, "baseline", f"the end against {name}") for name in baselines),
+    ]
+
+
+def _about(run: SeedRun) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "seed": run.seed,
+        "data_seed": run.data_seed,
+        "data": run.report["plan"]["data"],
+        "split": run.report["plan"]["split"],
+        "tasks": len(run.tasks),
+        "phases": run.phases,
+        "rolled_back": run.rolled_back,
+        "written": run.report["written"],
+    }
+
+
+def _comparison(
+    pair: Pair, runs: Sequence[SeedRun], metrics: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    having = [run for run in runs if _has(run, pair)]
+    phase = pair.after.removeprefix(ALONE)
+    rows = {name: _row(pair, having, name, settings) for name in metrics} if having else {}
+    return {
+        "before": pair.before,
+        "after": pair.after,
+        "kind": pair.kind,
+        "title": pair.title,
+        "runs": [run.name for run in having],
+        "without": [run.name for run in runs if run not in having],
+        "rolled_back": [run.name for run in having if phase in run.rolled_back],
+        "metrics": {name: row for name, row in rows.items() if row is not None},
+    }
+
+
+def _has(run: SeedRun, pair: Pair) -> bool:
+    before = bool(run.baseline(pair.before)) if pair.kind == "baseline" else run.stage(pair.before) is not None
+    return before and run.stage(pair.after) is not None
+
+
+def _row(pair: Pair, runs: Sequence[SeedRun], metric: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """One metric of a comparison over `runs`; None if a run has no value of it on any task."""
+    groups = by_data_seed(runs)
+    if metric == MACRO_F1:
+        if pair.kind == "baseline":
+            return None
+        arrays = [np.stack(rows) for group in groups.values() if (rows := _f1_rows(pair, group))]
+        return _figures(groups, arrays, _f1_difference, _f1_side, settings, None)
+    tables = [[_table(pair, run, metric) for run in group] for group in groups.values()]
+    if not all(table for group in tables for table in group):
+        return None
+    matrices = [_matrices(list(_tasks(group)), found) for group, found in zip(groups.values(), tables, strict=True)]
+    arrays = [_mean_rows(before, after) for before, after in matrices]
+    share = runs[0].report["metrics"][metric]["unit"] == "share"
+    row = _figures(groups, arrays, _mean_difference, _mean_side, settings, pair if share else None)
+    improvement = probability_of_improvement(*zip(*matrices, strict=True))
+    found = crossed_interval(improvement, [array.shape[:2] for array in arrays], **_bootstrap(settings))
+    return {**row, "improvement": found.within(0.0, 1.0).dump()}
+
+
+def _figures(
+    groups: Mapping[int, Sequence[SeedRun]],
+    arrays: Sequence[Numbers],
+    difference: Statistic,
+    side: Side,
+    settings: Mapping[str, Any],
+    shares: Pair | None,
+) -> dict[str, Any]:
+    """The figures of one metric.
+
+    Args:
+        groups: The runs of each data seed.
+        arrays: For each data seed, shape (runs, tasks, columns): what each task adds to a run's totals.
+        difference: After minus before, from totals.
+        side: The value before (0) or after (1), from totals.
+        settings: Of intervals.
+        shares: The comparison, where the values are shares in [0, 1] of which those of no task may differ; else None.
+    """
+    shapes = [array.shape[:2] for array in arrays]
+    bootstrap = _bootstrap(settings)
+
+    def estimated(estimate: Estimate, of: Sequence[SeedRun], sizes: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        found = crossed_interval(estimate, sizes, **bootstrap).dump()
+        return _unless_unseen(found, of, shares, settings)
+
+    runs = [run for group in groups.values() for run in group]
+    rows = [row for array in arrays for row in array]
+    per_run = [
+        {"run": run.name, **_unless_unseen(_of_tasks(row, difference, run).dump(), [run], shares, settings)}
+        for run, row in zip(runs, rows, strict=True)
+    ]
+    per_data_seed = [
+        {"data_seed": seed, **estimated(mean_of_runs([array], difference), group, [shape])}
+        for (seed, group), array, shape in zip(groups.items(), arrays, shapes, strict=True)
+    ]
+    beyond = over_data_seeds([one["value"] for one in per_data_seed], confidence=settings["confidence"])
+    before, after = ([side(row.sum(axis=0)[None, :], place) for row in rows] for place in (0, 1))
+    return {
+        "before": fmean(before),
+        "after": fmean(after),
+        "difference": estimated(mean_of_runs(arrays, difference), runs, shapes),
+        "iqm": estimated(interquartile_mean(arrays, difference), runs, shapes),
+        "per_run": [{**one, "before": old, "after": new} for one, old, new in zip(per_run, before, after, strict=True)],
+        "per_data_seed": per_data_seed if len(per_data_seed) > 1 else [],
+        "over_data_seeds": None if beyond is None else list(beyond),
+    }
+
+
+def _of_tasks(row: Numbers, difference: Statistic, run: SeedRun) -> Mean:
+    """A run's difference with its interval over tasks, as the run's own report has it; `row` as one of `_figures`."""
+    own = run.report["settings"]
+    return bootstrap_statistic(row[row.any(axis=1)], difference, **{**_bootstrap(own), "seed": own["seed"]})
+
+
+def _unless_unseen(
+    found: dict[str, Any], runs: Sequence[SeedRun], shares: Pair | None, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The same figures; where two stages differ on no task, with the bound for what so many tasks may not have shown.
+
+    Resampling could only repeat the zeros. Two names of one stage have no difference, and no interval around it.
+    """
+    if shares is None or found["low"] is None or not found["low"] == found["high"] == 0:
+        return found
+    if all(run.stage(shares.before) == run.stage(shares.after) for run in runs):
+        return found
+    unseen = unseen_share(found["tasks"] if "tasks" in found else found["n"], settings["confidence"])
+    return {**found, "low": -unseen, "high": unseen}
+
+
+def _bootstrap(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: settings[key] for key in ("confidence", "resamples")} | {"seed": 0}
+
+
+def _tasks(group: Sequence[SeedRun]) -> list[str]:
+    """The tasks of a data seed: those of all its runs."""
+    return list(dict.fromkeys(task for run in group for task in run.tasks))
+
+
+def _table(pair: Pair, run: SeedRun, metric: str) -> Table:
+    """By task, the means before and after over the repeats that have a value in both."""
+    after = run.values(_stage(run, pair.after), metric)
+    if pair.kind != "baseline":
+        before = run.values(_stage(run, pair.before), metric)
+    elif metric == "alignment":
+        before, after = run.baseline(pair.before), _over_repeats(after)
+    else:
+        return {}
+    shared: dict[str, list[Key]] = {}
+    for key in before:
+        if key in after:
+            shared.setdefault(key[0], []).append(key)
+    return {
+        task: (fmean(before[key] for key in keys), fmean(after[key] for key in keys)) for task, keys in shared.items()
+    }
+
+
+def _stage(run: SeedRun, wanted: str) -> str:
+    name = run.stage(wanted)
+    assert name is not None
+    return name
+
+
+def _over_repeats(values: Mapping[Key, float]) -> dict[Key, float]:
+    """The mean of each task's repeats, as repeat 0: a baseline has no repeats in a report."""
+    of_task: dict[str, list[float]] = {}
+    for (task, _), value in values.items():
+        of_task.setdefault(task, []).append(value)
+    return {(task, 0): fmean(found) for task, found in of_task.items()}
+
+
+def _matrices(tasks: Sequence[str], tables: Sequence[Table]) -> tuple[Numbers, Numbers]:
+    """Shape (runs, tasks) before and after; NaN where a run has no value for a task."""
+    nothing = (np.nan, np.nan)
+    both = np.array([[table.get(task, nothing) for task in tasks] for table in tables], dtype=float)
+    return both[:, :, 0], both[:, :, 1]
+
+
+def _mean_rows(before: Numbers, after: Numbers) -> Numbers:
+    """Shape (runs, tasks, 3): before, after, and whether there is a value."""
+    return np.stack([np.nan_to_num(before), np.nan_to_num(after), ~np.isnan(before)], axis=2).astype(float)
+
+
+def _f1_rows(pair: Pair, group: Sequence[SeedRun]) -> list[Numbers]:
+    """For each run shape (tasks, 18): what each task adds to the totals of macro-F1, before and after."""
+    tasks = _tasks(group)
+    found: list[Numbers] = []
+    for run in group:
+        sides: list[Numbers] = []
+        for wanted in (pair.before, pair.after):
+            given = run.answers(_stage(run, wanted))
+            by_task: dict[str, list[Any]] = {}
+            for (task, _), answer in given.items():
+                by_task.setdefault(task, []).append(answer)
+            rows = np.zeros((len(tasks), 9))
+            rows[[tasks.index(task) for task in by_task]] = f1_rows(
+                [(run.tasks[task], by_task[task]) for task in by_task]
+            )
+            sides.append(rows)
+        found.append(np.concatenate(sides, axis=1))
+    return found
+
+
+def _mean_difference(totals: Numbers) -> Numbers:
+    with np.errstate(invalid="ignore"):
+        return (totals[:, 1] - totals[:, 0]) / totals[:, 2]
+
+
+def _mean_side(totals: Numbers, place: Literal[0, 1]) -> float:
+    return float(totals[0, place] / totals[0, 2])
+
+
+def _f1_difference(totals: Numbers) -> Numbers:
+    with np.errstate(invalid="ignore"):
+        return macro_f1_of_totals(totals[:, 9:]) - macro_f1_of_totals(totals[:, :9])
+
+
+def _f1_side(totals: Numbers, place: Literal[0, 1]) -> float:
+    return float(macro_f1_of_totals(totals[:, 9 * place : 9 * place + 9])[0])

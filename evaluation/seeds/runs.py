@@ -1,0 +1,139 @@
+"""The reports of several runs, as a study reads them: which stage is meant, and its value on each task.
+
+Nothing is computed from anything but report.json.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from chimera.errors import RunError
+from chimera.types import Label
+from evaluation.plan import ALONE
+from evaluation.study import BASE
+
+FINAL = "final"
+"""In a study, the last stage of a run's sequence, whatever its name in the run."""
+
+Key: TypeAlias = tuple[str, int]
+"""A task's id and the number of the repeat."""
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """One run of a study with its report.
+
+    Attributes:
+        name: The run's name.
+        seed: Training seed.
+        data_seed: Seed of the tasks.
+        report: As report.json holds it.
+    """
+
+    name: str
+    seed: int
+    data_seed: int
+    report: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, name: str, seed: int, data_seed: int, file: Path) -> "SeedRun":
+        """The run whose report.json is `file`.
+
+        Raises:
+            RunError: The file is not there, or is no report.
+        """
+        try:
+            report = json.loads(file.read_text(encoding="utf-8"))
+            return cls(name, seed, data_seed, {key: report[key] for key in NEEDED})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"{file} is no report of a run ({type(error).__name__}: {error}): remove it and evaluate {name} again"
+            ) from error
+
+    @cached_property
+    def tasks(self) -> dict[str, Label]:
+        """Label of each task, by id, in the order of the plan."""
+        return {task["id"]: task["label"] for task in self.report["plan"]["tasks"]}
+
+    @cached_property
+    def sequence(self) -> dict[str, str]:
+        """The stages of the run's sequence, by the phase after which they were live: their names in the report."""
+        return {
+            stage.get("own_name") or stage["name"]: stage["name"]
+            for stage in self.report["plan"]["stages"]
+            if stage["kind"] == "sequence"
+        }
+
+    @property
+    def rolled_back(self) -> list[str]:
+        """The phases whose policy the gate refused."""
+        return list(self.report["run"]["rolled_back"])
+
+    @property
+    def phases(self) -> list[str]:
+        """The phases that the run has finished, in their order."""
+        return list(self.report["run"]["phases"])
+
+    @cached_property
+    def learning(self) -> set[str]:
+        """The phases that learned something, whether it stayed live or not, as far as the report is about them."""
+        alone = {
+            stage["name"].removeprefix(ALONE) for stage in self.report["plan"]["stages"] if stage["kind"] == "alone"
+        }
+        return {*self.sequence, *self.rolled_back, *alone} - {BASE}
+
+    def stage(self, wanted: str) -> str | None:
+        """The name in the report of the stage that is meant; None if the report has no such stage.
+
+        Where the gate rolled a phase back, the stage after it is what stayed live, and its policy alone is the base.
+
+        Args:
+            wanted: "base", "final", a phase, or "only-<phase>".
+        """
+        if wanted == FINAL:
+            whole = len(self.sequence) > 1 or all(
+                stage["kind"] == "sequence" for stage in self.report["plan"]["stages"]
+            )
+            return [*self.sequence.values()][-1] if whole else None
+        if wanted.startswith(ALONE):
+            return self._alone(wanted)
+        if wanted in self.sequence:
+            return self.sequence[wanted]
+        if wanted not in self.rolled_back:
+            return None
+        place = self.phases.index(wanted)
+        earlier = [phase for phase in self.phases[:place] if phase in {*self.sequence, *self.rolled_back}]
+        return self.stage(earlier[-1] if earlier else BASE)
+
+    def _alone(self, wanted: str) -> str | None:
+        phase = wanted.removeprefix(ALONE)
+        for stage in self.report["plan"]["stages"]:
+            same = (stage.get("own_name") or stage["name"]) == phase and len(stage["policies"]) == 1
+            if stage["name"] == wanted or same:
+                return str(stage["name"])
+        return self.sequence.get(BASE) if phase in self.rolled_back else None
+
+    def values(self, stage: str, metric: str) -> dict[Key, float]:
+        """A metric of each rollout of a stage that has a value."""
+        rows = self.report["outcomes"][stage]["rollouts"]
+        return {(row["task"], row["repeat"]): row["values"][metric] for row in rows if metric in row["values"]}
+
+    def answers(self, stage: str) -> dict[Key, Label | None]:
+        """What each rollout of a stage answered; None for no answer."""
+        rows = self.report["outcomes"][stage]["rollouts"]
+        return {(row["task"], row["repeat"]): row["answer"] for row in rows}
+
+    def baseline(self, name: str) -> dict[Key, float]:
+        """Share of a baseline's right answers to each task that it was asked; empty if the report has no such baseline.
+
+        A report holds them beside those of its last stage.
+        """
+        pairs = [rows for pair, rows in self.report["pairs"].items() if pair.partition(":")[0] == name]
+        return {(task, 0): fit for task, _, _, fit, _ in pairs[0] if fit is not None} if pairs else {}
+
+
+NEEDED = ("run", "settings", "plan", "metrics", "outcomes", "baselines", "pairs", "written")
+"""What a study takes from a report."""

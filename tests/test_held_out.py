@@ -1,0 +1,211 @@
+"""Held-out rollouts in the main process, against real servers on loopback; and a real roll-back of real weights."""
+
+import asyncio
+import io
+import os
+import shutil
+import signal
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+from rich.console import Console
+
+from agents.context import SupervisorChoice
+from chimera.config import ModelsConfig, load_config
+from chimera.data import load
+from chimera.errors import RunError, UnreachableError
+from chimera.policies import Policy, live
+from chimera.runs import Run
+from chimera.serving.checkpoint import NANO
+from chimera.serving.process import serve
+from evaluation.study import Stage
+from training import children, gate
+from training.held_out import HeldOut
+from training.recorder import Recorder
+from training.runner import RunnerSpec
+from training.store import LabStore
+
+STAGE = Stage("base", "base", "sequence", (), {"junior": "v1"})
+SECRETS = {"TEST_KEY": "sk-a-users-own-secret-key-42"}
+OTHER = {"yes": "no", "no": "yes", "maybe": "no"}
+
+
+def config_for(url, folder, *overrides, embedded=(), rubric=()):
+    """All models are the scripted server, but for those that the run's own server process serves."""
+    models = [
+        f"models.{key}.{name}={value}"
+        for key in ModelsConfig.model_fields
+        if key not in (*embedded, *rubric)
+        for name, value in {
+            "kind": "endpoint",
+            "base_url": url,
+            "model": f"scripted-{key}",
+            "api_key_env": "TEST_KEY",
+        }.items()
+    ]
+    kinds = [f"models.{key}.kind=embedded" for key in embedded] + [f"models.{key}.kind=rubric" for key in rubric]
+    few = ["data.size=60", "gate.tasks=6", "society.node_retries=0", "rollouts.runners=1", "evaluation.retries=1"]
+    return load_config(None, [*models, *kinds, *few, *overrides, f"runs_dir={folder}"])
+
+
+@pytest.fixture
+def server(scripted_openai):
+    scripted_openai.hooks.clear()
+    scripted_openai.requests.clear()
+    yield scripted_openai
+    scripted_openai.hooks.clear()
+
+
+@asynccontextmanager
+async def held_out(config, run):
+    """`HeldOut` by itself: no gateway, no runners, no running store."""
+    dataset = load(config.data)
+    spec = RunnerSpec.of("", config, dataset, "", SECRETS)
+    with serve(config.models, config.serving, SECRETS, log_file=run.path / "logs" / "models.log") as servers:
+        recorder = Recorder(run, LabStore(lambda _: None))
+        yield HeldOut(run, config, servers, recorder, spec.toolbox, servers.check), servers, dataset
+
+
+async def collect(maker, inputs):
+    async with aclosing(maker.rollouts(inputs, STAGE, SupervisorChoice())) as records:
+        return [record async for record in records]
+
+
+async def test_they_are_recorded_as_all_rollouts_are_and_not_made_twice(server, tmp_path):
+    config = config_for(server.url, tmp_path)
+    with Run.create("run", config) as run:
+        async with held_out(config, run) as (maker, _, dataset):
+            wanted = gate.inputs(dataset, config, "base")
+            first = await collect(maker, wanted[:4])
+            asked = len(server.requests)
+            again = await collect(maker, wanted[:4])
+            assert len(server.requests) == asked
+            more = await collect(maker, wanted)
+        async with held_out(config, run) as (continued, _, _):
+            after = await collect(continued, wanted)
+        assert [one.rollout_id for one in again] == [
+            next(one.rollout_id for one in first if one.task_id == given.task.id) for given in wanted[:4]
+        ]
+        assert {one.task_id for one in more} == {given.task.id for given in wanted}
+        assert {one.rollout_id for one in after} == {one.rollout_id for one in more}
+        lines = list(run.rollouts("evaluation-base"))
+        assert len(lines) == len(wanted)
+        for line in lines:
+            assert (run.path / line["trace"]).is_file()
+            assert line["policy_versions"] == {"junior": "v1"}
+            assert line["seed"] == next(given.seed for given in wanted if given.task.id == line["task_id"])
+            assert line["worker"] is None
+
+
+async def test_stopping_keeps_what_has_ended_and_loses_nothing_of_it(server, tmp_path):
+    """As Ctrl-C does: the task that iterates is cancelled while other rollouts wait for a model."""
+    config = config_for(server.url, tmp_path, "evaluation.concurrency=3")
+    with Run.create("run", config) as run:
+        async with held_out(config, run) as (maker, _, dataset):
+            wanted = gate.inputs(dataset, config, "base")
+            free = {given.task.goal for given in wanted[:2]}
+            server.hooks[:] = [lambda request: None if server.goal(request) in free else asyncio.sleep(300)]
+            two, ended = asyncio.Event(), []
+
+            async def follow():
+                async with aclosing(maker.rollouts(wanted, STAGE, SupervisorChoice())) as records:
+                    async for record in records:
+                        ended.append(record.rollout_id)
+                        if len(ended) == 2:
+                            two.set()
+
+            following = asyncio.create_task(follow())
+            await two.wait()
+            following.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await following
+            assert {line["rollout_id"] for line in run.rollouts("evaluation-base")} == set(ended)
+            server.hooks.clear()
+            assert len(await collect(maker, wanted)) == len(wanted)
+        assert len(list(run.rollouts("evaluation-base"))) == len(wanted)
+
+
+async def test_the_end_of_the_model_server_ends_them_and_is_named(server, tmp_path):
+    config = config_for(server.url, tmp_path, "evaluation.retries=10", rubric=("board",))
+    with Run.create("run", config) as run:
+        async with held_out(config, run) as (maker, servers, dataset):
+            wanted = gate.inputs(dataset, config, "base")
+            asked = asyncio.Event()
+            loop = asyncio.get_running_loop()
+
+            def wait(_):
+                loop.call_soon_threadsafe(asked.set)
+                return asyncio.sleep(300)
+
+            server.hooks[:] = [wait]
+            collecting = asyncio.create_task(collect(maker, wanted))
+            await asked.wait()
+            os.kill(servers.pid, signal.SIGKILL)
+            with pytest.raises(RunError, match=r"the model server .* was killed by SIGKILL"):
+                await collecting
+        assert list(run.rollouts("evaluation-base")) == []
+
+
+async def test_an_endpoint_that_cannot_be_reached_ends_them_too(server, tmp_path):
+    config = config_for(server.url, tmp_path, "models.junior.base_url=http://127.0.0.1:9/v1", "evaluation.retries=0")
+    with Run.create("run", config) as run:
+        async with held_out(config, run) as (maker, _, dataset):
+            with pytest.raises(UnreachableError, match="model 'junior'"):
+                await collect(maker, gate.inputs(dataset, config, "base"))
+        assert list(run.rollouts("evaluation-base")) == []
+
+
+@pytest.mark.timeout(400)
+async def test_a_real_gate_rolls_real_weights_back(server, tmp_path):
+    """The junior is the bundled model in the run's own server; the principal answers wrongly once it has learned."""
+    from training.lab import Lab
+    from training.metrics import Metrics
+    from training.view import make_view
+
+    config = config_for(server.url, tmp_path, embedded=("junior",))
+    dataset = load(config.data)
+    labels = {task.goal: task.label for task in dataset.validation}
+    learned = []
+
+    def principal(request):
+        if server.role(request) != "PrincipalInvestigator":
+            return None
+        label = labels[server.goal(request)]
+        answer = OTHER[label] if learned else label
+        return {"amendments": [], "answer": answer, "decision": "UNDECIDED", "rationale": "so it is"}
+
+    server.hooks[:] = [principal]
+    children.prepare()
+    output = io.StringIO()
+    with (
+        Run.create("run", config) as run,
+        serve(config.models, config.serving, SECRETS, log_file=run.path / "logs" / "models.log") as servers,
+    ):
+        view = make_view(Console(file=output, width=80), 1)
+        async with Lab(run, config, dataset, servers, SECRETS, view, Metrics(run)) as lab:
+            began = dict(lab.policy_versions)
+            run.ledger("phase_started", phase="sft", policy_versions=began)
+            one = gate.Gate(lab)
+            await one.open()
+            shutil.copytree(NANO, run.path / "models" / "junior" / "sft")
+            learned.append(True)
+            assert not await one.decide("sft", Policy("junior", "sft@1", "models/junior/sft"))
+            assert lab.policy_versions == began
+            assert servers.versions()["junior"] == began["junior"]
+            learned.clear()
+            wanted = gate.inputs(dataset, config, "again")[:1]
+            after = [record async for record in lab.held_out(wanted, "again")]
+            one.summary()
+        stages = {name: list(run.rollouts(f"evaluation-{name}")) for name in ("base", "sft", "again")}
+        versions = {name: {line["weights_versions"]["junior"][0] for line in lines} for name, lines in stages.items()}
+        assert versions == {"base": {began["junior"]}, "sft": {"sft@1"}, "again": {began["junior"]}}
+        assert {record.answer == record.label for record in after} == {True}
+        assert live(run.events()) == {}
+        logged = [line["rollout_id"] for line in run.metrics() if line["phase"] == "rollout"]
+        assert sorted(logged) == sorted(line["rollout_id"] for name in ("base", "sft") for line in stages[name])
+        (event,) = [event for event in run.events() if event["event"] == "rolled_back"]
+        assert event["verdicts"] == {"base": "worse"}
+    shown = output.getvalue()
+    assert "evaluation-sft: 6/6" in shown
+    assert "sft@1 was rolled back: " in shown
+    assert "right answers -100.0 points" in " ".join(shown.split())

@@ -1,0 +1,701 @@
+"""What `--verify` refuses: a finished run and its report, changed in every way that somebody might change them."""
+
+import gzip
+import json
+import shutil
+from contextlib import closing
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from chimera.chain import link, read_chain
+from chimera.config import ModelsConfig, load_config
+from chimera.eval import main
+from chimera.policies import ROLLED_BACK, WENT_LIVE, Policy
+from chimera.runs import Run
+from chimera.seals import seal
+from evaluation.asked import RunThen
+from evaluation.recorded import load_study
+from evaluation.report import build
+from evaluation.report_files import write_report
+from evaluation.study import Plan
+from evaluation.verify import find_run, verify
+
+REPORT, ROLLOUTS = "report/report.json", "rollouts/eval-{split}-{stage}.jsonl"
+
+
+def evaluate(run, *arguments):
+    return main(
+        ["--run", run.name, f"runs_dir={run.path.parent}", "--split=val", "evaluation.concurrency=2", *arguments]
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(scripted_openai, tmp_path_factory):
+    """A run with a policy that went live and one that was rolled back, evaluated; reviewers and judge are rubrics."""
+    from training.bandit_policy import BanditPolicy, Settings
+
+    def obedient(request):
+        payload = json.loads(request["messages"][1]["content"])
+        chosen = payload.get("chosen") if scripted_openai.role(request) == "Supervisor" else None
+        return {"choice": chosen, "justification": "it was chosen"} if chosen else None
+
+    scripted_openai.hooks[:] = [obedient]
+    folder = tmp_path_factory.mktemp("runs")
+    scripted = {"kind": "endpoint", "base_url": scripted_openai.url}
+    models = [
+        f"models.{key}.{name}={value}" for key in ("junior", "supervisor", "senior") for name, value in scripted.items()
+    ]
+    models += [f"models.{key}.model=scripted-{key}" for key in ("junior", "supervisor", "senior")]
+    few = ["data.size=40", "gate.tasks=4", "society.node_retries=0", "evaluation.permutations=200"]
+    few += ["evaluation.resamples=200", f"runs_dir={folder}"]
+    with closing(Run.create("finished", load_config(None, [*models, *few]))) as run:
+        began = {
+            key: f"scripted-{key}" if key in ("junior", "supervisor", "senior") else "rubric"
+            for key in ModelsConfig.model_fields
+        }
+        began = {**began, "selection": "supervisor's model"}
+        run.ledger("phase_started", phase="bandit", policy_versions=began)
+        run.append_metrics({"phase": "bandit", "step": 1, "loss": 0.5})
+        supervisor = Policy("supervisor", "supervisor@bandit", "models/supervisor/bandit")
+        BanditPolicy(Settings.of(run.config.bandit, 0)).save(run.path / supervisor.folder)
+        run.ledger(WENT_LIVE, phase="bandit", policy=supervisor.dump(), artifacts=[supervisor.folder])
+        run.ledger("phase_finished", phase="bandit")
+        for name in ("ppo/tokens-1.jsonl.gz", "ppo/checkpoints/1/state.json", "sft/examples.jsonl"):
+            (run.path / name).parent.mkdir(parents=True, exist_ok=True)
+            (run.path / name).write_text(f"{name}\n")
+        run.ledger(ROLLED_BACK, phase="ppo", policy=Policy("senior", "senior@ppo", "models/x").dump())
+        seal(run)
+        (run.path / "ppo/checkpoints/1/state.json").unlink()
+        seal(run)
+    assert evaluate(run) == 0
+    scripted_openai.hooks.clear()
+    return Run(run.path)
+
+
+@pytest.fixture
+def folder(finished, tmp_path):
+    """A copy of the run, elsewhere and under another name."""
+    return Path(shutil.copytree(finished.path, tmp_path / "moved" / "copy"))
+
+
+def problems_of(folder, **options):
+    return verify(folder, find_run(folder), **options).problems
+
+
+def test_an_untouched_report_is_accepted_wherever_its_run_was_moved(finished, folder):
+    for place in (finished.path, folder):
+        found = verify(place, find_run(place))
+        assert found.problems == []
+        assert (found.rollouts, found.replayed) == (8, 8)
+
+
+# --- how somebody tampers
+
+
+def read(folder, name=REPORT):
+    return json.loads((folder / name).read_text())
+
+
+def rollouts(folder, stage="base"):
+    return f"rollouts/eval-{read(folder)['plan']['split']}-{stage}.jsonl"
+
+
+def side(folder, name):
+    return f"evaluation/{read(folder)['plan']['split']}/{name}.jsonl"
+
+
+def lines(folder, name, change):
+    """Rewrite a file of lines: `change` gets the list of them."""
+    file = folder / name
+    file.write_text("".join(f"{line}\n" for line in change(file.read_text().splitlines())))
+
+
+def compact(record):
+    """As the run writes it, so that nothing changes but what is meant to."""
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+
+
+def records(folder, name, change, at=0):
+    """Rewrite one JSON line of a file."""
+
+    def changed(given):
+        record = json.loads(given[at])
+        change(record)
+        return [*given[:at], compact(record), *given[at:][1:]]
+
+    lines(folder, name, changed)
+
+
+def report(folder, change):
+    """Rewrite report.json, and the pages that show it."""
+    found = read(folder)
+    change(found)
+    write_report(found, folder / "report")
+
+
+def replace(folder, name, old, new):
+    text = (folder / name).read_text()
+    assert old in text
+    (folder / name).write_text(text.replace(old, new, 1))
+
+
+def trace_of(folder, at=0):
+    return json.loads((folder / rollouts(folder)).read_text().splitlines()[at])["trace"]
+
+
+def trace(folder, change, at=0):
+    """Rewrite the spans of a rollout's trace."""
+    file = folder / trace_of(folder, at)
+    spans = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
+    file.write_bytes(gzip.compress("".join(json.dumps(span) + "\n" for span in change(spans)).encode()))
+
+
+def outcome(spans):
+    return next(span for span in spans if "agentlightning.object.json" in span["attributes"])
+
+
+def everywhere(folder, change, at=0):
+    """Rewrite a rollout's record and the outcome in its trace alike."""
+
+    def in_trace(spans):
+        attributes = outcome(spans)["attributes"]
+        told = json.loads(attributes["agentlightning.object.json"])
+        change(told)
+        attributes["agentlightning.object.json"] = json.dumps(told)
+        return spans
+
+    records(folder, rollouts(folder), change, at)
+    trace(folder, in_trace, at)
+
+
+def answered(folder, schema, old, new):
+    """Rewrite what a model answered, in the trace alone."""
+
+    def change(spans):
+        for span in spans:
+            attributes = span["attributes"]
+            key = "llm.hosted_vllm.choices"
+            if schema in attributes.get("llm.hosted_vllm.response_format", "") and old in attributes.get(key, ""):
+                attributes[key] = attributes[key].replace(old, new)
+                return spans
+        raise AssertionError(f"no answer of {schema} holds {old}")
+
+    trace(folder, change)
+
+
+def replan(folder, change):
+    """A report of another plan, computed by the rules."""
+    found = read(folder)
+    plan = change(Plan.load(found["plan"]))
+    study = load_study(RunThen(folder, called="finished", sizes=dict.fromkeys(found, 0) | _sizes(folder)), plan)
+    again = build(study, (), folder / "report") | {"plots": found["plots"], "written": found["written"]}
+    again["settings"] = found["settings"]
+    write_report(again, folder / "report")
+
+
+def _sizes(folder):
+    return {file.relative_to(folder).as_posix(): file.stat().st_size for file in folder.rglob("*.jsonl")}
+
+
+def tasks(choose):
+    return lambda plan: Plan(**{**vars_of(plan), "tasks": tuple(choose(plan.tasks))})
+
+
+def stages(choose):
+    return lambda plan: Plan(**{**vars_of(plan), "stages": tuple(choose(plan.stages))})
+
+
+def vars_of(plan):
+    return {name: getattr(plan, name) for name in Plan.__slots__}
+
+
+def chain(folder, change):
+    """Rewrite the ledger's events and compute all its hashes again, as somebody does who knows how."""
+    file = folder / "ledger.jsonl"
+    events = change([entry.record for entry in read_chain(file)])
+    data = b""
+    for event in events:
+        data += link(json.dumps(event).encode(), data[-200:]) + b"\n"
+    file.write_bytes(data)
+
+
+def rebuild(folder, change=lambda events: events):
+    """The ledger anew, so that it holds the hash of every file as it is now."""
+    from chimera.hashes import hash_artifact
+    from evaluation.asked import hashes_of
+
+    def files(report):
+        found = (
+            file for file in sorted(folder.rglob("*")) if file.is_file() and file.name not in (".lock", "ledger.jsonl")
+        )
+        names = {file.relative_to(folder).as_posix(): file.read_bytes() for file in found}
+        names = {
+            name: data
+            for name, data in names.items()
+            if name.startswith("report/") == report and not name.startswith("logs/")
+        }
+        return {name: [sha256(data).hexdigest(), len(data)] for name, data in names.items()}
+
+    def events(given):
+        kept = [event for event in change(given) if event["event"] != "sealed"]
+        for event in kept:
+            event.update({"artifacts": {name: hash_artifact(folder / name) for name in event.get("artifacts", {})}})
+            if event["event"] == "evaluated":
+                event["report"]["files"] = hashes_of(folder / "report")
+        last = next(place for place, event in enumerate(kept) if event["event"] == "evaluated")
+        before, after = ({"event": "sealed", "files": files(report)} for report in (False, True))
+        return [*kept[:last], before, *kept[last:], after]
+
+    chain(folder, events)
+
+
+def event_lines(change):
+    return lambda folder: lines(folder, "ledger.jsonl", change)
+
+
+def set_in(record, path, value):
+    *keys, last = path
+    for key in keys:
+        record = record[key]
+    record[last] = value
+
+
+def reported(*path, to):
+    return lambda folder: report(folder, lambda found: set_in(found, path, to))
+
+
+def recorded(*path, to):
+    return lambda folder: records(folder, rollouts(folder), lambda record: set_in(record, path, to))
+
+
+def told(*path, to):
+    return lambda folder: everywhere(folder, lambda record: set_in(record, path, to))
+
+
+def appended(name, text="{}\n"):
+    def tamper(folder):
+        file = folder / (name(folder) if callable(name) else name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a") as opened:
+            opened.write(text)
+
+    return tamper
+
+
+def removed(name):
+    return lambda folder: (folder / (name(folder) if callable(name) else name)).unlink()
+
+
+def swap_traces(folder):
+    one, other = (folder / trace_of(folder, at) for at in (0, 1))
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second)
+    other.write_bytes(first)
+
+
+def resealed(folder):
+    """The last entry gets the hash of a page that was changed."""
+    old = (folder / "report/index.html").read_bytes()
+    appended("report/index.html", "<b>better</b>")(folder)
+    new = (folder / "report/index.html").read_bytes()
+    replace(folder, "ledger.jsonl", sha256(old).hexdigest(), sha256(new).hexdigest())
+
+
+def drawn(folder):
+    return next((folder / "report/plots").glob("*.svg")).relative_to(folder).as_posix()
+
+
+def weights(folder):
+    return min(file for file in (folder / "models").rglob("*") if file.is_file()).relative_to(folder).as_posix()
+
+
+PLAIN = {
+    "ledger: an entry was removed": (
+        event_lines(lambda given: given[:2] + given[3:]),
+        "ledger.jsonl:3 does not follow",
+    ),
+    "ledger: the first entry was removed": (event_lines(lambda given: given[1:]), "ledger.jsonl:1 does not follow"),
+    "ledger: the last entry was removed": (event_lines(lambda given: given[:-1]), "report/index.html is a file that"),
+    "ledger: two entries were swapped": (
+        event_lines(lambda given: [given[0], given[2], given[1], *given[3:]]),
+        "ledger.jsonl:2 does not follow",
+    ),
+    "ledger: an entry was repeated": (
+        event_lines(lambda given: [*given, given[-1]]),
+        "does not follow the line before",
+    ),
+    "ledger: an entry was put in": (event_lines(lambda given: [*given, '{"event":"planned"}']), "has no hash"),
+    "ledger: a version was changed": (
+        lambda folder: replace(folder, "ledger.jsonl", "supervisor@bandit", "supervisor@better"),
+        "ledger.jsonl:3 was changed",
+    ),
+    "ledger: what was rolled back went live": (
+        lambda folder: replace(folder, "ledger.jsonl", "rolled_back", "went_live"),
+        "ledger.jsonl:5 was changed",
+    ),
+    "ledger: the last entry has the hash of a changed page": (
+        resealed,
+        "was changed: its hash is not that of what it says",
+    ),
+    "ledger: gone": (removed("ledger.jsonl"), "ledger.jsonl is missing"),
+    "rollouts: a decision was changed": (
+        recorded("decision", to="UNDECIDED"),
+        "rollouts/eval-val-base.jsonl was changed",
+    ),
+    "rollouts: a line was removed": (
+        lambda folder: lines(folder, rollouts(folder), lambda given: given[1:]),
+        "rollouts/eval-val-base.jsonl was changed",
+    ),
+    "rollouts: a line was repeated": (
+        lambda folder: lines(folder, rollouts(folder), lambda given: [*given, given[0]]),
+        "rollouts/eval-val-base.jsonl has lines after",
+    ),
+    "rollouts: two lines were swapped": (
+        lambda folder: lines(folder, rollouts(folder), lambda given: [given[1], given[0], *given[2:]]),
+        "rollouts/eval-val-base.jsonl was changed",
+    ),
+    "rollouts: a file was added": (
+        appended("rollouts/eval-val-better.jsonl"),
+        "rollouts/eval-val-better.jsonl is a file that",
+    ),
+    "rollouts: a file is gone": (removed(rollouts), "rollouts/eval-val-base.jsonl is missing"),
+    "traces: an answer was changed": (
+        lambda folder: answered(folder, "Hypothesis", '"yes', '"no'),
+        "traces/eval-val-base/",
+    ),
+    "traces: one is gone": (removed(trace_of), "jsonl.gz is missing"),
+    "traces: one was added": (appended("traces/eval-val-base/ev-0.jsonl.gz"), "ev-0.jsonl.gz is a file that"),
+    "traces: two were swapped": (swap_traces, "jsonl.gz was changed"),
+    "metrics: a value was changed": (
+        lambda folder: replace(folder, "metrics.jsonl", "0.5", "0.1"),
+        "metrics.jsonl was changed",
+    ),
+    "metrics: a line was added": (
+        appended("metrics.jsonl", '{"phase":"bandit","step":2,"loss":0.1}\n'),
+        "metrics.jsonl has lines after",
+    ),
+    "metrics: gone": (removed("metrics.jsonl"), "metrics.jsonl is missing"),
+    "models: weights were changed": (lambda folder: appended(weights(folder), "x")(folder), "models/supervisor/bandit"),
+    "models: a file is gone": (removed(weights), "models/supervisor/bandit"),
+    "models: a file was added": (
+        appended("models/supervisor/bandit/extra.json"),
+        "models/supervisor/bandit is not the policy that went live",
+    ),
+    "config: a setting was changed": (
+        lambda folder: replace(folder, "config.yaml", "tasks: 4", "tasks: 3"),
+        "config.yaml was changed",
+    ),
+    "environment: the date was changed": (
+        lambda folder: replace(folder, "environment.json", '"created": "2', '"created": "1'),
+        "environment.json was changed",
+    ),
+    "ppo: tokens were changed": (appended("ppo/tokens-1.jsonl.gz"), "ppo/tokens-1.jsonl.gz was changed"),
+    "ppo: a checkpoint that was removed is back": (
+        appended("ppo/checkpoints/1/state.json"),
+        "state.json was removed during the run, and now",
+    ),
+    "sft: examples were changed": (appended("sft/examples.jsonl"), "sft/examples.jsonl was changed"),
+    "evaluation: a second judge's score was changed": (
+        lambda folder: records(folder, side(folder, "audit"), lambda row: set_in(row, ("scores", "impact"), 1.0)),
+        "evaluation/val/audit.jsonl was changed",
+    ),
+    "evaluation: a canary's score was changed": (
+        lambda folder: records(folder, side(folder, "canaries"), lambda row: set_in(row, ("scores", "impact"), 0.777)),
+        "evaluation/val/canaries.jsonl was changed",
+    ),
+    "evaluation: a baseline's answer was changed": (
+        lambda folder: records(folder, side(folder, "baselines"), lambda row: row.update(answer="maybe")),
+        "evaluation/val/baselines.jsonl was changed",
+    ),
+    "report: a number": (reported("stages", "base", "reward", "mean", to=2.5), "report.json was changed"),
+    "report: a title": (reported("plan", "stages", 1, "title", to="after PPO"), "report.json was changed"),
+    "report: the data sentence": (reported("data", to="PubMedQA, official test"), "report.json was changed"),
+    "report: the date": (reported("written", "time", to="2020-01-01T00:00:00+00:00"), "report.json was changed"),
+    "report: the commit": (reported("written", "commit", to="0" * 40), "report.json was changed"),
+    "report: the phases": (reported("run", "phases", to=["gather", "sft", "ppo", "bandit"]), "report.json was changed"),
+    "report: only its layout": (
+        lambda folder: (folder / REPORT).write_text(json.dumps(read(folder))),
+        "report.json was changed",
+    ),
+    "report: no JSON": (lambda folder: (folder / REPORT).write_text("{"), "is not JSON"),
+    "report: another number in Markdown": (appended("report/report.md", "alignment 99 %"), "report.md was changed"),
+    "report: predictions were added": (
+        appended("report/predictions.json"),
+        "predictions.json is no file of the report",
+    ),
+    "page: a script": (
+        lambda folder: replace(folder, "report/index.html", "</body>", "<script>alert(1)</script></body>"),
+        "index.html was changed",
+    ),
+    "page: a style": (
+        lambda folder: replace(folder, "report/index.html", "</head>", "<style>.worse{display:none}</style></head>"),
+        "index.html was changed",
+    ),
+    "page: a drawing": (
+        lambda folder: replace(folder, "report/index.html", "<path", "<path transform='scale(2)'"),
+        "index.html was changed",
+    ),
+    "page: gone": (removed("report/index.html"), "index.html is missing"),
+    "plots: one was changed": (
+        lambda folder: replace(folder, drawn(folder), "<path", "<path transform='scale(2)'"),
+        ".svg was changed",
+    ),
+    "plots: one is gone": (lambda folder: removed(drawn(folder))(folder), ".svg is missing"),
+    "plots: one was added": (appended("report/plots/better.svg"), "better.svg is no file of the report"),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_whoever_tampers_is_found_by_the_ledger(folder, name):
+    tamper, words = PLAIN[name]
+    tamper(folder)
+    problems = problems_of(folder)
+    assert any(words in problem for problem in problems), problems
+
+
+def veto(folder):
+    records(folder, rollouts(folder), lambda record: record.update(veto="safety review: harm"))
+
+
+def lower(name):
+    def change(record):
+        record["parts"][name] += 0.25
+        record["reward"] += 0.25
+
+    return lambda folder: everywhere(folder, change)
+
+
+def in_place_of(folder):
+    lines(
+        folder,
+        rollouts(folder),
+        lambda given: [
+            json.dumps(
+                {
+                    **json.loads(given[1]),
+                    **{key: json.loads(given[0])[key] for key in ("task_id", "label", "level", "seed")},
+                }
+            ),
+            *given[1:],
+        ],
+    )
+
+
+def twice(folder):
+    lines(
+        folder,
+        rollouts(folder),
+        lambda given: [
+            given[0],
+            json.dumps({**json.loads(given[1]), "rollout_id": json.loads(given[0])["rollout_id"]}),
+            *given[2:],
+        ],
+    )
+
+
+def lost(folder):
+    trace(
+        folder,
+        lambda spans: [
+            span for span in spans if "PeerReview" not in span["attributes"].get("llm.hosted_vllm.response_format", "")
+        ],
+    )
+
+
+def judged(folder):
+    """The judge's answer, and every place that it went to."""
+    found = json.loads((folder / rollouts(folder)).read_text().splitlines()[0])
+    old = found["outputs"]["final_evaluation"]["scores"]["impact"]
+    answered(folder, "Judgement", f'"impact":{json.dumps(old)}', '"impact":0.123')
+
+    def change(record):
+        gain = (0.123 - old) * 0.3
+        record["outputs"]["final_evaluation"]["scores"]["impact"] = 0.123
+        record["parts"]["impact"] += gain
+        record["reward"] += gain
+
+    everywhere(folder, change)
+
+
+def shown(name, old, new):
+    return lambda folder: replace(folder, f"report/{name}", old, new)
+
+
+REBUILT = {
+    "tasks: dropped": (lambda folder: replan(folder, tasks(lambda given: given[:3])), "plan.tasks is"),
+    "tasks: cherry-picked": (lambda folder: replan(folder, tasks(lambda given: given[2:])), "plan.tasks is"),
+    "tasks: repeated": (
+        lambda folder: replan(folder, tasks(lambda given: [*given[:3], given[0]])),
+        "plan.tasks.3.id is",
+    ),
+    "tasks: reordered": (lambda folder: replan(folder, tasks(lambda given: given[::-1])), "plan.tasks.0.id is"),
+    "tasks: others than the data's": (
+        lambda folder: report(
+            folder, lambda found: found["plan"]["tasks"].__setitem__(0, {**found["plan"]["tasks"][0], "goal": "?"})
+        ),
+        "plan.tasks.0.goal is",
+    ),
+    "stages: swapped": (lambda folder: replan(folder, stages(lambda given: given[::-1])), "plan.stages.0.name is"),
+    "stages: one dropped": (lambda folder: replan(folder, stages(lambda given: given[:1])), "plan.stages is"),
+    "stages: another title": (reported("plan", "stages", 1, "title", to="after PPO"), "plan.stages.1.title is"),
+    "stages: another kind": (reported("plan", "stages", 1, "kind", to="alone"), "plan.stages.1.kind is"),
+    "stages: another version": (
+        reported("plan", "stages", 1, "versions", "junior", to="gpt-9"),
+        "plan.stages.1.versions.junior is",
+    ),
+    "stages: another policy": (
+        reported("plan", "stages", 1, "policies", 0, "folder", to="models/best"),
+        "plan.stages.1.policies.0.folder is",
+    ),
+    "report: the data sentence": (reported("data", to="PubMedQA, official test"), "data is"),
+    "report: the split": (reported("plan", "split", to="test"), "plan.split is"),
+    "report: the phases": (reported("run", "phases", to=["sft", "ppo"]), "run.phases is"),
+    "report: what was rolled back": (reported("run", "rolled_back", to=[]), "run.rolled_back is"),
+    "report: the run's date": (reported("run", "created", to="2020-01-01"), "run.created is"),
+    "report: the run's commit": (reported("run", "commit", to="0" * 40), "run.commit is"),
+    "report: the run's name": (reported("run", "name", to="better"), "run.name is"),
+    "report: the date": (reported("written", "time", to="2020-01-01T00:00:00+00:00"), "written is"),
+    "report: the second judge": (reported("players", "auditor", "model", to="gpt-9"), "players.auditor.model is"),
+    "report: a setting": (reported("settings", "confidence", to=0.5), "settings.confidence is"),
+    "report: a note was taken out": (lambda folder: report(folder, lambda found: found["notes"].pop()), "notes is"),
+    "report: the verdict": (reported("verdict", "text", to="much better"), "verdict.text is"),
+    "page: a script": (shown("index.html", "</body>", "<script>alert(1)</script></body>"), "index.html does not show"),
+    "page: a style": (
+        shown("index.html", "</head>", "<style>.worse{display:none}</style></head>"),
+        "index.html does not show",
+    ),
+    "page: a drawing": (shown("index.html", "<path", "<path transform='scale(2)'"), "index.html does not show"),
+    "page: another text": (
+        shown("report.md", "Evaluation of run", "Great evaluation of run"),
+        "report.md does not show",
+    ),
+    "rollouts: the decision beside its outputs": (
+        recorded("decision", to="UNDECIDED"),
+        "its decision is 'UNDECIDED', but its outputs say",
+    ),
+    "rollouts: the answer beside its outputs": (
+        recorded("answer", to="maybe"),
+        "its answer is 'maybe', but its outputs say",
+    ),
+    "rollouts: a veto beside its outputs": (veto, "its veto is"),
+    "rollouts: an output beside its trace": (
+        recorded("outputs", "final_rationale", to="so it is"),
+        "its outputs differs from that in traces",
+    ),
+    "rollouts: a reward beside its trace": (recorded("reward", to=2.0), "its reward differs from that in traces"),
+    "rollouts: a failure that was none": (
+        lambda folder: records(folder, rollouts(folder), lambda record: record.update(status="failed", error="x")),
+        "its error differs from that in traces",
+    ),
+    "rollouts: a label": (recorded("label", to="maybe"), "the label of task"),
+    "rollouts: a seed": (recorded("seed", to=1), "its seed is 1, but must be"),
+    "rollouts: a level": (recorded("level", to=9), "its level is 9, but must be"),
+    "rollouts: one in place of another": (in_place_of, "lacks 1 of 4 rollouts"),
+    "rollouts: one that counts twice": (twice, "a rollout counts once"),
+    "rollouts: no trace": (recorded("trace", to=None), "it has no trace"),
+    "rollouts: outputs and trace's outcome, not the answers": (
+        told("outputs", "refined_hypothesis", "claim", to="it cures"),
+        "outputs.refined_hypothesis.claim is 'it cures'",
+    ),
+    "rollouts: parts and trace's outcome, not the answers": (lower("parsed"), "parts.parsed is"),
+    "rollouts: who selected": (
+        recorded("outputs", "selection", "policy", to="supervisor@bandit"),
+        "its selection was made by 'supervisor@bandit', but must be by 'supervisor'",
+    ),
+    "rollouts: the selected hypothesis": (
+        told("outputs", "selected_hypothesis", "claim", to="it cures"),
+        "outputs.selected_hypothesis.claim is",
+    ),
+    "traces: a model's answer": (lambda folder: answered(folder, "Hypothesis", '"yes', '"no'), "replayed: "),
+    "traces: a rubric's answer, and all that follows": (judged, "the rubric does not answer what its trace holds"),
+    "traces: one without an answer": (lost, "model calls, but its record says 0"),
+    "traces: two swapped": (swap_traces, "differs from that in traces"),
+    "evaluation: a second judge's score": (
+        lambda folder: records(folder, side(folder, "audit"), lambda row: set_in(row, ("scores", "impact"), 0.001)),
+        "audit: the scores of",
+    ),
+    "evaluation: a canary's score": (
+        lambda folder: records(folder, side(folder, "canaries"), lambda row: set_in(row, ("scores", "impact"), 0.001)),
+        "canaries: the scores of",
+    ),
+    "evaluation: a baseline's answer": (
+        lambda folder: records(folder, side(folder, "baselines"), lambda row: row.update(answer="maybe")),
+        "baseline majority answers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REBUILT)
+def test_whoever_rebuilds_the_ledger_too_is_found_where_what_is_computed_again_differs(folder, name):
+    tamper, words = REBUILT[name]
+    tamper(folder)
+    rebuild(folder)
+    problems = problems_of(folder)
+    assert any(words in problem for problem in problems), problems
+
+
+# --- what nothing but a published hash tells, and what is no tampering
+
+
+def test_a_ledger_that_was_rebuilt_is_seen_by_whoever_has_a_hash_of_it(folder):
+    entries = read_chain(folder / "ledger.jsonl")
+    for entry in (entries[0], entries[-1]):
+        assert problems_of(folder, expect=entry.hash) == []
+    rebuild(folder, lambda events: [{**event, "time": "2020-01-01T00:00:00+00:00"} for event in events])
+    assert problems_of(folder) == []
+    (problem,) = problems_of(folder, expect=entries[-1].hash)
+    assert f"ledger.jsonl has no entry with the hash {entries[-1].hash}" in problem
+
+
+def test_the_command_prints_the_last_hash_and_refuses_another(folder, capsys):
+    last = read_chain(folder / "ledger.jsonl")[-1].hash
+    assert main(["--verify", str(folder), "--expect", last]) == 0
+    said = capsys.readouterr().out
+    assert f"ledger: {len(read_chain(folder / 'ledger.jsonl'))} entries, last hash {last}" in said
+    assert "8 of 8 rollouts were replayed" in said
+    assert main(["--verify", str(folder), "--expect", "0" * 64]) == 1
+    assert "history was rebuilt" in capsys.readouterr().out
+
+
+def test_a_report_stays_true_when_its_run_goes_on(folder, tmp_path):
+    """A phase follows, and an evaluation that makes its own rollouts; the old report lies elsewhere."""
+    old = Path(shutil.copytree(folder / "report", tmp_path / "old"))
+    with Run(folder).own() as run:
+        run.ledger("resumed")
+        run.append_metrics({"phase": "ppo", "step": 1})
+        run.ledger(WENT_LIVE, phase="ppo", policy=Policy("senior", "senior@ppo", "models/senior").dump())
+        run.ledger("phase_finished", phase="ppo")
+        seal(run)
+    assert evaluate(Run(folder), "--stages", "base", "--limit", "3", "--fresh") == 0
+    for report_of in (old, folder / "report"):
+        assert verify(report_of, Run(folder)).problems == []
+    assert len(read(folder)["plan"]["tasks"]) == 3
+
+
+def test_a_report_can_be_written_again(folder):
+    before = read(folder)["written"]
+    assert evaluate(Run(folder)) == 0
+    assert read(folder)["written"] != before
+    assert problems_of(folder) == []
+
+
+def test_a_run_of_an_older_version_is_named_in_one_sentence(folder):
+    lines(
+        folder,
+        "ledger.jsonl",
+        lambda given: [
+            compact({k: v for k, v in json.loads(one).items() if k not in ("previous", "hash")}) for one in given
+        ],
+    )
+    (problem,) = problems_of(folder)
+    assert "an older version of Chimera made the run" in problem
+
+
+def test_what_was_changed_is_not_blessed_by_the_next_seal(folder):
+    lines(folder, "metrics.jsonl", lambda given: [given[0].replace("0.5", "0.1")])
+    appended(trace_of(folder), "x")(folder)
+    with Run(folder).own() as run:
+        assert seal(run) == ["metrics.jsonl", trace_of(folder)]
+    assert len([problem for problem in problems_of(folder) if "was changed" in problem]) == 2

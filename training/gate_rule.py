@@ -1,0 +1,132 @@
+"""The gate's rule, as pure functions: a stage beside one that it must not fall behind, on the same tasks and seeds.
+
+What was learned goes live only if beside each rival (the stage before, the base, the best stage so far)
+
+1. neither reward nor right answers are significantly worse, nor failures significantly more, and
+2. both means lie above minus their margin (`gate.margin`, `gate.margin_alignment`).
+
+The second part is about the mean, not the interval. To roll back whatever is not shown to be non-inferior would, with
+100 tasks, roll back a true gain of 5 points in 45 % of cases. To roll back only what is shown to be worse keeps a true
+loss of 10 points in about half of them. This rule (100 tasks, deviation of a task's change 0.47, one rival):
+
+    true change of right answers, points   -10   -5   -3    0   +5   +8
+    rolled back, % of cases                 87   53   36   15    2    0
+
+`training.gate_power` computes such rows, also from a run's own pairs. What is lost: a policy that changes nothing is
+rolled back in 15 % of cases (in four such phases in a row: in 31 %, because there are more rivals), and a loss as large
+as the margin is kept in about half. Losses below the margin do not add up, because the rivals stay: of ten true losses
+of 3 points in a row 2.1 went live on average and never more than four, in 100 simulated runs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from chimera.config import Config
+from evaluation.comparison import Comparison, compare_means, judged
+from evaluation.metrics import metrics_of
+from evaluation.paired import sign_test
+from evaluation.rollouts import RolloutRecord
+
+Verdict = Literal["better", "non-inferior", "no difference shown", "past the margin", "worse"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rivalry:
+    """A stage beside one that it must not fall behind.
+
+    Attributes:
+        before: The rival.
+        after: The stage.
+        reward: Over the tasks that have a reward in both; None if there is none.
+        alignment: Share of right answers over all tasks; a failed rollout has none right.
+        failed: Failed rollouts before and after.
+        failures_p: p-value of the change in failures.
+        faults: Why the rule rolls the stage back, one sentence each; empty if it may go live.
+        verdict: "worse" is significant, "past the margin" is a mean that is too low but not significantly; else
+            "better" if a measure is better, "non-inferior" if both are, or "no difference shown".
+    """
+
+    before: str
+    after: str
+    reward: Comparison | None
+    alignment: Comparison
+    failed: tuple[int, int]
+    failures_p: float
+    faults: tuple[str, ...]
+    verdict: Verdict
+
+    def dump(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def compare(
+    before: Sequence[RolloutRecord], after: Sequence[RolloutRecord], stages: tuple[str, str], config: Config
+) -> Rivalry:
+    """Compare two stages on the same tasks.
+
+    Args:
+        before: The rival's rollouts, one a task.
+        after: The stage's, in the same order.
+        stages: Both names.
+        config: Has the settings.
+    """
+    reward, alignment = (_compared(before, after, name, config) for name in ("reward", "alignment"))
+    assert alignment is not None  # Every rollout has a value, a failed one 0.
+    failed = [[record.status == "failed" for record in records] for records in (before, after)]
+    changes = [new - old for old, new in zip(*failed, strict=True)]
+    failures_p = sign_test(changes.count(1), changes.count(-1))
+    measures = [one for one in (reward, alignment) if one is not None]
+    faults = [fault for one in measures if (fault := _fault(one, stages[0], share=one is alignment)) is not None]
+    if failures_p < 1 - config.gate.confidence and sum(changes) > 0:
+        faults.append(f"{sum(failed[1])} rollouts failed, {sum(failed[0])} of {stages[0]}")
+        worse = True
+    else:
+        worse = any(one.verdict == "worse" for one in measures)
+    return Rivalry(
+        *stages,
+        reward=reward,
+        alignment=alignment,
+        failed=(sum(failed[0]), sum(failed[1])),
+        failures_p=failures_p,
+        faults=tuple(faults),
+        verdict="worse" if worse else "past the margin" if faults else _word(measures),
+    )
+
+
+def _compared(
+    before: Sequence[RolloutRecord], after: Sequence[RolloutRecord], name: str, config: Config
+) -> Comparison | None:
+    """One measure, exactly as a report compares it, at the gate's confidence and without correction."""
+    gate = config.gate
+    own = config.evaluation.model_copy(update={"confidence": gate.confidence, "resamples": gate.resamples})
+    config = config.model_copy(update={"evaluation": own})
+    metric = next(one for one in metrics_of(config) if one.name == name)
+    assert metric.value is not None
+    values = [(metric.value(old), metric.value(new)) for old, new in zip(before, after, strict=True)]
+    pairs = [(old, new) for old, new in values if old is not None and new is not None]
+    if not pairs:
+        return None
+    sides = [old for old, _ in pairs], [new for _, new in pairs]
+    found = compare_means(*sides, metric, config, exact=metric.binary)
+    return judged(found, metric, found.p, config)
+
+
+def _fault(one: Comparison, rival: str, *, share: bool) -> str | None:
+    """Why a measure forbids that the stage goes live; None if it does not."""
+    assert one.margin is not None
+    past = one.difference <= -one.margin
+    if one.verdict != "worse" and not past:
+        return None
+    scale, digits, name, unit = (100, 1, "right answers", " points") if share else (1, 3, "reward", "")
+    how = "significantly worse than" if one.verdict == "worse" else "below"
+    limit = f", past the margin of {scale * one.margin:.{digits}f}" if past else ""
+    return f"{name} {scale * one.difference:+z.{digits}f}{unit}, {how} {rival}{limit}"
+
+
+def _word(measures: Sequence[Comparison]) -> Verdict:
+    words = {one.verdict for one in measures}
+    if "better" in words:
+        return "better"
+    return "non-inferior" if words == {"non-inferior"} else "no difference shown"
