@@ -71,8 +71,8 @@ def notes(study: Study) -> list[str]:
     if plan.split == "val" and config.gate.enabled and any(stage.policies for stage in plan.stages):
         found.append(
             "The gate decided on validation tasks of this split whether a policy stayed live, so the stages that are "
-            "left are a little favoured by it: --split test has tasks that no decision used. The gate's verdicts on the "
-            f"same pairs are those before correction, at gate.confidence={config.gate.confidence:g}."
+            "left are a little favoured by it: --split test has tasks that no decision used. The gate's verdicts on "
+            f"the same pairs are those before correction, at gate.confidence={config.gate.confidence:g}."
         )
     by_gate = [name for name, answers in study.answers.items() if answers.by_training]
     if by_gate:
