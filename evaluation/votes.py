@@ -32,7 +32,7 @@ def majority_of(answers: Sequence[Label | None], favourite: Label | None = None)
         favourite: Wins when it is among the commonest; without it the first of them does.
     """
     given = [answer for answer in answers if answer is not None]
-    commonest = [answer for answer in given if given.count(answer) == max(map(given.count, given))]
+    commonest: list[Label] = [answer for answer in given if given.count(answer) == max(map(given.count, given))]
     if favourite is not None and favourite in commonest:
         return favourite
     return commonest[0] if commonest else None
