@@ -74,6 +74,11 @@ def numbered(passages: Sequence[Mapping[str, str]], before: Iterable[Message] = 
     return found
 
 
+def quotable(sources: Sequence[Mapping[str, str]] | None, mode: Quotes) -> Sequence[Mapping[str, Any]] | None:
+    """Passages as a role's opening message holds them: with numbered sentences, if roles quote by number."""
+    return numbered(sources) if sources and mode == "numbered" else sources
+
+
 def numbers(messages: Iterable[Message]) -> dict[str, str]:
     """The numbered sentences in a visit's messages."""
     found: dict[str, str] = {}

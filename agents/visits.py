@@ -8,7 +8,7 @@ from langgraph.runtime import Runtime
 
 from agents.context import RunContext
 from agents.prompting import Message, opening
-from agents.quoting import numbered
+from agents.quoting import quotable
 from agents.react import Turn, Visit
 from agents.roles import Role
 from agents.schemas import Answer, SafetyReview
@@ -51,16 +51,10 @@ async def visit(
     """
     attributes = {"role": role.name, "model": role.model, "visit": number, "attempt": attempt}
     with context.operation(role.name, attributes):
-        messages = opening(role, state["research_goal"], **_as_quotable(inputs, context))
+        shown = {**inputs, "sources": quotable(inputs.get("sources"), context.config.quotes)}
+        messages = opening(role, state["research_goal"], **shown)
         turn = await Visit(role, context, number, attempt, messages).run()
         return _answer(role, turn), turn.messages
-
-
-def _as_quotable(inputs: Inputs, context: RunContext) -> Inputs:
-    """`inputs` with the sentences of their passages numbered, if roles quote by number."""
-    if context.config.quotes != "numbered" or not inputs.get("sources"):
-        return inputs
-    return {**inputs, "sources": numbered(inputs["sources"])}
 
 
 def _answer(role: Role, turn: Turn) -> Answer:

@@ -40,10 +40,9 @@ class DataConfig(Section):
         """The generator's keys count for generated tasks only, the official split for PubMedQA only."""
         if self.path == "generated":
             return {"test_ids": "generated tasks have no official test set (data.path is 'generated')"}
-        unused = dict.fromkeys(
-            ("size", "levels"), f"only generated tasks are made to order (data.path is {self.path!r})"
-        )
-        return unused if self.test_ids is None else {**unused, "test_share": "data.test_ids names the test tasks"}
+        reason = f"only generated tasks are made to order (data.path is {self.path!r})"
+        found = {"size": reason, "levels": reason}
+        return found if self.test_ids is None else {**found, "test_share": "data.test_ids names the test tasks"}
 
 
 class ModelConfig(Section):

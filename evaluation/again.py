@@ -79,9 +79,12 @@ def _unlike_task(record: RolloutRecord, seed: int, task: ResearchTask) -> Iterat
 def _unlike_stage(record: RolloutRecord, stage: Stage) -> Iterator[str]:
     """Whether the hypothesis was selected by the stage's policy, or by the supervisor's model where there is none."""
     wanted = next((one.version for one in stage.policies if one.learner == "supervisor"), "supervisor")
-    made = (record.outputs.get("selection") or {}).get("policy", wanted)
+    selection = record.outputs.get("selection") or {}
+    made = selection.get("policy", wanted)
     if made != wanted:
         yield f"its selection was made by {made!r}, but must be by {wanted!r}"
+    elif wanted == "supervisor" and selection.get("propensities") is not None:
+        yield "its selection was explored, which only training does"
 
 
 async def _unlike_trace(

@@ -212,7 +212,9 @@ class Conductor:
                 key = GREEDY_JUNIOR if asked.kind == GREEDY else ROLE.model
                 seed = RolloutInput.of(task, "single", repeat, self.config.seed).seed
                 options = {"repeat": repeat, "seed": seed, "first": asked.first, "samples": asked.samples}
-                return await single_agent(model, task, name=of_stage(asked.kind, name), key=key, **options)
+                return await single_agent(
+                    model, task, name=of_stage(asked.kind, name), quotes=self.config.society.quotes, key=key, **options
+                )
 
             await self._make("baselines", f"single calls, {stage.title}", self._unanswered(name), answer)
             votes = self._votes_left(name, stages)

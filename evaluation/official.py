@@ -98,7 +98,7 @@ def missing_sentence(summary: Mapping[str, Any]) -> str:
     return (
         f"{len(missing)} of {total} test items have no answer ({shown}). They are left out of predictions.json, and "
         "predictions_missing.json gives the reasons; no answer was made up. PubMedQA's own script refuses a file "
-        "without all items: --resume makes them again, and --seeds 2 gives each a second chance"
+        "without all items: --resume makes them again, and --seeds 2 gives each a second chance."
     )
 
 

@@ -209,7 +209,7 @@ class _RecordedChoice:
 
     def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:
         """What was chosen after the model was."""
-        if self._selection["policy"] == "supervisor":
+        if self._selection["policy"] == "supervisor" and self._selection["propensities"] is None:
             return SupervisorChoice().select(candidates, preferred, seed)
         return self._choice()
 

@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from agents.prompting import opening, response_format
+from agents.prompting import Message, opening
+from agents.quoting import answer_format, quotable
 from agents.react import read_answer
 from agents.roles import ROLES
 from agents.schemas import Hypothesis
 from agents.sources import given_sources
+from chimera.config import Quotes
 from chimera.errors import ModelError, UnreachableError
 from chimera.serving.client import Completion
 from chimera.types import ResearchTask
@@ -38,6 +40,7 @@ async def single_agent(
     task: ResearchTask,
     *,
     name: str,
+    quotes: Quotes,
     key: str = ROLE.model,
     repeat: int = 0,
     seed: int = 0,
@@ -53,6 +56,7 @@ async def single_agent(
         model: Serves the juniors of the stage.
         task: Of which only the brief is shown: the question and the abstract as the one source.
         name: The baseline's name.
+        quotes: How it quotes, as the society does.
         key: The logical model that is asked.
         repeat: Which rollout of the task this stands beside, from 0.
         seed: Of the model's sampling; a request is sent with the sum of this and the number of its first answer.
@@ -66,7 +70,8 @@ async def single_agent(
         UnreachableError: The model's server cannot be reached, so these are no answers of the model.
     """
     brief = task.brief()
-    messages, form = opening(ROLE, brief.goal, sources=given_sources(brief)), response_format(ROLE)
+    messages = opening(ROLE, brief.goal, sources=quotable(given_sources(brief), quotes))
+    form = answer_format(ROLE, messages, quotes)
     found: list[BaselineAnswer] = []
     together = samples
     while (left := samples - len(found)) > 0:
@@ -83,14 +88,16 @@ async def single_agent(
             asked = range(number, number + min(together, left))
             found += [BaselineAnswer(name, task.id, repeat, None, reason, 1, sample=one) for one in asked]
             continue
-        found += [_read(name, task, repeat, number + place, one) for place, one in enumerate(got[:left])]
+        found += [_read(name, task, repeat, number + place, one, messages) for place, one in enumerate(got[:left])]
     return found
 
 
-def _read(name: str, task: ResearchTask, repeat: int, number: int, completion: Completion) -> BaselineAnswer:
+def _read(
+    name: str, task: ResearchTask, repeat: int, number: int, completion: Completion, messages: Sequence[Message]
+) -> BaselineAnswer:
     answer, error = None, None
     try:
-        answer = cast(Hypothesis, read_answer(ROLE, completion)).answer
+        answer = cast(Hypothesis, read_answer(ROLE, completion, messages)).answer
     except ValueError as fault:
         error = f"the answer could not be read: {fault}"
     used = completion.prompt_tokens, completion.completion_tokens

@@ -31,8 +31,9 @@ def majority_of(answers: Sequence[Label | None], favourite: Label | None = None)
         answers: In their order; None does not vote.
         favourite: Wins when it is among the commonest; without it the first of them does.
     """
-    given = [answer for answer in answers if answer is not None]
-    commonest = [answer for answer in given if given.count(answer) == max(map(given.count, given))]
+    given: list[Label] = [answer for answer in answers if answer is not None]
+    most = max(map(given.count, given), default=0)
+    commonest: list[Label] = [answer for answer in given if given.count(answer) == most]
     if favourite is not None and favourite in commonest:
         return favourite
     return commonest[0] if commonest else None

@@ -330,14 +330,14 @@ class ScriptedOpenAI:
         }
 
     def standard(self, request):
-        schema = request["response_format"]["json_schema"]["name"]
-        if schema == "Judgement":
+        role = self.role(request)
+        if role not in SOCIETY_ANSWERS:
             criteria = ("novelty", "feasibility", "impact", "clarity", "groundedness", "efficiency")
             return dict.fromkeys(criteria, 0.5)
-        if schema == "Hypothesis" and request["messages"][-1]["role"] == "tool":
+        if "evidence" in SOCIETY_ANSWERS[role] and request["messages"][-1]["role"] == "tool":
             text = json.loads(request["messages"][-1]["content"])["results"][0]["text"]
             return {**HYPOTHESIS, "evidence": [text[:60]]}
-        return SOCIETY_ANSWERS[self.role(request)]
+        return SOCIETY_ANSWERS[role]
 
 
 @pytest.fixture(scope="module")

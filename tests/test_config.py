@@ -461,3 +461,21 @@ def test_a_free_mapping_takes_any_keys_below_it(tmp_path: Path):
     file = written(tmp_path, "ppo:\n  verl:\n    actor:\n      a: 1\n      b: {c: no}\n")
     config = load_config(file, ["ppo.verl.actor.a=2", "ppo.verl.optim={betas: [0.9, 0.95]}"])
     assert config.ppo.verl == {"actor": {"a": 2, "b": {"c": "no"}}, "optim": {"betas": [0.9, 0.95]}}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sent"),
+    [
+        ([], ["always"] * 4),
+        (["models.senior.kind=endpoint"], ["always", "always", "final", "always"]),
+        (["models.junior.kind=endpoint"], ["final", "final", "final", "always"]),
+        (["models.junior.kind=endpoint", "models.senior.structured=always"], ["final", "final", "always", "always"]),
+        (["models.junior.structured=never", "models.senior.kind=endpoint"], ["never", "never", "never", "always"]),
+        (["models.board.kind=endpoint"], ["always", "always", "always", "final"]),
+    ],
+)
+def test_endpoints_get_a_schema_only_where_no_tools_are_offered_unless_set(overrides, sent):
+    kinds = [one.partition(".kind")[0] for one in overrides if one.endswith("kind=endpoint")]
+    address = [f"{model}.{key}" for model in kinds for key in ("base_url=http://x/v1", "model=big")]
+    models = load_config(None, [*overrides, *address]).models
+    assert [getattr(models, name).sends_schema for name in ("junior", "supervisor", "senior", "board")] == sent

@@ -47,6 +47,7 @@ def stage(right):
 
 
 @given(REWARDS, st.floats(0.2, 1))
+@settings(max_examples=30, deadline=None)
 def test_a_reward_that_rose_or_fell_everywhere_is_better_or_worse(rewards, step):
     before = [record(str(i), reward) for i, reward in enumerate(rewards)]
     for change, verdict in ((step, "better"), (-step, "worse")):
@@ -58,6 +59,7 @@ def test_a_reward_that_rose_or_fell_everywhere_is_better_or_worse(rewards, step)
 
 
 @given(REWARDS)
+@settings(max_examples=30, deadline=None)
 def test_the_same_rewards_may_go_live(rewards):
     records = [record(str(i), reward) for i, reward in enumerate(rewards)]
     found = compare(records, records, ("base", "sft"), CONFIG)

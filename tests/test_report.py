@@ -22,6 +22,7 @@ from chimera.runs import Run
 from evaluation import report_table
 from evaluation.judge import CRITERIA
 from evaluation.plots import Plot
+from evaluation.publish import publish_predictions
 from evaluation.recorded import load_study
 from evaluation.report import build, compare_all, stage_pairs
 from evaluation.report_files import write_report
@@ -679,3 +680,33 @@ def test_a_folder_that_cannot_be_written_is_named(report, tmp_path):
 
 def test_comparing_twice_gives_the_same(study):
     assert compare_all(study) == compare_all(study)
+
+
+def test_one_failed_rollout_is_missing_in_the_predictions_and_counted_on_the_report(study, run, tmp_path):
+    plan = replace(PLAN, split="test", source="pubmedqa", stages=STAGES[:1])
+    answers = {"base": study.answers["base"]}
+    official = replace(study, plan=plan, answers=answers)
+    assert publish_predictions(official, tmp_path) == tmp_path / "predictions.json"
+    predicted = json.loads((tmp_path / "predictions.json").read_text())
+    assert predicted == {f"t{task}": LABEL_OF[d] for task, d in enumerate(DECISIONS["base"]) if d is not None}
+    assert json.loads((tmp_path / "predictions_missing.json").read_text()) == {"t11": FAILURE}
+    built = build(official, [], run.path / "report")
+    assert built["predictions"] == {"stage": "base", "answered": 11, "missing": ["t11"]}
+    (sentence,) = [note for note in built["notes"] if "predictions.json" in note]
+    assert sentence.startswith("1 of 12 test items have no answer (t11)")
+    assert "1 of 12 test items have no answer (t11)" in markdown(built)
+
+
+def test_generated_tasks_have_no_predictions_for_pubmedqas_script(report):
+    assert report["predictions"] is None
+
+
+def test_roles_that_never_searched_are_named_on_the_report(study, report):
+    assert not any("never called a tool" in note for note in report["notes"])
+    silent = [
+        replace(one, tool_calls={"Geneticist": 0, "Pharmacologist": 3, "Neurologist": 1})
+        for one in study.answers["sft"].records
+    ]
+    answers = {**study.answers, "sft": replace(study.answers["sft"], records=tuple(silent))}
+    (note,) = [note for note in notes(replace(study, answers=answers)) if "never called a tool" in note]
+    assert note.startswith("after sft: Geneticist (12 rollouts) never called a tool")

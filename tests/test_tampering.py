@@ -604,6 +604,10 @@ REBUILT = {
         recorded("outputs", "selection", "policy", to="supervisor@bandit"),
         "its selection was made by 'supervisor@bandit', but must be by 'supervisor'",
     ),
+    "rollouts: a selection at random": (
+        recorded("outputs", "selection", "propensities", to={"Geneticist": 1.0}),
+        "its selection was explored, which only training does",
+    ),
     "rollouts: the selected hypothesis": (
         told("outputs", "selected_hypothesis", "claim", to="it cures"),
         "outputs.selected_hypothesis.claim is",

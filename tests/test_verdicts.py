@@ -1,7 +1,8 @@
 """The verdict on a difference: the same function for gate and report, monotone and fair to both sides."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import ndtr
 
 from chimera.config import Config
 from evaluation.verdicts import margins, verdict
@@ -21,9 +22,8 @@ def test_a_larger_difference_is_never_worse_for_it(difference, width, p, rise):
 
 
 @given(FINITE, FINITE, st.floats(0.01, 0.3))
+@settings(deadline=None)
 def test_a_test_by_the_normal_distribution_is_monotone_too(low, high, error):
-    from scipy.special import ndtr
-
     def of(difference):
         p = 2 * float(ndtr(-abs(difference) / error))
         return ORDER[verdict(difference, difference - 1.96 * error, p, **SETTINGS)]
