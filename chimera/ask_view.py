@@ -139,16 +139,17 @@ def _decision(update: Mapping[str, Any]) -> Card:
         return Card(f"UNDECIDED: {update['final_rationale']}", _withheld(withheld), DECISION_COLOURS["UNDECIDED"])
     grounds = tuple(("rests on", f"“{quote}” [{where}]") for quote, where in update.get("final_grounds", ()))
     amendments = tuple(("amendment", text) for text in update["final_protocol"]["amendments"])
+    caution = (("caution", text),) if (text := update.get("final_caution")) else ()
     veto = (("veto", update["final_veto"]),) if update["final_veto"] else ()
-    lines = (*grounds, ("protocol", decision), *veto, ("rationale", update["final_rationale"]), *amendments)
+    lines = (*grounds, *caution, ("protocol", decision), *veto, ("rationale", update["final_rationale"]), *amendments)
     return Card(f"Answer: {update['final_answer']}; protocol: {decision}", lines, DECISION_COLOURS[decision])
 
 
 def _withheld(society: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Why a decision does not count: none of its quotes stands in a source."""
+    """Why a decision does not count, and what it was."""
     return (
         ("answer", "none"),
-        ("why", "no quote of the final hypothesis stands word for word in a source"),
+        ("why", society["why"]),
         ("set aside", f"the society's own answer {society['answer']} and its decision {society['decision']}"),
     )
 

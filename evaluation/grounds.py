@@ -4,15 +4,19 @@ A person may be ill and act on the answer. So a decision counts only if its fina
 source, word for word. Otherwise the answer is withheld, whatever the roles wrote.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agents.fulltext import STOP_WORDS
 from agents.passages import Passage
 from chimera.config import ToolsConfig
 from chimera.quotes import occurs
 from chimera.types import Source
 
+STEM = 5
+"""Words count as the same when their first letters are."""
 YOURS = "your abstract"
 GIVEN = "given with your question"
 """Title of a person's own abstract in lists of sources."""
@@ -96,31 +100,55 @@ def supporting(evidence: Iterable[str], read: Sequence[Read]) -> list[tuple[str,
     return [(quote, ", ".join(dict.fromkeys(places))) for quote, places in found if places]
 
 
-def rest_on_sources(
-    update: Mapping[str, Any], evidence: Iterable[str], read: Sequence[Read], offered: str
-) -> dict[str, Any]:
-    """The principal investigator's update of the state, with its decision only if a real source supports it.
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a decision on a person's own question must satisfy.
 
-    Args:
-        update: What the node wrote: `final_decision` and what goes with it.
-        evidence: Quotes of the final hypothesis.
-        read: What the society has read.
-        offered: What it could read, in words, such as "what you gave".
-
-    Returns:
-        The update with `final_grounds`, the quotes that support the decision and where they are from. If there are
-        none, the decision is UNDECIDED, the answer None, the rationale says why, and `final_withheld` holds the
-        decision and the answer of the society.
+    Attributes:
+        goal: The question.
+        offered: What could be read, in words, such as "what you gave".
+        toy: The bundled model works on it. It picks true sentences without understanding them, so its answer never
+            counts.
     """
-    grounds = supporting(evidence, read)
-    if grounds:
-        return {**update, "final_grounds": grounds}
-    society = {"decision": update["final_decision"], "answer": update["final_answer"]}
-    return {
-        **update,
-        "final_decision": "UNDECIDED",
-        "final_answer": None,
-        "final_rationale": f"no sentence of {offered} supports an answer",
-        "final_grounds": [],
-        "final_withheld": society,
-    }
+
+    goal: str
+    offered: str
+    toy: bool = False
+
+    def apply(self, update: Mapping[str, Any], evidence: Sequence[str], read: Sequence[Read]) -> dict[str, Any]:
+        """The principal investigator's update of the state, with its decision only if a real source supports it.
+
+        Args:
+            update: What the node wrote: `final_decision` and what goes with it.
+            evidence: Quotes of the final hypothesis.
+            read: What the society has read.
+
+        Returns:
+            The update with `final_grounds`: the quotes that stand in a real source and where they are from, and
+            `final_caution`, if there is one. If the decision does not count, it is UNDECIDED, the answer is None, the
+            rationale says why, and `final_withheld` holds what the society decided and the reason in full.
+        """
+        grounds = supporting(evidence, read)
+        if self.toy:
+            rationale = "the bundled model cannot read real studies"
+            why = "it knows invented studies only: that it quotes a true sentence does not mean that it understood it"
+        elif not grounds:
+            rationale = f"no sentence of {self.offered} supports an answer"
+            why = "no quote of the final hypothesis stands word for word in a source"
+        else:
+            return {**update, "final_grounds": grounds, "final_caution": self.caution(evidence, read)}
+        society = {"decision": update["final_decision"], "answer": update["final_answer"], "why": why}
+        withheld = {"final_decision": "UNDECIDED", "final_answer": None, "final_rationale": rationale}
+        return {**update, **withheld, "final_grounds": grounds, "final_caution": None, "final_withheld": society}
+
+    def caution(self, evidence: Sequence[str], read: Sequence[Read]) -> str | None:
+        """What a reader should know if no quoted source has a word of the question; None if one has."""
+        quoted = [one.text for one in read if one.real and any(occurs(quote, [one.text]) for quote in evidence)]
+        if _stems(self.goal) & _stems(" ".join(quoted)):
+            return None
+        return "no quoted source has a word in common with your question: it may be about something else"
+
+
+def _stems(text: str) -> set[str]:
+    """Content words without their endings."""
+    return {word[:STEM] for word in re.findall(r"\w+", text.lower()) if word not in STOP_WORDS}

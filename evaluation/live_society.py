@@ -22,8 +22,9 @@ from chimera.data import Document, load
 from chimera.secrets import api_key_names, load_secrets
 from chimera.serving.client import HttpModel
 from chimera.serving.process import ModelServers, serve
+from chimera.toy import toy_parts
 from chimera.types import Brief, Source
-from evaluation.grounds import LIVE, YOURS, Origins, rest_on_sources
+from evaluation.grounds import LIVE, YOURS, Origins, Rule
 from evaluation.judge import Judge
 from evaluation.own_abstract import OwnAbstract
 
@@ -39,18 +40,13 @@ class Library:
         toolbox: The tools.
         searched: Where they look, in words.
         origins: Tells where a passage is from.
-        own_question: A person asks a question of their own, so a decision must rest on a real source.
+        rule: What a decision on a person's own question must satisfy; None where tasks of the data are asked.
     """
 
     toolbox: Tools
     searched: str
     origins: Origins
-    own_question: bool = False
-
-    @property
-    def offered(self) -> str:
-        """What an answer may rest on, in words: the only thing that is searched, or all of it."""
-        return "what you gave" if self.searched == YOURS else "what was searched"
+    rule: Rule | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -61,7 +57,7 @@ class Step:
         number: Which step this is, from 1; the three juniors end in any order.
         node: The node.
         update: What it wrote into the state. The answer to a person's own question is withheld in it unless a real
-            source supports it (see `evaluation.grounds.rest_on_sources`).
+            source supports it (see `evaluation.grounds.Rule`).
         cards: The same for a reader.
         sources: The passages that the society has found up to here, as one more card.
         tool_calls: How many tool calls were made up to here.
@@ -118,7 +114,7 @@ class LiveSociety:
         Raises:
             RoleError: A role failed or ran out of time; the message names it.
         """
-        origins, own = self._library.origins, self._library.own_question
+        origins, rule = self._library.origins, self._library.rule
         abstract = [origins.abstract(one["id"], one["text"]) for one in given_sources(brief) or ()]
         log, model = SourceLog(self._library.toolbox), HttpModel(self.servers.endpoints)
         society = Society(model, log, self._config.society, evaluate=Judge(model).evaluate)
@@ -131,11 +127,11 @@ class LiveSociety:
                 if self._config.society.evidence == "given":
                     read = abstract + read
                 # Tools may cut a long abstract: a quote of the rest is a person's own sentence all the same.
-                known = abstract + read if own else read
+                known = abstract + read if rule else read
                 evidence = written.get("refined_hypothesis", {"evidence": evidence})["evidence"]
                 update = written
-                if own and "final_decision" in written:
-                    update = rest_on_sources(written, evidence, known, self._library.offered)
+                if rule and "final_decision" in written:
+                    update = rule.apply(written, evidence, known)
                 texts = [(one.where, one.text) for one in known]
                 sources = Card("Sources", source_lines(read), "cyan")
                 yield Step(number, node, update, tuple(cards(update, texts)), sources, log.calls)
@@ -176,7 +172,11 @@ def build_library(config: Config, secrets: Mapping[str, str], question: Brief | 
     if own and config.society.evidence == "retrieved":
         toolbox = OwnAbstract(toolbox, own[0], config.tools.max_chars)
     origins = Origins(config.tools, source, question.id if question else None)
-    return Library(toolbox, "; ".join(dict.fromkeys(searched)), origins, question is not None)
+    if question is None:
+        return Library(toolbox, "; ".join(dict.fromkeys(searched)), origins)
+    offered = "what you gave" if searched == [YOURS] else "what was searched"
+    rule = Rule(question.goal, offered, toy=bool(toy_parts(config.models)))
+    return Library(toolbox, "; ".join(dict.fromkeys(searched)), origins, rule)
 
 
 @contextmanager

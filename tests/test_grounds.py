@@ -1,5 +1,7 @@
 """What an answer to a person's own question may rest on."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,12 +11,13 @@ from agents.tools import build_toolbox
 from chimera.config import ToolsConfig
 from chimera.data import Document
 from chimera.types import Brief
-from evaluation.grounds import Origins, Read, rest_on_sources, supporting
+from evaluation.grounds import Origins, Read, Rule, supporting
 from evaluation.own_abstract import OwnAbstract
 
 SENTENCE = "Admission was less frequent with the high dose (3.4% versus 4.6%, p=0.013)."
 YOURS = Read("your abstract", f"Some were old. {SENTENCE} Arms were sore.")
 INVENTED = Read("invented study generated-0-1", "Balance was better with training (p=0.01).", real=False)
+RULE = Rule("Does a high dose lower admissions?", "what you gave")
 DECIDED = {
     "final_answer": "yes",
     "final_decision": "GO",
@@ -26,8 +29,8 @@ DECIDED = {
 
 
 def test_a_decision_that_quotes_a_real_source_stands_and_shows_the_quote():
-    update = rest_on_sources(DECIDED, ["No such words here.", SENTENCE], [INVENTED, YOURS], "what you gave")
-    assert update == {**DECIDED, "final_grounds": [(SENTENCE, "your abstract")]}
+    update = RULE.apply(DECIDED, ["No such words here.", SENTENCE], [INVENTED, YOURS])
+    assert update == {**DECIDED, "final_grounds": [(SENTENCE, "your abstract")], "final_caution": None}
 
 
 @pytest.mark.parametrize(
@@ -35,14 +38,31 @@ def test_a_decision_that_quotes_a_real_source_stands_and_shows_the_quote():
     [[], ["Admission was less frequent with the high dose (3.4% versus 4.6%, p=0.01"], [INVENTED.text], ["sore"]],
 )
 def test_a_decision_without_a_real_quote_is_withheld(evidence):
-    update = rest_on_sources(DECIDED, evidence, [INVENTED, YOURS], "what you gave")
+    update = RULE.apply(DECIDED, evidence, [INVENTED, YOURS])
     assert update["final_decision"] == "UNDECIDED"
     assert update["final_answer"] is None
     assert update["final_rationale"] == "no sentence of what you gave supports an answer"
-    assert update["final_withheld"] == {"decision": "GO", "answer": "yes"}
+    society = update["final_withheld"]
+    assert (society["decision"], society["answer"]) == ("GO", "yes")
+    assert society["why"] == "no quote of the final hypothesis stands word for word in a source"
     assert {name: update[name] for name in ("final_veto", "final_protocol", "sender")} == {
         name: DECIDED[name] for name in ("final_veto", "final_protocol", "sender")
     }
+
+
+def test_the_toys_decision_never_counts_although_its_quote_is_true():
+    update = replace(RULE, toy=True).apply(DECIDED, [SENTENCE], [YOURS])
+    assert (update["final_decision"], update["final_answer"]) == ("UNDECIDED", None)
+    assert update["final_rationale"] == "the bundled model cannot read real studies"
+    assert update["final_withheld"]["decision"] == "GO"
+
+
+def test_a_quote_of_a_source_about_something_else_comes_with_a_caution():
+    other = replace(RULE, goal="Does measles vaccination cause autism in toddlers?")
+    assert "no quoted source has a word in common" in other.apply(DECIDED, [SENTENCE], [YOURS])["final_caution"]
+    related = replace(RULE, goal="Are fewer people admitted?")
+    assert related.apply(DECIDED, [SENTENCE], [YOURS])["final_caution"] is not None, "admit- is not admis-"
+    assert replace(RULE, goal="Is admission rarer?").apply(DECIDED, [SENTENCE], [YOURS])["final_caution"] is None
 
 
 texts = st.text(alphabet="ab .,0", max_size=30)

@@ -80,7 +80,7 @@ def test_live_searches_hide_the_article_behind_a_task_but_not_behind_ones_own_qu
     assert options["block_source"] is not own
     assert (options["conclusions"] is None) is own
     assert library.searched == "your abstract" if own else "generated tasks" in library.searched
-    assert library.own_question is own
+    assert (library.rule is not None) is own
 
 
 def test_calls_to_this_machine_go_by_no_proxy(config, monkeypatch):

@@ -58,7 +58,7 @@ class FakeServer:
                 message = {"role": "assistant", "content": json.dumps(answers[role] if role else scores)}
                 if role == break_role and role:
                     message["content"] = "no idea"
-                elif tool_calls and role in JUNIORS and body["messages"][-1]["role"] == "user":
+                elif tool_calls and role in JUNIORS and body.get("tools") and body["messages"][-1]["role"] == "user":
                     function = {"name": "literature_search", "arguments": json.dumps({"query": QUESTION})}
                     call = {"id": "call-1", "type": "function", "function": function}
                     message = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -219,7 +219,7 @@ def test_a_veto_and_its_reason_stand_beside_the_answer(answers, abstract, capsys
 def test_the_toy_is_named_first_and_last_and_quotes_no_invented_study(tmp_path, capsys):
     abstract = tmp_path / "knees.txt"
     abstract.write_text("Keyhole surgery on worn knees was compared with physiotherapy; neither eased pain better.")
-    ask("Does measles vaccination cause autism in toddlers?", "--context", abstract, "models.junior.temperature=0")
+    ask("Does measles vaccination cause autism in toddlers?", "--context", abstract)
     out = capsys.readouterr().out
     blocks = out.strip().split("\n\n")
     for block, where in ((blocks[0], "below"), (blocks[-1], "above")):
@@ -229,7 +229,8 @@ def test_the_toy_is_named_first_and_last_and_quotes_no_invented_study(tmp_path, 
     assert "generated" not in out
     assert "invented study" not in out
     assert set(re.findall(r"” \[([^]]+)\]", out)) <= {"in no source", "your abstract"}
-    assert "\nUNDECIDED: no sentence of what you gave supports an answer\n" in out
+    assert "\nUNDECIDED: the bundled model cannot read real studies\n" in out
+    assert "\nAnswer: " not in out
     assert blocks[-2] == "Sources\n  your abstract  given with your question", "whatever it searched for, it was found"
 
 
