@@ -336,7 +336,7 @@ class ScriptedOpenAI:
             return dict.fromkeys(criteria, 0.5)
         if "evidence" in SOCIETY_ANSWERS[role] and request["messages"][-1]["role"] == "tool":
             text = json.loads(request["messages"][-1]["content"])["results"][0]["text"]
-            return {**HYPOTHESIS, "evidence": [text[:60]]}
+            return {**HYPOTHESIS, "evidence": [" ".join(text.split()[:8])]}
         return SOCIETY_ANSWERS[role]
 
 
