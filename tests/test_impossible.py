@@ -90,8 +90,8 @@ REPORT = {
             "failed": 1,
             "failures": {"broken": 1},
             "confusion": {
-                "yes": {"GO": 1, "NO-GO": 0, "UNDECIDED": 0, "none": 1},
-                "no": {"GO": 1, "NO-GO": 1, "UNDECIDED": 0, "none": 0},
+                "yes": {"yes": 1, "no": 0, "maybe": 0, "none": 1},
+                "no": {"yes": 1, "no": 1, "maybe": 0, "none": 0},
             },
             "rollouts": [
                 {"id": "a", "status": "failed", "reward": None, "parts": {}},
@@ -154,7 +154,7 @@ def test_a_table_that_fits_together_is_possible():
         ("stages.base.reward.mean", "high", "no mean that is a number"),
         ("outcomes.base.failed", 2, "1 of the listed rollouts failed"),
         ("outcomes.base.failures", {"broken": 3}, "failures adds up to 3"),
-        ("outcomes.base.confusion.yes.GO", 3, "confusion adds up to 6"),
+        ("outcomes.base.confusion.yes.yes", 3, "confusion adds up to 6"),
         ("outcomes.base.rollouts.3.reward", 0.75, "rollout d has reward 0.75, its parts give 0.5"),
         ("outcomes.base.rollouts.3.values.reward", 0.4, "the rollouts listed in outcomes.base give 0.25"),
         ("comparisons.base:sft.alignment.difference", 0.35, "difference is 0.35"),

@@ -346,6 +346,19 @@ class Stop(Exception):
     """Stands for the end of the process."""
 
 
+def wait_for_engines():
+    """A stop waits only seconds for the engine; a process has one at a time."""
+    for thread in threading.enumerate():
+        if thread.name == "ppo-engine":
+            thread.join()
+
+
+@pytest.fixture(autouse=True)
+def one_engine_at_a_time():
+    yield
+    wait_for_engines()
+
+
 @pytest.mark.parametrize(("save_freq", "stop_at"), [(1, "senior@ppo-3"), (2, "senior@ppo-3"), (3, "senior@ppo-2")])
 def test_a_continued_run_ends_with_the_same_weights_bit_for_bit(straight, tmp_path, save_freq, stop_at):
     """Stopped just after weights went live, before their checkpoint: the worst moment."""
@@ -358,6 +371,7 @@ def test_a_continued_run_ends_with_the_same_weights_bit_for_bit(straight, tmp_pa
     stopped.on_live = stop
     with pytest.raises(Stop):
         asyncio.run(Ppo().run(stopped))
+    wait_for_engines()
     resumed = MadeUpLab(tmp_path, straight.model, save_freq=save_freq)
     result = asyncio.run(Ppo().run(resumed))
     final = result.learned.folder

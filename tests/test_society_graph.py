@@ -38,6 +38,7 @@ WRITERS = {
     "supervisor_justification": {"Supervisor"},
     "selection": {"Supervisor"},
     "refined_hypothesis": {"HypothesisRefiner"},
+    "unreviewed_hypothesis": {"HypothesisRefiner"},
     "critical_revisions": {"HypothesisRefiner"},
     "experimental_protocol": {"ProtocolDesigner"},
     "major_revisions": {"ProtocolDesigner"},

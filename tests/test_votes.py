@@ -46,7 +46,8 @@ def record(answers=("yes", "no", "no"), chosen="yes", first="maybe", final="no",
 
 
 def call(sample, answer, name="single@base", tokens=(90, 10), task="t1"):
-    return BaselineAnswer(name, task, 0, answer, None, 1, *tokens, sample)
+    prompt, completion = tokens
+    return BaselineAnswer(name, task, 0, answer, None, 1, prompt, completion, sample)
 
 
 def found(stages, calls=(), records=None, **options):
