@@ -125,7 +125,7 @@ class Run:
 
     def rollouts_file(self, phase: str) -> Path:
         """Where the rollouts of `phase` are recorded, one JSON object a line."""
-        return self.path / "rollouts" / f"{check_name(phase)}.jsonl"
+        return self.path / _rollouts(phase)
 
     def append_rollout(self, record: Mapping[str, Any], *, phase: str) -> None:
         """Record one finished rollout of `phase` durably."""
@@ -133,7 +133,7 @@ class Run:
 
     def rollouts(self, phase: str) -> Iterator[dict[str, Any]]:
         """The recorded rollouts of `phase`, oldest first."""
-        return self.lines(self.rollouts_file(phase))
+        return self.lines(_rollouts(phase))
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Append one line of metrics, stamped with the time."""
@@ -160,8 +160,8 @@ class Run:
         """The ledger, oldest first; each line holds the hash of the one before (`chimera.chain`)."""
         return self.lines(LEDGER)
 
-    def lines(self, file: Path | str) -> Iterator[dict[str, Any]]:
-        """The records of any file of the run that holds one JSON object a line; its path may be relative to the run."""
+    def lines(self, file: str) -> Iterator[dict[str, Any]]:
+        """The records of a file that holds one JSON object a line; its path is relative to the run."""
         return read_lines(self.path / file)
 
     def close(self) -> None:
@@ -207,6 +207,11 @@ class Run:
             _write(environment_file, json.dumps(environment, indent=2) + "\n")
             self.ledger("created")
         _write(file, to_yaml(redact_tree(effective(config))))
+
+
+def _rollouts(phase: str) -> str:
+    """Where the rollouts of `phase` are, relative to the run."""
+    return f"rollouts/{check_name(phase)}.jsonl"
 
 
 def unfinished(events: Iterable[Mapping[str, Any]]) -> set[str]:

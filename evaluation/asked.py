@@ -148,7 +148,6 @@ class RunThen(Run):
         """The run's name then: its folder may have been renamed."""
         return self.called
 
-    def lines(self, file: Path | str) -> Iterator[dict[str, Any]]:
+    def lines(self, file: str) -> Iterator[dict[str, Any]]:
         """As for `Run`, and no further than the file went then."""
-        path = self.path / file
-        return read_lines(path, end=self.sizes.get(path.relative_to(self.path).as_posix(), 0))
+        return read_lines(self.path / file, end=self.sizes.get(file, 0))

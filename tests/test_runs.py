@@ -313,3 +313,14 @@ def test_a_run_that_could_not_be_resumed_is_given_up(config: Config):
     with pytest.raises(RunError):
         Run.create("a", load_config(None, [f"runs_dir={config.runs_dir}", "seed=5"]), resume=True)
     Run.create("a", config, resume=True).close()
+
+
+def test_a_run_in_a_relative_folder_reads_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The default runs_dir is relative to where the command is started."""
+    monkeypatch.chdir(tmp_path)
+    with Run.create("mine", Config(runs_dir=Path("runs"))) as run:
+        run.append_rollout({"rollout_id": "ro-1"}, phase="gather")
+        run.append_metrics({"phase": "gather", "step": 1})
+        assert [one["rollout_id"] for one in run.rollouts("gather")] == ["ro-1"]
+        assert [one["step"] for one in run.metrics()] == [1]
+        assert [one["event"] for one in run.events()] == ["created"]
