@@ -35,14 +35,27 @@ def texts_read(messages: Iterable[Message]) -> list[str]:
     """
     found: list[str] = []
     for message in messages:
-        if message["role"] not in ("user", "tool"):
-            continue
-        payload = json.loads(message["content"])
-        passages = [*(payload.get("sources") or ()), *(payload.get("results") or ())]
+        payload = _payload(message)
+        passages = _passages(payload)
         found += [passage_text(passage) for passage in passages]
         if not passages and isinstance(handed := payload.get("hypothesis"), dict):
             found += handed["evidence"]
     return list(dict.fromkeys(found))
+
+
+def _payload(message: Message) -> dict[str, Any]:
+    """The JSON object of a user's or a tool's message; empty for prompts that are not ours, which traces may hold."""
+    if message["role"] not in ("user", "tool"):
+        return {}
+    try:
+        payload = json.loads(message["content"])
+    except (TypeError, ValueError):
+        return {}
+    return payload if isinstance(payload, dict) else {}
+
+
+def _passages(payload: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [*(payload.get("sources") or ()), *(payload.get("results") or ())]
 
 
 def passage_text(passage: Mapping[str, Any]) -> str:
@@ -83,10 +96,8 @@ def numbers(messages: Iterable[Message]) -> dict[str, str]:
     """The numbered sentences in a visit's messages."""
     found: dict[str, str] = {}
     for message in messages:
-        if message["role"] in ("user", "tool"):
-            payload = json.loads(message["content"])
-            for passage in (*(payload.get("sources") or ()), *(payload.get("results") or ())):
-                found |= passage.get("sentences", {})
+        for passage in _passages(_payload(message)):
+            found |= passage.get("sentences", {})
     return found
 
 

@@ -14,7 +14,7 @@ ROWS = {
     "adapter": [rf"ms per 1,000 spans, processor time(?s:.)*\n +\d+ +{NUMBER} +{NUMBER} +{NUMBER}"],
     "coverage": [
         r"intervals that cover, %",
-        rf"│ +5 │ 0.04, 0.3, 0.4 │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │",
+        rf"│ +5 │ +0\.04, 0\.3, 0\.4 │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │",
     ],
     "orchestration": [r"wall ms each ┃ CPU ms each", rf"overhead per rollout +│ +│ +{NUMBER} │ +{NUMBER} │"],
     "ppo_update": [

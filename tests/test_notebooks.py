@@ -107,6 +107,8 @@ def run(scripted_openai, society_kit, tmp_path_factory):
         "society.node_retries=0",
         "data.size=40",
         "gate.tasks=4",
+        "society.quotes=free",
+        "society.refiner=trusts",
         "evaluation.resamples=200",
         "evaluation.permutations=200",
     ]
@@ -130,7 +132,7 @@ def run(scripted_openai, society_kit, tmp_path_factory):
         return {"ProtocolDesigner": designed, "PrincipalInvestigator": decided}.get(role)
 
     designed = {**society_kit.answers["ProtocolDesigner"], "design": DESIGN}
-    decided = {**society_kit.answers["PrincipalInvestigator"], "decision": "NO-GO"}
+    decided = {**society_kit.answers["PrincipalInvestigator"], "answer": "no", "decision": "NO-GO"}
     arguments = ["--run", run.name, f"runs_dir={runs}"]
     main([*arguments, "--stages", "base"])
     scripted_openai.hooks[:] = [trained]
@@ -207,6 +209,7 @@ def test_a_pair_shows_what_differs_and_text_is_text(run):
     rows = [["".join(cell.itertext()) for cell in row] for row in table.iter("tr")]
     assert rows[0] == ["", "base", "after bandit"]
     assert ["design", "randomised trial", DESIGN] in rows
+    assert ["answer", "yes", "no"] in rows
     assert ["decision", "GO", "NO-GO"] in rows
     assert not [row for row in rows if row[0] == "population"], "it is the same in both"
     assert "randomised" in [mark.text for mark in table.iter("del")]

@@ -65,7 +65,7 @@ def start_training(scripted_openai, tmp_path_factory):
     def start(name, *overrides, endless=False):
         command = [sys.executable, "-c", WITHOUT_WATCHDOG, "--phases", "gather", "--name", name]
         command += ["--config", str(folder / "config.yaml"), *overrides]
-        command += [f"models.junior.model=endless-{name}", "gather.tasks=40"] if endless else []
+        command += [f"models.junior.model=endless-{name}", "gather.tasks=30"] if endless else []
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -216,7 +216,7 @@ def test_an_unknown_phase_names_the_valid_ones():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["gather.tasks=801"], "gather.tasks=801, but there are 800 training tasks"),
+        (["gather.tasks=601"], "gather.tasks=601, but there are 600 training tasks"),
         (["models.junior.path=/no/model"], "'/no/model' is no folder"),
         (
             [f"models.judge.{key}" for key in ("kind=endpoint", "base_url=http://localhost/v1", "model=m")]
