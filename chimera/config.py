@@ -155,7 +155,7 @@ class SocietyConfig(Section):
         default="reads", description="reads: the refiner sees the passages that the juniors found; trusts: it does not"
     )
     refiner_max_chars: int = Field(
-        default=2400, ge=100, description="passages that the refiner is shown, in characters altogether"
+        default=1200, ge=100, description="passages that the refiner is shown, in characters altogether"
     )
     max_tool_calls: int = Field(
         default=2, ge=0, description="tool calls that one role may make in one turn of the society"
