@@ -187,7 +187,7 @@ def test_load_checks_that_splits_are_disjoint(tmp_path):
 
 def test_command_prints_a_sample_and_the_description(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    data.main(["--rows", "4", "data.size=40", "data.levels=[2]"])
+    data.main(["--rows", "6", "data.size=40", "data.levels=[2]"])
     printed = capsys.readouterr().out
     assert printed.count("generated tasks, level 2, seed 0: 24 train / 8 validation / 8 test") == 2
     shown = [task.id for task in load(DataConfig(size=40, levels=(2,))).tasks if task.id in printed]

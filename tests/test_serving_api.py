@@ -245,8 +245,8 @@ async def test_a_failing_batch_is_an_error_of_its_requests_only(service, client,
 async def test_an_abandoned_request_leaves_the_batch(service, monkeypatch):
     """The engine stands still until the request has been given up, so that it cannot finish before."""
     engine = service._bindings["other"].lane.engine
-    abandoned, decode = threading.Event(), engine.decode
-    monkeypatch.setattr(engine, "decode", lambda *given: abandoned.wait() and decode(*given))
+    abandoned, forward = threading.Event(), engine.forward
+    monkeypatch.setattr(engine, "forward", lambda *given: abandoned.wait() and forward(*given))
     request = parse_request({"model": "other", "messages": QUESTION, "response_format": LONG, "n": 12})
     task = asyncio.create_task(service.complete(request))
     binding = service._bindings["other"]
