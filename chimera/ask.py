@@ -143,7 +143,7 @@ def _trained(arguments: argparse.Namespace) -> "Run | None":
     from chimera.runs import Run
 
     run = Run.open(arguments.run, config_from(arguments, own_question=True).runs_dir)
-    arguments.config = run.path / "config.yaml"
+    arguments.config = run.config_file
     return run
 
 
@@ -192,15 +192,17 @@ def _about(
 
 def _load(servers: "ModelServers", run: "Run", learned: "Mapping[Learner, Policy]") -> "Selector | None":
     """Serve the weights that `run` learned; the selector of its supervisor's policy, None when it has none."""
+    from chimera.seals import checked
     from training.selection import SelectionSpec, make_selector
 
+    folders = {learner: checked(run, policy.folder) for learner, policy in learned.items()}
     for learner, policy in learned.items():
         if learner != "supervisor":
-            servers.load_weights(learner, run.path / policy.folder, version=policy.version)
+            servers.load_weights(learner, folders[learner], version=policy.version)
     chooser = learned.get("supervisor")
     if chooser is None:
         return None
-    folder = str((run.path / chooser.folder).absolute())
+    folder = str(folders["supervisor"].absolute())
     return make_selector(SelectionSpec(chooser.version, folder, exploration=0.0), greedy=True)
 
 

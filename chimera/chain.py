@@ -7,7 +7,6 @@ hashes again can hide a change; then the last hash is another one, so publish it
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera.errors import RunError
+from chimera.plain_json import parse_json
 
 FIELDS = ("previous", "hash")
 """The fields that a line of a chain has beside its record's."""
@@ -70,9 +70,54 @@ def read_chain(path: Path) -> list[Entry]:
             raise RunError(f"{where} was changed: its hash is not that of what it says")
         if previous[1].decode() != (entries[-1].hash if entries else ""):
             raise RunError(f"{where} does not follow the line before it: a line was removed, moved or put in")
-        record = json.loads(raw)
+        record = parse_json(raw)
         entries.append(Entry(own[1].decode(), {key: record[key] for key in record if key not in FIELDS}, end))
     return entries
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a ledger, oldest first; none when there is no file. An unfinished last line is left out.
+
+    A ledger of an older version, which is no chain, is read as it is.
+
+    Raises:
+        RunError: A line is broken or was changed; the message names it.
+    """
+    if not path.exists():
+        return
+    chained, last = True, b""
+    for number, raw, _ in _lines(path):
+        own = _OWN.search(raw)
+        if own is None and not raw.endswith(b"\n"):
+            return
+        if own is None and number == 1:
+            chained = False
+        record = _event(raw)
+        if record is None or (chained and not _follows(raw, last)):
+            raise RunError(
+                f"{path}:{number} is broken or was changed, so nobody can tell what the run did: restore the ledger "
+                "from a copy of the run"
+            )
+        last = own[1] if own else b""
+        yield record
+
+
+def _follows(raw: bytes, last: bytes) -> bool:
+    """True if a line's own hash is right and it names the hash of the line before it."""
+    own = _OWN.search(raw)
+    if own is None:
+        return False
+    body = raw[: own.start()]
+    previous = _PREVIOUS.search(body)
+    return previous is not None and previous[1] == last and hashlib.sha256(body).hexdigest().encode() == own[1]
+
+
+def _event(raw: bytes) -> dict[str, Any] | None:
+    try:
+        record = parse_json(raw)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("event"), str) else None
 
 
 def head(path: Path) -> str | None:

@@ -25,11 +25,13 @@ class DataConfig(Section):
         min_length=1,
         description="'generated', 'hub' (qiaojin/PubMedQA), or the authors' JSON file",
     )
-    size: int = Field(default=1000, ge=10, description="how many generated tasks to make; other sources are used whole")
+    size: int = Field(
+        default=1000, ge=10, le=100_000, description="how many generated tasks to make; other sources are used whole"
+    )
     levels: tuple[Literal[1, 2, 3, 4], ...] = Field(
         default=(1, 2, 3, 4), min_length=1, description="difficulty levels of generated tasks"
     )
-    seed: int = Field(default=0, description="seed of the generator and of the split")
+    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="seed of the generator and of the split")
     test_ids: Path | None = Field(default=None, description="file of official test PMIDs; the split is then 500/500")
     validation_share: float = Field(
         default=0.2, gt=0, lt=1, description="share of tasks for the gate and for searches; of the rest with test_ids"
@@ -68,8 +70,8 @@ class ModelConfig(Section):
     )
     temperature: float = Field(default=1.0, ge=0, le=2, description="sampling temperature; 0 is greedy")
     top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus sampling: share of probability kept")
-    max_tokens: int = Field(default=768, ge=1, description="longest answer, in tokens")
-    timeout_s: float = Field(default=60.0, gt=0, description="seconds that one model call may take")
+    max_tokens: int = Field(default=768, ge=1, le=1_000_000, description="longest answer, in tokens")
+    timeout_s: float = Field(default=60.0, gt=0, le=604_800, description="seconds that one model call may take")
 
     @field_validator("base_url")
     @classmethod
@@ -129,11 +131,11 @@ class ModelsConfig(Section):
 class ServingConfig(Section):
     """The embedded model server."""
 
-    slots: int = Field(default=16, ge=1, description="requests decoded together")
+    slots: int = Field(default=16, ge=1, le=4096, description="requests decoded together")
     context_length: int = Field(
-        default=2048, ge=64, description="prompt plus answer, in tokens; longer prompts get a 400"
+        default=2048, ge=64, le=1_000_000, description="prompt plus answer, in tokens; longer prompts get a 400"
     )
-    threads: int = Field(default=1, ge=1, description="torch threads of the server process")
+    threads: int = Field(default=1, ge=1, le=1024, description="torch threads of the server process")
 
 
 Quotes = Literal["read", "numbered", "free"]
@@ -155,16 +157,20 @@ class SocietyConfig(Section):
         default="reads", description="reads: the refiner sees the passages that the juniors found; trusts: it does not"
     )
     refiner_max_chars: int = Field(
-        default=1200, ge=100, description="passages that the refiner is shown, in characters altogether"
+        default=1200, ge=100, le=1_000_000, description="passages that the refiner is shown, in characters altogether"
     )
     max_tool_calls: int = Field(
-        default=2, ge=0, description="tool calls that one role may make in one turn of the society"
+        default=2, ge=0, le=100, description="tool calls that one role may make in one turn of the society"
     )
-    max_major_revisions: int = Field(default=1, ge=0, description="returns to the protocol designer")
-    max_critical_revisions: int = Field(default=1, ge=0, description="returns to the hypothesis refiner")
-    max_revisions: int = Field(default=2, ge=0, description="returns in total")
-    node_timeout_s: float = Field(default=180.0, gt=0, description="seconds that one role may take in one visit")
-    node_retries: int = Field(default=1, ge=0, description="further tries of a role after a retriable model error")
+    max_major_revisions: int = Field(default=1, ge=0, le=100, description="returns to the protocol designer")
+    max_critical_revisions: int = Field(default=1, ge=0, le=100, description="returns to the hypothesis refiner")
+    max_revisions: int = Field(default=2, ge=0, le=200, description="returns in total")
+    node_timeout_s: float = Field(
+        default=180.0, gt=0, le=604_800, description="seconds that one role may take in one visit"
+    )
+    node_retries: int = Field(
+        default=1, ge=0, le=100, description="further tries of a role after a retriable model error"
+    )
 
     def unused(self) -> Mapping[str, str]:
         """Revisions that the total forbids, a total that cannot be reached, and the size of what is not shown."""
@@ -195,9 +201,9 @@ class ToolsConfig(Section):
         default="local", description="gene ontology: the database, or QuickGO"
     )
     results: int = Field(default=1, ge=1, le=10, description="passages that one search returns")
-    max_chars: int = Field(default=1200, ge=100, description="length limit of one passage, in characters")
-    timeout_s: float = Field(default=10.0, gt=0, description="seconds that one live request may take")
-    retries: int = Field(default=2, ge=0, description="further tries after 429 or 5xx")
+    max_chars: int = Field(default=1200, ge=100, le=1_000_000, description="length limit of one passage, in characters")
+    timeout_s: float = Field(default=10.0, gt=0, le=604_800, description="seconds that one live request may take")
+    retries: int = Field(default=2, ge=0, le=100, description="further tries after 429 or 5xx")
     database: Path | None = Field(
         default=None, description="SQLite file of proteins and GO terms; the shipped seed otherwise"
     )
@@ -215,33 +221,45 @@ class ToolsConfig(Section):
 class RewardConfig(Section):
     """Weights of the reward's named parts; each part is logged and they sum to the reward."""
 
-    novelty: float = Field(default=0.1, description="weight of the judge's score for novelty")
-    feasibility: float = Field(default=0.2, description="weight of the judge's score for feasibility")
-    impact: float = Field(default=0.3, description="weight of the judge's score for impact")
-    clarity: float = Field(default=0.15, description="weight of the judge's score for clarity")
-    groundedness: float = Field(default=0.2, description="weight of the judge's score for groundedness")
-    efficiency: float = Field(default=0.05, description="weight of the judge's score for efficiency")
-    alignment: float = Field(default=1.0, description="when the answer is the label")
+    novelty: float = Field(default=0.1, ge=-1000, le=1000, description="weight of the judge's score for novelty")
+    feasibility: float = Field(
+        default=0.2, ge=-1000, le=1000, description="weight of the judge's score for feasibility"
+    )
+    impact: float = Field(default=0.3, ge=-1000, le=1000, description="weight of the judge's score for impact")
+    clarity: float = Field(default=0.15, ge=-1000, le=1000, description="weight of the judge's score for clarity")
+    groundedness: float = Field(
+        default=0.2, ge=-1000, le=1000, description="weight of the judge's score for groundedness"
+    )
+    efficiency: float = Field(default=0.05, ge=-1000, le=1000, description="weight of the judge's score for efficiency")
+    alignment: float = Field(default=1.0, ge=-1000, le=1000, description="when the answer is the label")
     parsed: float = Field(
-        default=0.05, description="per rollout: share of role outputs that parsed at the first attempt"
+        default=0.05,
+        ge=-1000,
+        le=1000,
+        description="per rollout: share of role outputs that parsed at the first attempt",
     )
-    call_valid: float = Field(default=0.05, description="per valid tool call, at most three count")
-    tool_succeeded: float = Field(default=0.05, description="per tool call that succeeded, at most three count")
-    repeated_call: float = Field(default=-0.1, le=0, description="per identical repeated tool call")
+    call_valid: float = Field(default=0.05, ge=-1000, le=1000, description="per valid tool call, at most three count")
+    tool_succeeded: float = Field(
+        default=0.05, ge=-1000, le=1000, description="per tool call that succeeded, at most three count"
+    )
+    repeated_call: float = Field(default=-0.1, ge=-1000, le=0, description="per identical repeated tool call")
     unverifiable_quote: float = Field(
-        default=-0.1, le=0, description="per final evidence sentence that no source contains"
+        default=-0.1, ge=-1000, le=0, description="per final evidence sentence that no source contains"
     )
-    overlong: float = Field(default=-0.1, le=0, description="when an answer was cut at its token limit")
+    overlong: float = Field(default=-0.1, ge=-1000, le=0, description="when an answer was cut at its token limit")
 
 
 class RolloutsConfig(Section):
     """The runner processes and the servers between them and the models."""
 
-    runners: int = Field(default=8, ge=1, description="runner processes, each works on one rollout at a time")
-    timeout_s: float = Field(default=300.0, gt=0, description="seconds after which a rollout counts as failed")
+    runners: int = Field(default=8, ge=1, le=1024, description="runner processes, each works on one rollout at a time")
+    timeout_s: float = Field(
+        default=300.0, gt=0, le=604_800, description="seconds after which a rollout counts as failed"
+    )
     max_attempts: int = Field(
         default=3,
         ge=1,
+        le=100,
         description="attempts of one rollout whose runner died or hung; a failed answer is not repeated",
     )
 
@@ -249,14 +267,16 @@ class RolloutsConfig(Section):
 class GatherConfig(Section):
     """The gather phase: the society as it is answers training tasks."""
 
-    tasks: int = Field(default=160, ge=1, description="training tasks to answer")
-    repeats: int = Field(default=1, ge=1, description="rollouts per task")
+    tasks: int = Field(default=160, ge=1, le=1_000_000, description="training tasks to answer")
+    repeats: int = Field(default=1, ge=1, le=100_000, description="rollouts per task")
 
 
 class Config(Section):
     """The whole tree."""
 
-    seed: int = Field(default=0, description="seed of everything random that has no seed of its own")
+    seed: int = Field(
+        default=0, ge=0, le=2**32 - 1, description="seed of everything random that has no seed of its own"
+    )
     runs_dir: Path = Field(default=Path("runs"), description="folder in which runs are kept")
     data: DataConfig = DataConfig()
     models: ModelsConfig = ModelsConfig()

@@ -33,8 +33,8 @@ class AuditorConfig(Section):
         description="whether to send a JSON schema: always and final do, because a judge has no tools; never does not",
     )
     temperature: float = Field(default=0.0, ge=0, le=2, description="sampling temperature; 0 is greedy")
-    max_tokens: int = Field(default=768, ge=1, description="longest answer, in tokens")
-    timeout_s: float = Field(default=60.0, gt=0, description="seconds that one call may take")
+    max_tokens: int = Field(default=768, ge=1, le=1_000_000, description="longest answer, in tokens")
+    timeout_s: float = Field(default=60.0, gt=0, le=604_800, description="seconds that one call may take")
 
     @model_validator(mode="after")
     def _endpoint_is_complete(self) -> Self:
@@ -60,13 +60,16 @@ class AuditorConfig(Section):
 class EvaluationConfig(Section):
     """How stages are evaluated and compared."""
 
-    concurrency: int = Field(default=16, ge=1, description="rollouts at a time")
+    concurrency: int = Field(default=16, ge=1, le=10_000, description="rollouts at a time")
     retries: int = Field(
-        default=10, ge=0, description="further tries of a model call after 429, 5xx or a time-out, with growing waits"
+        default=10,
+        ge=0,
+        le=100,
+        description="further tries of a model call after 429, 5xx or a time-out, with growing waits",
     )
     confidence: float = Field(default=0.95, gt=0.5, lt=1, description="of all intervals; 1 - it is the tests' level")
-    resamples: int = Field(default=2000, ge=200, description="bootstrap samples of an interval")
-    permutations: int = Field(default=20_000, ge=200, description="random exchanges of a paired test")
+    resamples: int = Field(default=2000, ge=200, le=1_000_000, description="bootstrap samples of an interval")
+    permutations: int = Field(default=20_000, ge=200, le=10_000_000, description="random exchanges of a paired test")
     power: float = Field(default=0.8, gt=0, lt=1, description="with which the minimum detectable effect is found")
     self_consistency: bool = Field(
         default=True,

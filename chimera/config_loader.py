@@ -210,7 +210,7 @@ def _shown(key: str, value: Any) -> str:
 
 def _type_name(field: FieldInfo) -> str:
     bounds = [
-        f"{sign} {getattr(item, name):g}"
+        f"{sign} {getattr(item, name):.12g}"
         for item in field.metadata
         for name, sign in _BOUNDS.items()
         if getattr(item, name, None) is not None

@@ -84,7 +84,7 @@ def parse_yaml(text: str, name: str) -> dict[str, Setting]:
             _flatten(loader, node, (), name, settings)
         elif node is not None:
             raise ConfigError(f"{name}:{_line(node)}: a configuration file is a mapping of sections, this is not one")
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{name} is not valid YAML: {_one_line(error)}") from error
     return settings
 
@@ -107,7 +107,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Setting]:
             else:
                 value = None if node is None else loader.construct_object(node, deep=True)
                 settings[key] = Setting(value, COMMAND_LINE)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ConfigError(f"the value of {key} {COMMAND_LINE} is not valid YAML: {_one_line(error)}") from error
     return settings
 
@@ -140,5 +140,7 @@ def _line(node: yaml.Node) -> int:
     return node.start_mark.line + 1
 
 
-def _one_line(error: yaml.YAMLError) -> str:
+def _one_line(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "its values are nested too deeply"
     return " ".join(str(error).split())

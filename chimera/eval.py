@@ -145,7 +145,7 @@ def _open(arguments: argparse.Namespace) -> "tuple[Run, Config]":
     folders = [override for override in overrides if override.partition("=")[0].strip() == "runs_dir"]
     runs_dir = load_config(None, folders, own_question=True).runs_dir
     run = Run.open(arguments.run, runs_dir) if arguments.run else Run.latest(runs_dir)
-    return run, load_config(run.path / "config.yaml", overrides)
+    return run, load_config(run.config_file, overrides)
 
 
 def _judge_settings(judge: str | None) -> list[str]:
@@ -243,10 +243,11 @@ def _auditor(settings: "EvaluationConfig", second: "HttpModel | None") -> "Audit
 
 
 def _selector(run: "Run", stage: "Stage") -> "Selector":
+    from chimera.seals import checked
     from training.selection import SelectionSpec, make_selector
 
     chooser = next((policy for policy in stage.policies if policy.learner == "supervisor"), None)
-    folder = str((run.path / chooser.folder).absolute()) if chooser else None
+    folder = str(checked(run, chooser.folder).absolute()) if chooser else None
     return make_selector(SelectionSpec(chooser.version if chooser else None, folder, 0.0), greedy=True)
 
 

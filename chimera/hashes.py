@@ -34,13 +34,13 @@ def hashes(file: Path, sizes: Iterable[int]) -> list[str]:
 
 
 def hash_artifact(path: Path) -> str:
-    """SHA-256 of a file, or of the names and hashes of all files of a folder.
+    """SHA-256 of a file, or of the names and hashes of all files of a folder but hidden ones.
 
     Raises:
         RunError: there is nothing at `path`.
     """
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file())
+        files = sorted(file for file in path.rglob("[!.]*") if file.is_file())
         lines = "".join(f"{hash_artifact(file)}  {file.relative_to(path).as_posix()}\n" for file in files)
         return hashlib.sha256(lines.encode()).hexdigest()
     try:

@@ -9,6 +9,7 @@ from typing import Any
 
 from chimera.chain import TAIL, link
 from chimera.errors import RunError
+from chimera.plain_json import parse_json
 from chimera.secrets import redact_tree
 
 
@@ -80,7 +81,7 @@ def read_lines(path: Path, *, end: int | None = None) -> Iterator[dict[str, Any]
 
 def _parse(raw: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(raw)
+        record = parse_json(raw)
     except ValueError:
         return None
     return record if isinstance(record, dict) else None

@@ -6,7 +6,10 @@ from it what it has to serve.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from chimera.errors import RunError
 
 Learner = Literal["junior", "senior", "supervisor"]
 """What a phase can change: the juniors' weights, the seniors', or who chooses among hypotheses."""
@@ -35,8 +38,18 @@ class Policy:
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "Policy":
-        """The inverse of `dump`."""
-        return cls(**data)
+        """The inverse of `dump`.
+
+        Raises:
+            RunError: It is no policy.
+        """
+        fields = [data.get(name) for name in cls.__slots__] if isinstance(data, Mapping) else []
+        known = bool(fields) and all(isinstance(one, str) for one in fields) and data["learner"] in get_args(Learner)
+        if not known or Path(data["folder"]).is_absolute() or ".." in Path(data["folder"]).parts:
+            raise RunError(
+                f"{str(data)[:80]!r} names no learned policy of its run: restore ledger and checkpoints from a copy"
+            )
+        return cls(data["learner"], data["version"], data["folder"])
 
 
 def live(events: Iterable[Mapping[str, Any]]) -> dict[Learner, Policy]:

@@ -208,7 +208,8 @@ def check_file(path: Path, remedy: str) -> None:
     if not found:
         raise DataError(f"{path}: no such file; {remedy}")
     if not path.is_file():
-        raise DataError(f"{path}: is a folder, not a file; give the path of the file in it")
+        what = "a folder" if path.is_dir() else "a device or a pipe"
+        raise DataError(f"{path}: is {what}, not a file; give the path of a file")
 
 
 def read_text(path: Path) -> str:
@@ -246,6 +247,8 @@ def read_json(path: Path) -> Any:
     content = read_text(path)
     try:
         return json.loads(content, object_pairs_hook=unique)
+    except RecursionError as error:
+        raise DataError(f"{path}: its values are nested too deeply; is it the right file?") from error
     except json.JSONDecodeError as error:
         cut = error.pos >= len(content.rstrip()) or error.msg.startswith("Unterminated string")
         raise DataError(

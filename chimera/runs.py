@@ -20,19 +20,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from chimera.chain import read_events
 from chimera.config import Config, load_config
 from chimera.config_loader import effective
-from chimera.config_source import to_yaml
+from chimera.config_source import read_yaml, to_yaml
 from chimera.environment import describe_environment, now
 from chimera.errors import RunError
 from chimera.hashes import hash_artifact
 from chimera.jsonl import append_line, read_lines
+from chimera.plain_json import read_json_object
 from chimera.secrets import api_key_names, load_secrets, redact_tree
 
 LEDGER = "ledger.jsonl"
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 FIXED_ON_RESUME = ("seed", "data.", "models.", "society.", "tools.", "reward.", "gate.")
 """A run keeps these: other tasks, models or rewards under the same name would mix two experiments."""
+
+ALWAYS_WRITTEN = ("seed", "data", "models", "society", "tools", "reward", "gate", "evaluation")
+"""Sections of every run's config.yaml, the last one too: a file without one of them was emptied or cut off."""
 
 _owned: dict[Path, int] = {}
 """Lock files that this process holds open. The lock is the operating system's: it ends with the process."""
@@ -63,10 +68,14 @@ class Run:
             raise RunError(
                 f"runs_dir={config.runs_dir} cannot be written to ({error.strerror}): set runs_dir to another folder"
             ) from error
-        run = cls(path, writable=True)
-        _take_ownership(path)
+        run = cls(path).own()
         try:
             run._start(config)
+        except OSError as error:
+            run.close()
+            raise RunError(
+                f"run {path} cannot be written to ({error.strerror}): make room, or copy it elsewhere"
+            ) from error
         except BaseException:
             run.close()
             raise
@@ -121,7 +130,44 @@ class Run:
     @property
     def config(self) -> Config:
         """The configuration that the run was last written with."""
-        return load_config(self.path / "config.yaml", own_question=True)
+        return load_config(self.config_file, own_question=True)
+
+    @property
+    def config_file(self) -> Path:
+        """The file of that configuration, which holds every section.
+
+        Raises:
+            RunError: It is empty or was cut off: the defaults in its place would be another experiment.
+            ConfigError: It cannot be read.
+        """
+        file = self.path / "config.yaml"
+        found = {key.partition(".")[0] for key in read_yaml(file)}
+        missing = [name for name in ALWAYS_WRITTEN if name not in found]
+        if missing:
+            raise RunError(
+                f"{file} has no {missing[0]!r}: it was emptied or cut off; restore it from a copy of the run, because "
+                "with default settings in its place the run would be another experiment"
+            )
+        return file
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What the run was made with: versions, platform, commit, and when (`created`).
+
+        Raises:
+            RunError: environment.json is missing or broken.
+        """
+        file = self.path / "environment.json"
+        try:
+            found = read_json_object(file)
+        except (OSError, ValueError) as error:
+            raise RunError(
+                f"{file}, which tells what the run was made with, is broken ({error}): restore it from a copy of the "
+                "run"
+            ) from error
+        if not isinstance(found.get("created"), str):
+            raise RunError(f"{file} does not tell when the run was created: restore it from a copy of the run")
+        return found
 
     def rollouts_file(self, phase: str) -> Path:
         """Where the rollouts of `phase` are recorded, one JSON object a line."""
@@ -157,8 +203,12 @@ class Run:
         )
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """The ledger, oldest first; each line holds the hash of the one before (`chimera.chain`)."""
-        return self.lines(LEDGER)
+        """The ledger, oldest first; each line holds the hash of the one before (`chimera.chain`).
+
+        Raises:
+            RunError: A line is broken or was changed.
+        """
+        return read_events(self.path / LEDGER)
 
     def lines(self, file: str) -> Iterator[dict[str, Any]]:
         """The records of a file that holds one JSON object a line; its path is relative to the run."""
@@ -200,7 +250,7 @@ class Run:
                 raise RunError(
                     f"run {self.name!r} was made with {fixed[0]}={old}, not {new}: keep it, or take another name"
                 )
-            before = json.loads(environment_file.read_text(encoding="utf-8"))
+            before = self.environment
             moved = _changes(before, environment | {"created": before["created"]})
             self.ledger("resumed", changed=changed or None, environment=moved or None)
         else:
@@ -223,6 +273,17 @@ def unfinished(events: Iterable[Mapping[str, Any]]) -> set[str]:
         elif event["event"] == "phase_finished":
             found.discard(event["phase"])
     return found
+
+
+def phases_before(events: Iterable[Mapping[str, Any]], phase: str) -> set[str] | None:
+    """The phases that were started before `phase` was for the first time; None if it never was."""
+    found: set[str] = set()
+    for event in events:
+        if event["event"] == "phase_started":
+            if event["phase"] == phase:
+                return found
+            found.add(event["phase"])
+    return None
 
 
 def check_name(name: str) -> str:
@@ -304,11 +365,15 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _created(folder: Path) -> str:
-    file = folder / "environment.json"
+    """When a run was made; of one whose environment.json is broken, when its configuration was last written.
+
+    One run's damage must not keep the others from being found.
+    """
     try:
-        return str(json.loads(file.read_text())["created"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{file} is broken: remove the run {folder.name!r} or restore the file") from error
+        return Run(folder).environment["created"]
+    except RunError:
+        written = (folder / "config.yaml").stat().st_mtime
+        return datetime.fromtimestamp(written, UTC).isoformat(timespec="microseconds")
 
 
 def _write(path: Path, text: str) -> None:

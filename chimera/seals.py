@@ -13,7 +13,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from chimera.hashes import BLOCK, hashes
+from chimera.errors import RunError
+from chimera.hashes import BLOCK, hash_artifact, hashes
 from chimera.runs import LEDGER, Run
 
 SEALED = "sealed"
@@ -24,10 +25,14 @@ Seal = tuple[str, int]
 """SHA-256 and how many bytes of the file it covers."""
 
 
-def seal(run: Run) -> list[str]:
+def seal(run: Run, below: str = "") -> list[str]:
     """Write the hashes of all files that are new or have changed into the run's ledger.
 
     A file that was changed although it may not keeps its old seal, so that `unlike_disk` goes on naming it.
+
+    Args:
+        run: Owned by this process.
+        below: A folder of the run, to seal only what is in it.
 
     Returns:
         The files that were changed although they may not.
@@ -35,8 +40,8 @@ def seal(run: Run) -> list[str]:
     Raises:
         RunError: The run is not owned by this process, or a file cannot be read.
     """
-    before = history(run.events())
-    on_disk = dict(_files(run.path))
+    before = {name: seals for name, seals in history(run.events()).items() if _is_below(name, below)}
+    on_disk = dict(_files(run.path, below))
     fresh: dict[str, Seal | None] = {}
     broken: list[str] = []
     for name, file in on_disk.items():
@@ -66,6 +71,42 @@ def history(events: Iterable[Mapping[str, Any]]) -> dict[str, list[Seal | None]]
             for name, one in event["files"].items():
                 found.setdefault(name, []).append(None if one is None else (str(one[0]), int(one[1])))
     return found
+
+
+def checked(run: Run, name: str, remedy: str = "restore it from a copy of the run, or make a new run") -> Path:
+    """The path of a folder of the run that is about to be used, once its bytes were compared with the ledger's hashes.
+
+    What the ledger knows nothing of is taken as it is. A process hashes no file twice that has not changed since.
+
+    Args:
+        run: The run.
+        name: The folder, relative to the run.
+        remedy: What to do about damage, for the message.
+
+    Raises:
+        RunError: A file was changed, removed or added since it was recorded; the message names it.
+    """
+    folder, seals, whole = run.path / name, dict[str, Seal | None](), None
+    for event in run.events():
+        if name in event.get("artifacts", {}):
+            whole = event["artifacts"][name]
+        elif event["event"] == SEALED:
+            found = {file: one for file, one in event["files"].items() if _is_below(file, name)}
+            seals |= {file: None if one is None else (str(one[0]), int(one[1])) for file, one in found.items()}
+            whole = None if found else whole
+    if whole is not None and folder.exists() and hash_artifact(folder) == whole:
+        return folder
+    on_disk = dict(_files(run.path, name))
+    for file, one in sorted(seals.items()):
+        if one is not None and file not in on_disk:
+            raise RunError(f"{run.path / file} is missing, and the run's ledger has its hash: {remedy}")
+        if file in on_disk and (one is None or not _kept(file, on_disk[file], [one])):
+            raise RunError(f"{run.path / file} is not what the run wrote, by the hash in its ledger: {remedy}")
+    if seals and (added := sorted(set(on_disk) - set(seals))):
+        raise RunError(f"{run.path / added[0]} was added to what the run wrote, by the hashes in its ledger: {remedy}")
+    if whole is not None:
+        raise RunError(f"{folder} is not what the run wrote, by the hash in its ledger: {remedy}")
+    return folder
 
 
 def unlike_disk(folder: Path, seals: Mapping[str, list[Seal | None]]) -> Iterator[str]:
@@ -133,9 +174,13 @@ def _is(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+def _is_below(name: str, folder: str) -> bool:
+    return not folder or name.startswith(f"{folder}/")
+
+
+def _files(folder: Path, below: str = "") -> Iterator[tuple[str, Path]]:
     """Every file that is sealed, by its path relative to the run; a link counts as the file that it leads to."""
-    for at, folders, names in os.walk(folder):
+    for at, folders, names in os.walk(folder / below):
         here = Path(at)
         folders[:] = sorted(one for one in folders if not (one.startswith(".") or (here == folder and one in UNSEALED)))
         for name in sorted(names):

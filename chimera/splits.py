@@ -59,17 +59,23 @@ def hold_out(tasks: Sequence[ResearchTask], share: float, seed: int | str) -> tu
 
 def related(tasks: Sequence[ResearchTask]) -> list[list[int]]:
     """Positions of tasks that share a question or an abstract, directly or through others; most groups have one."""
-    groups: dict[int, list[int]] = {}
-    group_of: dict[tuple[str, str], int] = {}
+    first: dict[tuple[str, str], int] = {}
+    above = list(range(len(tasks)))
+
+    def root(position: int) -> int:
+        while above[position] != position:
+            above[position] = position = above[above[position]]
+        return position
+
     for position, task in enumerate(tasks):
-        texts = _texts(task)
-        known = sorted({group_of[text] for text in texts if text in group_of})
-        name = known[0] if known else position
-        members = [member for group in known for member in groups.pop(group)]
-        groups[name] = [*members, position]
-        for member in groups[name]:
-            group_of.update(dict.fromkeys(_texts(tasks[member]), name))
-    return sorted(map(sorted, groups.values()))
+        for text in _texts(task):
+            other = root(first.setdefault(text, position))
+            own = root(position)
+            above[max(own, other)] = min(own, other)
+    groups: dict[int, list[int]] = {}
+    for position in range(len(tasks)):
+        groups.setdefault(root(position), []).append(position)
+    return list(groups.values())
 
 
 def official_split(

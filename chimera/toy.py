@@ -1,10 +1,10 @@
 """The bundled model is a toy: it knows invented studies only, and whoever asks it a real question is told so."""
 
-import json
 from pathlib import Path
 
 from chimera.ask_view import Card
 from chimera.config import ModelsConfig
+from chimera.plain_json import read_json_object
 from chimera.serving.checkpoint import NANO
 
 SAME_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
@@ -33,8 +33,8 @@ def warning(parts: list[str], where: str) -> Card:
 
 
 def _sizes(folder: Path) -> list[object] | None:
-    file = folder / "config.json"
-    if not file.is_file():
-        return None
-    config = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        config = read_json_object(folder / "config.json")
+    except (OSError, ValueError):
+        return None  # It is no model: whoever loads it says so.
     return [config.get(name) for name in SAME_SIZES]

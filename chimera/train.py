@@ -75,8 +75,9 @@ def _continued(arguments: argparse.Namespace, given: "Config") -> "tuple[str, st
     run = Run.open(arguments.name, given.runs_dir) if arguments.name else Run.latest(given.runs_dir)
     plans = [event["phases"] for event in run.events() if event["event"] == "planned"]
     phases = arguments.phases or (",".join(plans[-1]) if plans else None)
-    config = load_config(arguments.config or run.path / "config.yaml", arguments.overrides)
-    return run.name, phases, config
+    config = load_config(arguments.config or run.config_file, arguments.overrides)
+    # The folder may have been moved since: the run is where it was found.
+    return run.name, phases, config.model_copy(update={"runs_dir": given.runs_dir})
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from chimera.data import Dataset
 from chimera.errors import RunError
 from chimera.jsonl import append_line, read_lines
 from chimera.runs import Run
+from chimera.seals import checked
 from chimera.serving.checkpoint import locate
 from chimera.serving.client import HttpModel
 from chimera.serving.process import ModelServers
@@ -127,7 +128,8 @@ class Conductor:
 
         Raises:
             UnreachableError: A model server cannot be reached.
-            RunError: The model server has ended, or a stage's models are not those that the run was made with.
+            RunError: The model server has ended, or a stage's models are not those that the run was made with, or are
+                damaged.
         """
         greedy = replace(servers.endpoints[ROLE.model], temperature=0.0)
         endpoints = {**servers.endpoints, GREEDY_JUNIOR: greedy}
@@ -186,7 +188,9 @@ class Conductor:
             if version is None or served.get(learner, version) == version:
                 continue
             policy = policies.get(learner)
-            folder = self.run.path / policy.folder if policy else locate(getattr(self.config.models, learner).path)
+            folder = locate(getattr(self.config.models, learner).path)
+            if policy:
+                folder = await asyncio.to_thread(checked, self.run, policy.folder)
             await asyncio.to_thread(servers.load_weights, learner, folder, version=version)
         named = {name: endpoint.model for name, endpoint in servers.endpoints.items()}
         served = {**named, **await asyncio.to_thread(servers.versions)}

@@ -1,6 +1,5 @@
 """What a report says in words beside its numbers: about the run, its models, and what limits the conclusions."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ ONE_SEED = (
 
 def about_run(run: Run) -> dict[str, Any]:
     """Name, date, commit and phases of a run, from its environment and its ledger."""
-    environment = json.loads((run.path / "environment.json").read_text(encoding="utf-8"))
+    environment = run.environment
     events = list(run.events())
     return {
         "name": run.name,

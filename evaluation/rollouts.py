@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
 from chimera.errors import RunError
 from chimera.types import Decision, Label, ResearchTask, Section, Source
 
@@ -93,6 +95,7 @@ class Outcome:
         return asdict(self)
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, slots=True)
 class RolloutRecord:
     """The durable record of one rollout: one JSON line in the run's `rollouts/<phase>.jsonl`.
@@ -148,14 +151,25 @@ class RolloutRecord:
         """The inverse of `dump`.
 
         Raises:
-            RunError: An earlier version of Chimera recorded it, which did not keep the answer apart from the decision.
+            RunError: It is no rollout, or an earlier version of Chimera recorded it, which did not keep the answer
+                apart from the decision.
         """
         if "answer" not in data:
             raise RunError(
                 f"rollout {data.get('rollout_id')} has no 'answer' beside its decision, because an earlier version of "
                 "Chimera recorded it: read this run with that version, or train again"
             )
-        return cls(**data)
+        try:
+            return _RECORD.validate_python(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise RunError(
+                f"a line of rollouts/{str(data.get('phase'))[:40]}.jsonl is no rollout: "
+                f"{'.'.join(map(str, first['loc']))}: {first['msg']}; restore the file from a copy of the run"
+            ) from error
+
+
+_RECORD = TypeAdapter(RolloutRecord)
 
 
 def failures(records: Iterable[RolloutRecord]) -> Counter[str]:

@@ -7,12 +7,14 @@ training's adapter read alike; the names are those of agentlightning 0.3.0 (`age
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 from chimera.errors import RunError
+from chimera.plain_json import parse_json
 from chimera.secrets import redact_tree
 
 EXCHANGE = "raw_gen_ai_request"
@@ -112,8 +114,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
-            return [json.loads(line) for line in file]
-    except (OSError, EOFError, ValueError) as error:
+            return [parse_json(line) for line in file]
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise RunError(f"trace {path} cannot be read: {error}") from error
 
 

@@ -7,12 +7,14 @@ import gzip
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from chimera.errors import RunError
+from chimera.plain_json import parse_json
 from chimera.secrets import redact_tree
 
 
@@ -85,8 +87,8 @@ def read_tokens(path: Path, rollout_id: str | None = None) -> list[TokenRecord]:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             # Most lines are about other rollouts: they are not worth parsing.
             wanted = [line for line in file if rollout_id is None or rollout_id in line]
-        found = [TokenRecord(**json.loads(line)) for line in wanted]
-    except (OSError, EOFError, ValueError, TypeError) as error:
+        found = [TokenRecord(**parse_json(line)) for line in wanted]
+    except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
         raise RunError(f"the token records {path} cannot be read: {error}") from error
     return [record for record in found if rollout_id in (None, record.rollout_id)]
 

@@ -15,6 +15,7 @@ from typing import Any
 from chimera.chain import Entry, read_chain
 from chimera.errors import ChimeraError, RunError
 from chimera.hashes import hash_artifact
+from chimera.plain_json import parse_json
 from chimera.policies import WENT_LIVE
 from chimera.runs import LEDGER, Run
 from chimera.seals import history, unlike_disk
@@ -177,7 +178,7 @@ def read_report(report_file: Path) -> dict[str, Any]:
     """
     file = _file(report_file)
     try:
-        report = json.loads(file.read_text(encoding="utf-8"))
+        report = parse_json(file.read_bytes())
     except OSError as error:
         raise RunError(f"report {file} cannot be read: {error.strerror}") from error
     except ValueError as error:

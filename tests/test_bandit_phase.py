@@ -18,6 +18,7 @@ from chimera.config_learning import BanditConfig
 from chimera.data import Dataset
 from chimera.errors import ConfigError, RunError
 from chimera.policies import Policy
+from chimera.runs import Run
 from chimera.synthetic import generate
 from chimera.types import DECISION_OF_LABEL, abstract_text
 from evaluation.rollouts import RolloutInput, RolloutRecord
@@ -86,7 +87,7 @@ class FakeLab:
         tasks = tuple(item.task for item in TASKS.values())
         self.config = config
         self.dataset = Dataset(tasks[:220], tasks[220:], (), "generated", "test")
-        self.run = SimpleNamespace(path=folder)
+        self.run = Run(folder, writable=True)
         self.policy_versions = {}
         self.live = {}
         self.logged, self.notes, self.shown = [], [], []

@@ -24,6 +24,7 @@ from chimera.config import Config, PpoConfig
 from chimera.data import Dataset
 from chimera.errors import ConfigError, RunError
 from chimera.policies import Policy
+from chimera.runs import Run
 from chimera.types import ResearchTask
 from evaluation.rollouts import RolloutInput, RolloutRecord
 from evaluation.token_records import read_tokens, tokens_file, write_tokens
@@ -208,7 +209,8 @@ class MadeUpLab:
     """Rollouts of one run folder; recorded ones are not made again. `flaw(given)` may spoil one, or hold it back."""
 
     def __init__(self, folder, model, flaw=lambda given: {}, **ppo):
-        self.run = SimpleNamespace(path=folder)
+        folder.mkdir(exist_ok=True)
+        self.run = Run(folder, writable=True)
         self.config = Config.model_validate({"ppo": {"tasks_per_step": 2, "n": 3, "steps": 3, "lr": 0.05, **ppo}})
         self.dataset, self.view, self.flaw, self.model = DATASET, View(), flaw, model
         self.metrics = SimpleNamespace(log=lambda phase, step, values: self.logged.append((phase, step, values)))
@@ -451,14 +453,14 @@ async def test_a_stop_frees_the_engine_for_another(straight, tmp_path):
 
 def test_progress_survives_its_file(tmp_path):
     progress = Progress(2, 1, [1], {"late": 3}, Policy("senior", "senior@ppo-2", "models/senior/ppo-2"))
-    checkpoints = Checkpoints(tmp_path, 1)
+    checkpoints = Checkpoints(Run(tmp_path, writable=True), 1)
     assert checkpoints.latest() is None
     checkpoints.write(progress, lambda folder: folder.mkdir())
     assert checkpoints.latest() == (tmp_path / "checkpoints/ppo/2/engine", progress)
 
 
 def test_a_write_that_was_cut_off_leaves_the_checkpoint_before(tmp_path):
-    checkpoints = Checkpoints(tmp_path, 2)
+    checkpoints = Checkpoints(Run(tmp_path, writable=True), 2)
     for step in (9, 10, 11):
         checkpoints.write(Progress(step), lambda folder: folder.mkdir())
 
@@ -475,7 +477,7 @@ def test_a_write_that_was_cut_off_leaves_the_checkpoint_before(tmp_path):
 def test_a_broken_checkpoint_says_what_to_do(tmp_path):
     (tmp_path / "checkpoints/ppo/3").mkdir(parents=True)
     with pytest.raises(RunError, match="remove this folder to continue from an earlier one"):
-        Checkpoints(tmp_path, 1).latest()
+        Checkpoints(Run(tmp_path), 1).latest()
 
 
 # --- the thread

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from chimera.errors import ConfigError, RunError
 from chimera.policies import Policy
+from chimera.runs import phases_before
+from chimera.seals import seal
 from evaluation.rollouts import RolloutInput, RolloutRecord
 from training.bandit_events import events_of
 from training.phases import PhaseResult
@@ -21,6 +23,7 @@ from training.summary import summarize
 if TYPE_CHECKING:
     from chimera.config import Config
     from chimera.data import Dataset
+    from chimera.runs import Run
     from training.bandit_policy import BanditPolicy, Example
     from training.lab import Lab
 
@@ -55,7 +58,7 @@ class Bandit:
         from training.bandit_policy import BanditPolicy, Settings
 
         policy = BanditPolicy(Settings.of(lab.config.bandit, lab.config.seed))
-        logged = await asyncio.to_thread(policy.examples, events_of(_earlier(await lab.gathered(), self.name)))
+        logged = await asyncio.to_thread(policy.examples, events_of(await self._earlier(lab)))
         if len(logged) < lab.config.bandit.min_events:
             raise RunError(
                 f"{len(logged)} scored choices of the supervisor are logged, bandit.min_events is "
@@ -65,7 +68,7 @@ class Bandit:
         records: list[RolloutRecord] = []
         for number in range(lab.config.bandit.rounds):
             folder = f"models/{LEARNER}/{self.name}-{number}"
-            await asyncio.to_thread(policy.save, lab.run.path / folder)
+            await asyncio.to_thread(_save, policy, lab.run, folder)
             await lab.put_live(Policy(LEARNER, f"{LEARNER}@{self.name}-{number}", folder))
             found = await self._round(lab, number)
             records += found
@@ -76,8 +79,15 @@ class Bandit:
             figures = {**summarize(records), **figures}
             lab.metrics.protocols(self.name, records)
         folder = f"models/{LEARNER}/{self.name}"
-        await asyncio.to_thread(policy.save, lab.run.path / folder)
+        await asyncio.to_thread(_save, policy, lab.run, folder)
         return PhaseResult(figures, Policy(LEARNER, f"{LEARNER}@{self.name}", folder))
+
+    async def _earlier(self, lab: "Lab") -> list[RolloutRecord]:
+        """Rollouts of the phases that came before this one's first start, in an order that does not depend on which
+        ended first."""
+        earlier = phases_before(lab.run.events(), self.name)
+        records = [record for record in await lab.gathered() if record.phase != self.name]
+        return sorted((one for one in records if earlier is None or one.phase in earlier), key=_place)
 
     async def _round(self, lab: "Lab", number: int) -> list[RolloutRecord]:
         """Rollouts in which the live policy chooses, in an order that does not depend on which ended first."""
@@ -111,9 +121,10 @@ def draw_tasks(dataset: "Dataset", config: "Config", number: int) -> list[Rollou
     return [RolloutInput.of(task, Bandit.name, number, config.seed) for task in drawn]
 
 
-def _earlier(records: Sequence[RolloutRecord], phase: str) -> list[RolloutRecord]:
-    """Those of other phases, in an order that does not depend on which ended first."""
-    return sorted((record for record in records if record.phase != phase), key=_place)
+def _save(policy: "BanditPolicy", run: "Run", folder: str) -> None:
+    """Write the policy, and its hashes into the ledger."""
+    policy.save(run.path / folder)
+    seal(run, folder)
 
 
 def _place(record: RolloutRecord) -> tuple[str, int, str]:

@@ -27,6 +27,7 @@ from safetensors.numpy import load_file, save_file
 from agents.context import Candidates
 from chimera.config_learning import BanditConfig
 from chimera.errors import RunError
+from chimera.plain_json import read_json_object
 from training.bandit_features import feature_names, features
 from training.bandit_models import Array, LinearThompson, RewardModel, SoftLogistic
 from training.experience import BanditEvent
@@ -200,7 +201,7 @@ def load_policy(folder: Path) -> BanditPolicy:
         RunError: There is none, or it cannot be read.
     """
     try:
-        data: dict[str, Any] = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        data: dict[str, Any] = read_json_object(folder / SETTINGS)
         policy = BanditPolicy(Settings(**data["settings"]))
         arrays = load_file(folder / ARRAYS)
         for prefix, model in (("model.", policy._model), ("outcomes.", policy._outcomes)):

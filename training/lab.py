@@ -22,6 +22,7 @@ from chimera.data import Dataset
 from chimera.errors import ChimeraError
 from chimera.policies import Learner, Policy
 from chimera.runs import Run
+from chimera.seals import checked
 from chimera.secrets import register_secret
 from chimera.serving.checkpoint import locate
 from chimera.serving.process import ModelServers
@@ -140,9 +141,10 @@ class Lab:
 
         Raises:
             ModelError: Its weights do not fit the model that they replace; what was live stays live.
+            RunError: Its files are not those that the run wrote.
         """
+        folder = await asyncio.to_thread(checked, self.run, policy.folder)
         if policy.learner != "supervisor":
-            folder = self.run.path / policy.folder
             await asyncio.to_thread(self.servers.load_weights, policy.learner, folder, version=policy.version)
         self.live[policy.learner] = policy
         await self._publish()

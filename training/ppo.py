@@ -21,6 +21,7 @@ from chimera.config import Config
 from chimera.data import Dataset
 from chimera.errors import ConfigError
 from chimera.policies import Policy
+from chimera.seals import seal
 from evaluation.rollouts import RolloutInput, RolloutRecord
 from training import ppo_steps
 from training.advantages import GROUPED
@@ -93,13 +94,13 @@ class _Loop:
     def __init__(self, lab: "Lab") -> None:
         self._lab = lab
         self._config = lab.config.ppo
-        self._checkpoints = Checkpoints(lab.run.path, self._config.max_actor_ckpt_to_keep)
+        self._checkpoints = Checkpoints(lab.run, self._config.max_actor_ckpt_to_keep)
         self._first_weights = lab.weights_folder("senior")
         self._worker = Background("ppo-engine")
         self._engine: PpoEngine | None = None
 
     async def run(self) -> PhaseResult:
-        found = self._checkpoints.latest()
+        found = await asyncio.to_thread(self._checkpoints.latest)
         self._progress = found[1] if found else Progress()
         opened = self._worker.start(self._open, found[0] if found else None)
         try:
@@ -205,8 +206,7 @@ class _Loop:
         self._progress.live = policy
 
     async def _export(self, policy: Policy) -> None:
-        assert self._engine is not None
-        await self._worker.start(self._engine.export, self._lab.run.path / policy.folder)
+        await self._worker.start(self._write, policy)
 
     async def _validate(self, step: int) -> Mapping[str, Any]:
         """The society with the weights as they are now on held-out tasks, the same tasks and seeds every time."""
@@ -254,6 +254,11 @@ class _Loop:
         )
         if checkpoint is not None:
             self._engine.load(checkpoint)
+
+    def _write(self, policy: Policy) -> None:
+        assert self._engine is not None
+        self._engine.export(self._lab.run.path / policy.folder)
+        seal(self._lab.run, policy.folder)
 
     def _save(self) -> None:
         assert self._engine is not None

@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from chimera.errors import RunError
+from chimera.plain_json import read_json_object
 from chimera.policies import Policy
+from chimera.runs import Run
+from chimera.seals import checked, seal
 
+FOLDER = "checkpoints/ppo"
 STATE = "phase.json"
 ENGINE = "engine"
 
@@ -51,44 +55,46 @@ class Checkpoints:
     """The phase's checkpoints in one run.
 
     Args:
-        run: The run's folder.
+        run: The run, owned by this process.
         keep: How many to keep, the newest.
     """
 
-    def __init__(self, run: Path, keep: int) -> None:
+    def __init__(self, run: Run, keep: int) -> None:
         self._run = run
-        self._folder = run / "checkpoints" / "ppo"
+        self._folder = run.path / FOLDER
         self._keep = keep
 
     def latest(self) -> tuple[Path, Progress] | None:
         """The newest checkpoint: the engine's folder and the progress; None when there is none.
 
         Raises:
-            RunError: It is broken.
+            RunError: It is broken, or not what the run wrote.
         """
         steps = self._steps()
         for draft in self._folder.glob(".*"):
             shutil.rmtree(draft)  # A write that was cut off: only one process at a time writes a run.
         if not steps:
             return None
-        folder = self._folder / str(steps[-1])
+        remedy = f"remove the folder {self._folder / str(steps[-1])} to continue from before it"
+        folder = checked(self._run, f"{FOLDER}/{steps[-1]}", remedy)
         return folder / ENGINE, self._progress(folder)
 
     def write(self, progress: Progress, save_engine: Callable[[Path], None]) -> None:
-        """Write the checkpoint of `progress.step`, and remove what is older than those to keep."""
+        """Write the checkpoint of `progress.step` and its hashes, and remove what is older than those to keep."""
         from training.weights import whole_folder
 
         with whole_folder(self._folder / str(progress.step)) as draft:
             save_engine(draft / ENGINE)
             (draft / STATE).write_text(json.dumps(progress.dump(), indent=2) + "\n", encoding="utf-8")
+        seal(self._run, f"{FOLDER}/{progress.step}")
         for step in self._steps()[: -self._keep]:
             shutil.rmtree(self._folder / str(step))
 
     def remove_old_weights(self, live: Policy | None) -> None:
         """Remove exported weights that are neither live nor those of a checkpoint."""
         kept = [live, *(self._progress(self._folder / str(step)).live for step in self._steps())]
-        folders = {self._run / policy.folder for policy in kept if policy is not None}
-        for folder in (self._run / "models" / "senior").glob("ppo-*"):
+        folders = {self._run.path / policy.folder for policy in kept if policy is not None}
+        for folder in (self._run.path / "models" / "senior").glob("ppo-*"):
             if folder not in folders:
                 shutil.rmtree(folder)
 
@@ -98,7 +104,7 @@ class Checkpoints:
 
     def _progress(self, folder: Path) -> Progress:
         try:
-            return Progress.load(json.loads((folder / STATE).read_text(encoding="utf-8")))
+            return Progress.load(read_json_object(folder / STATE))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"the checkpoint {folder} is broken ({error}): remove this folder to continue from an earlier one"

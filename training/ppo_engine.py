@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from chimera.config_learning import PpoConfig
 from chimera.errors import RunError
+from chimera.plain_json import read_json_object
+from chimera.serving.checkpoint import check_trainable
 from training.advantages import GROUPED, alone, at_last_token, estimate, group_figures
 from training.ppo_batch import Batch, Sample, mini_batches, reduce
+from training.ppo_state import REMEDY, read_state, restore_worker, worker_state, write_state
 from training.verl_config import check_verl, make_config, model_config
 from training.verl_runtime import OwnRandomness, close_group, load_verl, no_progress_bars, open_group, rank_of_one
 from training.weights import plain_weights, whole_folder, write_model
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PpoEngine", "Sample"]
 
-STATE = "engine.json"
+STATE, RANDOM = "engine.json", "random"
 
 
 class PpoEngine:
@@ -50,7 +53,8 @@ class PpoEngine:
         temperature: At which the samples were drawn.
 
     Raises:
-        ConfigError: `config.verl` holds what VeRL does not take, or the device does not exist.
+        ConfigError: `config.verl` holds what VeRL does not take, the model has no safetensors (pickles are never read),
+            or the device does not exist.
         RunError: Another engine is open.
     """
 
@@ -65,6 +69,7 @@ class PpoEngine:
         temperature: float = 1.0,
     ) -> None:
         check_verl(config.verl)
+        check_trainable(model_folder)
         self._folder, self._config, self._seed, self._temperature = model_folder, config, seed, temperature
         self._device = load_verl(device)
         self._verl = make_config(config, total_steps)
@@ -289,33 +294,47 @@ class PpoEngine:
         write_model(folder, plain_weights(engine.module), self._folder)
 
     def save(self, folder: Path) -> None:
-        """Write everything that `load` needs to go on exactly as if nothing had happened; the folder appears whole."""
-        with whole_folder(folder) as draft, self._random:
+        """Write everything that `load` needs to go on exactly as if nothing had happened; the folder appears whole.
+
+        Raises:
+            RunError: It cannot be written.
+        """
+        with whole_folder(folder) as draft:
             for name, worker in self._trained():
-                worker.save_checkpoint(str(draft / name), global_step=self.updates)
+                write_state(worker_state(worker), draft, name)
+            write_state(self._random.state(), draft, RANDOM)
             state = {"updates": self.updates, "kl_coef": self._kl_control.value, "made_with": self._made_with()}
             (draft / STATE).write_text(json.dumps(state), encoding="utf-8")
 
     def load(self, folder: Path) -> None:
         """Continue where the engine that wrote this checkpoint was: weights, optimisers, schedules, random states.
 
+        Nothing in the checkpoint can run code.
+
         Raises:
             RunError: There is no whole checkpoint, or it is of an engine with other weights.
         """
         try:
-            state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError) as error:
-            raise RunError(f"{folder} holds no whole checkpoint of a PPO engine ({error})") from error
-        if state["made_with"] != self._made_with():
+            state = read_json_object(folder / STATE)
+            made_with, updates, coefficient = state["made_with"], int(state["updates"]), state["kl_coef"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{folder} holds no whole checkpoint of a PPO engine ({error}): {REMEDY}") from error
+        if made_with != self._made_with():
             raise RunError(
-                f"the checkpoint in {folder} was made with {state['made_with']}, and this engine has "
+                f"the checkpoint in {folder} was made with {made_with}, and this engine has "
                 f"{self._made_with()}: continue with the settings that the run began with"
             )
-        with self._random:
-            for name, worker in self._trained():
-                worker.load_checkpoint(str(folder / name))
-        self.updates = state["updates"]
-        self._kl_control.value = state["kl_coef"]
+        workers = self._trained()
+        read = {name: read_state(folder, name) for name in (*(name for name, _ in workers), RANDOM)}
+        try:
+            with self._random:
+                for name, worker in workers:
+                    restore_worker(worker, read[name])
+            self._random.restore(read[RANDOM])
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            raise RunError(f"the checkpoint in {folder} does not fit the model ({error}): {REMEDY}") from error
+        self.updates = updates
+        self._kl_control.value = coefficient
 
     def _trained(self) -> "list[tuple[str, TrainingWorker]]":
         return [("actor", self._actor), *([("critic", self._critic)] if self._critic else [])]

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 from chimera.config import Config
 from chimera.data import Dataset
 from chimera.errors import ConfigError
+from chimera.plain_json import read_json_object
 from chimera.policies import Policy
+from chimera.runs import phases_before
+from chimera.seals import checked, seal
 from evaluation.rollouts import RolloutRecord
 from training.phases import PhaseResult
 
@@ -70,13 +73,19 @@ class Sft:
                 (folder / MANIFEST).write_text(
                     json.dumps({"fingerprint": fingerprint, "figures": figures}, indent=2) + "\n", encoding="utf-8"
                 )
+                await asyncio.to_thread(seal, lab.run, POLICY.folder)
             else:
+                remedy = f"remove the folder {folder}, and the phase trains again from the same conversations"
+                await asyncio.to_thread(checked, lab.run, POLICY.folder, remedy)
                 lab.view.note(f"sft: {POLICY.version} was made from these {figures['selected']} conversations before")
         return PhaseResult(figures, POLICY)
 
 
 async def choose(lab: "Lab") -> "Selection":
-    """Read the traces of all rollouts with a reward, and select from their conversations.
+    """Read the traces of the earlier phases' rollouts with a reward, and select from their conversations.
+
+    A phase that is done again learns from what it had the first time: later phases' rollouts are answers of what was
+    learned from it.
 
     Raises:
         RunError: A trace cannot be read, or too few conversations are left.
@@ -87,7 +96,10 @@ async def choose(lab: "Lab") -> "Selection":
 
     adapter = HierarchicalTraceAdapter(lab.config.reward)
     found: list[Candidate] = []
+    earlier = phases_before(lab.run.events(), Sft.name)
     for record in await lab.gathered():
+        if earlier is not None and record.phase not in earlier:
+            continue
         # A thread for each rollout: the loop goes on meanwhile, and an interrupted run waits for one trace at most.
         found += await asyncio.to_thread(read_candidates, lab.run.path, record, adapter)
     renderer = Renderer(lab.weights_folder("junior"), lab.config.society.max_tool_calls)
@@ -167,10 +179,11 @@ def describe(spec: "Spec", version: str) -> str:
 def finished(folder: Path, fingerprint: str) -> dict[str, Any] | None:
     """The figures of the model in `folder` if it was made from exactly this; None otherwise."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        manifest = read_json_object(folder / MANIFEST)
+        known, figures = manifest["fingerprint"], manifest["figures"]
+    except (FileNotFoundError, ValueError, KeyError):
         return None  # Never begun, or the run ended before the manifest was written: train again, to the same end.
-    return manifest["figures"] if manifest["fingerprint"] == fingerprint else None
+    return figures if known == fingerprint else None
 
 
 def clear_drafts(folder: Path) -> None:

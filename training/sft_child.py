@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from chimera.errors import ChimeraError, RunError
+from chimera.serving.checkpoint import check_trainable
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -86,6 +87,9 @@ def main() -> int:
     except ChimeraError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
+    except OSError as error:
+        print(f"a file cannot be read or written: {error}", file=sys.stderr, flush=True)
+        return RunError.exit_code
     return 0
 
 
@@ -106,7 +110,12 @@ def uses_unsloth(loader: Loader) -> bool:
 
 
 def load_model(spec: Spec) -> "tuple[Any, PreTrainedTokenizerBase]":
-    """Model, with LoRA adapters when there are to be any, and tokenizer; the same whoever loads it."""
+    """Model, with LoRA adapters when there are to be any, and tokenizer; the same whoever loads it.
+
+    Raises:
+        ConfigError: The folder has no safetensors: pickles are never read.
+    """
+    check_trainable(Path(spec.model))
     return _from_unsloth(spec) if uses_unsloth(spec.unsloth) else _from_transformers(spec)
 
 
@@ -117,13 +126,15 @@ def _from_transformers(spec: Spec) -> "tuple[Any, PreTrainedTokenizerBase]":
 
     frozen_on_gpu = spec.lora_rank > 0 and torch.cuda.is_available()
     dtype = torch.bfloat16 if frozen_on_gpu and torch.cuda.is_bf16_supported() else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(spec.model, dtype=dtype, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_pretrained(
+        spec.model, dtype=dtype, attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
+    )
     if spec.lora_rank:
         adapter = LoraConfig(
             r=spec.lora_rank, lora_alpha=spec.lora_alpha, target_modules=list(LORA_TARGETS), task_type="CAUSAL_LM"
         )
         model = get_peft_model(model, adapter)
-    return model, AutoTokenizer.from_pretrained(spec.model)
+    return model, AutoTokenizer.from_pretrained(spec.model, trust_remote_code=False)
 
 
 def _from_unsloth(spec: Spec) -> "tuple[Any, PreTrainedTokenizerBase]":

@@ -68,8 +68,6 @@ PASSED: dict[str, frozenset[str]] = {
             "target_parameters",
             "exclude_modules",
             "use_liger",
-            "trust_remote_code",
-            "external_lib",
         }
     ),
     "algorithm": frozenset({"use_kl_in_reward", "kl_penalty", "kl_ctrl"}),

@@ -126,6 +126,7 @@ def _load_value_model(local_path: str, torch_dtype: Any, model_config: Any, trus
             config=model_config,
             attn_implementation=model_config._attn_implementation,
             trust_remote_code=trust_remote_code,
+            use_safetensors=True,
         )
     finally:
         transformers_logging.set_verbosity(shown)
@@ -228,6 +229,23 @@ class OwnRandomness:
     def __exit__(self, *_: object) -> None:
         self._own = self._get()
         self._set(self._outer)
+
+    def state(self) -> dict[str, Any]:
+        """The states, for a checkpoint; call it outside of the context."""
+        return self._own
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a `state`; call it outside of the context.
+
+        Raises:
+            KeyError, TypeError, ValueError, RuntimeError: It is no such state.
+        """
+        outer = self._get()
+        try:
+            self._set(state)
+            self._own = self._get()
+        finally:
+            self._set(outer)
 
     @staticmethod
     def _manager() -> Any:

@@ -54,10 +54,9 @@ def write_model(folder: Path, weights: "Mapping[str, Tensor]", source: Path) -> 
     The folder appears whole; one that is there already is replaced.
 
     Raises:
-        RunError: The embeddings are tied in `source` and the weights hold two different ones.
+        RunError: The embeddings are tied in `source` and the weights hold two different ones, or the disk is full.
     """
     import torch
-    from safetensors.torch import save_file
 
     settings = json.loads((source / "config.json").read_text(encoding="utf-8"))
     kept = dict(weights)
@@ -73,9 +72,25 @@ def write_model(folder: Path, weights: "Mapping[str, Tensor]", source: Path) -> 
         settings.pop("torch_dtype", None)
         settings["dtype"] = "float32"
         (draft / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        save_file(
-            {name: value.contiguous() for name, value in kept.items()}, draft / "model.safetensors", {"format": "pt"}
-        )
+        whole = {name: value.contiguous() for name, value in kept.items()}
+        write_tensors(whole, draft / "model.safetensors", {"format": "pt"})
+
+
+def write_tensors(tensors: "Mapping[str, Tensor]", file: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        RunError: It cannot be written, for example because the disk is full.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(dict(tensors), file, metadata)
+    except (SafetensorError, OSError) as error:
+        raise RunError(
+            f"{file.parent} cannot be written ({error}): make room there and continue with --resume"
+        ) from error
 
 
 @contextmanager

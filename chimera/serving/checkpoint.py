@@ -4,12 +4,15 @@ Only `config.json`, `*.safetensors`, `tokenizer.json` and the chat template are 
 which saves seconds at start-up.
 """
 
-import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from chimera.errors import ConfigError
+from chimera.plain_json import parse_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -18,6 +21,11 @@ if TYPE_CHECKING:
 NANO = Path(__file__).parent.parent / "assets" / "nano"
 TOKENIZER_FILE = "tokenizer.json"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+"""Kinds of weight files that can run code when they are read: they never are."""
+SUFFIX = ".safetensors"
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+"""The names by which transformers finds safetensors; without either it would look for pickles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,23 @@ class Shape:
     norm_eps: float
     max_positions: int
     tied: bool
+
+
+class _Sizes(BaseModel):
+    """What is read of a Qwen2 model's config.json; other keys are left alone."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    vocab_size: int = Field(ge=1, le=10_000_000)
+    hidden_size: int = Field(ge=1, le=1_000_000)
+    num_hidden_layers: int = Field(ge=1, le=10_000)
+    num_attention_heads: int = Field(ge=1, le=100_000)
+    num_key_value_heads: int | None = Field(default=None, ge=1, le=100_000)
+    head_dim: int | None = Field(default=None, ge=2, le=100_000, multiple_of=2)
+    rope_theta: float | None = Field(default=None, gt=0)
+    rms_norm_eps: float = Field(default=1e-6, gt=0, lt=1)
+    max_position_embeddings: int = Field(default=32_768, ge=2, le=100_000_000)
+    tie_word_embeddings: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +98,8 @@ def locate(path: str) -> Path:
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
+    if folder.exists():
+        raise ConfigError(f"models.*.path {path!r} is a file: give the folder that holds the model's config.json")
     if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
         raise ConfigError(
             f"models.*.path {path!r} is no folder: give 'nano', a folder with config.json, or an owner/name of the hub"
@@ -97,6 +124,7 @@ def load_checkpoint(path: str) -> Checkpoint:
         ConfigError: a file is missing or broken, or the architecture is not Qwen2.
     """
     folder = locate(path)
+    refuse_adapter(folder)
     settings = _read_json(folder / "config.json")
     shape = read_shape(settings, folder)
     language = load_language(folder)
@@ -128,7 +156,10 @@ def load_language(folder: Path) -> Language:
     file = folder / TOKENIZER_FILE
     if not file.is_file():
         raise ConfigError(f"{folder} has no {TOKENIZER_FILE}: save the model's fast tokenizer beside its weights")
-    tokenizer = Tokenizer.from_file(str(file))
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing more special
+        raise ConfigError(f"{file} cannot be read ({error}): save the model's tokenizer again") from error
     settings = _read_json(folder / "config.json")
     tokenizer_settings = _read_json(folder / "tokenizer_config.json", optional=True)
     return Language(
@@ -143,26 +174,93 @@ def read_shape(settings: dict[str, Any], folder: Path) -> Shape:
     if kind != "qwen2":
         raise ConfigError(f"the embedded server runs Qwen2 models, and {folder} holds model_type {kind!r}: {remedy}")
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
     if rope_type != "default":
         raise ConfigError(f"{folder} scales its rotary positions ({rope_type!r}), which is not supported: {remedy}")
     if settings.get("use_sliding_window"):
         raise ConfigError(f"{folder} uses sliding-window attention, which is not supported: {remedy}")
     if settings.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"{folder} uses the activation {settings['hidden_act']!r}, which is not supported: {remedy}")
-    heads = settings["num_attention_heads"]
+    if settings.get("quantization_config"):
+        raise ConfigError(f"{folder} holds quantised weights, which are not supported: {remedy}")
+    sizes = _sizes(settings, rope, folder)
+    heads = sizes.num_attention_heads
+    kv_heads = sizes.num_key_value_heads or heads
+    head_dim = sizes.head_dim or sizes.hidden_size // heads
+    if heads % kv_heads or (sizes.head_dim is None and sizes.hidden_size % heads) or head_dim % 2:
+        raise ConfigError(
+            f"{folder / 'config.json'}: {heads} attention heads, {kv_heads} key/value heads and a hidden size of "
+            f"{sizes.hidden_size} do not fit each other: was it saved with these weights?"
+        )
     return Shape(
-        vocab=settings["vocab_size"],
-        hidden=settings["hidden_size"],
-        layers=settings["num_hidden_layers"],
+        vocab=sizes.vocab_size,
+        hidden=sizes.hidden_size,
+        layers=sizes.num_hidden_layers,
         heads=heads,
-        kv_heads=settings.get("num_key_value_heads") or heads,
-        head_dim=settings.get("head_dim") or settings["hidden_size"] // heads,
-        rope_theta=float(rope.get("rope_theta") or settings.get("rope_theta") or 10_000.0),
-        norm_eps=settings.get("rms_norm_eps", 1e-6),
-        max_positions=settings.get("max_position_embeddings", 32_768),
-        tied=settings.get("tie_word_embeddings", False),
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rope_theta=sizes.rope_theta or 10_000.0,
+        norm_eps=sizes.rms_norm_eps,
+        max_positions=sizes.max_position_embeddings,
+        tied=sizes.tie_word_embeddings,
     )
+
+
+def _sizes(settings: dict[str, Any], rope: Any, folder: Path) -> _Sizes:
+    """The numbers of a config.json.
+
+    Raises:
+        ConfigError: One is missing, no number, or absurd.
+    """
+    theta = (rope.get("rope_theta") if isinstance(rope, dict) else None) or settings.get("rope_theta")
+    try:
+        return _Sizes.model_validate({**settings, "rope_theta": theta})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        given = f"is {str(settings[name])[:40]}" if name in settings else "is missing"
+        raise ConfigError(
+            f"{folder / 'config.json'}: {name} {given} ({first['msg']}): was it saved with these weights?"
+        ) from error
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Refuse a folder with an adapter: transformers would put it, or another base model, in the weights' place.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    if (folder / "adapter_config.json").exists():
+        raise ConfigError(f"{folder} holds an adapter (adapter_config.json): merge it into its model and save that")
+
+
+def check_trainable(folder: Path) -> None:
+    """Make sure that transformers, which training loads models with, finds safetensors here and no pickle.
+
+    Raises:
+        ConfigError: It would look for something else.
+    """
+    refuse_adapter(folder)
+    index = folder / WEIGHTS_INDEX
+    if (folder / WEIGHTS).is_file():
+        return
+    if not index.is_file():
+        raise ConfigError(_no_safetensors(folder))
+    named = _read_json(index).get("weight_map")
+    files = set(named.values()) if isinstance(named, dict) else {None}
+    wrong = [one for one in files if not isinstance(one, str) or Path(one).name != one or Path(one).suffix != SUFFIX]
+    if wrong:
+        raise ConfigError(f"{index} names {str(wrong[0])[:60]!r}, which is no safetensors file of its folder")
+
+
+def _no_safetensors(folder: Path) -> str:
+    pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
+    if pickles:
+        return (
+            f"{folder} has no *.safetensors file, and {pickles[0]} is a pickle, which could run foreign code when it "
+            "is read, so it is never read: have somebody whom you trust save the model as safetensors"
+        )
+    return f"{folder} has no *.safetensors file: save the model with save_pretrained"
 
 
 def load_weights(folder: Path, shape: Shape) -> "dict[str, Tensor]":
@@ -174,45 +272,74 @@ def load_weights(folder: Path, shape: Shape) -> "dict[str, Tensor]":
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(folder.glob(f"*{SUFFIX}"))
     if not files:
-        raise ConfigError(f"{folder} has no *.safetensors file: save the model with save_pretrained")
+        raise ConfigError(_no_safetensors(folder))
     weights: dict[str, Tensor] = {}
     for file in files:
         try:
-            weights.update({name: tensor.float() for name, tensor in load_file(file).items()})
+            found = load_file(file)
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"{file} cannot be read ({error}): save the model again") from error
-    for name, size in _expected(shape).items():
+        for name, tensor in found.items():
+            weights[name] = _plain(tensor, name, file)
+    _check_sizes(weights, shape, folder)
+    return weights
+
+
+def _plain(tensor: "Tensor", name: str, file: Path) -> "Tensor":
+    """The tensor in float32.
+
+    Raises:
+        ConfigError: It holds no numbers that a model can compute with.
+    """
+    if not tensor.is_floating_point():
+        raise ConfigError(
+            f"{file}: {name} holds {tensor.dtype}, not floating-point numbers: save the model unquantised"
+        )
+    plain = tensor.float()
+    if not plain.isfinite().all():
+        raise ConfigError(f"{file}: {name} holds numbers that are not finite: the model is broken, take another copy")
+    return plain
+
+
+def _check_sizes(weights: "dict[str, Tensor]", shape: Shape, folder: Path) -> None:
+    for name, size in _expected(shape, weights):
         if name not in weights:
             raise ConfigError(f"{folder} lacks the tensor {name}: was a whole Qwen2 model saved?")
         if tuple(weights[name].shape) != size:
             raise ConfigError(f"{folder}: {name} is {tuple(weights[name].shape)}, and config.json says {size}")
-    return weights
 
 
-def _expected(shape: Shape) -> dict[str, tuple[int, ...]]:
+def _expected(shape: Shape, weights: "dict[str, Tensor]") -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and sizes, one after another: a config.json can ask for more layers than there is memory."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    sizes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (shape.vocab, shape.hidden),
-        "model.norm.weight": (shape.hidden,),
-    }
+    yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
+    yield "model.norm.weight", (shape.hidden,)
     if not shape.tied:
-        sizes["lm_head.weight"] = (shape.vocab, shape.hidden)
+        yield "lm_head.weight", (shape.vocab, shape.hidden)
     for layer in range(shape.layers):
         at = f"model.layers.{layer}."
-        sizes[f"{at}input_layernorm.weight"] = sizes[f"{at}post_attention_layernorm.weight"] = (shape.hidden,)
+        yield f"{at}input_layernorm.weight", (shape.hidden,)
+        yield f"{at}post_attention_layernorm.weight", (shape.hidden,)
         for part, width in (("q", q), ("k", kv), ("v", kv)):
-            sizes[f"{at}self_attn.{part}_proj.weight"] = (width, shape.hidden)
-            sizes[f"{at}self_attn.{part}_proj.bias"] = (width,)
-        sizes[f"{at}self_attn.o_proj.weight"] = (shape.hidden, q)
-    return sizes
+            yield f"{at}self_attn.{part}_proj.weight", (width, shape.hidden)
+            yield f"{at}self_attn.{part}_proj.bias", (width,)
+        yield f"{at}self_attn.o_proj.weight", (shape.hidden, q)
+        gate = weights.get(f"{at}mlp.gate_proj.weight")
+        inner = len(gate) if gate is not None and gate.dim() else 0
+        yield f"{at}mlp.gate_proj.weight", (inner, shape.hidden)
+        yield f"{at}mlp.up_proj.weight", (inner, shape.hidden)
+        yield f"{at}mlp.down_proj.weight", (shape.hidden, inner)
 
 
 def _template(folder: Path, tokenizer_settings: dict[str, Any]) -> str:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file} cannot be read ({error}): save the model's tokenizer again") from error
     template = tokenizer_settings.get("chat_template")
     if not isinstance(template, str):
         raise ConfigError(
@@ -234,6 +361,10 @@ def _eos(
         ids = [own, *ids]
     if not ids:
         raise ConfigError(f"{folder} names no eos token in generation_config, config or tokenizer_config")
+    known = tokenizer.get_vocab_size(with_added_tokens=True)
+    wrong = [one for one in ids if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < known]
+    if wrong:
+        raise ConfigError(f"{folder} names {str(wrong[0])[:40]!r} as eos token, and its tokenizer has {known} tokens")
     return tuple(dict.fromkeys(ids))
 
 
@@ -241,9 +372,11 @@ def _read_json(file: Path, *, optional: bool = False) -> dict[str, Any]:
     if optional and not file.is_file():
         return {}
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = parse_json(file.read_bytes())
     except FileNotFoundError as error:
         raise ConfigError(f"{file} is missing: a model folder needs it") from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{file} is not valid JSON ({error})") from error
     if not isinstance(value, dict):

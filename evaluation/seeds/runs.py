@@ -3,7 +3,6 @@
 Nothing is computed from anything but report.json.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from chimera.errors import RunError
+from chimera.plain_json import parse_json
 from chimera.types import Label
 from evaluation.plan import ALONE
 from evaluation.study import BASE
@@ -46,7 +46,7 @@ class SeedRun:
             RunError: The file is not there, or is no report.
         """
         try:
-            report = json.loads(file.read_text(encoding="utf-8"))
+            report = parse_json(file.read_bytes())
             return cls(name, seed, data_seed, {key: report[key] for key in NEEDED})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
