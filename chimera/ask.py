@@ -155,6 +155,7 @@ def answer(asked: Asked, config: "Config", console: "Console", run: "Run | None"
     """
     from chimera.ask_view import show
     from chimera.policies import live
+    from chimera.seals import checked
     from chimera.secrets import api_key_names, load_secrets
     from chimera.toy import toy_parts, warning
     from evaluation.live_society import build_library, open_society
@@ -163,12 +164,15 @@ def answer(asked: Asked, config: "Config", console: "Console", run: "Run | None"
     secrets = load_secrets(api_key_names(config.models.model_dump()))
     library = build_library(config, secrets, asked.brief if asked.task is None else None)
     learned = live(run.events()) if run else {}
+    folders: dict[Learner, Path] = {}
+    if run:
+        folders = {learner: checked(run, policy.folder) for learner, policy in learned.items()}
     try:
         if toys:
             show(console, warning(toys, "below"))
         show(console, _about(asked, config, library.searched, run, learned))
         with open_society(config, library) as society:
-            selector = _load(society.servers, run, learned) if run else None
+            selector = _load(society.servers, learned, folders)
             asyncio.run(_work(society, asked.brief, config, console, selector))
     finally:
         if toys:
@@ -190,12 +194,12 @@ def _about(
     return Card(asked.brief.goal, about, "cyan")
 
 
-def _load(servers: "ModelServers", run: "Run", learned: "Mapping[Learner, Policy]") -> "Selector | None":
-    """Serve the weights that `run` learned; the selector of its supervisor's policy, None when it has none."""
-    from chimera.seals import checked
+def _load(
+    servers: "ModelServers", learned: "Mapping[Learner, Policy]", folders: "Mapping[Learner, Path]"
+) -> "Selector | None":
+    """Serve the weights that a run learned; the selector of its supervisor's policy, None when it has none."""
     from training.selection import SelectionSpec, make_selector
 
-    folders = {learner: checked(run, policy.folder) for learner, policy in learned.items()}
     for learner, policy in learned.items():
         if learner != "supervisor":
             servers.load_weights(learner, folders[learner], version=policy.version)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from chimera.errors import ChimeraError, ConfigError
+from chimera.errors import ChimeraError, ConfigError, storage_fault
 
 if TYPE_CHECKING:
     from chimera.config import Config
@@ -24,8 +24,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
     """Run `main` and exit the process.
 
-    One of our errors is one line on stderr and its exit code, Ctrl-C is 130, a closed pipe on stdout is silent, and
-    anything else is a bug: its traceback, secrets replaced by their names, and 70.
+    One of our errors is one line on stderr and its exit code, and so is a full disk; Ctrl-C is 130, a closed pipe on
+    stdout is silent, and anything else is a bug: its traceback, secrets replaced by their names, and 70.
     """
     from chimera.secrets import redact
 
@@ -42,9 +42,10 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
-    except Exception:  # noqa: BLE001  (the last frame of the program: shown in full and turned into an exit code)
-        print(redact(traceback.format_exc()), end="", file=sys.stderr)
-        code = UNEXPECTED
+    except Exception as error:  # noqa: BLE001  (the last frame of the program: shown and turned into an exit code)
+        fault = storage_fault(error)
+        print(f"error: {redact(str(fault))}\n" if fault else redact(traceback.format_exc()), end="", file=sys.stderr)
+        code = fault.exit_code if fault else UNEXPECTED
     if "torch" in sys.modules:
         # All is closed by now. Unloading torch and VeRL would take up to ten more seconds, after a Ctrl-C too.
         logging.shutdown()

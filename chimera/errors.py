@@ -1,5 +1,6 @@
 """Every error that Chimera raises on purpose: one sentence with the value, the place and the remedy."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -63,6 +64,18 @@ class RunError(ChimeraError):
     """A run directory or a run's process is not in the state that a command needs."""
 
     exit_code = 6
+
+
+STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""Faults of a disk: no space, no quota, file too large, read-only, input/output error."""
+
+
+def storage_fault(error: BaseException) -> RunError | None:
+    """An error of ours for an operating system's error that is the disk's fault; None for any other."""
+    if not isinstance(error, OSError) or error.errno not in STORAGE:
+        return None
+    place = error.filename or "a file"
+    return RunError(f"{place} cannot be written ({error.strerror}): make room there, then continue with --resume")
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from chimera.config_source import read_yaml, to_yaml
 from chimera.environment import describe_environment, now
 from chimera.errors import RunError
 from chimera.hashes import hash_artifact
+from chimera.inputs import CREATED, hash_inputs, same_inputs
 from chimera.jsonl import append_line, read_lines
 from chimera.plain_json import read_json_object
 from chimera.secrets import api_key_names, load_secrets, redact_tree
@@ -244,7 +245,8 @@ class Run:
                 effective(self.config), effective(config) | {"runs_dir": self.config.runs_dir.as_posix()}
             )
             begun = tuple(f"{name}." for name in unfinished(self.events()) if self.rollouts_file(name).exists())
-            fixed = [key for key in changed if key.startswith(FIXED_ON_RESUME + begun)]
+            same = same_inputs(self.events(), config)
+            fixed = [key for key in changed if key.startswith(FIXED_ON_RESUME + begun) and key not in same]
             if fixed:
                 old, new = changed[fixed[0]]
                 raise RunError(
@@ -255,7 +257,7 @@ class Run:
             self.ledger("resumed", changed=changed or None, environment=moved or None)
         else:
             _write(environment_file, json.dumps(environment, indent=2) + "\n")
-            self.ledger("created")
+            self.ledger(CREATED, inputs=hash_inputs(config))
         _write(file, to_yaml(redact_tree(effective(config))))
 
 

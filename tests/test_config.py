@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
 from chimera.config import HEIRS, Config, ModelsConfig, dump_config, load_config
-from chimera.config_loader import Section, effective, keys, unused_keys
-from chimera.config_source import parse_yaml, to_yaml
+from chimera.config_loader import Section, effective, keys, unused_keys, validate
+from chimera.config_source import parse_overrides, parse_yaml, to_yaml
 from chimera.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -321,9 +321,36 @@ def test_every_key_is_described_and_typed():
     within_mappings = sum(len(key.default) - 1 for key in table if isinstance(key.default, dict) and key.default)
     assert len({key.name for key in table}) == len(table) == len(flat(Config().model_dump())) - within_mappings
     by_name = {key.name: key for key in table}
-    assert by_name["data.size"].type == "whole number >= 10"
+    assert by_name["data.size"].type == "whole number >= 10 <= 100000"
     assert by_name["data.test_ids"].type == "path | null"
     assert by_name["models.board.kind"].default == "rubric"
+
+
+def test_every_number_has_bounds_which_refuse_what_would_be_absurd():
+    """A seed of -1 or 2**40 would end a run hours later, when numpy is given it."""
+    numbers = [key for key in keys(Config()) if "number" in key.type and not key.type.startswith("read")]
+    assert len(numbers) > 80
+    assert [key.name for key in numbers if not re.search("<=? ", key.type) or not re.search(">=? ", key.type)] == []
+    for key in numbers:
+        for value in ("1e300", "-1e300") if key.type.startswith("number") else ("9" * 40, "-" + "9" * 40):
+            with pytest.raises(ConfigError, match=rf"^{re.escape(key.name)} is .* on the command line, but [^\n]*$"):
+                validate(Config, parse_overrides([f"{key.name}={value}"]))
+
+
+@pytest.mark.parametrize("key", ["seed", "data.seed"])
+def test_a_seed_is_what_numpy_takes(key: str):
+    assert load_config(None, [f"{key}={2**32 - 1}"])
+    for wrong in (-1, 2**32):
+        with pytest.raises(ConfigError, match=rf"^{key} is {wrong} on the command line, but it must be "):
+            load_config(None, [f"{key}={wrong}"])
+
+
+@pytest.mark.parametrize("text", ["[" * 10_000, "a: " + "[" * 5000 + "]" * 5000, "seed: " + "9" * 5000])
+def test_what_python_cannot_read_is_one_sentence(tmp_path: Path, text: str):
+    with pytest.raises(ConfigError, match=r"^[^\n]*c\.yaml is not valid YAML: [^\n]*$"):
+        load_config(written(tmp_path, text))
+    with pytest.raises(ConfigError, match=r"^the value of seed on the command line [^\n]*$"):
+        load_config(None, ["seed=" + text.removeprefix("a: ").removeprefix("seed: ")])
 
 
 def test_the_local_configuration_spells_out_the_defaults():

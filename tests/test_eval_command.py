@@ -14,6 +14,7 @@ from chimera.data import load
 from chimera.errors import ConfigError, ModelError, RunError
 from chimera.eval import main
 from chimera.policies import WENT_LIVE, Policy
+from chimera.seals import seal
 from evaluation import spans, traced_calls
 from evaluation.rollouts import RolloutRecord
 
@@ -131,6 +132,16 @@ def test_what_the_gate_recorded_counts(trained, server, tmp_path):
     evaluate(trained, "--stages", "base")
     assert server.requests == []
     assert not own.exists()
+
+
+def test_a_policy_that_was_exchanged_is_named_and_not_evaluated(trained, server):
+    with trained.own() as run:
+        seal(run)
+    before, file = len(server.requests), trained.path / "models/supervisor/bandit/policy.json"
+    file.write_text(file.read_text().replace('"events": 0', '"events": 9'))
+    with pytest.raises(RunError, match=r"bandit/policy\.json is not what the run wrote, by the hash in its ledger"):
+        evaluate(trained, "--stages", "bandit")
+    assert len(server.requests) == before
 
 
 def test_busy_servers_are_waited_for(trained, server):

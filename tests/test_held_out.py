@@ -16,6 +16,7 @@ from chimera.data import load
 from chimera.errors import RunError, UnreachableError
 from chimera.policies import Policy, live
 from chimera.runs import Run
+from chimera.seals import seal
 from chimera.serving.checkpoint import NANO
 from chimera.serving.process import serve
 from evaluation.study import Stage
@@ -196,6 +197,11 @@ async def test_a_real_gate_rolls_real_weights_back(server, tmp_path):
             wanted = gate.inputs(dataset, config, "again")[:1]
             after = [record async for record in lab.held_out(wanted, "again")]
             one.summary()
+            seal(run, "models/junior/sft")
+            (run.path / "models/junior/sft/generation_config.json").write_text("{}")
+            with pytest.raises(RunError, match=r"sft/generation_config\.json is not what the run wrote"):
+                await lab.put_live(Policy("junior", "sft@1", "models/junior/sft"))
+            assert servers.versions()["junior"] == began["junior"]
         stages = {name: list(run.rollouts(f"evaluation-{name}")) for name in ("base", "sft", "again")}
         versions = {name: {line["weights_versions"]["junior"][0] for line in lines} for name, lines in stages.items()}
         assert versions == {"base": {began["junior"]}, "sft": {"sft@1"}, "again": {began["junior"]}}

@@ -8,11 +8,13 @@ import asyncio
 import hashlib
 import json
 import random
+import shutil
 import threading
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -478,6 +480,62 @@ def test_a_broken_checkpoint_says_what_to_do(tmp_path):
     (tmp_path / "checkpoints/ppo/3").mkdir(parents=True)
     with pytest.raises(RunError, match="remove this folder to continue from an earlier one"):
         Checkpoints(Run(tmp_path), 1).latest()
+
+
+class MakesAFile:
+    """Does so when it is unpickled."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return (Path.touch, (self.file,))
+
+
+def test_a_run_that_somebody_gave_you_is_resumed_without_running_its_code(straight, tmp_path):
+    """Its checkpoint is of an earlier version, and the ledger knows nothing of it."""
+    import torch
+
+    made, lab = tmp_path / "code-was-run", MadeUpLab(tmp_path / "run", straight.model)
+    engine = lab.run.path / "checkpoints/ppo/2/engine"
+    shutil.copytree(straight.run.path / "checkpoints/ppo/3", engine.parent)
+    for part in ("json", "safetensors"):
+        (engine / f"actor.{part}").unlink()
+    (engine / "actor").mkdir()
+    for part in ("model", "optim", "extra_state"):
+        torch.save({"a": MakesAFile(made)}, engine / "actor" / f"{part}_world_size_1_rank_0.pt")
+    shutil.copytree(straight.run.path / "models", lab.run.path / "models")
+    with pytest.raises(RunError, match=r"extra_state_world_size_1_rank_0\.pt is a pickle.*: remove the checkpoint"):
+        asyncio.run(Ppo().run(lab))
+    assert not made.exists()
+    wait_for_engines()
+    torch.load(engine / "actor" / "optim_world_size_1_rank_0.pt", weights_only=False)
+    assert made.exists()
+
+
+@pytest.mark.parametrize("name", ["engine/actor.safetensors", "engine/actor.json", "engine/random.json", "phase.json"])
+def test_a_checkpoint_that_was_changed_is_named_and_can_be_removed(straight, tmp_path, name):
+    """Every file of it is compared with the ledger; without it the phase comes to the same weights again."""
+    folder = shutil.copytree(straight.run.path, tmp_path / "run")
+    lab = MadeUpLab(folder, straight.model)
+    file = folder / "checkpoints/ppo/3" / name
+    data = bytearray(file.read_bytes())
+    data[-2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(RunError, match=rf"checkpoints/ppo/3/{name} is not what the run wrote, .*: remove the folder"):
+        asyncio.run(Ppo().run(lab))
+    file.unlink()
+    with pytest.raises(RunError, match=rf"checkpoints/ppo/3/{name} is missing"):
+        asyncio.run(Ppo().run(lab))
+
+
+def test_what_was_removed_is_made_again_to_the_same_weights(straight, tmp_path):
+    folder = shutil.copytree(straight.run.path, tmp_path / "run")
+    shutil.rmtree(folder / "checkpoints/ppo/3")
+    lab = MadeUpLab(folder, straight.model)
+    result = asyncio.run(Ppo().run(lab))
+    assert lab.asked == []
+    assert weights(folder / result.learned.folder) == weights(straight.run.path / result.learned.folder)
 
 
 # --- the thread

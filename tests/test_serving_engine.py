@@ -246,6 +246,23 @@ def overwrite(name, content):
     return lambda folder: (folder / name).write_bytes(content)
 
 
+def truncate(name):
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-100])
+
+
+def edit_weight(name, change):
+    """One tensor is another, or is missing where `change` is None."""
+
+    def edit(folder):
+        from safetensors.torch import load_file, save_file
+
+        weights = load_file(folder / "model.safetensors")
+        one = weights.pop(name)
+        save_file(weights | ({} if change is None else {name: change(one)}), folder / "model.safetensors")
+
+    return edit
+
+
 def edit_tokenizer_config(folder):
     (folder / "tokenizer_config.json").write_text("{}")
     edit_config(eos_token_id=None)(folder)
@@ -269,6 +286,32 @@ def edit_tokenizer_config(folder):
         (remove("model.safetensors"), "no \\*.safetensors"),
         (overwrite("model.safetensors", b"cut off"), "model.safetensors cannot be read"),
         (edit_tokenizer_config, "names no eos token"),
+        (edit_config(num_hidden_layers=0), "num_hidden_layers is 0"),
+        (edit_config(num_hidden_layers=10**9), "num_hidden_layers is 1000000000"),
+        (edit_config(num_hidden_layers=9999), r"lacks the tensor model\.layers\.2"),
+        (edit_config(num_attention_heads=None), "num_attention_heads is None"),
+        (edit_config(num_attention_heads=0), "num_attention_heads is 0"),
+        (edit_config(num_key_value_heads=3), "do not fit each other"),
+        (edit_config(hidden_size="wide"), "hidden_size is wide"),
+        (edit_config(vocab_size=10**12), "vocab_size is 1000000000000"),
+        (edit_config(vocab_size=513), r"embed_tokens\.weight is \(512, 32\), and config\.json says \(513, 32\)"),
+        (edit_config(max_position_embeddings=-1), "max_position_embeddings is -1"),
+        (edit_config(rope_theta=float("nan")), "rope_theta is nan"),
+        (edit_config(eos_token_id=10**6), "names '1000000' as eos token"),
+        (edit_config(quantization_config={"bits": 4}), "quantised"),
+        (overwrite("config.json", b"{}"), "model_type None"),
+        (overwrite("config.json", b"[" * 10**5), "nested too deeply"),
+        (overwrite("config.json", b"\xff\xfe"), "not valid JSON"),
+        (overwrite("tokenizer.json", b"{}"), r"tokenizer\.json cannot be read"),
+        (overwrite("tokenizer.json", b"\xff"), r"tokenizer\.json cannot be read"),
+        (overwrite("chat_template.jinja", b"\xff"), r"chat_template\.jinja cannot be read"),
+        (edit_weight("model.norm.weight", lambda one: one.fill_(float("nan"))), r"norm\.weight holds .* not finite"),
+        (edit_weight("model.norm.weight", lambda one: one.int()), r"norm\.weight holds torch\.int32"),
+        (edit_weight("model.layers.1.mlp.up_proj.weight", lambda one: one[1:]), r"up_proj\.weight is \(47, 32\)"),
+        (edit_weight("model.layers.1.mlp.gate_proj.weight", lambda one: one.sum()), r"gate_proj\.weight is \(\)"),
+        (edit_weight("model.layers.1.mlp.down_proj.weight", None), r"lacks the tensor .*down_proj"),
+        (truncate("model.safetensors"), "model.safetensors cannot be read"),
+        (overwrite("adapter_config.json", b"{}"), "holds an adapter"),
     ],
 )
 def test_a_folder_that_cannot_be_served_is_refused_with_the_reason(serving_model, tmp_path, break_it, message):
@@ -292,6 +335,8 @@ def test_a_path_that_is_nowhere_is_refused(monkeypatch):
         load_checkpoint("someone/model")
     with pytest.raises(ConfigError, match=r"'./nowhere' is no folder"):
         load_checkpoint("./nowhere")
+    with pytest.raises(ConfigError, match=r"'.*test_serving_engine\.py' is a file: give the folder"):
+        load_checkpoint(__file__)
 
 
 def test_a_hub_name_is_served_under_its_own_name(serving_model, monkeypatch):

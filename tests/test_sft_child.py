@@ -252,6 +252,40 @@ async def test_a_finished_model_is_kept_and_another_seed_or_set_of_examples_is_n
     assert sft.finished(folder, sft.describe(replace(spec, dataset=str(other)), "nano@0")) is None
 
 
+async def test_a_finished_model_that_was_damaged_is_named_and_not_kept(trained):
+    lab, result = trained
+    file = lab.run.path / result.learned.folder / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(
+        RunError, match=r"model\.safetensors is not what the run wrote, .*: remove the folder .*/sft, and"
+    ):
+        await Sft().run(lab)
+    file.write_bytes(whole)
+
+
+async def test_a_phase_that_is_done_again_learns_from_what_it_had_the_first_time(tmp_path):
+    """Rollouts of later phases are answers of what was learned from it; they are better, and must not be imitated."""
+    lab = FakeLab(tmp_path)
+    later = [replace(one, phase="ppo", repeat=1, reward=9.0) for one in lab.records]
+    for phase in ("gather", "sft"):
+        lab.run.ledger("phase_started", phase=phase)
+    first = await sft.choose(lab)
+    lab.records += later
+    for phase in ("ppo", "sft", "bandit"):
+        lab.run.ledger("phase_started", phase=phase)
+    again = await sft.choose(lab)
+    assert {example.candidate.record.phase for example in again.examples} == {"gather"}
+    assert again == first
+    lab.run.close()
+    other = FakeLab(tmp_path / "other")
+    other.records += later
+    for phase in ("gather", "ppo", "sft"):
+        other.run.ledger("phase_started", phase=phase)
+    assert {example.candidate.record.phase for example in (await sft.choose(other)).examples} == {"ppo"}
+    other.run.close()
+
+
 async def test_a_model_without_its_manifest_is_made_again_to_the_last_bit(trained):
     lab, result = trained
     folder = lab.run.path / result.learned.folder

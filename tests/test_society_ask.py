@@ -24,6 +24,7 @@ from chimera.config import ToolsConfig, load_config
 from chimera.data import load
 from chimera.errors import ConfigError, DataError, RoleError, RunError
 from chimera.runs import Run
+from chimera.seals import seal
 from chimera.serving.checkpoint import NANO
 from chimera.toy import toy_parts
 from chimera.types import Brief
@@ -291,6 +292,7 @@ def test_a_trained_run_answers_with_its_weights_and_its_policy(tmp_path, capsys)
         shutil.copytree(NANO, run.path / senior.folder)
         supervisor = Policy("supervisor", "supervisor@bandit", "models/supervisor/bandit")
         BanditPolicy(Settings.of(config.bandit, 0)).save(run.path / supervisor.folder)
+        seal(run)
         for policy in (senior, supervisor):
             run.ledger(WENT_LIVE, phase="ppo", policy=policy.dump())
     task = load(config.data).validation[0].id
@@ -298,6 +300,10 @@ def test_a_trained_run_answers_with_its_weights_and_its_policy(tmp_path, capsys)
     output = " ".join(capsys.readouterr().out.split())
     assert "senior@ppo, supervisor@bandit (run trained)" in output
     assert re.search(r"Supervisor selects the hypothesis of the \w+ by supervisor@bandit", output)
+    arrays = tmp_path / "trained" / supervisor.folder / "arrays.safetensors"
+    arrays.write_bytes(arrays.read_bytes()[:-1] + b"?")
+    with pytest.raises(RunError, match=r"bandit/arrays\.safetensors is not what the run wrote.*restore it from a copy"):
+        main(["--task", task, "--run", "trained", f"runs_dir={tmp_path}"])
     with pytest.raises(RunError, match="did you mean 'trained'"):
         main(["--task", task, "--run", "traned", f"runs_dir={tmp_path}"])
     with pytest.raises(ConfigError, match="brings its own settings"):

@@ -89,7 +89,7 @@ def write_tensors(tensors: "Mapping[str, Tensor]", file: Path, metadata: dict[st
         save_file(dict(tensors), file, metadata)
     except (SafetensorError, OSError) as error:
         raise RunError(
-            f"{file.parent} cannot be written ({error}): make room there and continue with --resume"
+            f"{file} cannot be written ({error}): make room there and continue with --resume"
         ) from error
 
 
