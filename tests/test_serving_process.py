@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from chimera.config import ModelConfig, ModelsConfig, ServingConfig
 from chimera.errors import ConfigError, ModelError
 from chimera.serving.client import HttpModel
 from chimera.serving.process import ServerProcess, serve
+from chimera.serving.service import Service
 
 RUBRIC = ModelConfig(kind="rubric")
 ELSEWHERE = ModelConfig(
@@ -334,3 +336,20 @@ sys.exit(main())
             check=False,
         )
     assert done.stdout.strip() == f"('AF_INET', {socket.IPPROTO_TCP})", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "serving", "message"),
+    [
+        ("chat_template.jinja", "{% if", {}, "its chat template is broken"),
+        ("config.json", None, {"slots": 4096, "context_length": 1_000_000}, r"GiB of cache .*: lower serving\.slots"),
+    ],
+)
+def test_a_model_that_cannot_be_served_is_one_sentence(serving_model, tmp_path, file, content, serving, message):
+    folder = shutil.copytree(serving_model(), tmp_path / "model")
+    if content is None:
+        settings = json.loads((folder / file).read_text())
+        content = json.dumps(settings | {"max_position_embeddings": 1_000_000})
+    (folder / file).write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        Service({"junior": ModelConfig(path=str(folder))}, ServingConfig(**serving))

@@ -424,13 +424,13 @@ def test_unsloth_loads_the_model_when_it_is_there_with_a_gpu(rank, spec, monkeyp
     unsloth.FastLanguageModel = FastLanguageModel
     monkeypatch.setitem(sys.modules, "unsloth", unsloth)
     unsloth.__spec__ = SimpleNamespace(name="unsloth")
-    spec = replace(spec, model="/a/folder", unsloth="auto", lora_rank=rank, max_length=99)
+    spec = replace(spec, model=str(NANO), unsloth="auto", lora_rank=rank, max_length=99)
     assert not sft_child.uses_unsloth("auto")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert not sft_child.uses_unsloth("never")
     model, tokenizer = sft_child.load_model(spec)
     assert (model, tokenizer) == ("a model with adapters" if rank else "a model", "a tokenizer")
-    assert asked[0]["model_name"] == "/a/folder"
+    assert asked[0]["model_name"] == str(NANO)
     assert asked[0]["max_seq_length"] == 99
     assert asked[0]["full_finetuning"] is (rank == 0)
     assert [options["r"] for options in asked[1:]] == [8] * bool(rank)

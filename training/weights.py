@@ -88,9 +88,7 @@ def write_tensors(tensors: "Mapping[str, Tensor]", file: Path, metadata: dict[st
     try:
         save_file(dict(tensors), file, metadata)
     except (SafetensorError, OSError) as error:
-        raise RunError(
-            f"{file} cannot be written ({error}): make room there and continue with --resume"
-        ) from error
+        raise RunError(f"{file} cannot be written ({error}): make room there and continue with --resume") from error
 
 
 @contextmanager

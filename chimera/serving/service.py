@@ -48,9 +48,15 @@ class Service:
         self._batcher: Batcher | None = None
         embedded = {key: model.path for key, model in models.items() if model.kind == "embedded"}
         if embedded:
-            self._start(embedded)
+            try:
+                self._start(embedded)
+            except BaseException:
+                self.close()
+                raise
 
     def _start(self, paths: Mapping[str, str]) -> None:
+        from jinja2 import TemplateError
+
         from chimera.serving.batcher import Batcher
         from chimera.serving.checkpoint import load_checkpoint
         from chimera.serving.completion import TextSide
@@ -60,18 +66,30 @@ class Service:
         for key, path in paths.items():
             if path not in shared:
                 checkpoint = load_checkpoint(path)
-                text = TextSide(checkpoint, self._serving)
+                try:
+                    text = TextSide(checkpoint, self._serving)
+                except TemplateError as error:
+                    raise ConfigError(f"{checkpoint.folder}: its chat template is broken ({error})") from error
                 lane = self._lane(checkpoint, text)
                 shared[path] = Binding(f"{checkpoint.name}@0", checkpoint.folder, lane, text)
             base = shared[path]
             self._bindings[key] = Binding(base.version, base.folder, base.lane, base.text)
 
     def _lane(self, checkpoint: "Checkpoint", text: "TextSide") -> "Lane":
+        import psutil
+
         from chimera.serving.batcher import Lane
         from chimera.serving.engine import Engine, cache_bytes_per_row
 
-        slots = self._serving.slots
-        spares = min(slots, SPARE_CACHE_BYTES // cache_bytes_per_row(checkpoint.shape, text.context))
+        slots, row = self._serving.slots, cache_bytes_per_row(checkpoint.shape, text.context)
+        memory = psutil.virtual_memory().total
+        if slots * row > memory:
+            raise ConfigError(
+                f"serving.slots={slots} requests of {text.context} tokens need {slots * row / 2**30:.0f} GiB of cache "
+                f"for {checkpoint.folder}, and this machine has {memory / 2**30:.0f}: lower serving.slots or "
+                "serving.context_length"
+            )
+        spares = min(slots, SPARE_CACHE_BYTES // row)
         engine = Engine(checkpoint.shape, checkpoint.weights, rows=slots + spares, context=text.context)
         return Lane(engine, slots, text.vocabulary)
 

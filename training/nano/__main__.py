@@ -98,7 +98,7 @@ def main(argv: list[str]) -> int:
     shape = Shape(**{name: getattr(options, name) for name in asdict(Shape())})
     if options.start:
         tokenizer = AutoTokenizer.from_pretrained(options.start)
-        model = Qwen2ForCausalLM.from_pretrained(options.start, dtype=torch.float32)
+        model = Qwen2ForCausalLM.from_pretrained(options.start, dtype=torch.float32, use_safetensors=True)
     else:
         sample = itertools.islice(stream(tasks(TRAIN_SEED - 1, options.levels), options.seed, Habits()), 8000)
         tokenizer = train_tokenizer((text_of(t) for t in sample), shape.vocab_size, read_chat_template(ASSETS))
