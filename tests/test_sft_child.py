@@ -347,6 +347,16 @@ async def test_a_crash_is_reported_with_exit_code_and_last_words(tmp_path, spec)
     assert str(log) in str(caught.value)
 
 
+async def test_an_error_of_ours_is_told_without_the_libraries_noise(tmp_path, spec):
+    """Here a model whose weights are a pickle: the child never reads it."""
+    (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
+    async with SftProcess(tmp_path / "sft.log", "never") as process:
+        with pytest.raises(
+            RunError, match=rf"ended with exit code 2: {tmp_path} has no \*\.safetensors file, and pytorch"
+        ):
+            await drain(process, replace(spec, model=str(tmp_path)))
+
+
 async def test_a_cancelled_phase_leaves_no_process(tmp_path, spec):
     started = asyncio.get_running_loop().create_future()
 

@@ -31,6 +31,9 @@ LARGE_MODEL = 500_000_000
 """From so many parameters on, activations are computed twice instead of kept."""
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
+TOLD = "error: "
+"""What the line of an error begins with that says everything; the log's other lines are the libraries'."""
+
 Loader = Literal["auto", "never"]
 
 
@@ -85,10 +88,10 @@ def main() -> int:
     try:
         train(Spec.load(line), progress)
     except ChimeraError as error:
-        print(error, file=sys.stderr, flush=True)
+        print(f"{TOLD}{error}", file=sys.stderr, flush=True)
         return error.exit_code
     except OSError as error:
-        print(f"a file cannot be read or written: {error}", file=sys.stderr, flush=True)
+        print(f"{TOLD}a file cannot be read or written: {error}", file=sys.stderr, flush=True)
         return RunError.exit_code
     return 0
 

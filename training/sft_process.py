@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from chimera.errors import RunError
-from training.sft_child import Loader, Spec
+from training.sft_child import TOLD, Loader, Spec
 
 MOST_THREADS = 8
 """More threads than this slow a small model down."""
@@ -88,7 +88,12 @@ class SftProcess:
         with self._log_file.open("rb") as log:
             log.seek(self._log_start)
             lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines()]
-        return " | ".join([line for line in lines if line][-LAST_LINES:]) or "its log is empty"
+        told = [line for line in lines if line.startswith(TOLD)]
+        return (
+            told[-1].removeprefix(TOLD)
+            if told
+            else " | ".join([line for line in lines if line][-LAST_LINES:]) or "its log is empty"
+        )
 
 
 def child_environment() -> dict[str, str]:
