@@ -415,7 +415,7 @@ def test_many_records_with_one_abstract_take_no_quadratic_time():
 
 
 def test_a_large_data_file_is_loaded_and_a_large_wrong_one_is_refused(tmp_path):
-    """20 MB here; 200 MB take ten times as long and as much memory (FINDINGS)."""
+    """20 MB here; 200 MB with 190,000 records took 10 s of processor time and 0.65 GB."""
     text = "The rate was lower in the treated group (12 % against 31 %, p = 0.01) than in controls. " * 11
     record = {
         "QUESTION": "", "CONTEXTS": [text], "LABELS": ["RESULTS"], "final_decision": "yes", "LONG_ANSWER": "It is."
