@@ -246,6 +246,19 @@ class RolloutsConfig(Section):
     )
 
 
+GatewayEngine = Literal["thin", "litellm"]
+"""What attributes, forwards and records model calls (`gateway.engine`)."""
+
+
+class GatewayConfig(Section):
+    """The process between runners and models."""
+
+    engine: GatewayEngine = Field(
+        default="thin",
+        description="litellm: Agent Lightning's LLMProxy, twenty times slower, for what is not OpenAI-compatible",
+    )
+
+
 class GatherConfig(Section):
     """The gather phase: the society as it is answers training tasks."""
 
@@ -265,6 +278,7 @@ class Config(Section):
     tools: ToolsConfig = ToolsConfig()
     reward: RewardConfig = RewardConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
+    gateway: GatewayConfig = GatewayConfig()
     gather: GatherConfig = GatherConfig()
     sft: SftConfig = SftConfig()
     ppo: PpoConfig = PpoConfig()
