@@ -257,6 +257,13 @@ class GatewayConfig(Section):
         default="thin",
         description="litellm: Agent Lightning's LLMProxy, twenty times slower, for what is not OpenAI-compatible",
     )
+    store_timeout_s: float = Field(
+        default=60.0, gt=0, description="thin: seconds without the store, which records every call, that end the run"
+    )
+
+    def unused(self) -> Mapping[str, str]:
+        """LiteLLM's gateway does not wait for the store."""
+        return {"store_timeout_s": "gateway.engine is 'litellm'"} if self.engine == "litellm" else {}
 
 
 class GatherConfig(Section):

@@ -8,7 +8,6 @@ and gateway need are there, and only attempts that a runner of this run holds ar
 """
 
 import asyncio
-import logging
 import re
 import secrets
 import threading
@@ -34,8 +33,6 @@ ROUTES = re.compile(
 )
 """What runners and gateway ask for. The main process, in which the store lives, needs no route."""
 FINAL_ATTEMPT: frozenset[AttemptStatus] = frozenset({"succeeded", "failed", "timeout", "unresponsive"})
-
-logger = logging.getLogger(__name__)
 
 
 class KeyedStoreClient(agl.LightningStoreClient):
@@ -129,8 +126,7 @@ class LabStore(agl.LightningStoreServer):
 
     async def update_attempt(self, rollout_id: str, attempt_id: str, *args: Any, **kwargs: Any) -> agl.Attempt:
         """Update, and say so when the attempt has ended; a retry goes back to the queue, so runners are woken too."""
-        if (rollout_id, attempt_id) not in self._held:
-            raise HTTPException(403, f"no runner of this run holds attempt {attempt_id} of rollout {rollout_id}")
+        self._believe(rollout_id, attempt_id)
         attempt = await super().update_attempt(rollout_id, attempt_id, *args, **kwargs)
         if attempt.status in FINAL_ATTEMPT:
             self._ended[attempt_id] = attempt.status
@@ -145,12 +141,9 @@ class LabStore(agl.LightningStoreServer):
         to a runner that was killed meanwhile): it sets the attempt from "unresponsive" and the rollout from "requeuing"
         to "running", so that no runner would get it.
         """
-        believed = [span for span in spans if (span.rollout_id, span.attempt_id) in self._held]
-        if len(believed) < len(spans):
-            logger.warning("%d spans of attempts that no runner of this run holds", len(spans) - len(believed))
-        if spans and not believed:
-            raise HTTPException(403, f"no runner of this run holds attempt {spans[0].attempt_id}")
-        added = await super().add_many_spans(believed)
+        for span in spans:
+            self._believe(span.rollout_id, span.attempt_id)
+        added = await super().add_many_spans(spans)
         for rollout_id in {span.rollout_id for span in spans if span.attempt_id in self._ended}:
             rollout = await self.get_rollout_by_id(rollout_id)
             if isinstance(rollout, agl.AttemptedRollout) and rollout.status == "running":
@@ -177,6 +170,11 @@ class LabStore(agl.LightningStoreServer):
         self._closing = True
         self._wake()
         await self.stop()
+
+    def _believe(self, rollout_id: str, attempt_id: str) -> None:
+        """Refuse what is said about an attempt that was not given to a runner of this run."""
+        if (rollout_id, attempt_id) not in self._held:
+            raise HTTPException(403, f"no runner of this run holds attempt {attempt_id} of rollout {rollout_id}")
 
     def _wake(self) -> None:
         with self._waiting_lock:

@@ -16,8 +16,6 @@ from evaluation.spans import EXCHANGE, exchange_attributes
 
 GATHER_SECONDS = 0.01
 """Exchanges that end within this time share a request: it costs the store more than they do."""
-AWAY_SECONDS = 60.0
-"""A store that takes nothing for so long ends the run."""
 RETRY_SECONDS = 0.25
 REQUEST_SECONDS = 10.0
 
@@ -26,6 +24,10 @@ logger = logging.getLogger(__name__)
 
 class StoreAwayError(Exception):
     """The store does not take exchanges any more."""
+
+
+class RefusedError(Exception):
+    """The store refuses an exchange: no runner of this run holds its attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,14 @@ class Exchanges:
         session: The connections to use.
         store_url: The store's address.
         store_key: Its key.
+        patience: Seconds without success after which the store counts as away.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, store_url: str, store_key: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, store_url: str, store_key: str, patience: float) -> None:
         self._session = session
         self._url = f"{store_url}/v1/traces"
         self._headers = {"authorization": f"Bearer {store_key}", "content-type": "application/x-protobuf"}
+        self._patience = patience
         self._waiting: list[tuple[Exchange, asyncio.Future[None]]] = []
         self._arrived = asyncio.Event()
         self._failure: StoreAwayError | None = None
@@ -64,7 +68,8 @@ class Exchanges:
         """Return when `exchange` is in the store.
 
         Raises:
-            StoreAwayError: The store took nothing for a minute, or refuses this process.
+            RefusedError: No runner holds its attempt.
+            StoreAwayError: The store took nothing in time, or refuses this process.
         """
         if self._failure is not None:
             raise self._failure
@@ -86,15 +91,26 @@ class Exchanges:
             self._arrived.clear()
             batch, self._waiting = self._waiting, []
             try:
-                await self._send(encode([exchange for exchange, _ in batch]))
+                await self._store(batch)
             except StoreAwayError as error:
                 self._failure = error
                 for _, stored in batch + self._waiting:
-                    stored.set_exception(error)
-                    stored.exception()  # The caller may be gone, and nobody else would ask for it.
+                    _settle(stored, error)
                 raise
-            for _, stored in batch:
-                stored.set_result(None)
+
+    async def _store(self, batch: list[tuple[Exchange, asyncio.Future[None]]]) -> None:
+        """Send a batch; when the store refuses it, each exchange by itself, so that the good ones are kept."""
+        try:
+            await self._send(encode([exchange for exchange, _ in batch]))
+        except RefusedError as error:
+            if len(batch) == 1:
+                _settle(batch[0][1], error)
+                return
+            for one in batch:
+                await self._store([one])
+            return
+        for _, stored in batch:
+            _settle(stored, None)
 
     async def _send(self, body: bytes) -> None:
         timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
@@ -105,17 +121,29 @@ class Exchanges:
                     if answer.status == 200:
                         return
                     said = f"answered {answer.status}: {(await answer.text())[:200]}"
+                    if answer.status == 403:
+                        raise RefusedError(f"the run's store {said}")
                     if answer.status < 500:
                         raise StoreAwayError(f"the run's store {said}")
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 said = f"cannot be reached ({type(error).__name__})"
-            if time.monotonic() - first > AWAY_SECONDS:
+            if time.monotonic() - first > self._patience:
                 raise StoreAwayError(
-                    f"the run's store has taken no exchange for {AWAY_SECONDS:g} s: it {said}; answers that could not "
-                    "be recorded were not given"
+                    f"the run's store has taken no exchange for {self._patience:g} s (gateway.store_timeout_s): it "
+                    f"{said}; answers that could not be recorded were not given"
                 )
             logger.warning("the store %s; trying again", said)
             await asyncio.sleep(RETRY_SECONDS)
+
+
+def _settle(stored: asyncio.Future[None], error: Exception | None) -> None:
+    if stored.done():
+        return
+    if error is None:
+        stored.set_result(None)
+    else:
+        stored.set_exception(error)
+        stored.exception()  # The caller may be gone, and nobody else would ask for it.
 
 
 def encode(batch: list[Exchange]) -> bytes:

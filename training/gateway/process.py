@@ -47,7 +47,7 @@ class Gateway:
         self.key = f"sk-{secrets.token_hex(24)}"
         self._port = children.free_port()
         self.url = f"http://127.0.0.1:{self._port}"
-        self._spec = GatewaySpec(config.gateway.engine, store_url, config.models, endpoints, self.key, store_key)
+        self._spec = GatewaySpec(config.gateway, store_url, config.models, endpoints, self.key, store_key)
         self._log_file = log_file
         self._on_restart = on_restart
         self._on_failure = on_failure
@@ -67,7 +67,9 @@ class Gateway:
             RunError: It did not come up.
         """
         receiver, sender = children.pipe()
-        child = children.Child("gateway", SERVE[self._spec.engine], (self._spec, self._port, sender), self._log_file)
+        child = children.Child(
+            "gateway", SERVE[self._spec.gateway.engine], (self._spec, self._port, sender), self._log_file
+        )
         child.start()
         self._child = child
         sender.close()
@@ -94,7 +96,7 @@ class Gateway:
         try:
             with boundary(RunError, f"the gateway ended and could not be started again (see {self._log_file})"):
                 if child.exit_code == thin.STORE_AWAY:
-                    raise RunError(f"the gateway gave up: {child.last_words()} (see {self._log_file})")
+                    raise RunError(f"the gateway gave up: {child.last_words(1)} (see {self._log_file})")
                 self._restarts += 1
                 ending = child.ending() if child.killed() else f"{child.ending()}: {child.last_words()}"
                 if self._restarts > MAX_RESTARTS:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from chimera.config import GatewayEngine, ModelsConfig
+from chimera.config import GatewayConfig, ModelsConfig
 from chimera.serving.client import Endpoint
 
 START_SECONDS = 300.0
@@ -14,7 +14,7 @@ START_SECONDS = 300.0
 class GatewaySpec:
     """The store with its key, the models behind the gateway, and the key that callers must show."""
 
-    engine: GatewayEngine
+    gateway: GatewayConfig
     store_url: str
     models: ModelsConfig
     endpoints: Mapping[str, Endpoint]

@@ -21,7 +21,7 @@ import uvicorn
 
 from chimera.door import LOOPBACK, Door
 from chimera.serving.client import Endpoint
-from training.gateway.exchanges import Exchange, Exchanges, StoreAwayError
+from training.gateway.exchanges import Exchange, Exchanges, RefusedError, StoreAwayError
 from training.gateway.spec import GatewaySpec
 
 PATH = re.compile(r"/rollout/([\w.-]+)/attempt/([\w.-]+)/v1/chat/completions")
@@ -110,6 +110,8 @@ class ThinGateway:
         exchange = Exchange(rollout_id, attempt_id, asked, answer, started, time.time_ns())
         try:
             await self._exchanges.record(exchange)
+        except RefusedError as error:
+            return _said(403, str(error))
         except StoreAwayError as error:
             return _said(503, str(error))
         return reply
@@ -161,7 +163,7 @@ def serve(spec: GatewaySpec, port: int, ready: Connection) -> None:
 async def _serve(spec: GatewaySpec, port: int, ready: Connection) -> int:
     with_ids = frozenset(name for name in spec.endpoints if getattr(spec.models, name).kind != "endpoint")
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        exchanges = Exchanges(session, spec.store_url, spec.store_key)
+        exchanges = Exchanges(session, spec.store_url, spec.store_key, spec.gateway.store_timeout_s)
         gateway = ThinGateway(spec.endpoints, with_ids, exchanges)
         config = uvicorn.Config(
             Door(gateway, spec.key),
