@@ -46,7 +46,7 @@ def service(serving_model):
 async def client(service):
     transport = httpx.ASGITransport(create_app(service, KEY), raise_app_exceptions=False)
     headers = {"Authorization": f"Bearer {KEY}"}
-    async with httpx.AsyncClient(transport=transport, base_url="http://server", headers=headers) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
         yield client
 
 
@@ -187,15 +187,19 @@ async def test_the_longest_prompt_that_fits_gets_exactly_one_token(client):
 
 
 @pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {KEY}"}])
-async def test_without_the_key_nothing_but_health_answers(service, header):
+async def test_without_the_key_nothing_answers(service, header):
     transport = httpx.ASGITransport(create_app(service, KEY))
-    async with httpx.AsyncClient(transport=transport, base_url="http://server", headers=header) as client:
-        for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("POST", "/admin/weights")):
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=header) as client:
+        for method, path in (
+            ("POST", "/v1/chat/completions"),
+            ("GET", "/v1/models"),
+            ("POST", "/admin/weights"),
+            ("GET", "/health"),
+        ):
             response = await client.request(method, path, json={})
             assert response.status_code == 401
             assert response.json()["error"]["code"] == "invalid_api_key"
             assert KEY not in response.text
-        assert (await client.get("/health")).status_code == 200
 
 
 @pytest.mark.parametrize(

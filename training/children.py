@@ -92,6 +92,11 @@ class Child:
         """End the process at once."""
         self.signal(signal.SIGKILL)
 
+    @property
+    def exit_code(self) -> int | None:
+        """How the process ended; negative for a signal, None while it runs."""
+        return self._process.exitcode
+
     def killed(self) -> bool:
         """Whether a signal ended it."""
         return (self._process.exitcode or 0) < 0

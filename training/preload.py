@@ -10,7 +10,7 @@ import openai  # noqa: F401  as above
 import sklearn.feature_extraction.text  # noqa: F401  as above
 
 import training.bandit_policy
-import training.gateway
+import training.gateway.process
 import training.runner  # noqa: F401  as above
 
 gc.collect()

@@ -134,6 +134,7 @@ class ServerProcess:
 
     def __init__(self, models: Mapping[str, ModelConfig], serving: ServingConfig, log_file: Path) -> None:
         self.api_key = random_secrets.token_urlsafe(24)
+        self._headers = {"Authorization": f"Bearer {self.api_key}"}
         self._log_file = log_file
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with socket.create_server(("127.0.0.1", 0), backlog=512) as listener, log_file.open("ab") as log:
@@ -171,7 +172,7 @@ class ServerProcess:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             try:
-                httpx.get(f"{self.url}/health", timeout=2.0, trust_env=False).raise_for_status()
+                httpx.get(f"{self.url}/health", headers=self._headers, timeout=2.0, trust_env=False).raise_for_status()
                 return
             except httpx.HTTPError:
                 code = self._process.poll()
@@ -212,7 +213,7 @@ class ServerProcess:
                 method,
                 self.url + path,
                 json=body,
-                headers={"Authorization": f"Bearer {self.api_key}"},
+                headers=self._headers,
                 timeout=SWAP_TIMEOUT_S,
                 trust_env=False,
             )
