@@ -276,7 +276,10 @@ class GatewayConfig(Section):
         description="litellm: Agent Lightning's LLMProxy, twenty times slower, for what is not OpenAI-compatible",
     )
     store_timeout_s: float = Field(
-        default=60.0, gt=0, description="thin: seconds without the store, which records every call, that end the run"
+        default=60.0,
+        gt=0,
+        le=604_800,
+        description="thin: seconds without the store, which records every call, that end the run",
     )
 
     def unused(self) -> Mapping[str, str]:

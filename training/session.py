@@ -48,6 +48,7 @@ def _log_to(file: Path) -> None:
     logging.basicConfig(
         filename=file, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
+    logging.raiseExceptions = False  # On a full disk it would print a traceback for every line of the log.
     protect_logging()
 
 
