@@ -100,16 +100,18 @@ class _Loop:
         self._engine: PpoEngine | None = None
 
     async def run(self) -> PhaseResult:
-        found = await asyncio.to_thread(self._checkpoints.latest)
-        self._progress = found[1] if found else Progress()
-        opened = self._worker.start(self._open, found[0] if found else None)
+        opened: asyncio.Future[None] | None = None
         try:
+            found = await asyncio.to_thread(self._checkpoints.latest)
+            self._progress = found[1] if found else Progress()
+            opened = self._worker.start(self._open, found[0] if found else None)
             if self._progress.live is not None:
                 await self._lab.put_live(self._progress.live)
             await self._steps(opened)
             return PhaseResult(self._figures(), await self._learned(opened))
         finally:
-            opened.cancel()
+            if opened is not None:
+                opened.cancel()
             self._worker.finish(self._close, STOP_SECONDS)
 
     async def _steps(self, opened: "asyncio.Future[None]") -> None:
