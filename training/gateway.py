@@ -11,6 +11,7 @@ import re
 import secrets
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -26,8 +27,8 @@ from chimera.serving.client import Endpoint
 from training import children
 from training.telemetry import ExchangeTelemetry, use_plain_resources
 
-_ADDRESS = re.compile(r" \(\S+ at http\S+/rollout/\S+\)")
-_WRAPPED = re.compile(r"litellm\.\w+: .*?\w+Exception - (.*?)(?:\n\nLiteLLM: .*)?$", re.DOTALL)
+_ADDRESS = re.compile(r" \(\S{1,99} at http\S{1,99}?/rollout/\S{1,200}\)")
+_WRAPPED = re.compile(r"litellm\.\w{1,60}: ")
 
 START_SECONDS = 300.0
 """Only a gateway that hangs takes so long to start; a few seconds are usual, a minute on a very busy machine."""
@@ -147,12 +148,12 @@ def plain_error(text: str) -> str:
     """What the server behind the gateway said, without the rollout's address and what LiteLLM 1.106 puts around it."""
     text = _ADDRESS.sub("", text)
     wrapped = _WRAPPED.search(text)
-    if wrapped is None:
+    _, exception, said = text[wrapped.end() :].partition("Exception - ") if wrapped else ("", "", "")
+    if wrapped is None or not exception:
         return text
-    try:
-        said = json.loads(wrapped[1])["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        said = wrapped[1]
+    said = said.partition("\n\nLiteLLM: ")[0]
+    with suppress(ValueError, KeyError, TypeError):
+        said = json.loads(said)["error"]["message"]
     return f"{text[: wrapped.start()]}{said}"
 
 

@@ -7,7 +7,7 @@ Text inside messages can never become a control token: when a message holds a co
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -36,7 +36,6 @@ CALL_PROBE = re.compile(
 )
 PLACEHOLDER = re.compile("\ue000[0-9a-f]{16}\ue001")
 """What stands for the text of a control token while the chat template is rendered."""
-CALL = re.compile(re.escape(OPEN) + r"\s*(.*?)\s*" + re.escape(CLOSE), re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +206,7 @@ def parse_answer(text: str, *, tools_offered: bool) -> ParsedAnswer:
     if not tools_offered or OPEN not in text:
         return ParsedAnswer(text, ())
     calls: list[ParsedCall] = []
-    for body in CALL.findall(text):
+    for body in _bodies(text):
         try:
             call = json.loads(body)
             arguments = call["arguments"]
@@ -219,6 +218,14 @@ def parse_answer(text: str, *, tools_offered: bool) -> ParsedAnswer:
     if not calls:
         return ParsedAnswer(text, ())
     return ParsedAnswer(text.partition(OPEN)[0].strip() or None, tuple(calls))
+
+
+def _bodies(text: str) -> Iterator[str]:
+    """What stands between the tags of calls."""
+    start = text.find(OPEN)
+    while start >= 0 and (end := text.find(CLOSE, start)) >= 0:
+        yield text[start + len(OPEN) : end].strip()
+        start = text.find(OPEN, end)
 
 
 def _to_template(message: ChatMessage, raw_arguments: bool) -> dict[str, Any]:
