@@ -151,7 +151,7 @@ def plain_error(text: str) -> str:
     _, exception, said = text[wrapped.end() :].partition("Exception - ") if wrapped else ("", "", "")
     if wrapped is None or not exception:
         return text
-    said = said.partition("\n\nLiteLLM: ")[0]
+    said = said.partition(" LiteLLM: ")[0].partition(" Traceback (most recent call last)")[0]
     with suppress(ValueError, KeyError, TypeError):
         said = json.loads(said)["error"]["message"]
     return f"{text[: wrapped.start()]}{said}"

@@ -15,7 +15,7 @@ from chimera.errors import ModelError, UnreachableError
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
 
-LONGEST_MESSAGE = 2000
+LONGEST_MESSAGE = 1000
 """Characters of a server's own error message that are kept."""
 SHOWN = 120
 """Characters of a detail, such as an address, that an error shows."""
@@ -198,7 +198,8 @@ def _refused(error: "APIStatusError") -> str:
     # `error.message` is the whole body, as Python writes it.
     message = error.body.get("message") if isinstance(error.body, dict) else None
     said = message if isinstance(message, str) and message else error.message
-    return f"answered {error.status_code}: {said.encode('utf-8', 'replace').decode()[:LONGEST_MESSAGE]}"
+    line = " ".join(said.encode("utf-8", "replace").decode().split())
+    return f"answered {error.status_code}: {line[:LONGEST_MESSAGE]}"
 
 
 class _Part(BaseModel):
