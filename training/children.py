@@ -20,6 +20,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from chimera.child_environment import only_child_environment, reduce_environment
 from chimera.errors import RunError
 
 PRELOAD = "training.preload"
@@ -31,7 +32,9 @@ _context = multiprocessing.get_context("forkserver")
 def prepare() -> None:
     """Start the fork server; it imports agents and Agent Lightning while the caller goes on. Call it early."""
     _context.set_forkserver_preload([PRELOAD])
-    forkserver.ensure_running()
+    # Its children inherit its environment, and the one that it was started with stays readable in /proc.
+    with only_child_environment(network=True):
+        forkserver.ensure_running()
 
 
 def finish() -> None:
@@ -170,6 +173,7 @@ async def receive(connection: Connection, child: Child, *, seconds: float) -> An
 def _main(target: Callable[..., None], args: tuple[Any, ...], log_file: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    reduce_environment(network=True)
     log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)

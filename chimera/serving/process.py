@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 
+from chimera.child_environment import child_environment
 from chimera.config import ModelConfig, ModelsConfig, ServingConfig
 from chimera.errors import ConfigError, ModelError, RunError
 from chimera.serving.checkpoint import locate
@@ -35,6 +36,8 @@ CHILD_ENVIRONMENT = {
     # Spinning OpenMP threads make a decode step 40 times slower while another process uses the core.
     "OMP_WAIT_POLICY": "PASSIVE",
     "TOKENIZERS_PARALLELISM": "false",
+    # What a hub model needs is on this machine by now, and the child has no token to fetch more.
+    "HF_HUB_OFFLINE": "1",
 }
 
 
@@ -146,7 +149,7 @@ class ServerProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=[listener.fileno()],
-                env={**os.environ, **CHILD_ENVIRONMENT, "OMP_NUM_THREADS": str(serving.threads)},
+                env={**child_environment(), **CHILD_ENVIRONMENT, "OMP_NUM_THREADS": str(serving.threads)},
                 start_new_session=True,
             )
         self.pid = self._process.pid
