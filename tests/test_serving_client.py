@@ -23,16 +23,6 @@ async def test_two_models_at_one_address_are_asked_with_a_key_each():
     await model.aclose()
 
 
-async def test_a_proxy_of_the_environment_is_not_for_servers_on_this_machine(scripted_openai, monkeypatch):
-    for name in ("HTTP_PROXY", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    scripted_openai.hooks[:] = [lambda _: "yes"]
-    model = HttpModel({"junior": Endpoint(scripted_openai.url, "m", "key")})
-    messages = [{"role": "system", "content": "?"}, {"role": "user", "content": "{}"}]
-    assert (await model.complete("junior", messages)).content == "yes"
-    await model.aclose()
-
-
 @respx.mock
 async def test_several_answers_come_from_one_request_and_share_its_tokens():
     """One answer is asked for without `n`, which some servers do not know."""

@@ -14,8 +14,6 @@ MAX_BYTES = 32 * 2**20
 """Longest answer that is read, decompressed; a long conversation's log-probabilities stay far below it."""
 OF_TRANSFER = ("content-encoding", "content-length", "transfer-encoding")
 """Headers that say how a body travelled, which is no longer true once it has been read."""
-DIRECT = {f"all://{host}": None for host in ("127.0.0.1", "localhost", "[::1]")}
-"""Servers on this machine; a proxy that the environment names is not for them."""
 NO_ANSWER = "Server disconnected without sending a response"
 """httpx's words for a connection that was closed before any answer: nobody has answered."""
 
@@ -28,7 +26,7 @@ class BoundedClient(DefaultAsyncHttpxClient):
     """httpx's client for one model server; the time limit of a request is the limit for its whole answer."""
 
     def __init__(self) -> None:
-        super().__init__(follow_redirects=False, mounts=DIRECT)
+        super().__init__(follow_redirects=False)
 
     async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
         """Send `request` and read the answer.
