@@ -45,8 +45,9 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
     except Exception:  # noqa: BLE001  (the last frame of the program: shown in full and turned into an exit code)
         print(redact(traceback.format_exc()), end="", file=sys.stderr)
         code = UNEXPECTED
-    if "torch" in sys.modules:
-        # All is closed by now. Unloading torch and VeRL would take up to ten more seconds, after a Ctrl-C too.
+    if code == INTERRUPTED or "torch" in sys.modules:
+        # All is closed by now. Unloading torch and VeRL would take up to ten more seconds, and after a Ctrl-C other
+        # libraries' threads would be waited for.
         logging.shutdown()
         sys.stderr.flush()
         os._exit(code)

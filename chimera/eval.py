@@ -193,7 +193,10 @@ def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again:
             console.print("starting model servers ...")
             log = run.path / "logs" / "eval-models.log"
             servers = stack.enter_context(serve(config.models, config.serving, secrets, log_file=log))
-        asyncio.run(_make(conductor, servers, todo, second))
+        try:
+            asyncio.run(_make(conductor, servers, todo, second))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
 
 
 async def _make(
@@ -202,14 +205,19 @@ async def _make(
     todo: "dict[str, list[RolloutInput]]",
     second: "HttpModel | None",
 ) -> None:
-    try:
-        conductor.baselines()
-        if servers is not None:
-            await conductor.run_stages(servers, todo)
-        await conductor.audit()
-    finally:
-        if second is not None:
-            await second.aclose()
+    from training.interrupt import interruptible
+
+    task = asyncio.current_task()
+    assert task is not None
+    with interruptible(task):
+        try:
+            conductor.baselines()
+            if servers is not None:
+                await conductor.run_stages(servers, todo)
+            await conductor.audit()
+        finally:
+            if second is not None:
+                await second.aclose()
 
 
 def _announce(run: "Run", plan: "Plan", missing: int, console: "Console") -> None:

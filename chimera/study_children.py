@@ -13,7 +13,7 @@ import psutil
 
 from chimera.errors import RunError
 
-STOP_S = 15.0
+STOP_S = 9.5
 """A command stops within ten seconds of Ctrl-C. After this many it is killed with all of its processes."""
 
 

@@ -5,6 +5,7 @@ called when a rollout has ended: no idle cost on two cores, and no polling inter
 """
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -14,8 +15,13 @@ from agentlightning.types import AttemptStatus, EnqueueRolloutRequest
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
 from training.children import free_port
+from training.steady_time import use_steady_time
+
+logger = logging.getLogger(__name__)
 
 LONG_POLL_SECONDS = 10.0
+CLOSE_SECONDS = 1.0
+"""How long the server may take to end; its thread ends with the process at the latest."""
 SCAN_SECONDS = 1.0
 """How often the store looks for rollouts over their time."""
 SPAN_MEMORY_BYTES = 512 * 2**20
@@ -27,6 +33,7 @@ class LabStore(agl.LightningStoreServer):
 
     def __init__(self, on_ended: Callable[[str], None]) -> None:
         """`on_ended(rollout_id)` is called, in any thread, when an attempt has come to its end."""
+        use_steady_time()
         memory = agl.InMemoryLightningStore(
             thread_safe=True, eviction_memory_threshold=SPAN_MEMORY_BYTES, scan_debounce_seconds=SCAN_SECONDS
         )
@@ -40,6 +47,7 @@ class LabStore(agl.LightningStoreServer):
                 launch_mode="thread",
                 healthcheck_url="/v1/agl/health",
                 log_level=30,
+                thread_join_timeout=CLOSE_SECONDS,
             ),
         )
         self._on_ended = on_ended
@@ -111,7 +119,11 @@ class LabStore(agl.LightningStoreServer):
         """Answer all waiting runners and stop the server."""
         self._closing = True
         self._wake()
-        await self.stop()
+        try:
+            await self.stop()
+        except RuntimeError as error:
+            # Somebody's request is still under way; a run that ends, or is being stopped, does not wait for it.
+            logger.warning("the store's server did not end within %g s: %s", CLOSE_SECONDS, error)
 
     def _wake(self) -> None:
         with self._waiting_lock:

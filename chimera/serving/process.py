@@ -9,7 +9,6 @@ import json
 import os
 import secrets as random_secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,12 +21,13 @@ import httpx
 
 from chimera.config import ModelConfig, ModelsConfig, ServingConfig
 from chimera.errors import ConfigError, ModelError, RunError
+from chimera.ports import listen
 from chimera.serving.checkpoint import locate
 from chimera.serving.client import Endpoint
 
 START_TIMEOUT_S = 300.0
-STOP_TIMEOUT_S = 5.0
-"""Then it is killed: Ctrl-C must have ended a run within 10 s."""
+STOP_TIMEOUT_S = 1.5
+"""Then it is killed: Ctrl-C must have ended a run within 10 s, and this is one of several steps."""
 SWAP_TIMEOUT_S = 300.0
 LOG_LINES = 15
 
@@ -136,7 +136,7 @@ class ServerProcess:
         self.api_key = random_secrets.token_urlsafe(24)
         self._log_file = log_file
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        with socket.create_server(("127.0.0.1", 0), backlog=512) as listener, log_file.open("ab") as log:
+        with listen(backlog=512) as listener, log_file.open("ab") as log:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             self._log_start = log.tell()
             self._process = subprocess.Popen(
