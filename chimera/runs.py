@@ -71,7 +71,7 @@ class Run:
         _take_ownership(path)
         try:
             if not (resume and (path / "config.yaml").exists()):
-                _clear_start(path)
+                _clear_start(path)  # Nobody else can begin the run any more: it is owned.
             run._start(config)
         except BaseException:
             run.close()
@@ -273,8 +273,12 @@ def _named_folder(name: str, runs_dir: Path, resume: bool) -> Path:
         path.mkdir()
     except FileExistsError as error:
         if not (resume or is_blank(path)):
-            raise RunError(f"run {name!r} exists in {runs_dir}: choose another name") from error
+            raise _taken(path) from error
     return path
+
+
+def _taken(path: Path) -> RunError:
+    return RunError(f"run {path.name!r} exists in {path.parent}: choose another name")
 
 
 def is_blank(path: Path) -> bool:
@@ -286,7 +290,13 @@ def is_blank(path: Path) -> bool:
 
 
 def _clear_start(path: Path) -> None:
-    """Remove what an earlier start has left in the folder of a run that begins."""
+    """Remove what an earlier start has left in the folder of a run that begins.
+
+    Raises:
+        RunError: The folder holds something else.
+    """
+    if not is_blank(path):
+        raise _taken(path)
     for name in START:
         (path / name).unlink(missing_ok=True)
 

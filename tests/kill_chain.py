@@ -114,7 +114,7 @@ class Chain:
             expected = {-signal.SIGKILL} if one.victim == "main" else {4, 6}
             assert code in expected, f"{one}: exit code {code}: {self._said()}"
             if one.victim != "main":
-                assert self._output[-1].startswith("error: "), self._said()
+                assert sum(line.startswith("error: ") for line in self._output) == 1, self._said()
                 assert "Traceback" not in self._said(), self._said()
         self.check(str(one))
 
