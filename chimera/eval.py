@@ -165,6 +165,7 @@ def _judge_settings(judge: str | None) -> list[str]:
 def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again: "Again", console: "Console") -> None:
     """Make what the evaluation lacks."""
     from agents.tools import build_toolbox
+    from chimera.limits import allow_files
     from chimera.secrets import api_key_names, load_secrets
     from chimera.serving.process import check_models, serve
     from evaluation.conduct import Conductor
@@ -173,6 +174,7 @@ def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again:
     auditor_settings = {"auditor": config.evaluation.auditor.model_dump()}
     secrets = load_secrets(api_key_names(config.models.model_dump() | auditor_settings))
     check_models(config.models, secrets)
+    allow_files("evaluation.concurrency", config.evaluation.concurrency)
     second = _second_judge(config.evaluation, secrets)
     conductor = Conductor(
         run=run,

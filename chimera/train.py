@@ -30,6 +30,7 @@ def main(argv: list[str]) -> int | None:
 
     from chimera.chain import head
     from chimera.data import load
+    from chimera.limits import allow_files
     from chimera.runs import LEDGER, Run
     from chimera.seals import seal
     from chimera.secrets import api_key_names, load_secrets
@@ -45,6 +46,7 @@ def main(argv: list[str]) -> int | None:
     secrets = load_secrets(api_key_names(config.models.model_dump()))
     dataset = load(config.data)
     check_models(config.models, secrets)
+    allow_files("rollouts.runners", config.rollouts.runners)
     check_families(config)
     for phase in phases:
         phase.check(config, dataset)
