@@ -1,5 +1,6 @@
-"""The operating system's limits that a command needs, checked before it starts anything."""
+"""The operating system's limits: what a command needs is checked before it starts, and what it met is told in words."""
 
+import errno
 import resource
 
 from chimera.errors import ConfigError
@@ -29,3 +30,21 @@ def allow_files(setting: str, rollouts: int) -> None:
         )
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """The sentence for an error that says that the system gave no more memory or threads; None for any other."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, MemoryError) or (isinstance(seen, OSError) and seen.errno == errno.ENOMEM):
+            break
+        if isinstance(seen, RuntimeError) and ("allocate memory" in str(seen) or "start new thread" in str(seen)):
+            break
+        seen = seen.__cause__ or seen.__context__
+    if seen is None:
+        return None
+    said = str(seen).splitlines()[0] if str(seen) else type(seen).__name__
+    return (
+        f"the system gives no more memory or threads ({said}): raise the limits (ulimit -v, ulimit -u), or lower "
+        "rollouts.runners and serving.slots"
+    )

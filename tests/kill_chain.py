@@ -54,6 +54,16 @@ def events(name: str, phase: str | None = None) -> Count:
     )
 
 
+def written(file: str, text: str = "") -> Count:
+    """When a file that holds `text` was written last: a start that begins anew writes it anew."""
+
+    def count(run: Path) -> int:
+        path = run / file
+        return path.stat().st_mtime_ns if path.exists() and text in path.read_text() else 0
+
+    return count
+
+
 def metrics(phase: str) -> Count:
     """How many steps of a phase are logged."""
     return lambda run: sum(

@@ -8,7 +8,7 @@ import os
 import shutil
 
 import pytest
-from kill_chain import GONE_S, Chain, Kill, ended, events, exists, learned, lines, metrics, recorded
+from kill_chain import GONE_S, Chain, Kill, ended, events, exists, learned, lines, metrics, recorded, written
 
 from chimera.chain import read_chain
 from chimera.jsonl import read_lines
@@ -40,11 +40,11 @@ def has_learned(phase: str) -> dict:
 
 STARTING = [
     Kill("main", "the folder's making", exists(".")),
-    Kill("main", "the first line of the ledger", events("created")),
-    Kill("main", "the settings' writing", exists("config.yaml")),
-    Kill("main", "the plan's writing", events("planned")),
+    Kill("main", "the first line of the ledger", written("ledger.jsonl", "created")),
+    Kill("main", "the settings' writing", written("config.yaml")),
+    Kill("main", "the plan's writing", written("ledger.jsonl", "planned")),
     Kill("server", "its start"),
-    Kill("main", "the gateway's start", exists("logs/gateway.log")),
+    Kill("main", "the gateway's start", written("logs/gateway.log")),
 ]
 GATHERING = [
     Kill("fork server", "its start", survives=True),

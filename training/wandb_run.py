@@ -14,6 +14,7 @@ import psutil
 
 from chimera.config import Config
 from chimera.config_loader import effective
+from chimera.errors import RunError
 from chimera.runs import Run
 from chimera.secrets import redact_tree
 from training import children
@@ -98,7 +99,11 @@ class WandbSink:
             reports, send = children.pipe()
             log = self._spec.folder / "logs" / "wandb.log"
             child = children.Child(f"W&B ({mode})", serve, (self._spec, mode, theirs, send), log)
-            child.start()
+            try:
+                child.start()
+            except RunError as error:
+                self._notify(f"W&B cannot be used {mode}: {error}")
+                return
             self._child = child
             theirs.close()
             send.close()

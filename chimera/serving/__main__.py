@@ -25,7 +25,8 @@ def main() -> int:
     end_with(options.parent)
 
     from chimera.config import ModelConfig, ServingConfig
-    from chimera.errors import ChimeraError
+    from chimera.errors import ChimeraError, ModelError
+    from chimera.limits import out_of_memory
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = json.load(sys.stdin)
@@ -42,6 +43,11 @@ def main() -> int:
     except ChimeraError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
+    except (MemoryError, OSError, RuntimeError) as error:
+        if (sentence := out_of_memory(error)) is None:
+            raise
+        print(sentence, file=sys.stderr, flush=True)
+        return ModelError.exit_code
     config = uvicorn.Config(
         create_app(service, settings["api_key"]),
         log_config=None,
