@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -50,9 +51,11 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
         else:
             print(redact(traceback.format_exc()), end="", file=sys.stderr)
             code = UNEXPECTED
-    if code == INTERRUPTED or "torch" in sys.modules:
-        # All is closed by now. Unloading torch and VeRL would take up to ten more seconds, and after a Ctrl-C other
-        # libraries' threads would be waited for.
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    if code or "torch" in sys.modules:
+        # All is closed by now. Unloading torch and VeRL would take up to ten more seconds, and after an error or Ctrl-C
+        # threads would be waited for that may never end, such as one that asks a server that cannot be reached.
         logging.shutdown()
         sys.stderr.flush()
         os._exit(code)

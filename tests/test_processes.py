@@ -153,20 +153,33 @@ def test_what_follows_an_interrupted_task_has_the_rest_of_the_time_only():
     assert done.stderr.splitlines()[-1].startswith("stopping took too long, so everything was killed")
 
 
-def test_without_a_free_port_there_is_one_sentence():
-    script = """
-    import dotenv, os, resource
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [("free_port()", "no port of 127.0.0.1 can be opened"), ("ask()", "no connection to 127.0.0.1 can be made")],
+)
+def test_without_a_free_socket_there_is_one_sentence(body, said):
+    script = f"""
+    import dotenv, httpx, os, resource
     from chimera.cli import run_command
+    from chimera.ports import check_sockets
     from training.children import free_port
+
+    def ask():
+        try:
+            client.get("http://127.0.0.1:9/")
+        except httpx.HTTPError as error:
+            check_sockets(error)
+
+    client = httpx.Client(trust_env=False)
 
     def main(argv):
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1,) * 2)
-        free_port()
+        {body}
 
     run_command(main)
     """
     call = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(call, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 6
-    assert done.stderr.startswith("error: no port of 127.0.0.1 can be opened (Too many open files): end programs that")
+    assert done.returncode == 6, done.stderr
+    assert done.stderr.startswith(f"error: {said} (Too many open files): end programs that hold many connections")
     assert done.stderr.count("\n") == 1

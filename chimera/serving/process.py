@@ -21,7 +21,7 @@ import httpx
 
 from chimera.config import ModelConfig, ModelsConfig, ServingConfig
 from chimera.errors import ConfigError, ModelError, RunError
-from chimera.ports import listen
+from chimera.ports import check_sockets, listen
 from chimera.serving.checkpoint import locate
 from chimera.serving.client import Endpoint
 
@@ -173,7 +173,8 @@ class ServerProcess:
             try:
                 httpx.get(f"{self.url}/health", timeout=2.0, trust_env=False).raise_for_status()
                 return
-            except httpx.HTTPError:
+            except httpx.HTTPError as error:
+                check_sockets(error)
                 code = self._process.poll()
                 if code == ConfigError.exit_code:
                     raise ConfigError(self._log_tail().splitlines()[-1]) from None
