@@ -65,7 +65,7 @@ LONG = [
     Kill("server", **rollouts("evaluation-base")),
     Kill("main", **began("sft")),
     Kill("child", "its start"),
-    Kill("child", "the examples' writing", exists("sft/examples.jsonl")),
+    Kill("child", "the examples' writing", written("sft/examples.jsonl")),
     Kill("main", "a step of sft", metrics("sft")),
     Kill("child", "a step of sft", metrics("sft")),
     Kill("main", **has_learned("sft")),
