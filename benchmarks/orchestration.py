@@ -11,12 +11,12 @@ import asyncio
 import itertools
 import json
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +91,9 @@ class DirectModel:
         return Completion(message, text, calls, "stop", 400, 100, f"direct-{next(_numbers)}", "canned")
 
 
-@contextmanager
-def canned_server() -> Iterator[str]:
-    """The canned answers over HTTP, in a thread; yields the base URL."""
-    app, ready = FastAPI(), threading.Event()
+def canned_server(port: int, ready: Connection) -> None:
+    """The canned answers over HTTP: a process of its own, whose time is not counted."""
+    app = FastAPI()
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> dict[str, Any]:
@@ -114,23 +113,29 @@ def canned_server() -> Iterator[str]:
             "usage": {"prompt_tokens": 400, "completion_tokens": 100, "total_tokens": 500},
         }
 
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
-
-    async def run() -> None:
+    async def serve() -> None:
+        server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
         serving = asyncio.create_task(server.serve())
         while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
             await asyncio.sleep(0.01)
-        ready.set()
+        ready.send("ready")
         await serving
 
-    thread = threading.Thread(target=asyncio.run, args=(run(),), daemon=True)
-    thread.start()
-    ready.wait()
+    asyncio.run(serve())
+
+
+@contextmanager
+def canned(folder: Path) -> Iterator[str]:
+    """The address of a canned server."""
+    receiver, sender = children.pipe()
+    port = children.free_port()
+    server = children.Child("canned server", canned_server, (port, sender), folder / "canned.log")
+    server.start()
+    asyncio.run(children.receive(receiver, server, seconds=60))
     try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
+        yield f"http://127.0.0.1:{port}/v1"
     finally:
-        server.should_exit = True
-        thread.join()
+        children.stop([server])
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +188,7 @@ async def orchestrated(config: Config, dataset: Dataset, folder: Path) -> Cost:
             groups = {
                 "gateway": [lab.gateway.pid],
                 "runners": [*lab.pool.pids().values()],
-                "main with store and canned server": [psutil.Process().pid],
+                "main with store": [psutil.Process().pid],
             }
             before = {name: spent(pids) for name, pids in groups.items()}
             started = time.perf_counter()
@@ -210,14 +215,14 @@ def main() -> None:
     if arguments.tiny:
         arguments.rollouts, arguments.runners = 2, 1
     children.prepare()
-    with tempfile.TemporaryDirectory() as folder, canned_server() as url:
-        canned = {
+    with tempfile.TemporaryDirectory() as folder, canned(Path(folder)) as url:
+        models = {
             key: {"kind": "endpoint", "base_url": url, "model": "canned", "structured": "always"}
             for key in ModelsConfig.model_fields
         }
         settings = {
             "runs_dir": folder,
-            "models": canned,
+            "models": models,
             "gather": {"tasks": arguments.rollouts},
             "bandit": {"exploration": 0.0},
         }
@@ -228,10 +233,11 @@ def main() -> None:
             table.add_column(column, justify="left" if column in ("", "of which") else "right")
         plain = asyncio.run(direct(config, dataset))
         table.add_row("graph invoked directly", *plain.row())
-        for runners in sorted({1, arguments.runners}):
-            config = Config.model_validate({**settings, "rollouts": {"runners": runners}})
+        for engine, runners in sorted({("thin", 1), *((engine, arguments.runners) for engine in ("litellm", "thin"))}):
+            extras = {"rollouts": {"runners": runners}, "gateway": {"engine": engine}}
+            config = Config.model_validate({**settings, **extras})
             cost = asyncio.run(orchestrated(config, dataset, Path(folder)))
-            table.add_row(f"store + gateway + {runners} runner(s)", *cost.row())
+            table.add_row(f"store + {engine} gateway + {runners} runner(s)", *cost.row())
             extra = 1000 * (sum(cost.cpu.values()) - sum(plain.cpu.values())) / cost.rollouts
             delay = 1000 * (cost.wall - plain.wall) / cost.rollouts
             table.add_row("  overhead per rollout", "", f"{delay:+.0f}", f"{extra:+.0f}", "")

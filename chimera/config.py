@@ -246,6 +246,26 @@ class RolloutsConfig(Section):
     )
 
 
+GatewayEngine = Literal["thin", "litellm"]
+"""What attributes, forwards and records model calls (`gateway.engine`)."""
+
+
+class GatewayConfig(Section):
+    """The process between runners and models."""
+
+    engine: GatewayEngine = Field(
+        default="thin",
+        description="litellm: Agent Lightning's LLMProxy, twenty times slower, for what is not OpenAI-compatible",
+    )
+    store_timeout_s: float = Field(
+        default=60.0, gt=0, description="thin: seconds without the store, which records every call, that end the run"
+    )
+
+    def unused(self) -> Mapping[str, str]:
+        """LiteLLM's gateway does not wait for the store."""
+        return {"store_timeout_s": "gateway.engine is 'litellm'"} if self.engine == "litellm" else {}
+
+
 class GatherConfig(Section):
     """The gather phase: the society as it is answers training tasks."""
 
@@ -265,6 +285,7 @@ class Config(Section):
     tools: ToolsConfig = ToolsConfig()
     reward: RewardConfig = RewardConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
+    gateway: GatewayConfig = GatewayConfig()
     gather: GatherConfig = GatherConfig()
     sft: SftConfig = SftConfig()
     ppo: PpoConfig = PpoConfig()

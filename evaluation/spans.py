@@ -159,12 +159,17 @@ def operation_span(at: Position, name: str, attributes: Mapping[str, Any], respo
 
 
 def exchange_span(at: Position, request: Mapping[str, Any], response: Mapping[str, Any]) -> Span:
-    """One exchange: the JSON objects of an OpenAI chat completion, encoded as LiteLLM does it.
+    """One exchange: the JSON objects of an OpenAI chat completion."""
+    return _span(at, EXCHANGE, exchange_attributes(request, response))
+
+
+def exchange_attributes(request: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, str | int | float]:
+    """What the span of an exchange says, encoded as LiteLLM does it.
 
     Nested values become Python literals. Where both have a key, such as `model`, the response's counts.
     """
     both = {key: value for key, value in {**request, **response}.items() if value is not None}
-    return _span(at, EXCHANGE, {f"{RAW}{key}": _literal(value) for key, value in both.items()})
+    return {f"{RAW}{key}": _literal(value) for key, value in both.items()}
 
 
 def outcome_span(at: Position, outcome: Mapping[str, Any]) -> Span:

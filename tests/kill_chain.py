@@ -99,7 +99,7 @@ class Chain:
             "chimera.eval": ["--run", name, "--stages", "base,final", f"runs_dir={folder}"],
         }
         self._phases = tuple(phases)
-        self._mark = f"KILL_CHAIN={uuid.uuid4().hex}"
+        self._mark = f"CHIMERA_KILL_CHAIN={uuid.uuid4().hex}"
         self._process: subprocess.Popen[str] | None = None
         self._output: list[str] = []
         self._module = ""

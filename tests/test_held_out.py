@@ -22,7 +22,7 @@ from evaluation.study import Stage
 from training import children, gate
 from training.held_out import HeldOut
 from training.recorder import Recorder
-from training.runner import RunnerSpec
+from training.runner import Doors, RunnerSpec
 from training.store import LabStore
 
 STAGE = Stage("base", "base", "sequence", (), {"junior": "v1"})
@@ -60,7 +60,7 @@ def server(scripted_openai):
 async def held_out(config, run):
     """`HeldOut` by itself: no gateway, no runners, no running store."""
     dataset = load(config.data)
-    spec = RunnerSpec.of("", config, dataset, "", SECRETS)
+    spec = RunnerSpec.of(Doors("", "", "", ""), config, dataset, SECRETS)
     with serve(config.models, config.serving, SECRETS, log_file=run.path / "logs" / "models.log") as servers:
         recorder = Recorder(run, LabStore(lambda _: None))
         yield HeldOut(run, config, servers, recorder, spec.toolbox, servers.check), servers, dataset

@@ -8,30 +8,26 @@ import pickle
 import re
 import signal
 from collections import Counter
-from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
+import httpx
 import pytest
 import respx
+from lab_kit import CONCLUSION, SECRET, collect, config_for, open_lab, task
 from rich.console import Console
 
-from chimera.config import Config
+from chimera.config import Config, GatewayConfig
 from chimera.data import Dataset
 from chimera.errors import ConfigError, RunError
-from chimera.runs import Run
-from chimera.serving.process import serve
 from chimera.types import ResearchTask, Section
 from evaluation.rollouts import RolloutInput, RolloutRecord
-from training import children
+from evaluation.spans import read
+from evaluation.traced_calls import model_calls
 from training.gather import choose
 from training.phases import PHASES, check_names
-from training.runner import RunnerSpec
+from training.runner import Doors, RunnerSpec
 from training.summary import summarize
 
-CONCLUSION = "the conclusion that nobody may read"
-SECRET = "sk-a-users-own-secret-key-42"
-PATIENCE = 3600.0
-"""Seconds; no test may end by a time limit that it does not set itself."""
 ROLE_MODELS = {
     "Geneticist": "junior",
     "Pharmacologist": "junior",
@@ -44,58 +40,6 @@ ROLE_MODELS = {
     "PrincipalInvestigator": "principal",
     "Evaluation": "judge",
 }
-
-
-def task(name, label="yes"):
-    context = (Section("METHODS", f"We studied {name}."), Section("RESULTS", f"The rate of {name} was lower (p=0.01)."))
-    return ResearchTask(name, f"Does {name} lower the rate?", context, label, "generated", CONCLUSION, 1)
-
-
-def config_for(url, folder, **rollouts):
-    models = {
-        key: {
-            "kind": "endpoint",
-            "base_url": url,
-            "model": f"scripted-{key}",
-            "api_key_env": "TEST_KEY",
-            "timeout_s": PATIENCE,
-        }
-        for key in ("junior", "supervisor", "senior", "board", "principal", "judge")
-    }
-    return Config.model_validate(
-        {
-            "runs_dir": folder,
-            "models": models,
-            "society": {"node_retries": 0, "node_timeout_s": PATIENCE},
-            "rollouts": {"runners": 2, "timeout_s": PATIENCE, **rollouts},
-            "bandit": {"exploration": 0.0},
-        }
-    )
-
-
-@asynccontextmanager
-async def open_lab(url, folder, tasks, name="run", config=None, **rollouts):
-    from training.lab import Lab
-    from training.metrics import Metrics
-    from training.view import make_view
-
-    config = config or config_for(url, folder, **rollouts)
-    dataset = Dataset(tuple(tasks), (), (), "generated", "test")
-    secrets = {"TEST_KEY": SECRET}
-    children.prepare()
-    with (
-        Run.create(name, config) as run,
-        serve(config.models, config.serving, secrets, log_file=run.path / "logs" / "models.log") as servers,
-        (run.path / "view.txt").open("w") as output,
-    ):
-        view = make_view(Console(file=output, width=120), config.rollouts.runners)
-        async with Lab(run, config, dataset, servers, secrets, view, Metrics(run)) as lab:
-            yield lab
-
-
-async def collect(lab, tasks, phase="gather"):
-    inputs = [RolloutInput.of(one, phase, 0, 0) for one in tasks]
-    return {record.task_id: record async for record in lab.rollouts(inputs)}
 
 
 async def until(condition):
@@ -305,8 +249,22 @@ def test_a_gateway_killed_in_mid_rollout_comes_back_and_the_rollout_goes_on(gath
     assert warned[2].startswith("was killed by SIGKILL; restart 1 of 3 (see ")
 
 
-def test_the_gateway_log_holds_no_banner(gathered):
-    text = (gathered.run.path / "logs" / "gateway.log").read_text()
+async def test_agent_lightning_s_own_gateway_records_the_same(scripted_openai, tmp_path):
+    """`gateway.engine=litellm`; an error ends with the log's last lines, so its banner must not be there."""
+    scripted_openai.hooks[:] = []
+    config = config_for(scripted_openai.url, tmp_path, runners=1).model_copy(
+        update={"gateway": GatewayConfig(engine="litellm")}
+    )
+    async with open_lab(scripted_openai.url, tmp_path, [task("any")], config=config) as lab:
+        record = (await collect(lab, [task("any")]))["any"]
+        assert (record.status, record.untraced_calls) == ("succeeded", 0)
+        calls = model_calls(read(lab.run.path / record.trace))
+        assert {call.role for call in calls} == set(ROLE_MODELS)
+        assert all(call.messages and call.choice["message"] for call in calls)
+        async with httpx.AsyncClient(base_url=lab.gateway.url) as client:
+            for path in ("/docs", "/openapi.json", "/health/liveliness", "/metrics", "/ui"):
+                assert (await client.get(path)).status_code == 401
+        text = (lab.run.path / "logs" / "gateway.log").read_text()
     assert "LiteLLM" in text
     assert not re.search("Thank you|Feedback|issues/new|█", text)
 
@@ -331,7 +289,7 @@ async def test_a_gateway_that_cannot_be_started_again_fails_the_run(error, messa
 
 
 async def test_a_gateway_that_keeps_dying_fails_the_run(scripted_openai, tmp_path, monkeypatch):
-    monkeypatch.setattr("training.gateway.MAX_RESTARTS", 0)
+    monkeypatch.setattr("training.gateway.process.MAX_RESTARTS", 0)
     async with open_lab(scripted_openai.url, tmp_path, [task("any")], runners=1) as lab:
         os.kill(lab.gateway.pid, signal.SIGKILL)
         with pytest.raises(RunError, match=r"was killed by SIGKILL, after 0 restarts \(see .*gateway\.log\)"):
@@ -480,7 +438,7 @@ async def test_a_runner_blocks_the_conclusion_without_holding_it():
     secret = ResearchTask("t1", "Is tea safe?", (Section("AIMS", "Tea."),), "yes", "pubmedqa", conclusion)
     config = Config.model_validate({"tools": {"literature": "tavily"}})
     dataset = Dataset((secret,), (), (), "pubmedqa", "test")
-    sent = pickle.dumps(RunnerSpec.of("http://127.0.0.1:1", config, dataset, "key", {"TAVILY_API_KEY": "k"}))
+    sent = pickle.dumps(RunnerSpec.of(Doors("", "", "", ""), config, dataset, {"TAVILY_API_KEY": "k"}))
     assert not [word for word in conclusion.split() if len(word) > 4 and word.encode() in sent]
     contents = {"mirror": f"Blog: {conclusion.upper()}", "other": "Elderly participants like tea."}
     found = [{"title": name, "url": f"https://{name}.example", "content": text} for name, text in contents.items()]

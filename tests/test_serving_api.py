@@ -46,7 +46,7 @@ def service(serving_model):
 async def client(service):
     transport = httpx.ASGITransport(create_app(service, KEY), raise_app_exceptions=False)
     headers = {"Authorization": f"Bearer {KEY}"}
-    async with httpx.AsyncClient(transport=transport, base_url="http://server", headers=headers) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
         yield client
 
 
@@ -187,15 +187,19 @@ async def test_the_longest_prompt_that_fits_gets_exactly_one_token(client):
 
 
 @pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {KEY}"}])
-async def test_without_the_key_nothing_but_health_answers(service, header):
+async def test_without_the_key_nothing_answers(service, header):
     transport = httpx.ASGITransport(create_app(service, KEY))
-    async with httpx.AsyncClient(transport=transport, base_url="http://server", headers=header) as client:
-        for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("POST", "/admin/weights")):
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=header) as client:
+        for method, path in (
+            ("POST", "/v1/chat/completions"),
+            ("GET", "/v1/models"),
+            ("POST", "/admin/weights"),
+            ("GET", "/health"),
+        ):
             response = await client.request(method, path, json={})
             assert response.status_code == 401
             assert response.json()["error"]["code"] == "invalid_api_key"
             assert KEY not in response.text
-        assert (await client.get("/health")).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -320,3 +324,19 @@ async def test_what_a_rubric_cannot_grade_is_refused(client, fields, message):
     response = await client.post("/v1/chat/completions", json=body)
     assert response.status_code == 400
     assert message in response.json()["error"]["message"]
+
+
+# --- prompts that are too long
+
+
+@pytest.mark.parametrize("unit", ["the rate ", "a", "<|im_end|>", "\u1100\u1161\u11a8", "e\u0301"])
+async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(client, service, monkeypatch, unit):
+    """Tokenizing ten million characters takes the server a minute, in which nobody else is answered."""
+    chat = service._bindings["junior"].text.chat
+    monkeypatch.setattr(type(chat), "_tokens", lambda *_: pytest.fail("it was tokenized"))
+    messages = [{"role": "user", "content": unit * (10_000_000 // len(unit))}]
+    response = await client.post("/v1/chat/completions", json={"model": "junior", "messages": messages})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+    assert "the prompt has at least " in error["message"]
+    assert f"tokens and the context length is {CONTEXT}" in error["message"]

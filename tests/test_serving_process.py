@@ -126,7 +126,8 @@ def test_a_request_in_flight_keeps_its_weights_when_they_change(running, serving
 
     def generated():
         url = junior.base_url.removesuffix("/v1") + "/health"
-        return httpx.get(url).json()["counters"]["generated_tokens"]
+        headers = {"Authorization": f"Bearer {junior.api_key}"}
+        return httpx.get(url, headers=headers).json()["counters"]["generated_tokens"]
 
     start = generated()
     with ThreadPoolExecutor(8) as pool:
@@ -193,7 +194,7 @@ def test_sigterm_lets_running_requests_finish_and_later_calls_say_that_it_is_gon
         endpoint = SimpleNamespace(base_url=f"{server.url}/v1", model="junior", api_key=server.api_key)
         with ThreadPoolExecutor(1) as pool:
             flying = pool.submit(ask, endpoint, response_format=LONG, max_tokens=300)
-            while httpx.get(f"{server.url}/health").json()["counters"]["generated_tokens"] == 0:
+            while server.request("GET", "/health")["counters"]["generated_tokens"] == 0:
                 assert not flying.done() or flying.result().status_code == 200
             os.kill(server.pid, signal.SIGTERM)
             answer = flying.result()

@@ -21,7 +21,8 @@ from evaluation.judge import Judge
 from evaluation.rewards import Reward, compute_reward
 from evaluation.rollouts import Outcome, RolloutInput
 from training import resources as model_resources
-from training.gateway import START_SECONDS, plain_error
+from training.gateway.litellm import plain_error
+from training.gateway.spec import START_SECONDS
 from training.selection import make_selector
 
 REWARD_KEY = "reward"
@@ -80,13 +81,14 @@ class MedicalResearchAgent(agl.LitAgent[dict[str, Any]]):
     Args:
         config: The whole configuration.
         toolbox: The society's tools.
-        gateway_key: What the gateway asks callers for; it is no resource, so that it never reaches the store.
+        gateway_url: The run's own gateway; calls go nowhere else, whatever the resources say.
+        gateway_key: What the gateway asks callers for.
     """
 
-    def __init__(self, config: Config, toolbox: Toolbox, gateway_key: str) -> None:
+    def __init__(self, config: Config, toolbox: Toolbox, gateway_url: str, gateway_key: str) -> None:
         super().__init__()
         self._config = config
-        self._key = gateway_key
+        self._gateway = gateway_url, gateway_key
         self._model = TracedModel({})
         self._records: list[CallRecord] = []
         self._society = Society(
@@ -102,7 +104,7 @@ class MedicalResearchAgent(agl.LitAgent[dict[str, Any]]):
         """Answer one task and emit its reward and outcome; a failure is emitted too and then raised."""
         assert isinstance(rollout, agl.AttemptedRollout)
         given = RolloutInput.load(task)
-        self._model.route(model_resources.endpoints(resources, rollout, self._config.models, self._key))
+        self._model.route(model_resources.endpoints(resources, rollout, self._config.models, *self._gateway))
         self._model.weights_versions = {}
         self._records = []
         started = time.perf_counter()

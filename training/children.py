@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from chimera.child_environment import only_child_environment, reduce_environment
 from chimera.errors import RunError
 from chimera.ports import listen
 
@@ -34,6 +35,7 @@ UNKNOWN = 255
 """What multiprocessing gives as the exit code of a child whose fork server was killed."""
 
 _context = multiprocessing.get_context("forkserver")
+_preparing = threading.Lock()
 
 
 def prepare() -> None:
@@ -43,16 +45,27 @@ def prepare() -> None:
     SIGINT blocked.
     """
     _context.set_forkserver_preload([PRELOAD])
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    # Its children inherit its environment, and the one that it was started with stays readable in /proc.
+    with _preparing, only_child_environment(network=True):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def fork_server() -> int | None:
     """The fork server's process id; None while there is none."""
     return vars(vars(forkserver)["_forkserver"])["_forkserver_pid"]
+
+
+def _running() -> bool:
+    """True if there is a fork server that was not killed."""
+    pid = fork_server()
+    try:
+        return pid is not None and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def finish() -> None:
@@ -102,13 +115,18 @@ class Child:
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         try:
             try:
-                self._process.start()
+                self._start()
             except (EOFError, ConnectionError):
-                self._process.start()  # The fork server was killed just now; this starts another.
+                self._start()  # The fork server was killed just now.
         except (EOFError, OSError) as error:
             raise RunError(f"{self.name} cannot be started: {error or 'the fork server ended'}") from error
         with suppress(psutil.NoSuchProcess):
             self._identity = psutil.Process(self.pid)
+
+    def _start(self) -> None:
+        if not _running():
+            prepare()
+        self._process.start()
 
     @property
     def pid(self) -> int:
@@ -134,6 +152,11 @@ class Child:
     def kill(self) -> None:
         """End the process at once."""
         self.signal(signal.SIGKILL)
+
+    @property
+    def exit_code(self) -> int | None:
+        """How the process ended; negative for a signal, None while it runs."""
+        return self._process.exitcode
 
     def killed(self) -> bool:
         """Whether a signal ended it."""
@@ -216,6 +239,7 @@ async def receive(connection: Connection, child: Child, *, seconds: float) -> An
 def _main(target: Callable[..., None], args: tuple[Any, ...], log_file: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    reduce_environment(network=True)
     log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -29,12 +29,12 @@ from evaluation.rollouts import RolloutInput, RolloutRecord
 from evaluation.silent_tools import Watch
 from evaluation.study import Stage
 from training import resources
-from training.gateway import Gateway
+from training.gateway.process import Gateway
 from training.held_out import HeldOut
 from training.metrics import Metrics
 from training.pool import RunnerPool
 from training.recorder import Recorder, identity
-from training.runner import RunnerSpec
+from training.runner import Doors, RunnerSpec
 from training.selection import SelectionSpec, make_selector
 from training.store import LabStore
 from training.view import View
@@ -100,20 +100,29 @@ class Lab:
         await self.store.start()
         self._recorder = Recorder(self.run, self.store)
         self.gateway = Gateway(
-            self.store.endpoint,
-            self.config.models,
+            self.config,
             self.servers.endpoints,
+            self.store.endpoint,
+            self.store.key,
             self._logs / "gateway.log",
             self.view.warn,
             self._fail,
         )
         register_secret("gateway key", self.gateway.key)
+        register_secret("store key", self.store.key)
         for name, endpoint in self.servers.endpoints.items():
             register_secret(f"key of model {name}", endpoint.api_key)
-        spec = RunnerSpec.of(self.store.endpoint, self.config, self.dataset, self.gateway.key, self._secrets)
+        doors = Doors(self.store.endpoint, self.gateway.url, self.store.key, self.gateway.key)
+        spec = RunnerSpec.of(doors, self.config, self.dataset, self._secrets)
         self._held_out = HeldOut(self.run, self.config, self.servers, self._recorder, spec.toolbox, self._check)
         self.pool = RunnerPool(
-            spec, self.config.rollouts.runners, self._logs, self._runner_died, self.view.warn, self._fail
+            spec,
+            self.config.rollouts.runners,
+            self._logs,
+            self.store.employ,
+            self._runner_died,
+            self.view.warn,
+            self._fail,
         )
         try:
             self.pool.start()

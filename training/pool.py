@@ -19,6 +19,7 @@ class RunnerPool:
         spec: What each runner needs.
         size: How many work at a time.
         logs: Folder of their log files.
+        on_start: Called with a runner's name before it is started.
         on_death: Called with a runner's name and how it ended when it died unasked.
         on_shrinking: Called with what to tell the user when dead runners begin not to be replaced.
         on_failure: Called with the error when no runner is left.
@@ -29,6 +30,7 @@ class RunnerPool:
         spec: RunnerSpec,
         size: int,
         logs: Path,
+        on_start: Callable[[str], None],
         on_death: Callable[[str, str], None],
         on_shrinking: Callable[[str], None],
         on_failure: Callable[[RunError], None],
@@ -36,6 +38,7 @@ class RunnerPool:
         self._spec = spec
         self._size = size
         self._logs = logs
+        self._on_start = on_start
         self._on_death = on_death
         self._on_shrinking = on_shrinking
         self._on_failure = on_failure
@@ -73,6 +76,7 @@ class RunnerPool:
         number, self._started = self._started, self._started + 1
         worker = worker_name(number)
         child = children.Child(f"runner {number}", serve, (self._spec, number), self._logs / f"runner-{number}.log")
+        self._on_start(worker)
         child.start()
         self._runners[worker] = child
         asyncio.get_running_loop().add_reader(child.sentinel, self._died, worker)

@@ -16,7 +16,7 @@ with ends_with_parent():
     import sklearn.feature_extraction.text  # noqa: F401  as above
 
     import training.bandit_policy
-    import training.gateway
+    import training.gateway.process
     import training.runner  # noqa: F401  as above
 
 # Unloading all this takes seconds too. What is registered last is called first; forked children call none of it.

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import agentlightning as agl
 
 from chimera.config import ModelsConfig
+from chimera.errors import RunError
 from chimera.serving.client import Endpoint
 from training.selection import SelectionSpec
 
@@ -42,16 +43,23 @@ def describe(
 
 
 def endpoints(
-    resources: agl.NamedResources, rollout: agl.AttemptedRollout, models: ModelsConfig, key: str
+    resources: agl.NamedResources, rollout: agl.AttemptedRollout, models: ModelsConfig, gateway_url: str, key: str
 ) -> dict[str, Endpoint]:
-    """Where `rollout` finds each model: the gateway under an address that attributes its calls to this attempt."""
+    """Where `rollout` finds each model: the gateway under an address that attributes its calls to this attempt.
+
+    Raises:
+        RunError: The resources name another place than the gateway, which must not get the key and the prompts.
+    """
     found: dict[str, Endpoint] = {}
     for name, resource in resources.items():
         if not isinstance(resource, agl.ProxyLLM):
             continue
         sampling = resource.sampling_parameters
+        url = resource.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)
+        if not url.startswith(f"{gateway_url}/"):
+            raise RunError(f"model {name!r} is said to be at {url}, which is not this run's gateway ({gateway_url})")
         found[name] = Endpoint(
-            base_url=resource.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
+            base_url=url,
             model=resource.model,
             api_key=key,
             structured=getattr(models, name).sends_schema,

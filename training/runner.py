@@ -14,24 +14,34 @@ from chimera.data import Dataset
 from chimera.fingerprints import Fingerprint
 from chimera.secrets import protect_logging, register_secret
 from training.agent import MedicalResearchAgent
+from training.store import KeyedStoreClient
 from training.telemetry import RolloutTracer, use_plain_resources
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Where runners knock, and the keys; no key is a resource, so that none reaches the store."""
+
+    store_url: str
+    gateway_url: str
+    store_key: str = field(repr=False)
+    gateway_key: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerSpec:
     """What every runner process needs; of the tasks' conclusions only fingerprints, by task id."""
 
-    store_url: str
+    doors: Doors
     config: Config
     documents: Sequence[Document]
     conclusions: Mapping[str, Fingerprint]
-    gateway_key: str = field(repr=False)
     secrets: Mapping[str, str] = field(repr=False)
 
     @classmethod
-    def of(cls, store_url: str, config: Config, dataset: Dataset, gateway_key: str, secrets: Mapping[str, str]) -> Self:
+    def of(cls, doors: Doors, config: Config, dataset: Dataset, secrets: Mapping[str, str]) -> Self:
         """What runners may have of `dataset`, with the rest."""
-        return cls(store_url, config, dataset.documents(), dataset.conclusions(), gateway_key, secrets)
+        return cls(doors, config, dataset.documents(), dataset.conclusions(), secrets)
 
     def toolbox(self) -> Toolbox:
         """The tools of the society that a runner runs."""
@@ -46,15 +56,16 @@ def worker_name(number: int) -> str:
 def serve(spec: RunnerSpec, number: int) -> None:
     """The runner process: work until it is ended. `number` must not be used twice in a run."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
-    for name, value in {**spec.secrets, "gateway key": spec.gateway_key}.items():
+    doors = spec.doors
+    for name, value in {**spec.secrets, "gateway key": doors.gateway_key, "store key": doors.store_key}.items():
         register_secret(name, value)
     protect_logging()
     use_plain_resources()
-    agent = MedicalResearchAgent(spec.config, spec.toolbox(), spec.gateway_key)
+    agent = MedicalResearchAgent(spec.config, spec.toolbox(), doors.gateway_url, doors.gateway_key)
     # The store answers a request for work only when there is some, so there is nothing to wait for between requests.
     runner: agl.LitAgentRunner[dict[str, Any]] = agl.LitAgentRunner(
-        tracer=RolloutTracer(), poll_interval=0.05, interval_jitter=0.02, heartbeat_interval=30.0
+        tracer=RolloutTracer(doors.store_key), poll_interval=0.05, interval_jitter=0.02, heartbeat_interval=30.0
     )
     runner.init(agent)
-    runner.init_worker(number, agl.LightningStoreClient(spec.store_url))
+    runner.init_worker(number, KeyedStoreClient(doors.store_url, doors.store_key))
     asyncio.run(runner.iter())

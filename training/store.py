@@ -2,18 +2,26 @@
 
 Runners wait for work on the server (a long poll) instead of asking several times a second, and the main process is
 called when a rollout has ended: no idle cost on two cores, and no polling interval in any rollout's time.
+
+Agent Lightning 0.3.0's store and client have no key. Here every route demands the run's, only the routes that runners
+and gateway need are there, and only attempts that a runner of this run holds are believed.
 """
 
 import asyncio
 import logging
+import re
+import secrets
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import agentlightning as agl
+import aiohttp
 from agentlightning.types import AttemptStatus, EnqueueRolloutRequest
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+from fastapi import HTTPException
 
+from chimera.door import Door
 from training.children import free_port
 from training.steady_time import use_steady_time
 
@@ -25,7 +33,41 @@ CLOSE_SECONDS = 1.0
 SCAN_SECONDS = 1.0
 """How often the store looks for rollouts over their time."""
 SPAN_MEMORY_BYTES = 512 * 2**20
+ROUTES = re.compile(
+    r"POST /v1/traces|GET /v1/agl/(health|resources/[^/]+)"
+    r"|POST /v1/agl/(queues/rollouts/dequeue|rollouts/[^/]+/attempts/[^/]+|workers/[^/]+|spans/next)"
+)
+"""What runners and gateway ask for. The main process, in which the store lives, needs no route."""
 FINAL_ATTEMPT: frozenset[AttemptStatus] = frozenset({"succeeded", "failed", "timeout", "unresponsive"})
+
+
+class KeyedStoreClient(agl.LightningStoreClient):
+    """The client of a `LabStore`, which shows the key.
+
+    Args:
+        address: The store's.
+        key: The store's.
+    """
+
+    def __init__(self, address: str, key: str) -> None:
+        super().__init__(address)
+        self._key = key
+
+    async def _get_session(self) -> aiohttp.ClientSession:
+        session = await super()._get_session()
+        session.headers["authorization"] = f"Bearer {self._key}"
+        return session
+
+    async def dequeue_rollout(self, worker_id: str | None = None) -> agl.AttemptedRollout | None:
+        """The next rollout; None when there is none yet.
+
+        agentlightning 0.3.0's own takes every error for "none yet", and a runner that is refused would ask for ever.
+
+        Raises:
+            aiohttp.ClientError: The store refuses the request, or cannot be reached.
+        """
+        found = await self._request_json("post", "/queues/rollouts/dequeue", json={"limit": 1, "worker_id": worker_id})
+        return agl.AttemptedRollout.model_validate(found[0]) if found else None
 
 
 class LabStore(agl.LightningStoreServer):
@@ -45,15 +87,18 @@ class LabStore(agl.LightningStoreServer):
                 host="127.0.0.1",
                 access_host="127.0.0.1",
                 launch_mode="thread",
-                healthcheck_url="/v1/agl/health",
                 log_level=30,
                 thread_join_timeout=CLOSE_SECONDS,
             ),
         )
+        self.key = secrets.token_urlsafe(24)
+        assert self.app is not None
+        self.app.add_middleware(Door, key=self.key, routes=ROUTES)
         self._on_ended = on_ended
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self._waiting_lock = threading.Lock()
-        self._gone: set[str] = set()
+        self._workers: set[str] = set()
+        self._held: set[tuple[str, str]] = set()
         self._ended: dict[str, AttemptStatus] = {}
         self._closing = False
 
@@ -64,14 +109,16 @@ class LabStore(agl.LightningStoreServer):
         return enqueued
 
     async def dequeue_rollout(self, worker_id: str | None = None) -> agl.AttemptedRollout | None:
-        """The next rollout, waiting up to 10 s for one; None for workers that are gone."""
+        """The next rollout, waiting up to 10 s for one; None for workers that are gone or were never employed."""
         arrived = (asyncio.get_running_loop(), asyncio.Event())
         with self._waiting_lock:
             self._waiting.add(arrived)
         try:
             deadline = arrived[0].time() + LONG_POLL_SECONDS
-            while not self._closing and worker_id not in self._gone:
+            while not self._closing and worker_id in self._workers:
                 found = await super().dequeue_rollout(worker_id)
+                if found is not None:
+                    self._held.add((found.rollout_id, found.attempt.attempt_id))
                 left = deadline - arrived[0].time()
                 if found is not None or left <= 0:
                     return found
@@ -87,6 +134,7 @@ class LabStore(agl.LightningStoreServer):
 
     async def update_attempt(self, rollout_id: str, attempt_id: str, *args: Any, **kwargs: Any) -> agl.Attempt:
         """Update, and say so when the attempt has ended; a retry goes back to the queue, so runners are woken too."""
+        self._believe(rollout_id, attempt_id)
         attempt = await super().update_attempt(rollout_id, attempt_id, *args, **kwargs)
         if attempt.status in FINAL_ATTEMPT:
             self._ended[attempt_id] = attempt.status
@@ -101,6 +149,8 @@ class LabStore(agl.LightningStoreServer):
         to a runner that was killed meanwhile): it sets the attempt from "unresponsive" and the rollout from "requeuing"
         to "running", so that no runner would get it.
         """
+        for span in spans:
+            self._believe(span.rollout_id, span.attempt_id)
         added = await super().add_many_spans(spans)
         for rollout_id in {span.rollout_id for span in spans if span.attempt_id in self._ended}:
             rollout = await self.get_rollout_by_id(rollout_id)
@@ -111,9 +161,17 @@ class LabStore(agl.LightningStoreServer):
                     self._wake()
         return added
 
+    def employ(self, worker_id: str) -> None:
+        """Give work to this worker when it asks."""
+        self._workers.add(worker_id)
+
     def dismiss(self, worker_id: str) -> None:
         """Give no more work to this worker: its process has ended, though its last request may still wait here."""
-        self._gone.add(worker_id)
+        self._workers.discard(worker_id)
+
+    def client(self) -> KeyedStoreClient:
+        """A client that may ask for `ROUTES`."""
+        return KeyedStoreClient(self.endpoint, self.key)
 
     async def close(self) -> None:
         """Answer all waiting runners and stop the server."""
@@ -124,6 +182,11 @@ class LabStore(agl.LightningStoreServer):
         except RuntimeError as error:
             # Somebody's request is still under way; a run that ends, or is being stopped, does not wait for it.
             logger.warning("the store's server did not end within %g s: %s", CLOSE_SECONDS, error)
+
+    def _believe(self, rollout_id: str, attempt_id: str) -> None:
+        """Refuse what is said about an attempt that was not given to a runner of this run."""
+        if (rollout_id, attempt_id) not in self._held:
+            raise HTTPException(403, f"no runner of this run holds attempt {attempt_id} of rollout {rollout_id}")
 
     def _wake(self) -> None:
         with self._waiting_lock:

@@ -4,27 +4,17 @@ Measured with a model that answers at once, per rollout of 14 model calls: 0.51 
 `benchmarks/orchestration.py` for now. All of it concerns agentlightning 0.3.0 and opentelemetry-sdk 1.39.
 """
 
-import logging
-import threading
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib import import_module
-from queue import SimpleQueue
 from typing import Any
 
 import agentlightning as agl
-from agentlightning.llm_proxy import LightningOpenTelemetry, LightningSpanExporter
 from agentlightning.utils.otlp import LightningStoreOTLPExporter
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import Tracer
-
-BATCH_SECONDS = 0.05
-
-logger = logging.getLogger(__name__)
 
 
 class PlainResource(Resource):
@@ -46,58 +36,17 @@ def use_plain_resources() -> None:
         vars(import_module(f"agentlightning.{name}"))["Resource"] = PlainResource
 
 
-class ExchangeExporter(OTLPSpanExporter):
-    """Sends spans to the store from a thread of its own, those of 50 ms together.
+class RolloutExporter(LightningStoreOTLPExporter):
+    """Holds a rollout's spans and sends them together: one request to the store instead of a dozen.
 
-    Agent Lightning's exporter sends each exchange by itself and lets the gateway's event loop wait for the store.
+    Args:
+        store_key: What the store asks for.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._waiting: SimpleQueue[ReadableSpan] = SimpleQueue()
-        self._sender: threading.Thread | None = None
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Hand `spans` to the thread; the caller has set `_endpoint` for the time of this call."""
-        for span in spans:
-            self._waiting.put(span)
-        if self._sender is None:
-            store = OTLPSpanExporter(endpoint=self._endpoint)
-            self._sender = threading.Thread(target=self._send, args=(store,), name="exchange-exporter", daemon=True)
-            self._sender.start()
-        return SpanExportResult.SUCCESS
-
-    def _send(self, store: OTLPSpanExporter) -> None:
-        while True:
-            batch = [self._waiting.get()]
-            time.sleep(BATCH_SECONDS)
-            while not self._waiting.empty():
-                batch.append(self._waiting.get())
-            if store.export(batch) is not SpanExportResult.SUCCESS:
-                logger.error("%d spans could not be sent to the store", len(batch))
-
-
-class ExchangeTelemetry(LightningOpenTelemetry):
-    """The gateway's spans: those of each exchange, without one for each of LiteLLM's own steps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        exporter = self.config.exporter
-        assert isinstance(exporter, LightningSpanExporter)
-        exporter._otlp_exporter = ExchangeExporter()
-
-    async def async_service_success_hook(self, *args: Any, **kwargs: Any) -> None:
-        """No span for LiteLLM's authentication, routing and so on."""
-
-    async def async_service_failure_hook(self, *args: Any, **kwargs: Any) -> None:
-        """As above; the exchange's own span tells of the failure."""
-
-
-class RolloutExporter(LightningStoreOTLPExporter):
-    """Holds a rollout's spans and sends them together: one request to the store instead of a dozen."""
-
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, store_key: str) -> None:
+        super().__init__(headers={"authorization": f"Bearer {store_key}"})
+        # The store is on this machine: a proxy that the environment names is not for it, nor are keys in ~/.netrc.
+        self._session.trust_env = False
         self._held: list[ReadableSpan] = []
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -116,11 +65,14 @@ class RolloutTracer(agl.OtelTracer):
     """The runners' tracer: our own spans only (exchanges are the gateway's), sent when the rollout has ended.
 
     Agent Lightning's AgentOpsTracer would record every model call a second time, in the runner.
+
+    Args:
+        store_key: What the store asks for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, store_key: str) -> None:
         super().__init__()
-        self._exporter = RolloutExporter()
+        self._exporter = RolloutExporter(store_key)
 
     def _initialize_tracer_provider(self, worker_id: int) -> None:
         super()._initialize_tracer_provider(worker_id)

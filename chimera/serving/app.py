@@ -1,7 +1,6 @@
 """The HTTP side: routes, the per-run key and errors in OpenAI's form."""
 
 import asyncio
-import hmac
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,12 +10,13 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from chimera.serving.protocol import ApiError, BadRequest, NotFound, Unauthorized, parse_request
+from chimera.door import Door
+from chimera.serving.protocol import ApiError, BadRequest, NotFound, parse_request
 from chimera.serving.service import Service
 
 
 def create_app(service: Service, api_key: str) -> FastAPI:
-    """The application; it closes `service` when it shuts down. Only /health is open without the key."""
+    """The application behind its door; it closes `service` when it shuts down."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -25,10 +25,7 @@ def create_app(service: Service, api_key: str) -> FastAPI:
 
     app = FastAPI(title="Chimera model server", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
-    def authorize(request: Request) -> None:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), api_key.encode()):
-            raise Unauthorized("wrong or missing API key: send the run's key as a bearer token", code="invalid_api_key")
+    app.add_middleware(Door, key=api_key)
 
     @app.exception_handler(ApiError)
     async def known(request: Request, error: ApiError) -> JSONResponse:
@@ -48,13 +45,11 @@ def create_app(service: Service, api_key: str) -> FastAPI:
         return {"status": "ok", "models": models, "counters": service.counters()}
 
     @app.get("/v1/models")
-    async def models(request: Request) -> dict[str, Any]:
-        authorize(request)
+    async def models() -> dict[str, Any]:
         return {"object": "list", "data": service.describe()}
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> JSONResponse:
-        authorize(request)
         asked = parse_request(await _body(request))
         answering = asyncio.ensure_future(service.complete(asked))
         leaving = asyncio.ensure_future(_disconnected(request))
@@ -69,7 +64,6 @@ def create_app(service: Service, api_key: str) -> FastAPI:
 
     @app.post("/admin/weights")
     async def weights(request: Request) -> dict[str, Any]:
-        authorize(request)
         body = await _body(request)
         match body:
             case {"model": str(key), "folder": str(folder), **rest} if set(rest) <= {"version"}:

@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from chimera.child_environment import child_environment
 from chimera.config import ModelConfig, ModelsConfig, ServingConfig
 from chimera.errors import ConfigError, ModelError, RunError
 from chimera.ports import check_sockets, listen
@@ -35,6 +36,8 @@ CHILD_ENVIRONMENT = {
     # Spinning OpenMP threads make a decode step 40 times slower while another process uses the core.
     "OMP_WAIT_POLICY": "PASSIVE",
     "TOKENIZERS_PARALLELISM": "false",
+    # What a hub model needs is on this machine by now, and the child has no token to fetch more.
+    "HF_HUB_OFFLINE": "1",
 }
 
 
@@ -134,6 +137,7 @@ class ServerProcess:
 
     def __init__(self, models: Mapping[str, ModelConfig], serving: ServingConfig, log_file: Path) -> None:
         self.api_key = random_secrets.token_urlsafe(24)
+        self._headers = {"Authorization": f"Bearer {self.api_key}"}
         self._log_file = log_file
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with listen(backlog=512) as listener, log_file.open("ab") as log:
@@ -145,7 +149,7 @@ class ServerProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=[listener.fileno()],
-                env={**os.environ, **CHILD_ENVIRONMENT, "OMP_NUM_THREADS": str(serving.threads)},
+                env={**child_environment(), **CHILD_ENVIRONMENT, "OMP_NUM_THREADS": str(serving.threads)},
                 start_new_session=True,
             )
         self.pid = self._process.pid
@@ -171,7 +175,7 @@ class ServerProcess:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             try:
-                httpx.get(f"{self.url}/health", timeout=2.0, trust_env=False).raise_for_status()
+                httpx.get(f"{self.url}/health", headers=self._headers, timeout=2.0, trust_env=False).raise_for_status()
                 return
             except httpx.HTTPError as error:
                 check_sockets(error)
@@ -213,7 +217,7 @@ class ServerProcess:
                 method,
                 self.url + path,
                 json=body,
-                headers={"Authorization": f"Bearer {self.api_key}"},
+                headers=self._headers,
                 timeout=SWAP_TIMEOUT_S,
                 trust_env=False,
             )

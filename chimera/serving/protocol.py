@@ -50,12 +50,6 @@ class BadRequest(ApiError):
     status, kind = 400, "invalid_request_error"
 
 
-class Unauthorized(ApiError):
-    """No key or the wrong one."""
-
-    status, kind = 401, "authentication_error"
-
-
 class NotFound(ApiError):
     """No such model."""
 

@@ -1,0 +1,225 @@
+"""What a model call costs in each gateway: `python -m benchmarks.gateway [--calls N] [--at-once N] [--tiny]`.
+
+The same calls go through both gateways to a server that answers at once, into the same store, one gateway after the
+other and then again in the other order, so that a change of the machine's speed does not favour one. Processor time is
+counted per process. Every exchange must be in the store, or the benchmark fails.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import logging
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # Before the imports: LiteLLM would ask the network.
+
+import aiohttp
+import psutil
+import uvicorn
+from agentlightning.types import EnqueueRolloutRequest
+from rich.console import Console
+from rich.table import Table
+
+from chimera.config import Config
+from chimera.serving.client import Endpoint
+from evaluation.spans import EXCHANGE
+from training import children
+from training.gateway.process import Gateway
+from training.store import LabStore
+
+ROLLOUTS = 16
+WORDS = "The rate of events was lower in the treated group than in the control group. " * 12
+ASKED: dict[str, Any] = {
+    "model": "senior",
+    "messages": [
+        {"role": "system", "content": "You are the protocol designer. " * 10},
+        {"role": "user", "content": json.dumps({"goal": "Does it help?", "results": [{"text": WORDS}]})},
+    ],
+    "temperature": 1.0,
+    "max_tokens": 768,
+    "seed": 1,
+    "response_format": {"type": "json_schema", "json_schema": {"name": "Protocol", "schema": {"type": "object"}}},
+}
+ANSWER = {
+    "object": "chat.completion",
+    "created": 0,
+    "model": "canned",
+    "weights_version": "canned@1",
+    "prompt_token_ids": list(range(400)),
+    "choices": [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": '{"answer": "yes", "claim": "It is so."}'},
+            "finish_reason": "stop",
+            "token_ids": list(range(100)),
+        }
+    ],
+    "usage": {"prompt_tokens": 400, "completion_tokens": 100, "total_tokens": 500},
+}
+
+
+def canned_server(port: int, ready: Connection) -> None:
+    """The server process behind the gateways: answers at once."""
+    numbers = itertools.count()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        body = json.dumps({"id": f"canned-{next(numbers)}", **ANSWER}).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def serve() -> None:
+        server = uvicorn.Server(uvicorn.Config(app, port=port, lifespan="off", log_config=None, access_log=False))
+        serving = asyncio.create_task(server.serve())
+        while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
+            await asyncio.sleep(0.01)
+        ready.send("ready")
+        await serving
+
+    asyncio.run(serve())
+
+
+@dataclass(slots=True)
+class Cost:
+    """Calls through one gateway: their wall seconds, and processor seconds of the gateway and of store and caller."""
+
+    calls: int = 0
+    wall: float = 0.0
+    gateway: float = 0.0
+    store_and_caller: float = 0.0
+
+    def row(self) -> list[str]:
+        """Calls a second, the most that one processor could take, and milliseconds of processor time a call."""
+        each = 1000 / self.calls
+        return [
+            f"{self.calls / self.wall:.0f}",
+            f"{self.calls / self.gateway:.0f}",
+            f"{each * self.gateway:.2f}",
+            f"{each * self.store_and_caller:.2f}",
+        ]
+
+
+async def call_many(url: str, key: str, attempts: list[tuple[str, str]], calls: int, at_once: int) -> None:
+    """`calls` calls, `at_once` at a time, spread over the attempts."""
+    numbers = itertools.count()
+    headers = {"authorization": f"Bearer {key}"}
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
+
+        async def caller() -> None:
+            while (number := next(numbers)) < calls:
+                rollout_id, attempt_id = attempts[number % len(attempts)]
+                place = f"{url}/rollout/{rollout_id}/attempt/{attempt_id}/v1/chat/completions"
+                async with session.post(place, json=ASKED) as answer:
+                    body = await answer.read()
+                    assert answer.status == 200, body[:300]
+
+        await asyncio.gather(*(caller() for _ in range(at_once)))
+
+
+async def measure(engine: str, backend: str, store: LabStore, folder: Path, calls: int, at_once: int) -> Cost:
+    """Start the gateway, warm it up, and count."""
+    config = Config.model_validate({"gateway": {"engine": engine}})
+    endpoints = {"senior": Endpoint(backend, "canned", "no-key")}
+    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input={}, mode="train") for _ in range(ROLLOUTS)])
+    taken = [await store.dequeue_rollout("benchmark") for _ in range(ROLLOUTS)]
+    attempts = [(one.rollout_id, one.attempt.attempt_id) for one in taken if one is not None]
+    gateway = Gateway(config, endpoints, store.endpoint, store.key, folder / f"{engine}.log", print, print)
+    await gateway.start()
+    try:
+        warm = min(calls, 50)
+        await call_many(gateway.url, gateway.key, attempts, warm, at_once)
+        assert gateway.pid is not None
+        processes = psutil.Process(gateway.pid), psutil.Process()
+        before = [spent(process) for process in processes]
+        started = time.perf_counter()
+        await call_many(gateway.url, gateway.key, attempts, calls, at_once)
+        wall = time.perf_counter() - started
+        await all_stored(store, attempts, warm + calls)
+        used = [spent(process) - start for process, start in zip(processes, before, strict=True)]
+        return Cost(calls, wall, *used)
+    finally:
+        gateway.stop()
+
+
+async def all_stored(store: LabStore, attempts: list[tuple[str, str]], expected: int) -> None:
+    """Return when every exchange is in the store; LiteLLM's come a little after the answers."""
+    deadline = time.monotonic() + 30.0
+    while True:
+        spans = [span for rollout_id, _ in attempts for span in (await store.query_spans(rollout_id)).items]
+        found = sum(span.name == EXCHANGE for span in spans)
+        if found == expected:
+            return
+        assert time.monotonic() < deadline, f"{found} of {expected} exchanges are in the store"
+        await asyncio.sleep(0.2)
+
+
+def spent(process: psutil.Process) -> float:
+    """Processor seconds so far."""
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+async def compare(calls: int, at_once: int, folder: Path) -> dict[str, Cost]:
+    """Both gateways, there and back."""
+    receiver, sender = children.pipe()
+    port = children.free_port()
+    backend = children.Child("canned server", canned_server, (port, sender), folder / "backend.log")
+    backend.start()
+    await children.receive(receiver, backend, seconds=60)
+    store = LabStore(lambda _: None)
+    store.employ("benchmark")
+    await store.start()
+    total = {"litellm": Cost(), "thin": Cost()}
+    try:
+        for engine in ("litellm", "thin", "thin", "litellm"):
+            cost = await measure(engine, f"http://127.0.0.1:{port}/v1", store, folder, calls, at_once)
+            sum_ = total[engine]
+            sum_.calls, sum_.wall = sum_.calls + cost.calls, sum_.wall + cost.wall
+            sum_.gateway += cost.gateway
+            sum_.store_and_caller += cost.store_and_caller
+    finally:
+        children.stop([backend])
+        await store.close()
+    return total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, default=500, help="calls in each of two rounds a gateway")
+    parser.add_argument("--at-once", type=int, default=24, help="as many as eight rollouts make at most")
+    parser.add_argument("--tiny", action="store_true", help="10 calls: shows that it runs, not what it costs")
+    arguments = parser.parse_args()
+    if arguments.tiny:
+        arguments.calls, arguments.at_once = 10, 4
+    children.prepare()
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory() as folder:
+        total = asyncio.run(compare(arguments.calls, arguments.at_once, Path(folder)))
+    table = Table(title=f"{total['thin'].calls} calls, {arguments.at_once} at once; every exchange is in the store")
+    for column in ("gateway", "calls/s", "calls/s at most", "CPU ms a call", "CPU ms of store and caller"):
+        table.add_column(column, justify="left" if column == "gateway" else "right")
+    for engine, cost in total.items():
+        table.add_row(engine, *cost.row())
+    thin, litellm = total["thin"], total["litellm"]
+    table.add_row(
+        "litellm / thin",
+        "",
+        "",
+        f"{litellm.gateway / thin.gateway:.1f}",
+        f"{litellm.store_and_caller / thin.store_and_caller:.1f}",
+    )
+    Console(width=120).print(table)
+    children.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The lock on every port that a run opens: an ASGI middleware that lets only requests with the run's key through."""
+
+import hmac
+import json
+import re
+from collections.abc import Collection, MutableMapping
+from typing import Any
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
+
+
+class Door:
+    """Passes on requests that show the key and name this machine; answers all others itself.
+
+    A page in a browser can be made to send requests to a loopback port under a name of its author's choice (DNS
+    rebinding), so the name that a request asks for is looked at too. Refusals have the form of OpenAI's errors.
+
+    Args:
+        app: The ASGI application behind it.
+        key: What a request must show as its bearer token.
+        hosts: Names, without port, that a request may ask for in its Host header.
+        routes: What "METHOD /path" must match; every other route is as if it were not there. None opens all.
+    """
+
+    def __init__(
+        self, app: Any, key: str, hosts: Collection[str] = LOOPBACK, routes: re.Pattern[str] | None = None
+    ) -> None:
+        self._app = app
+        self._expected = f"Bearer {key}".encode()
+        self._hosts = frozenset(hosts)
+        self._routes = routes
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        """Serve one connection, as ASGI says."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = dict(scope["headers"])
+        host = headers.get(b"host", b"").decode("latin-1")
+        if _without_port(host) not in self._hosts:
+            await _refuse(send, 421, "wrong_host", f"this server is not {host!r}: use the address that the run uses")
+        elif not hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
+            text = "wrong or missing API key: send the run's key as a bearer token"
+            await _refuse(send, 401, "invalid_api_key", text)
+        elif self._routes is not None and not self._routes.fullmatch(route := f"{scope['method']} {scope['path']}"):
+            await _refuse(send, 404, "not_found", f"{route}: there is no such route")
+        else:
+            await self._app(scope, receive, send)
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdecimal() else host
+
+
+async def _refuse(send: Any, status: int, code: str, message: str) -> None:
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    body = json.dumps({"error": error}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,70 @@
+"""A lab for tests: the real store, gateway and runners, with a scripted OpenAI server behind them."""
+
+from contextlib import asynccontextmanager
+
+from rich.console import Console
+
+from chimera.config import Config
+from chimera.data import Dataset
+from chimera.runs import Run
+from chimera.serving.process import serve
+from chimera.types import ResearchTask, Section
+from evaluation.rollouts import RolloutInput
+from training import children
+
+CONCLUSION = "the conclusion that nobody may read"
+SECRET = "sk-a-users-own-secret-key-42"
+PATIENCE = 3600.0
+"""Seconds; no test may end by a time limit that it does not set itself."""
+
+
+def task(name, label="yes"):
+    context = (Section("METHODS", f"We studied {name}."), Section("RESULTS", f"The rate of {name} was lower (p=0.01)."))
+    return ResearchTask(name, f"Does {name} lower the rate?", context, label, "generated", CONCLUSION, 1)
+
+
+def config_for(url, folder, **rollouts):
+    models = {
+        key: {
+            "kind": "endpoint",
+            "base_url": url,
+            "model": f"scripted-{key}",
+            "api_key_env": "TEST_KEY",
+            "timeout_s": PATIENCE,
+        }
+        for key in ("junior", "supervisor", "senior", "board", "principal", "judge")
+    }
+    return Config.model_validate(
+        {
+            "runs_dir": folder,
+            "models": models,
+            "society": {"node_retries": 0, "node_timeout_s": PATIENCE},
+            "rollouts": {"runners": 2, "timeout_s": PATIENCE, **rollouts},
+            "bandit": {"exploration": 0.0},
+        }
+    )
+
+
+@asynccontextmanager
+async def open_lab(url, folder, tasks, name="run", config=None, **rollouts):
+    from training.lab import Lab
+    from training.metrics import Metrics
+    from training.view import make_view
+
+    config = config or config_for(url, folder, **rollouts)
+    dataset = Dataset(tuple(tasks), (), (), "generated", "test")
+    secrets = {"TEST_KEY": SECRET}
+    children.prepare()
+    with (
+        Run.create(name, config) as run,
+        serve(config.models, config.serving, secrets, log_file=run.path / "logs" / "models.log") as servers,
+        (run.path / "view.txt").open("w") as output,
+    ):
+        view = make_view(Console(file=output, width=120), config.rollouts.runners)
+        async with Lab(run, config, dataset, servers, secrets, view, Metrics(run)) as lab:
+            yield lab
+
+
+async def collect(lab, tasks, phase="gather"):
+    inputs = [RolloutInput.of(one, phase, 0, 0) for one in tasks]
+    return {record.task_id: record async for record in lab.rollouts(inputs)}

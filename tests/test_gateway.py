@@ -1,0 +1,339 @@
+"""What the gateway does with a call: real servers behind it and a real store beside it, on loopback."""
+
+import asyncio
+import json
+import threading
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import aiohttp
+import httpx
+import pytest
+import uvicorn
+from agentlightning.types import EnqueueRolloutRequest
+
+from chimera.config import Config
+from chimera.errors import ChimeraError
+from chimera.serving.client import Endpoint
+from evaluation.spans import EXCHANGE, RAW
+from training import children
+from training.gateway import thin
+from training.gateway.exchanges import Exchange, Exchanges, StoreAwayError, encode
+from training.gateway.process import Gateway
+from training.gateway.thin import ThinGateway
+from training.store import LabStore
+
+CALL = "/rollout/{0}/attempt/{1}/v1/chat/completions"
+ASKED = {"model": "junior", "messages": [{"role": "user", "content": "Does it?"}], "seed": 7}
+ANSWER = {
+    "id": "answer-1",
+    "object": "chat.completion",
+    "model": "served",
+    "weights_version": "junior@sft",
+    "prompt_token_ids": [1, 2],
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "It does \ud83d."}, "token_ids": [3]}],
+}
+
+
+@contextmanager
+def served(app):
+    """The address of an ASGI application that is served in a thread."""
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
+    ready = threading.Event()
+
+    async def run():
+        serving = asyncio.create_task(server.serve())
+        while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
+            await asyncio.sleep(0.01)
+        ready.set()
+        await serving
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),), daemon=True)
+    thread.start()
+    ready.wait()
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.force_exit = server.should_exit = True
+        thread.join(10)
+
+
+class Upstream:
+    """A server behind the gateway; `reply` is (status, headers, body), or an async function of ASGI's `send`."""
+
+    def __init__(self):
+        self.seen = []
+        self.reply = (200, {}, json.dumps(ANSWER).encode())
+        self.left = threading.Event()
+
+    async def __call__(self, scope, receive, send):
+        body, message = b"", {"more_body": True}
+        while message.get("more_body"):
+            message = await receive()
+            body += message.get("body", b"")
+        headers = {key.decode(): value.decode() for key, value in scope["headers"]}
+        self.seen.append(SimpleNamespace(path=scope["path"], headers=headers, body=body))
+        if callable(self.reply):
+            await self.reply(receive, send)
+            return
+        status, headers, body = self.reply
+        encoded = [(key.encode(), value.encode()) for key, value in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": encoded})
+        await send({"type": "http.response.body", "body": body})
+
+    async def hang(self, receive, send):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.left.set()
+
+    @staticmethod
+    async def drip(receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b" ", "more_body": True})
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def gateway():
+    """The gateway's application before a server, beside a store with one rollout under way."""
+    upstream, store = Upstream(), LabStore(lambda _: None)
+    store.employ("Worker-0")
+    await store.start()
+    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input={}, mode="train")])
+    held = await store.dequeue_rollout("Worker-0")
+    with served(upstream) as url:
+        async with aiohttp.ClientSession() as session:
+            exchanges = Exchanges(session, store.endpoint, store.key, patience=60.0)
+            recording = asyncio.create_task(exchanges.run())
+            endpoints = {
+                "junior": Endpoint(f"{url}/v1", "served", "sk-behind", timeout_s=3600.0),
+                "hasty": Endpoint(f"{url}/v1", "served", "sk-behind", timeout_s=0.2),
+                "gone": Endpoint("http://127.0.0.1:9/v1", "served", "sk-behind"),
+            }
+            app = ThinGateway(endpoints, frozenset({"junior"}), exchanges)
+            path = CALL.format(held.rollout_id, held.attempt.attempt_id)
+            transport = httpx.ASGITransport(app=app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=None) as client:
+                kit = SimpleNamespace(upstream=upstream, store=store, client=client, path=path, url=url)
+                kit.rollout_id = held.rollout_id
+                yield kit
+            recording.cancel()
+            await app.close()
+    await store.close()
+
+
+async def recorded(kit):
+    spans = (await kit.store.query_spans(kit.rollout_id)).items
+    return [
+        {key.removeprefix(RAW): value for key, value in span.attributes.items()}
+        for span in spans
+        if span.name == EXCHANGE
+    ]
+
+
+def said(answer):
+    return answer.json()["error"]["message"]
+
+
+async def test_a_call_is_forwarded_answered_and_in_the_store_by_then(gateway):
+    answer = await gateway.client.post(gateway.path, json=ASKED, headers={"authorization": "Bearer the-gateway-s"})
+    assert (answer.status_code, answer.json()) == (200, ANSWER)
+    (seen,) = gateway.upstream.seen
+    assert (seen.path, seen.headers["authorization"]) == ("/v1/chat/completions", "Bearer sk-behind")
+    assert json.loads(seen.body) == {**ASKED, "model": "served", "return_token_ids": True}
+    (exchange,) = await recorded(gateway)
+    assert (exchange["id"], exchange["weights_version"], exchange["seed"]) == ("answer-1", "junior@sft", 7)
+    assert exchange["prompt_token_ids"] == "[1, 2]"
+    assert "'token_ids': [3]" in exchange["choices"]
+    assert "sk-behind" not in repr(exchange)
+
+
+async def test_other_servers_are_not_asked_for_what_they_may_not_know(gateway):
+    await gateway.client.post(gateway.path, json={**ASKED, "model": "hasty"})
+    assert "return_token_ids" not in json.loads(gateway.upstream.seen[0].body)
+
+
+async def test_many_calls_at_once_are_all_recorded_once(gateway):
+    async def call(number):
+        answer = await gateway.client.post(gateway.path, json={**ASKED, "seed": number})
+        assert answer.status_code == 200
+
+    await asyncio.gather(*(call(number) for number in range(100)))
+    assert sorted(exchange["seed"] for exchange in await recorded(gateway)) == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "message"),
+    [
+        ((400, {"retry-after": "3"}, b'{"error": {"message": "too long"}}'), 400, "too long"),
+        ((429, {"retry-after": "3"}, b'{"error": {"message": "slower"}}'), 429, "slower"),
+        ((500, {}, b'{"error": {"message": "broken"}}'), 500, "broken"),
+        ((200, {}, b"<html>Welcome</html>"), 502, "no JSON object: '<html>Welcome"),
+        ((200, {}, b"null"), 502, "no JSON object: 'null'"),
+        ((200, {}, b"[" * 100_000), 502, "no JSON object"),
+        ((200, {}, b""), 502, "no JSON object: ''"),
+        ((307, {"location": "http://elsewhere.example/"}, b""), 502, "redirects to 'http://elsewhere.example/'"),
+    ],
+)
+async def test_what_is_no_answer_is_passed_on_in_words_and_not_recorded(gateway, reply, status, message):
+    gateway.upstream.reply = reply
+    answer = await gateway.client.post(gateway.path, json=ASKED)
+    assert answer.status_code == status
+    assert message in said(answer)
+    assert answer.headers.get("retry-after") == reply[1].get("retry-after")
+    assert len(gateway.upstream.seen) == 1
+    assert await recorded(gateway) == []
+
+
+async def test_prompts_and_key_go_to_no_other_server(gateway):
+    other = Upstream()
+    with served(other) as url:
+        gateway.upstream.reply = (307, {"location": f"{url}/v1/chat/completions"}, b"")
+        assert (await gateway.client.post(gateway.path, json=ASKED)).status_code == 502
+    assert other.seen == []
+
+
+async def test_a_server_that_drips_is_given_up(gateway):
+    gateway.upstream.reply = gateway.upstream.drip
+    answer = await gateway.client.post(gateway.path, json={**ASKED, "model": "hasty"})
+    assert (answer.status_code, "did not answer within 0.2 s" in said(answer)) == (504, True)
+
+
+async def test_a_server_that_is_not_there_is_named(gateway):
+    answer = await gateway.client.post(gateway.path, json={**ASKED, "model": "gone"})
+    assert answer.status_code == 503
+    assert said(answer).startswith("served at http://127.0.0.1:9/v1 cannot be reached")
+
+
+async def test_sizes_have_limits(gateway, monkeypatch):
+    monkeypatch.setattr(thin, "MOST_BYTES", 200)
+    answer = await gateway.client.post(gateway.path, json={**ASKED, "messages": "x" * 300})
+    assert (answer.status_code, gateway.upstream.seen) == (413, [])
+    answer = await gateway.client.post(gateway.path, json={"model": "junior"})
+    assert (answer.status_code, "more than 200 bytes" in said(answer)) == (502, True)
+
+
+@pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{", b'{"model": 1}', b'{"model": "no-such"}', b"[" * 100_000])
+async def test_a_body_that_names_no_model_is_refused(gateway, body):
+    answer = await gateway.client.post(gateway.path, content=body)
+    assert (answer.status_code, "whose model is one of junior" in said(answer)) == (400, True)
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", CALL), ("POST", "/v1/chat/completions"), ("POST", CALL + "/x")])
+async def test_there_is_one_route(gateway, method, path):
+    assert (await gateway.client.request(method, path.format("ro-1", "at-1"), json=ASKED)).status_code == 404
+
+
+async def test_an_attempt_that_nobody_holds_is_told_so_and_ends_the_recording(gateway):
+    answer = await gateway.client.post(CALL.format("ro-forged", "at-forged"), json=ASKED)
+    assert (answer.status_code, "no runner of this run holds" in said(answer)) == (403, True)
+    assert (await gateway.client.post(gateway.path, json=ASKED)).status_code == 200
+
+
+async def test_a_caller_who_leaves_frees_the_server(gateway):
+    gateway.upstream.reply = gateway.upstream.hang
+    with served(ThinGatewayOf(gateway)) as url:
+        async with aiohttp.ClientSession() as session:
+            asking = asyncio.create_task(session.post(f"{url}{gateway.path}", json=ASKED))
+            while not gateway.upstream.seen:  # noqa: ASYNC110  what is awaited happens in another thread
+                await asyncio.sleep(0.01)
+            asking.cancel()
+        await asyncio.to_thread(gateway.upstream.left.wait)
+
+
+def ThinGatewayOf(kit):
+    """The same application, for a server in another thread: with connections of its own."""
+
+    async def app(scope, receive, send):
+        endpoints = {"junior": Endpoint(f"{kit.url}/v1", "served", "sk-behind", timeout_s=3600.0)}
+        async with aiohttp.ClientSession() as session:
+            inner = ThinGateway(endpoints, frozenset(), Exchanges(session, kit.store.endpoint, kit.store.key, 60.0))
+            await inner(scope, receive, send)
+            await inner.close()
+
+    return app
+
+
+async def test_an_answer_waits_for_the_store():
+    """What a caller has got is recorded, whenever the gateway is killed."""
+    store = Upstream()
+    asked, may_answer = threading.Event(), threading.Event()
+
+    async def hold(receive, send):
+        asked.set()
+        await asyncio.to_thread(may_answer.wait)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    store.reply = hold
+    with served(store) as url:
+        async with aiohttp.ClientSession() as session:
+            exchanges = Exchanges(session, url, "key", patience=60.0)
+            running = asyncio.create_task(exchanges.run())
+            recording = asyncio.create_task(exchanges.record(Exchange("ro-1", "at-1", {}, ANSWER, 1, 2)))
+            await asyncio.to_thread(asked.wait)
+            assert not recording.done()
+            may_answer.set()
+            await recording
+            running.cancel()
+
+
+async def test_a_store_that_comes_back_gets_everything(caplog):
+    store, states = Upstream(), [500, 503]
+
+    async def recover(receive, send):
+        status = states.pop() if states else 200
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    store.reply = recover
+    with served(store) as url:
+        async with aiohttp.ClientSession() as session:
+            exchanges = Exchanges(session, url, "key", patience=60.0)
+            running = asyncio.create_task(exchanges.run())
+            await exchanges.record(exchange := Exchange("ro-1", "at-1", ASKED, ANSWER, 1, 2))
+            running.cancel()
+    bodies = [len(one.body) for one in store.seen]
+    assert bodies == [len(encode([exchange]))] * 3
+
+
+async def test_a_store_that_stays_away_ends_the_recording_and_all_who_wait():
+    async with aiohttp.ClientSession() as session:
+        exchanges = Exchanges(session, "http://127.0.0.1:9", "key", patience=0.0)
+        running = asyncio.create_task(exchanges.run())
+        waiting = [exchanges.record(Exchange("ro-1", "at-1", {}, ANSWER, 1, 2)) for _ in range(3)]
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(one, StoreAwayError) for one in ended)
+        with pytest.raises(StoreAwayError, match="store_timeout_s"):
+            await running
+        with pytest.raises(StoreAwayError):
+            await exchanges.record(Exchange("ro-1", "at-1", {}, ANSWER, 1, 2))
+
+
+async def test_a_run_without_its_store_ends_in_words_and_nobody_got_an_unrecorded_answer(tmp_path):
+    children.prepare()
+    upstream, failed = Upstream(), asyncio.get_running_loop().create_future()
+
+    def fail(error: ChimeraError) -> None:
+        failed.set_result(error)
+
+    with served(upstream) as url:
+        endpoints = {"junior": Endpoint(f"{url}/v1", "served", "sk-behind")}
+        config = Config.model_validate({"gateway": {"store_timeout_s": 0.1}})
+        gateway = Gateway(config, endpoints, "http://127.0.0.1:9", "key", tmp_path / "gateway.log", failed.cancel, fail)
+        await gateway.start()
+        try:
+            async with httpx.AsyncClient(headers={"authorization": f"Bearer {gateway.key}"}, timeout=None) as client:
+                with pytest.raises(httpx.HTTPStatusError, match="503"):
+                    (await client.post(gateway.url + CALL.format("ro-1", "at-1"), json=ASKED)).raise_for_status()
+            error = await failed
+        finally:
+            gateway.stop()
+    assert str(error).startswith("the gateway gave up: the run's store has taken no exchange for 0.1 s")
+    assert len(upstream.seen) == 1
+
+
+def test_what_no_span_can_hold_is_encoded_all_the_same():
+    strange = {"id": "half \ud800", "created": 2**70, "usage": {"a": [1]}, "nothing": None, "yes": True, "t": 0.5}
+    assert encode([Exchange("ro-1", "at-1", {}, strange, 1, 2)])
