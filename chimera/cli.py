@@ -6,10 +6,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from chimera.errors import ChimeraError, ConfigError
+from chimera.errors import ChimeraError, ConfigError, RunError
+from chimera.limits import out_of_memory
 
 if TYPE_CHECKING:
     from chimera.config import Config
@@ -42,11 +44,18 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
-    except Exception:  # noqa: BLE001  (the last frame of the program: shown in full and turned into an exit code)
-        print(redact(traceback.format_exc()), end="", file=sys.stderr)
-        code = UNEXPECTED
-    if "torch" in sys.modules:
-        # All is closed by now. Unloading torch and VeRL would take up to ten more seconds, after a Ctrl-C too.
+    except Exception as error:  # noqa: BLE001  (the last frame of the program: shown and turned into an exit code)
+        if (sentence := out_of_memory(error)) is not None:
+            print(f"error: {redact(sentence)}", file=sys.stderr)
+            code = RunError.exit_code
+        else:
+            print(redact(traceback.format_exc()), end="", file=sys.stderr)
+            code = UNEXPECTED
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    if code or "torch" in sys.modules:
+        # All is closed by now. Unloading torch and VeRL would take up to ten more seconds, and after an error or Ctrl-C
+        # threads would be waited for that may never end, such as one that asks a server that cannot be reached.
         logging.shutdown()
         sys.stderr.flush()
         os._exit(code)

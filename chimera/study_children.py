@@ -15,7 +15,7 @@ from chimera.child_environment import child_environment
 from chimera.errors import RunError
 from chimera.secrets import ENVIRONMENT
 
-STOP_S = 15.0
+STOP_S = 9.5
 """A command stops within ten seconds of Ctrl-C. After this many it is killed with all of its processes."""
 
 
