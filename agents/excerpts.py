@@ -5,6 +5,7 @@ checked.
 """
 
 import re
+from bisect import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -43,12 +44,24 @@ def excerpt(text: str, query: str, max_chars: int) -> str:
     sentences = split_sentences(text)
     wanted = _stems(query)
     ranked = sorted(sentences, key=lambda sentence: (-_score(sentence, wanted), sentence.position))
-    kept: list[_Sentence] = []
-    for sentence in ranked:
-        trial = sorted([*kept, sentence], key=lambda kept_one: kept_one.position)
-        if len(_render(trial)) <= max_chars:
-            kept = trial
+    kept = _most(ranked, max_chars)
     return _render(kept) if kept else cut(ranked[0].text if ranked else text, max_chars)
+
+
+def _most(ranked: Iterable[_Sentence], max_chars: int) -> list[_Sentence]:
+    """The sentences that fit into `max_chars` characters, tried one after another, in the order of the text."""
+    kept: list[_Sentence] = []
+    length = -1  # The first piece has no space before it.
+    for sentence in ranked:
+        place = bisect(kept, sentence.position, key=lambda one: one.position)
+        before = kept[place - 1] if place else None
+        more = _length(before, sentence)
+        if place < len(kept):
+            more += _length(sentence, kept[place]) - _length(before, kept[place])
+        if length + more <= max_chars:
+            kept.insert(place, sentence)
+            length += more
+    return kept
 
 
 def split_sentences(text: str) -> list[_Sentence]:
@@ -77,17 +90,20 @@ def _sentences(text: str) -> Iterable[str]:
 
 
 def _render(sentences: list[_Sentence]) -> str:
-    parts: list[str] = []
-    before: _Sentence | None = None
-    for sentence in sentences:
-        if before is None or sentence.section != before.section:
-            if sentence.label:
-                parts.append(f"{sentence.label}:")
-        elif sentence.position != before.position + 1:
-            parts.append(GAP)
-        parts.append(sentence.text)
-        before = sentence
-    return " ".join(parts)
+    pairs = zip([None, *sentences], sentences, strict=False)
+    return " ".join(piece for before, sentence in pairs for piece in _pieces(before, sentence))
+
+
+def _pieces(before: _Sentence | None, sentence: _Sentence) -> list[str]:
+    """What is written for `sentence` after `before`: its section's label or a gap, if there is one, and itself."""
+    if before is None or sentence.section != before.section:
+        return [f"{sentence.label}:", sentence.text] if sentence.label else [sentence.text]
+    return [sentence.text] if sentence.position == before.position + 1 else [GAP, sentence.text]
+
+
+def _length(before: _Sentence | None, sentence: _Sentence) -> int:
+    """Characters of `_pieces`, with a space before each."""
+    return sum(len(piece) + 1 for piece in _pieces(before, sentence))
 
 
 def _score(sentence: _Sentence, wanted: frozenset[str]) -> float:

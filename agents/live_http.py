@@ -52,7 +52,9 @@ class LiveHttp:
         try:
             async with (
                 asyncio.timeout(self.timeout_s),
-                httpx.AsyncClient(verify=_ssl_context(), timeout=None, headers={"User-Agent": AGENT}) as client,
+                httpx.AsyncClient(
+                    verify=_ssl_context(), timeout=None, headers={"User-Agent": AGENT}, follow_redirects=False
+                ) as client,
             ):
                 status, body = await self._tries(service, lambda: _exchange(client, service, method, url, options))
         except TimeoutError:
@@ -171,6 +173,8 @@ def _refusal(service: str, status: int, retries: int, key_name: str | None) -> s
         return f"{service} is limiting our rate (429){tries}: try again later"
     if status >= 500:
         return f"{service} is failing ({status}){tries}: try again later"
+    if 300 <= status < 400:
+        return f"{service} points to another address ({status}), which is not asked: query and key stay here"
     if status in (401, 403) and key_name:
         return f"{service} refused the key ({status}): check {key_name}"
     return f"{service} refused the search ({status}): try other words"

@@ -148,7 +148,7 @@ def fill(connection: sqlite3.Connection, uniprot: Path | None, go: Path | None) 
 
 def go_id(text: str) -> str | None:
     """The identifier in 'GO:0006915', 'go 0006915' or '0006915'; None when `text` is anything else."""
-    match = re.fullmatch(r"\s*(?:go)?[\s:_]*([0-9]{7})\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"(?:go)?[\s:_]*([0-9]{7})", text.strip(), re.IGNORECASE)
     return f"GO:{match[1]}" if match else None
 
 

@@ -14,12 +14,13 @@ from typing import TextIO
 
 from chimera.errors import DataError
 
-_EVIDENCE = re.compile(r"\s*\{ECO:[^}]*\}|\s*\((?:PubMed:\d+(?:, )?)+\)")
+_EVIDENCE = re.compile(r"(?<!\s)\s*(?:\{ECO:[^{}]*\}|\((?:PubMed:\d+(?:, )?)+\))")
 _GO_ID = re.compile(r"GO:\d{7}")
 _FASTA = re.compile(
-    r">(?:\w+)\|(?P<accession>\w+)\|(?P<entry>\w+) (?P<name>.*?) OS=(?P<organism>.*?) OX=\d+(?P<rest>.*)"
+    r">(?:\w+)\|(?P<accession>\w+)\|(?P<entry>\w+) (?P<name>(?:(?! OS=).)*) OS=(?P<organism>(?:(?! OX=\d).)*) OX=\d+"
+    r"(?P<rest>.*)"
 )
-_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_QUOTED = re.compile(r'[^"]*"((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def _term(path: Path, line: int, stanza: list[tuple[str, str]] | None) -> Iterat
 
 def _quoted(values: Iterable[str]) -> Iterator[str]:
     for value in values:
-        if match := _QUOTED.search(value):
+        if match := _QUOTED.match(value):
             yield re.sub(r"\\(.)", r"\1", match.group(1))
 
 
@@ -146,7 +147,7 @@ def _table(path: Path, header: str, lines: Iterable[str]) -> Iterator[Protein]:
 
 def _split_names(text: str) -> list[str]:
     """'Name (Synonym one) (Synonym two)' to its parts; brackets inside a name stay."""
-    text = re.sub(r"\s*\[(?:Cleaved into|Includes):.*", "", text.strip())
+    text = re.sub(r"(?<!\s)\s*\[(?:Cleaved into|Includes):.*", "", text.strip())
     synonyms: list[str] = []
     while text.endswith(")"):
         opening = _opening_bracket(text)
@@ -211,7 +212,7 @@ def _flat_protein(path: Path, line: int, record: list[tuple[str, str]]) -> Prote
         return " ".join(text.strip() for key, text in record if key == code)
 
     accessions = [part.strip() for part in joined("AC").split(";") if part.strip()]
-    names = [_EVIDENCE.sub("", name).strip() for name in re.findall(r"(?:Full|Short)=([^;]+);", joined("DE"))]
+    names = [_EVIDENCE.sub("", name).strip() for name in re.findall(r"(?:Full|Short)=([^;]+)", joined("DE"))]
     if not accessions or not names:
         raise DataError(f"{path}: the entry that ends on line {line} has no {'DE name' if accessions else 'AC'}")
     genes = re.findall(r"(?:Name|Synonyms)=([^;]+)", joined("GN"))

@@ -5,7 +5,6 @@ visits: what matters of them is in the opening message (feedback), so that promp
 """
 
 import asyncio
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from agents.schemas import Answer
 from chimera.errors import ModelError
 from chimera.serving.client import Completion, ToolCall
 
-_FENCED = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
+_FENCES = ("```", "```json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +61,19 @@ def read_answer(role: Role, completion: Completion, messages: Iterable[Message] 
         raise ValueError("no tools are offered now: answer with the JSON object")
     if not completion.content.strip():
         raise ValueError("the answer is empty")
-    fenced = _FENCED.fullmatch(completion.content)
     try:
-        return resolved(role.schema.model_validate_json(fenced[1] if fenced else completion.content), messages)
+        return resolved(role.schema.model_validate_json(_unfenced(completion.content)), messages)
     except ValidationError as error:
         faults = (f"{'.'.join(map(str, fault['loc'])) or 'answer'}: {fault['msg']}" for fault in error.errors())
         cut = " (it was cut at the token limit)" if completion.finish_reason == "length" else ""
         raise ValueError("; ".join(faults)[:400] + cut) from error
+
+
+def _unfenced(text: str) -> str:
+    """`text` without the Markdown fence around it, if there is one."""
+    lines = text.strip().split("\n")
+    fenced = len(lines) > 2 and lines[0].rstrip() in _FENCES and lines[-1].strip() == "```"
+    return "\n".join(lines[1:-1]) if fenced else text
 
 
 def echo(completion: Completion) -> Message:

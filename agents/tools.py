@@ -35,6 +35,8 @@ __all__ = ["Document", "Passage", "Query", "Tool", "ToolError", "ToolResult", "T
 Search = Callable[[str], Awaitable[Sequence[Passage]]]
 """A tool's work: one text in, passages out, best first; raises ToolError. Its name and docstring are the tool's."""
 
+TOOL_KEYS = (NCBI_KEY, TAVILY_KEY)
+"""Variables with the keys that tools use."""
 _SHOWN = 80
 _MAX_ID = 200
 """Web search results have their address as id."""

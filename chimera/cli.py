@@ -6,10 +6,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from chimera.errors import ChimeraError, ConfigError, storage_fault
+from chimera.errors import ChimeraError, ConfigError, RunError, storage_fault
+from chimera.limits import out_of_memory
 
 if TYPE_CHECKING:
     from chimera.config import Config
@@ -43,11 +45,16 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except Exception as error:  # noqa: BLE001  (the last frame of the program: shown and turned into an exit code)
-        fault = storage_fault(error)
-        print(f"error: {redact(str(fault))}\n" if fault else redact(traceback.format_exc()), end="", file=sys.stderr)
-        code = fault.exit_code if fault else UNEXPECTED
-    if "torch" in sys.modules:
-        # All is closed by now. Unloading torch and VeRL would take up to ten more seconds, after a Ctrl-C too.
+        sentence = out_of_memory(error) or storage_fault(error)
+        print(
+            f"error: {redact(str(sentence))}\n" if sentence else redact(traceback.format_exc()), end="", file=sys.stderr
+        )
+        code = RunError.exit_code if sentence else UNEXPECTED
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    if code or "torch" in sys.modules:
+        # All is closed by now. Unloading torch and VeRL would take up to ten more seconds, and after an error or Ctrl-C
+        # threads would be waited for that may never end, such as one that asks a server that cannot be reached.
         logging.shutdown()
         sys.stderr.flush()
         os._exit(code)

@@ -9,6 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from chimera.child_environment import child_environment
+
 
 def now() -> str:
     """The time in UTC as ISO 8601, to the microsecond, so that it also sorts."""
@@ -49,7 +51,13 @@ def _git(*arguments: str) -> str | None:
     try:
         command = ["git", "-C", str(root), *arguments]
         answer = subprocess.run(
-            command, check=False, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            stdin=subprocess.DEVNULL,
+            env=child_environment("GIT_*"),
         )
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None

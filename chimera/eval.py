@@ -165,6 +165,7 @@ def _judge_settings(judge: str | None) -> list[str]:
 def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again: "Again", console: "Console") -> None:
     """Make what the evaluation lacks."""
     from agents.tools import build_toolbox
+    from chimera.limits import allow_files
     from chimera.secrets import api_key_names, load_secrets
     from chimera.serving.process import check_models, serve
     from evaluation.conduct import Conductor
@@ -173,6 +174,7 @@ def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again:
     auditor_settings = {"auditor": config.evaluation.auditor.model_dump()}
     secrets = load_secrets(api_key_names(config.models.model_dump() | auditor_settings))
     check_models(config.models, secrets)
+    allow_files("evaluation.concurrency", config.evaluation.concurrency)
     second = _second_judge(config.evaluation, secrets)
     conductor = Conductor(
         run=run,
@@ -193,7 +195,10 @@ def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again:
             console.print("starting model servers ...")
             log = run.path / "logs" / "eval-models.log"
             servers = stack.enter_context(serve(config.models, config.serving, secrets, log_file=log))
-        asyncio.run(_make(conductor, servers, todo, second))
+        try:
+            asyncio.run(_make(conductor, servers, todo, second))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
 
 
 async def _make(
@@ -202,14 +207,19 @@ async def _make(
     todo: "dict[str, list[RolloutInput]]",
     second: "HttpModel | None",
 ) -> None:
-    try:
-        conductor.baselines()
-        if servers is not None:
-            await conductor.run_stages(servers, todo)
-        await conductor.audit()
-    finally:
-        if second is not None:
-            await second.aclose()
+    from training.interrupt import interruptible
+
+    task = asyncio.current_task()
+    assert task is not None
+    with interruptible(task):
+        try:
+            conductor.baselines()
+            if servers is not None:
+                await conductor.run_stages(servers, todo)
+            await conductor.audit()
+        finally:
+            if second is not None:
+                await second.aclose()
 
 
 def _announce(run: "Run", plan: "Plan", missing: int, console: "Console") -> None:

@@ -39,6 +39,8 @@ FIXED_ON_RESUME = ("seed", "data.", "models.", "society.", "tools.", "reward.", 
 
 ALWAYS_WRITTEN = ("seed", "data", "models", "society", "tools", "reward", "gate", "evaluation")
 """Sections of every run's config.yaml, the last one too: a file without one of them was emptied or cut off."""
+START = {LEDGER, "config.yaml", "environment.json"}
+"""What the start of a run writes, before any phase begins."""
 
 _owned: dict[Path, int] = {}
 """Lock files that this process holds open. The lock is the operating system's: it ends with the process."""
@@ -57,6 +59,7 @@ class Run:
         """Make `config.runs_dir/name` and own it; None names it after the time.
 
         With `resume` an existing run is continued: changed settings are recorded in its ledger and replace config.yaml.
+        A run whose start was killed before a phase began holds nothing, so its name may be taken again.
 
         Raises:
             RunError: the folder cannot be made, the name is unsafe or taken, another process writes the run, or
@@ -71,6 +74,8 @@ class Run:
             ) from error
         run = cls(path).own()
         try:
+            if not (resume and (path / "config.yaml").exists()):
+                _clear_start(path)  # Nobody else can begin the run any more: it is owned.
             run._start(config)
         except OSError as error:
             run.close()
@@ -329,9 +334,33 @@ def _named_folder(name: str, runs_dir: Path, resume: bool) -> Path:
     try:
         path.mkdir()
     except FileExistsError as error:
-        if not resume:
-            raise RunError(f"run {name!r} exists in {runs_dir}: choose another name") from error
+        if not (resume or is_blank(path)):
+            raise _taken(path) from error
     return path
+
+
+def _taken(path: Path) -> RunError:
+    return RunError(f"run {path.name!r} exists in {path.parent}: choose another name")
+
+
+def is_blank(path: Path) -> bool:
+    """True if `path` is the folder of a run whose start was killed or stopped before a phase began."""
+    names = {item.name for item in path.iterdir() if not item.name.startswith(".")}
+    if not names <= START | {"rollouts", "logs", "wandb"} or any(path.glob("rollouts/*")):
+        return False
+    return all(event["event"] != "phase_started" for event in read_lines(path / LEDGER))
+
+
+def _clear_start(path: Path) -> None:
+    """Remove what an earlier start has left in the folder of a run that begins.
+
+    Raises:
+        RunError: The folder holds something else.
+    """
+    if not is_blank(path):
+        raise _taken(path)
+    for name in START:
+        (path / name).unlink(missing_ok=True)
 
 
 def _take_ownership(path: Path) -> None:

@@ -53,6 +53,7 @@ class Job:
         phases: The phases of each run.
         arguments: Configuration file and settings of each run, for its command line.
         stages: The stages to evaluate; None for all.
+        keys: Variables with the keys that the configuration names.
     """
 
     folder: Path
@@ -60,6 +61,7 @@ class Job:
     phases: tuple[str, ...]
     arguments: tuple[str, ...]
     stages: str | None
+    keys: tuple[str, ...]
 
 
 def main(argv: list[str]) -> int | None:
@@ -113,6 +115,7 @@ def _job(arguments: argparse.Namespace, config: "Config") -> Job:
         RunError: The name is no file name, or is a run's.
     """
     from chimera.runs import check_name
+    from chimera.secrets import api_key_names
     from training.phases import check_names
 
     if arguments.data_seeds > 1 and config.data.path != "generated":
@@ -130,7 +133,8 @@ def _job(arguments: argparse.Namespace, config: "Config") -> Job:
         one for one in arguments.overrides if one.partition("=")[0].strip() not in ("seed", "data.seed", "runs_dir")
     ]
     file = ["--config", str(arguments.config)] if arguments.config else []
-    return Job(folder, runs, check_names(arguments.phases), (*file, *given), arguments.stages)
+    keys = api_key_names({**config.models.model_dump(), "auditor": config.evaluation.auditor.model_dump()})
+    return Job(folder, runs, check_names(arguments.phases), (*file, *given), arguments.stages, keys)
 
 
 def _begin(job: Job, config: "Config") -> None:
@@ -194,7 +198,7 @@ def _child(job: Job, wanted: Wanted, place: str, what: str, module: str, argumen
     print(f"{place} {wanted.name}: {what} ... (tail -f {log})", flush=True)
     _note(job, f"{what} started", run=wanted.name)
     began = time.monotonic()
-    run_child(module, arguments, log, what=f"{what} of run {wanted.name}")
+    run_child(module, arguments, log, what=f"{what} of run {wanted.name}", keys=job.keys)
     seconds = time.monotonic() - began
     _note(job, f"{what} finished", run=wanted.name, seconds=round(seconds, 1))
     print(f"{place} {wanted.name}: {what} took {seconds / 60:.1f} min", flush=True)

@@ -11,13 +11,15 @@ from types import FrameType
 
 import psutil
 
+from chimera.child_environment import child_environment
 from chimera.errors import RunError
+from chimera.secrets import ENVIRONMENT
 
-STOP_S = 15.0
+STOP_S = 9.5
 """A command stops within ten seconds of Ctrl-C. After this many it is killed with all of its processes."""
 
 
-def run_child(module: str, arguments: Sequence[str], log_file: Path, *, what: str) -> None:
+def run_child(module: str, arguments: Sequence[str], log_file: Path, *, what: str, keys: Sequence[str] = ()) -> None:
     """Run `python -m module arguments` to its end, with its output appended to `log_file`.
 
     Ctrl-C or SIGTERM interrupts the command, and a second one kills it.
@@ -27,6 +29,7 @@ def run_child(module: str, arguments: Sequence[str], log_file: Path, *, what: st
         arguments: Its arguments.
         log_file: Its folder is made.
         what: What the command does, for messages: "training of run data0-seed1".
+        keys: Variables with the keys that its configuration names, beside those that every command may read.
 
     Raises:
         RunError: It failed; names its exit code, its last line and its log.
@@ -42,7 +45,10 @@ def run_child(module: str, arguments: Sequence[str], log_file: Path, *, what: st
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={
+                    **child_environment(*ENVIRONMENT, "WANDB_*", "NETRC", *keys, network=True),
+                    "PYTHONUNBUFFERED": "1",
+                },
                 start_new_session=True,  # Ctrl-C in a terminal must not reach it twice: a second one kills.
             )
             code = stopping.wait(process)

@@ -24,7 +24,9 @@ COUNTS = re.compile(r"\b(final analysis|after adjustment|primary analysis)\b")
 SUPERSEDED = re.compile(r"\b(interim analysis|before adjustment|secondary analysis)\b")
 NUMBER = r"-?\d+(?:\.\d+)?"
 BRACKET = re.compile(rf"\(({NUMBER})%? vs ({NUMBER})")
-VALUE_OF_GROUP = re.compile(rf"({NUMBER})(?:%| [\w/]+(?: [a-z]+)?) in ((?:the )?[\w -]+?)(?= and | \()")
+VALUE_OF_GROUP = re.compile(
+    rf"(?<!\d)({NUMBER})(?:%| [\w/]{{1,99}}(?: [a-z]{{1,99}})?) in ((?:the )?[\w -]{{1,99}}?)(?= and | \()"
+)
 P_VALUE = re.compile(rf"p([=<])({NUMBER})")
 INTERVAL = re.compile(rf"95% CI ({NUMBER}) to ({NUMBER})")
 

@@ -30,6 +30,7 @@ def main(argv: list[str]) -> int | None:
 
     from chimera.chain import head
     from chimera.data import load
+    from chimera.limits import allow_files
     from chimera.runs import LEDGER, Run
     from chimera.seals import seal
     from chimera.secrets import api_key_names, load_secrets
@@ -45,6 +46,7 @@ def main(argv: list[str]) -> int | None:
     secrets = load_secrets(api_key_names(config.models.model_dump()))
     dataset = load(config.data)
     check_models(config.models, secrets)
+    allow_files("rollouts.runners", config.rollouts.runners)
     check_families(config)
     for phase in phases:
         phase.check(config, dataset)
@@ -66,15 +68,24 @@ def main(argv: list[str]) -> int | None:
 def _continued(arguments: argparse.Namespace, given: "Config") -> "tuple[str, str | None, Config]":
     """Name, phases and configuration of the run to continue: its own, where the command line gives no others.
 
+    A run that was killed before it had noted them begins with those of the command line.
+
     Raises:
         RunError: There is no such run.
     """
     from chimera.config import load_config
-    from chimera.runs import Run
+    from chimera.runs import SAFE_NAME, Run, is_blank
 
+    name = arguments.name
+    folder = given.runs_dir / name if name and SAFE_NAME.fullmatch(name) else None
+    if folder is not None and folder.is_dir() and not (folder / "config.yaml").exists() and is_blank(folder):
+        print(f"run {name} was stopped before its settings were written: it begins with the settings given now")
+        return name, arguments.phases, given
     run = Run.open(arguments.name, given.runs_dir) if arguments.name else Run.latest(given.runs_dir)
     plans = [event["phases"] for event in run.events() if event["event"] == "planned"]
     phases = arguments.phases or (",".join(plans[-1]) if plans else None)
+    if phases is None:
+        print(f"run {run.name} was stopped before its phases were written: it runs all of them")
     config = load_config(arguments.config or run.config_file, arguments.overrides)
     # The folder may have been moved since: the run is where it was found.
     return run.name, phases, config.model_copy(update={"runs_dir": given.runs_dir})

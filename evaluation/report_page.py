@@ -125,7 +125,7 @@ def inlined(drawing: str | None, name: str) -> Markup | None:
     text = f"{head}>{rest}"
     text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
     text = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', text)
-    return Markup(re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", text))
+    return Markup(re.sub(r"url\(#([^()]+)\)", rf"url(#{name}-\1)", text))
 
 
 def _cards(report: Report) -> list[dict[str, Any]]:

@@ -109,6 +109,12 @@ def test_a_configuration_error_is_one_line_and_exit_code_2():
         ("raise DataError('broken record 3')", 3, "error: broken record 3\n"),
         ("raise RoleError('Supervisor', 'no choice')", 5, "error: Supervisor: no choice\n"),
         ("raise KeyboardInterrupt", 130, "interrupted\n"),
+        (
+            "raise ValueError('a plan') from MemoryError()",
+            6,
+            "error: the system gives no more memory or threads (MemoryError): raise the limits (ulimit -v, "
+            "ulimit -u), or lower rollouts.runners and serving.slots\n",
+        ),
         ("raise DataError('key sk-topsecret1')", 3, "error: key [OPENAI_API_KEY]\n"),
     ],
 )

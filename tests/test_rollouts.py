@@ -438,7 +438,8 @@ async def test_a_runner_blocks_the_conclusion_without_holding_it():
     secret = ResearchTask("t1", "Is tea safe?", (Section("AIMS", "Tea."),), "yes", "pubmedqa", conclusion)
     config = Config.model_validate({"tools": {"literature": "tavily"}})
     dataset = Dataset((secret,), (), (), "pubmedqa", "test")
-    sent = pickle.dumps(RunnerSpec.of(Doors("", "", "", ""), config, dataset, {"TAVILY_API_KEY": "k"}))
+    sent = pickle.dumps(RunnerSpec.of(Doors("", "", "", ""), config, dataset, {"TAVILY_API_KEY": "k", "M": SECRET}))
+    assert SECRET.encode() not in sent
     assert not [word for word in conclusion.split() if len(word) > 4 and word.encode() in sent]
     contents = {"mirror": f"Blog: {conclusion.upper()}", "other": "Elderly participants like tea."}
     found = [{"title": name, "url": f"https://{name}.example", "content": text} for name, text in contents.items()]

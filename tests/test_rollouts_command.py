@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 from collections import Counter
 
 import psutil
@@ -203,7 +204,8 @@ interrupt.STOP_SECONDS = 0.1
 asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (130, "\nstopping; once more kills at once\n")
+    said = "stopping took too long, so everything was killed; finished rollouts are on disk"
+    assert (done.returncode, done.stderr) == (130, f"\nstopping; once more kills at once\n{said}\n")
 
 
 def test_an_unknown_phase_names_the_valid_ones():
@@ -231,3 +233,28 @@ def test_what_cannot_work_is_refused_before_the_name_is_taken(overrides, message
     with pytest.raises(ConfigError, match=re.escape(message)):
         main(["--name", "taken", *overrides, f"runs_dir={tmp_path}/runs"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_too_low_a_limit_of_open_files_is_one_sentence_and_a_soft_one_is_raised(tmp_path):
+    """Without this, a run at `ulimit -n 64` waits for ever for connections that nobody can open."""
+    script = """
+    import resource, sys
+    from chimera.cli import run_command
+    from chimera.train import main
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv.pop(1))))
+    try:
+        run_command(main)
+    finally:
+        print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    """
+    call = [sys.executable, "-c", textwrap.dedent(script)]
+    options = ["--name", "taken", "rollouts.runners=5", "gather.tasks=601", f"runs_dir={tmp_path}/runs"]
+    low = subprocess.run([*call, "100", *options], capture_output=True, text=True, check=False)
+    expected = (
+        "rollouts.runners=5 needs 104 open files, and a process may open 100 here: raise the limit (ulimit -n 104)"
+    )
+    assert (low.returncode, low.stderr) == (2, f"error: {expected}, or lower rollouts.runners\n")
+    assert list(tmp_path.iterdir()) == []
+    high = subprocess.run([*call, "200", *options], capture_output=True, text=True, check=False)
+    assert high.stdout.splitlines()[-1] == "104"

@@ -188,6 +188,40 @@ def test_a_name_that_exists_is_an_error_unless_the_run_is_resumed(config: Config
         assert [event["event"] for event in run.events()] == ["created", "resumed"]
 
 
+WRITTEN = (".lock", "environment.json", "ledger.jsonl", "config.yaml")
+"""What the start of a run writes, in this order."""
+
+
+@pytest.mark.parametrize("count", range(len(WRITTEN) + 1))
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_start_that_was_killed_leaves_a_name_that_can_be_used(config: Config, count: int, resume: bool):
+    with Run.create("a", config) as run:
+        folder = run.path
+    (folder / "rollouts").rmdir()
+    for name in WRITTEN[count:]:
+        (folder / name).unlink()
+    (folder / ".config.yaml.1").touch()
+    other = config.model_copy(update={"seed": config.seed if resume and count == len(WRITTEN) else 5})
+    with Run.create("a", other, resume=resume) as run:
+        expected = ["created", "resumed"] if resume and count == len(WRITTEN) else ["created"]
+        assert [event["event"] for event in run.events()] == expected
+        assert run.config == other
+        run.ledger("phase_started", phase="gather")
+    with pytest.raises(RunError, match=r"run 'a' exists in .*: choose another name"):
+        Run.create("a", other)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_that_holds_something_else_is_never_taken_for_a_run(config: Config, resume: bool):
+    folder = config.runs_dir / "study"
+    folder.mkdir(parents=True)
+    (folder / "study.jsonl").write_text("{}\n")
+    (folder / "ledger.jsonl").write_text("{}\n")
+    with pytest.raises(RunError, match=r"run 'study' exists in .*: choose another name"):
+        Run.create("study", config, resume=resume)
+    assert sorted(item.name for item in folder.iterdir() if item.name != ".lock") == ["ledger.jsonl", "study.jsonl"]
+
+
 def test_resuming_records_changed_settings_and_refuses_other_tasks(config: Config):
     Run.create("a", config).close()
     runs = f"runs_dir={config.runs_dir}"

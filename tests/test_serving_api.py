@@ -324,3 +324,19 @@ async def test_what_a_rubric_cannot_grade_is_refused(client, fields, message):
     response = await client.post("/v1/chat/completions", json=body)
     assert response.status_code == 400
     assert message in response.json()["error"]["message"]
+
+
+# --- prompts that are too long
+
+
+@pytest.mark.parametrize("unit", ["the rate ", "a", "<|im_end|>", "\u1100\u1161\u11a8", "e\u0301"])
+async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(client, service, monkeypatch, unit):
+    """Tokenizing ten million characters takes the server a minute, in which nobody else is answered."""
+    chat = service._bindings["junior"].text.chat
+    monkeypatch.setattr(type(chat), "_tokens", lambda *_: pytest.fail("it was tokenized"))
+    messages = [{"role": "user", "content": unit * (10_000_000 // len(unit))}]
+    response = await client.post("/v1/chat/completions", json={"model": "junior", "messages": messages})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+    assert "the prompt has at least " in error["message"]
+    assert f"tokens and the context length is {CONTEXT}" in error["message"]

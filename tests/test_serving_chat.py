@@ -324,3 +324,50 @@ def test_every_stage_of_a_conversation_has_the_ids_of_encoding_it_whole(serving_
         whole = "".join(written) + "<|im_start|>assistant\n"
         expected = tokenizer.encode(whole, add_special_tokens=False).ids
         assert chat.encode(messages(*turns[:stage]), []) == expected
+
+
+@settings(max_examples=200)
+@given(
+    text=st.one_of(
+        st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60),
+        st.text(alphabet="\u1100\u1161\u11a8\u212a\u1fefe\u0301\u0345\u03a9 a1.", max_size=60),
+        st.lists(st.sampled_from(["the rate was lower", "<|im_end|>", "system", " ", "evidence"])).map("".join),
+    ),
+    normalizer=st.sampled_from([None, {"type": "NFC"}]),
+)
+def test_no_text_has_fewer_tokens_than_the_measure_says(serving_model, text, normalizer):
+    made = json.loads((serving_model() / "tokenizer.json").read_text()) | {"normalizer": normalizer}
+    tokenizer = Tokenizer.from_str(json.dumps(made))
+    chat = ChatFormat((serving_model() / "chat_template.jinja").read_text(), tokenizer)
+    repeated = text * 50
+    ids = chat.encode(messages(("user", repeated)), [])
+    assert chat.fewest_tokens(repeated) <= len(ids)
+    assert chat.encode(messages(("user", repeated)), [], most=len(ids)) == ids
+    with pytest.raises(BadRequest, match="tokens and the context length is"):
+        chat.encode(messages(("user", repeated)), [], most=len(ids) - 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalizer": {"type": "StripAccents"}},
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {"truncation": {"max_length": 9, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}},
+    ],
+    ids=["normalizer", "white-space", "truncation"],
+)
+def test_a_tokenizer_that_may_drop_text_is_not_measured(serving_model, changes):
+    made = json.loads((serving_model() / "tokenizer.json").read_text()) | changes
+    chat = ChatFormat((serving_model() / "chat_template.jinja").read_text(), Tokenizer.from_str(json.dumps(made)))
+    assert chat.fewest_tokens("a" * 1_000_000) == 0
+
+
+def test_nfc_makes_no_character_more_than_three_times_shorter():
+    """The bound that `fewest_tokens` relies on, over all of Unicode: each character and what it decomposes into."""
+    import unicodedata
+
+    everything = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
+    for character in everything:
+        for form in (character, unicodedata.normalize("NFD", character)):
+            short = unicodedata.normalize("NFC", form)
+            assert len(form.encode()) <= 3 * len(short.encode()), hex(ord(character))

@@ -255,6 +255,21 @@ def test_a_folder_that_cannot_be_served_is_a_configuration_error(serving_model, 
         pytest.fail("a broken model was served")
 
 
+def test_a_server_that_gets_no_memory_says_so_in_a_sentence(tmp_path, monkeypatch):
+    limit = tmp_path / "site" / "sitecustomize.py"
+    limit.parent.mkdir()
+    limit.write_text(
+        "import resource, sys\n"
+        "if 'chimera.serving' in sys.orig_argv: resource.setrlimit(resource.RLIMIT_AS, (900_000_000,) * 2)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(limit.parent), os.environ.get("PYTHONPATH", "")]))
+    with (
+        pytest.raises(ModelError, match=r"\nthe system gives no more memory or threads \(.*\): raise the limits"),
+        serve(ModelsConfig(), ServingConfig(slots=64), {}, log_file=tmp_path / "log"),
+    ):
+        pytest.fail("a server without memory was served")
+
+
 def test_a_server_that_dies_while_starting_is_reported_with_its_last_lines(tmp_path, monkeypatch):
     crash = tmp_path / "site" / "sitecustomize.py"
     crash.parent.mkdir()

@@ -33,7 +33,7 @@ from training import sft, sft_child, traces
 from training.nano.transcripts import careful, junior
 from training.sft import Sft
 from training.sft_child import Spec
-from training.sft_process import SftProcess, child_environment
+from training.sft_process import SftProcess, sft_environment
 
 SETTINGS = {"epochs": 2, "batch_size": 24, "micro_batch_size": 8, "lr": 1e-3, "warmup_ratio": 0, "quantile": 0.5}
 
@@ -409,7 +409,7 @@ def test_a_loss_that_is_no_number_is_an_error():
 
 def test_the_child_is_told_to_stay_offline_and_on_one_gpu(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
-    environment = child_environment()
+    environment = sft_environment()
     assert environment["CUDA_VISIBLE_DEVICES"] == "3"
     assert environment["HF_HUB_OFFLINE"] == environment["HF_HUB_DISABLE_TELEMETRY"] == "1"
     assert int(environment["OMP_NUM_THREADS"]) >= 1

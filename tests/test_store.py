@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 import agentlightning as agl
 import aiohttp
@@ -88,6 +89,21 @@ async def test_a_late_span_of_a_killed_runner_does_not_keep_the_rollout_from_its
         assert rollout.status == "failed"
     finally:
         await store.close()
+
+
+async def test_a_clock_that_is_set_forward_does_not_end_a_rollout_as_late(monkeypatch):
+    monkeypatch.setattr("training.store.SCAN_SECONDS", 0.0)
+    store = LabStore(lambda _: None)
+    store.employ("Worker-0")
+    hour = agl.RolloutConfig(timeout_seconds=3600)
+    (rollout,) = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input={}, mode="train", config=hour)])
+    attempted = await store.dequeue_rollout("Worker-0")
+    assert attempted is not None
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + 90_000)
+    await store.query_rollouts()
+    (found,) = (await store.query_rollouts(rollout_id_in=[rollout.rollout_id])).items
+    assert found.status == "preparing"
 
 
 @pytest.fixture

@@ -278,7 +278,13 @@ async def test_queries_without_words_ask_no_one(live_answers, service):
         (httpx.Response(200, json={"unexpected": []}), "answered 200 with malformed JSON"),
         (httpx.Response(200, content=b"\xff\xfe{}"), "answered 200 with malformed JSON"),
         (httpx.Response(400, text="bad query"), r"refused the search \(400\)"),
-        (httpx.Response(302, headers={"Location": "https://elsewhere.example"}), r"refused the search \(302\)"),
+        (httpx.Response(302, headers={"Location": "https://elsewhere.example"}), r"points to another address \(302\)"),
+        (httpx.Response(307, headers={"Location": "https://elsewhere.example"}), r"points to another address \(307\)"),
+        (httpx.Response(200, content=b"null"), "answered 200 with malformed JSON"),
+        (httpx.Response(200, content=b"7"), "answered 200 with malformed JSON"),
+        (httpx.Response(200, content=b"[" * 100_000), "answered 200 with malformed JSON"),
+        (httpx.Response(200, content=b'{"results": ["\\ud800"]}'), "answered 200 with malformed JSON"),
+        (httpx.Response(200, content=b'{"results": null, "studies": 7}'), "answered 200 with malformed JSON"),
         (httpx.Response(429, json={"error": KEY}), r"is limiting our rate \(429\) after 3 tries"),
         (httpx.Response(500, text=KEY), r"is failing \(500\) after 3 tries"),
         (httpx.Response(503), r"is failing \(503\) after 3 tries"),
@@ -329,6 +335,7 @@ async def test_keys_are_not_logged_when_all_goes_well(live_answers, caplog, serv
     [
         ("<PubmedArticleSet><Pubmed", "malformed XML: "),
         ("", "malformed XML: "),
+        ("<a>" * 1_000_000, "malformed XML: "),
         ("<html><body>Down</body></html>", "<html> where <PubmedArticleSet> was expected"),
         (
             '<!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;">]><PubmedArticleSet>&b;</PubmedArticleSet>',
@@ -447,6 +454,27 @@ async def test_a_service_that_closes_the_connection_cannot_be_reached():
     with pytest.raises(ToolError, match=r"QuickGO cannot be reached \(\w+\)"):
         await QuickGO(live_http(), 1, address).gene_ontology("zinc")
     server.close()
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_a_service_that_drips_is_given_up_after_the_time_out(service):
+    """Each byte comes long before the limit, which is for the whole request."""
+
+    async def handle(reader, writer):
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n")
+            while True:
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        except ConnectionError:
+            writer.close()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(ToolError, match=rf"^{service} did not answer within 0\.2 s"):
+            await SERVICES[service](live_http(timeout_s=0.2), address)("zinc")
 
 
 async def test_a_waiting_search_can_be_cancelled(silent_server):

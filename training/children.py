@@ -10,40 +10,78 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from chimera.child_environment import only_child_environment, reduce_environment
 from chimera.errors import RunError
+from chimera.ports import listen
 
 PRELOAD = "training.preload"
-STOP_SECONDS = 3.0
+STOP_SECONDS = 1.0
+"""How long children may take to end by themselves. They have nothing to save: what is finished is in the store."""
+KILL_SECONDS = 0.5
+"""How long a killed process may take to be gone."""
+UNKNOWN = 255
+"""What multiprocessing gives as the exit code of a child whose fork server was killed."""
 
 _context = multiprocessing.get_context("forkserver")
+_preparing = threading.Lock()
 
 
 def prepare() -> None:
-    """Start the fork server; it imports agents and Agent Lightning while the caller goes on. Call it early."""
+    """Start the fork server; it imports agents and Agent Lightning while the caller goes on. Call it early.
+
+    A terminal sends Ctrl-C to this process too, which ignores it only when its imports are done: it is started with
+    SIGINT blocked.
+    """
     _context.set_forkserver_preload([PRELOAD])
-    forkserver.ensure_running()
+    # Its children inherit its environment, and the one that it was started with stays readable in /proc.
+    with _preparing, only_child_environment(network=True):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def fork_server() -> int | None:
+    """The fork server's process id; None while there is none."""
+    return vars(vars(forkserver)["_forkserver"])["_forkserver_pid"]
+
+
+def _running() -> bool:
+    """True if there is a fork server that was not killed."""
+    pid = fork_server()
+    try:
+        return pid is not None and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def finish() -> None:
-    """End the fork server at once; its children must have been stopped. By itself it would take seconds to unload."""
-    pid = vars(vars(forkserver)["_forkserver"])["_forkserver_pid"]
+    """End the fork server at once; its children must have been stopped."""
+    pid = fork_server()
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
 
 
 def free_port() -> int:
-    """A loopback port that nobody uses now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    """A loopback port that nobody uses now.
+
+    Raises:
+        RunError: There is none.
+    """
+    with listen() as listener:
         return listener.getsockname()[1]
 
 
@@ -53,18 +91,41 @@ def pipe() -> tuple[Connection, Connection]:
 
 
 class Child:
-    """One child process: `target(*args)` with its output in `log_file`; `args` are pickled."""
+    """One child process: `target(*args)` with its output in `log_file`; `args` are pickled.
+
+    Attributes:
+        orphaned: True if it had to be ended because the fork server was killed: nothing would have told of its end.
+    """
 
     def __init__(self, name: str, target: Callable[..., None], args: tuple[Any, ...], log_file: Path) -> None:
         self.name = name
         self.log_file = log_file
+        self.orphaned = False
+        self._identity: psutil.Process | None = None
         self._process: ForkServerProcess = _context.Process(
             target=_main, args=(target, args, str(log_file)), name=name, daemon=True
         )
 
     def start(self) -> None:
-        """Fork the process."""
+        """Fork the process; a fork server that was killed is started again first.
+
+        Raises:
+            RunError: No process can be started.
+        """
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            try:
+                self._start()
+            except (EOFError, ConnectionError):
+                self._start()  # The fork server was killed just now.
+        except (EOFError, OSError) as error:
+            raise RunError(f"{self.name} cannot be started: {error or 'the fork server ended'}") from error
+        with suppress(psutil.NoSuchProcess):
+            self._identity = psutil.Process(self.pid)
+
+    def _start(self) -> None:
+        if not _running():
+            prepare()
         self._process.start()
 
     @property
@@ -99,12 +160,14 @@ class Child:
 
     def killed(self) -> bool:
         """Whether a signal ended it."""
-        return (self._process.exitcode or 0) < 0
+        return self.orphaned or (self._process.exitcode or 0) < 0
 
     def ending(self) -> str:
         """How the process ended, for messages."""
         code = self._process.exitcode
-        if code is not None and code < 0:
+        if self.orphaned:
+            how = "was ended, because the process that it was forked from was killed"
+        elif code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
         else:
             how = f"ended with exit code {code}"
@@ -116,8 +179,13 @@ class Child:
         return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip()) or "its log is empty"
 
     def join(self, timeout: float) -> None:
-        """Wait for the end."""
+        """Wait for the end. A process whose fork server was killed cannot be waited for: it is killed."""
         self._process.join(timeout)
+        if self._process.exitcode == UNKNOWN and self._identity is not None:
+            with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+                self._identity.kill()
+                self.orphaned = True
+                self._identity.wait(KILL_SECONDS)
 
 
 def stop(children: Iterable[Child], *, seconds: float = STOP_SECONDS) -> None:
@@ -130,8 +198,9 @@ def stop(children: Iterable[Child], *, seconds: float = STOP_SECONDS) -> None:
         child.join(max(0.0, deadline - time.monotonic()))
     for child in started:
         child.kill()
+    deadline = time.monotonic() + KILL_SECONDS
     for child in started:
-        child.join(1.0)
+        child.join(max(0.0, deadline - time.monotonic()))
 
 
 async def receive(connection: Connection, child: Child, *, seconds: float) -> Any:
@@ -170,6 +239,7 @@ async def receive(connection: Connection, child: Child, *, seconds: float) -> An
 def _main(target: Callable[..., None], args: tuple[Any, ...], log_file: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    reduce_environment(network=True)
     log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -15,6 +15,12 @@ import psutil
 from chimera.cli import INTERRUPTED
 
 STOP_SECONDS = 9.0
+"""A stop takes at most so long, whatever hangs; each step of it has a limit of its own besides."""
+
+
+def _out_of_time() -> None:
+    os.write(sys.stderr.fileno(), b"stopping took too long, so everything was killed; finished rollouts are on disk\n")
+    kill_everything()
 
 
 def kill_everything() -> None:
@@ -29,9 +35,13 @@ def kill_everything() -> None:
 
 @contextmanager
 def interruptible(task: asyncio.Task[Any]) -> Iterator[None]:
-    """Have SIGINT or SIGTERM cancel `task`, and the second one kill everything; at most 9 s lie between."""
+    """Have SIGINT or SIGTERM cancel `task`; a second one kills everything, and so does the clock 9 s after the first.
+
+    Once a stop has begun, both go on after the context has been left: what comes then (threads that the event loop
+    waits for, hashing the run's files) is part of the stop.
+    """
     loop = asyncio.get_running_loop()
-    watch = threading.Timer(STOP_SECONDS, kill_everything)
+    watch = threading.Timer(STOP_SECONDS, _out_of_time)
     watch.daemon = True
     presses = 0
 
@@ -48,6 +58,6 @@ def interruptible(task: asyncio.Task[Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        watch.cancel()
+        if not presses:
+            for number, handler in before.items():
+                signal.signal(number, handler)

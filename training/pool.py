@@ -81,15 +81,22 @@ class RunnerPool:
         self._runners[worker] = child
         asyncio.get_running_loop().add_reader(child.sentinel, self._died, worker)
 
+    def _replace(self) -> None:
+        try:
+            self._add()
+        except RunError as error:
+            self._on_failure(error)
+
     def _died(self, worker: str) -> None:
         child = self._runners.pop(worker)
         asyncio.get_running_loop().remove_reader(child.sentinel)
         child.join(1.0)
         ending = child.ending() if child.killed() else f"{child.ending()}: {child.last_words()}"
         self._on_death(worker, f"{ending} (see {child.log_file})")
-        self._unproductive += 1
+        if not child.orphaned:
+            self._unproductive += 1
         if self._unproductive <= UNPRODUCTIVE_DEATHS:
-            self._add()
+            self._replace()
         elif not self._runners:
             self._on_failure(RunError(f"all runners died; the last: {ending} (see {child.log_file})"))
         elif self._unproductive == UNPRODUCTIVE_DEATHS + 1:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from training.lab import Lab
     from training.ppo_engine import PpoEngine
 
-STOP_SECONDS = 3.0
+STOP_SECONDS = 1.0
 """How long a stop waits for the update in progress, which then ends with the process."""
 
 

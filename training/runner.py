@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import agentlightning as agl
 
-from agents.tools import Document, Toolbox, build_toolbox
+from agents.tools import TOOL_KEYS, Document, Toolbox, build_toolbox
 from chimera.config import Config
 from chimera.data import Dataset
 from chimera.fingerprints import Fingerprint
@@ -40,8 +40,9 @@ class RunnerSpec:
 
     @classmethod
     def of(cls, doors: Doors, config: Config, dataset: Dataset, secrets: Mapping[str, str]) -> Self:
-        """What runners may have of `dataset`, with the rest."""
-        return cls(doors, config, dataset.documents(), dataset.conclusions(), secrets)
+        """What runners may have of `dataset` and `secrets`, with the rest: models' keys are the gateway's."""
+        known = {name: secrets[name] for name in TOOL_KEYS if name in secrets}
+        return cls(doors, config, dataset.documents(), dataset.conclusions(), known)
 
     def toolbox(self) -> Toolbox:
         """The tools of the society that a runner runs."""

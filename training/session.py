@@ -32,9 +32,9 @@ def train(run: Run, config: Config, dataset: Dataset, phases: Sequence[Phase], s
     """
     runners = config.rollouts.runners
     print(f"starting model servers, gateway and {runners} runner{'s' * (runners > 1)} ...", flush=True)
-    children.prepare()
-    _log_to(run.path / "logs" / "main.log")
     try:
+        children.prepare()
+        _log_to(run.path / "logs" / "main.log")
         asyncio.run(_train(run, config, dataset, phases, secrets))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None

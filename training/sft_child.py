@@ -11,7 +11,6 @@ import math
 import os
 import sys
 import tempfile
-import threading
 import time
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from chimera.errors import ChimeraError, RunError
+from chimera.parent import end_with
 from chimera.serving.checkpoint import check_trainable
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from trl.trainer.sft_config import SFTConfig
 
-PARENT_CHECK_S = 0.5
 LARGE_MODEL = 500_000_000
 """From so many parameters on, activations are computed twice instead of kept."""
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -78,7 +77,7 @@ def main() -> int:
     parser.add_argument("--parent", type=int, required=True, help="process id to end with")
     parser.add_argument("--unsloth", choices=("auto", "never"), required=True, help="as in the configuration")
     options = parser.parse_args()
-    threading.Thread(target=_end_with, args=(options.parent,), name="parent-watch", daemon=True).start()
+    end_with(options.parent)
     progress = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     preload(options.unsloth)
@@ -279,13 +278,6 @@ def step_figures(logs: dict[str, Any]) -> dict[str, float]:
         "token_accuracy": float(logs["mean_token_accuracy"]),
         "epoch": float(logs["epoch"]),
     }
-
-
-def _end_with(parent: int) -> None:
-    """End this process once `parent` is no longer its parent; why by polling is told in `chimera.serving.__main__`."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_CHECK_S)
-    os._exit(1)
 
 
 if __name__ == "__main__":

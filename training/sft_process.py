@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from chimera.child_environment import child_environment
 from chimera.errors import RunError
 from training.sft_child import TOLD, Loader, Spec
 
@@ -41,7 +42,7 @@ class SftProcess:
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,
-                env=child_environment(),
+                env=sft_environment(),
                 start_new_session=True,  # Ctrl-C in a terminal goes to all of a session; the parent decides.
             )
         return self
@@ -96,12 +97,12 @@ class SftProcess:
         )
 
 
-def child_environment() -> dict[str, str]:
-    """Ours, on one GPU or some cores of the machine, and without the network."""
+def sft_environment() -> dict[str, str]:
+    """What a child gets, on one GPU or some cores of the machine, and without the network."""
     cores = len(os.sched_getaffinity(0))
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     return {
-        **os.environ,
+        **child_environment(),
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "UNSLOTH_DISABLE_STATISTICS": "1",

@@ -8,6 +8,7 @@ and gateway need are there, and only attempts that a runner of this run holds ar
 """
 
 import asyncio
+import logging
 import re
 import secrets
 import threading
@@ -22,8 +23,13 @@ from fastapi import HTTPException
 
 from chimera.door import Door
 from training.children import free_port
+from training.steady_time import use_steady_time
+
+logger = logging.getLogger(__name__)
 
 LONG_POLL_SECONDS = 10.0
+CLOSE_SECONDS = 1.0
+"""How long the server may take to end; its thread ends with the process at the latest."""
 SCAN_SECONDS = 1.0
 """How often the store looks for rollouts over their time."""
 SPAN_MEMORY_BYTES = 512 * 2**20
@@ -69,6 +75,7 @@ class LabStore(agl.LightningStoreServer):
 
     def __init__(self, on_ended: Callable[[str], None]) -> None:
         """`on_ended(rollout_id)` is called, in any thread, when an attempt has come to its end."""
+        use_steady_time()
         memory = agl.InMemoryLightningStore(
             thread_safe=True, eviction_memory_threshold=SPAN_MEMORY_BYTES, scan_debounce_seconds=SCAN_SECONDS
         )
@@ -81,6 +88,7 @@ class LabStore(agl.LightningStoreServer):
                 access_host="127.0.0.1",
                 launch_mode="thread",
                 log_level=30,
+                thread_join_timeout=CLOSE_SECONDS,
             ),
         )
         self.key = secrets.token_urlsafe(24)
@@ -169,7 +177,11 @@ class LabStore(agl.LightningStoreServer):
         """Answer all waiting runners and stop the server."""
         self._closing = True
         self._wake()
-        await self.stop()
+        try:
+            await self.stop()
+        except RuntimeError as error:
+            # Somebody's request is still under way; a run that ends, or is being stopped, does not wait for it.
+            logger.warning("the store's server did not end within %g s: %s", CLOSE_SECONDS, error)
 
     def _believe(self, rollout_id: str, attempt_id: str) -> None:
         """Refuse what is said about an attempt that was not given to a runner of this run."""

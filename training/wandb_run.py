@@ -14,6 +14,7 @@ import psutil
 
 from chimera.config import Config
 from chimera.config_loader import effective
+from chimera.errors import RunError
 from chimera.runs import Run
 from chimera.secrets import redact_tree
 from training import children
@@ -23,7 +24,9 @@ from training.wandb_mirror import WandbSpec, serve, sync
 KEY = "WANDB_API_KEY"
 CLOSE_SECONDS = 20.0
 """How long the last of a finished run may take to be sent; what is not can be sent later."""
-INTERRUPTED_SECONDS = 2.0
+INTERRUPTED_SECONDS = 1.5
+KILL_SECONDS = 0.5
+"""How long the thread that listens to a killed process may take to notice."""
 LISTEN_SECONDS = 0.1
 
 
@@ -86,7 +89,7 @@ class WandbSink:
         self._watcher.join(INTERRUPTED_SECONDS if interrupted else CLOSE_SECONDS)
         if self._watcher.is_alive():
             self._kill()
-            self._watcher.join(1.0)
+            self._watcher.join(KILL_SECONDS)
             rest = f"send the rest with: {sync(self._spec.folder)}" if self._started else "metrics.jsonl has it all"
             self._notify(f"W&B was not done in time; {rest}")
 
@@ -96,7 +99,11 @@ class WandbSink:
             reports, send = children.pipe()
             log = self._spec.folder / "logs" / "wandb.log"
             child = children.Child(f"W&B ({mode})", serve, (self._spec, mode, theirs, send), log)
-            child.start()
+            try:
+                child.start()
+            except RunError as error:
+                self._notify(f"W&B cannot be used {mode}: {error}")
+                return
             self._child = child
             theirs.close()
             send.close()

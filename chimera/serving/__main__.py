@@ -6,17 +6,11 @@ Reads its settings and key as one JSON object from stdin, serves until SIGTERM, 
 import argparse
 import json
 import logging
-import os
-import signal
 import socket
 import sys
-import threading
-import time
 
-from chimera.config import ModelConfig, ServingConfig
-from chimera.errors import ChimeraError
+from chimera.parent import end_with
 
-PARENT_CHECK_S = 0.5
 GRACE_S = 5
 """Seconds that running requests get to finish when the server is told to stop."""
 
@@ -27,8 +21,14 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True, help="the listening socket, inherited from the parent")
     parser.add_argument("--parent", type=int, required=True, help="process id to end with")
     options = parser.parse_args()
+    # The parent may end while this process still imports its libraries, so the watch begins before them.
+    end_with(options.parent)
+
+    from chimera.config import ModelConfig, ServingConfig
+    from chimera.errors import ChimeraError, ModelError
+    from chimera.limits import out_of_memory
+
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    threading.Thread(target=_end_with, args=(options.parent,), name="parent-watch", daemon=True).start()
     settings = json.load(sys.stdin)
     models = {key: ModelConfig.model_validate(model) for key, model in settings["models"].items()}
     serving = ServingConfig.model_validate(settings["serving"])
@@ -43,6 +43,11 @@ def main() -> int:
     except ChimeraError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
+    except (MemoryError, OSError, RuntimeError) as error:
+        if (sentence := out_of_memory(error)) is None:
+            raise
+        print(sentence, file=sys.stderr, flush=True)
+        return ModelError.exit_code
     config = uvicorn.Config(
         create_app(service, settings["api_key"]),
         log_config=None,
@@ -52,20 +57,6 @@ def main() -> int:
     # uvicorn 0.54's own `fd` takes the socket for a Unix one, so TCP_NODELAY stays off: 40 ms for every answer.
     uvicorn.Server(config).run(sockets=[socket.socket(fileno=options.fd)])
     return 0
-
-
-def _end_with(parent: int) -> None:
-    """Stop this process once `parent` is no longer its parent.
-
-    Polling works whoever started us. PR_SET_PDEATHSIG would fire when the starting *thread* ends, and a pipe's
-    write end is also held by every process that the parent forks.
-    """
-    while os.getppid() == parent:
-        time.sleep(PARENT_CHECK_S)
-    logging.getLogger(__name__).info("process %d is gone: stopping", parent)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(2 * GRACE_S)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ Text inside messages can never become a control token: when a message holds a co
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -24,6 +24,8 @@ from chimera.serving.protocol import BadRequest, ChatMessage
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+NFC_SHRINKS = 3
+"""Unicode's normal form C makes a text at most so many times shorter, in UTF-8 bytes."""
 CACHED_SEGMENTS = 4096
 """Texts between control tokens whose token ids are kept, for one tokenizer."""
 
@@ -32,7 +34,8 @@ CALL_PROBE = re.compile(
     r'{"a"(?P<argument_colon>:\s*)1(?P<argument_comma>,\s*)"b":\s*2'
     rf"}}}}(?P<after>\s*){CLOSE}(?P<between>\s*){OPEN}"
 )
-CALL = re.compile(re.escape(OPEN) + r"\s*(.*?)\s*" + re.escape(CLOSE), re.DOTALL)
+PLACEHOLDER = re.compile("\ue000[0-9a-f]{16}\ue001")
+"""What stands for the text of a control token while the chat template is rendered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +72,47 @@ class ChatFormat:
         self._special_pattern = _any_of(token.content for token in added.values() if token.special)
         self._plain_tokenizer = _without_tokens(tokenizer, control)
         self._segment_ids = lru_cache(CACHED_SEGMENTS)(self._encode_segment)
+        self._longest = _longest_token(tokenizer)
         self._segments = len(control) == len(added) and _splits_at_control_tokens(tokenizer)
         self.tool_style = self._find_tool_style() if OPEN in control and CLOSE in control else None
 
-    def encode(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        most: int | None = None,
+    ) -> list[int]:
         """The prompt's token ids, ending where the assistant's turn begins.
 
+        Args:
+            messages: the conversation.
+            tools: the tools that are offered.
+            most: the most tokens that it may have; a text that is surely longer is refused before the slow work of
+                tokenizing it (a second or more for each million characters).
+
         Raises:
-            BadRequest: the chat template refuses the conversation.
+            BadRequest: the chat template refuses the conversation, or it is longer than `most`.
         """
         plain, hidden = self._prepare(messages)
-        return self._tokens(self._render(plain, tools), hidden)
+        text = self._render(plain, tools)
+        if most is not None and (fewest := self.fewest_tokens(_restored(text, hidden))) > most:
+            raise _too_long(f"at least {fewest}", most)
+        ids = self._tokens(text, hidden)
+        if most is not None and len(ids) > most:
+            raise _too_long(str(len(ids)), most)
+        return ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound of the number of tokens in `text`; 0 for tokenizers that may drop text.
+
+        A byte-level token stands for at most as many bytes as the longest entry of the vocabulary. Before that,
+        Unicode's normal form C makes a text at most three times shorter (a Hangul syllable of three letters, the
+        Kelvin sign), and a character beyond ASCII takes at most one ASCII character into itself.
+        """
+        size, ascii_size = len(text.encode("utf-8", "replace")), len(text.encode("ascii", "ignore"))
+        least = max(size // NFC_SHRINKS, ascii_size - (len(text) - ascii_size))
+        return least // self._longest if self._longest else 0
 
     def encode_turn(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
@@ -144,9 +177,7 @@ class ChatFormat:
         end = 0
         for match in (*self._control_pattern.finditer(text), None):
             piece = text[end : match.start() if match else len(text)]
-            for placeholder, original in hidden.items():
-                piece = piece.replace(placeholder, original)
-            ids += self._plain_tokenizer.encode(piece, add_special_tokens=False).ids
+            ids += self._plain_tokenizer.encode(_restored(piece, hidden), add_special_tokens=False).ids
             if match:
                 ids.append(self._control[match.group()])
                 end = match.end()
@@ -175,7 +206,7 @@ def parse_answer(text: str, *, tools_offered: bool) -> ParsedAnswer:
     if not tools_offered or OPEN not in text:
         return ParsedAnswer(text, ())
     calls: list[ParsedCall] = []
-    for body in CALL.findall(text):
+    for body in _bodies(text):
         try:
             call = json.loads(body)
             arguments = call["arguments"]
@@ -187,6 +218,14 @@ def parse_answer(text: str, *, tools_offered: bool) -> ParsedAnswer:
     if not calls:
         return ParsedAnswer(text, ())
     return ParsedAnswer(text.partition(OPEN)[0].strip() or None, tuple(calls))
+
+
+def _bodies(text: str) -> Iterator[str]:
+    """What stands between the tags of calls."""
+    start = text.find(OPEN)
+    while start >= 0 and (end := text.find(CLOSE, start)) >= 0:
+        yield text[start + len(OPEN) : end].strip()
+        start = text.find(OPEN, end)
 
 
 def _to_template(message: ChatMessage, raw_arguments: bool) -> dict[str, Any]:
@@ -236,6 +275,20 @@ def _hide(value: Any, pattern: re.Pattern[str], hidden: dict[str, str]) -> Any:
     return value
 
 
+def _restored(text: str, hidden: Mapping[str, str]) -> str:
+    """`text` with what `_hide` replaced put back, in one pass."""
+    return PLACEHOLDER.sub(lambda match: hidden.get(match.group(), match.group()), text) if hidden else text
+
+
+def _too_long(tokens: str, most: int) -> BadRequest:
+    return BadRequest(
+        f"the prompt has {tokens} tokens and the context length is {most + 1}, of which the answer needs at least 1: "
+        "shorten the prompt or raise serving.context_length",
+        param="messages",
+        code="context_length_exceeded",
+    )
+
+
 def _any_of(texts: Any) -> re.Pattern[str] | None:
     longest_first = sorted(texts, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
@@ -248,15 +301,38 @@ def _splits_at_control_tokens(tokenizer: "Tokenizer") -> bool:
     encoded whole, because they may treat the beginning of a text in a way of its own.
     """
     settings = json.loads(tokenizer.to_str())
-    parts = settings["pre_tokenizer"] or {}
-    steps = parts.get("pretokenizers", [parts])
-    plain = all(step.get("type") in {"Split", "ByteLevel"} and not step.get("add_prefix_space") for step in steps)
     exact = not any(
         token[trait]
         for token in settings["added_tokens"]
         for trait in ("lstrip", "rstrip", "single_word", "normalized")
     )
-    return plain and exact and (settings["normalizer"] or {"type": "NFC"})["type"] == "NFC"
+    return exact and _is_byte_level(settings)
+
+
+def _is_byte_level(settings: Mapping[str, Any]) -> bool:
+    """True if every byte of a text is in some token, after at most Unicode's normal form C."""
+    parts = settings["pre_tokenizer"] or {}
+    steps = parts.get("pretokenizers", [parts])
+    plain = all(
+        step.get("type") in {"Split", "ByteLevel"}
+        and not step.get("add_prefix_space")
+        and step.get("behavior") != "Removed"
+        for step in steps
+    )
+    return plain and (settings["normalizer"] or {"type": "NFC"})["type"] == "NFC"
+
+
+def _longest_token(tokenizer: "Tokenizer") -> int:
+    """The most bytes of a text that one token can stand for; 0 if that is not known."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    settings = json.loads(tokenizer.to_str())
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    if not _is_byte_level(settings) or settings["truncation"] or not set(ByteLevel.alphabet()) <= set(vocabulary):
+        return 0
+    added = [token.content.encode() for token in tokenizer.get_added_tokens_decoder().values()]
+    # A byte-level vocabulary writes each byte as one character; added tokens are plain text.
+    return max(map(len, (*vocabulary, *added)))
 
 
 def _without_tokens(tokenizer: "Tokenizer", removed: Mapping[str, int]) -> "Tokenizer":

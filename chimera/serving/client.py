@@ -3,15 +3,22 @@
 The society and the judge see only the `Model` protocol, so a scripted model takes the place of servers in tests.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic_core import from_json
 
 from chimera.errors import ModelError, UnreachableError
 
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
+
+LONGEST_MESSAGE = 1000
+"""Characters of a server's own error message that are kept."""
+SHOWN = 120
+"""Characters of a detail, such as an address, that an error shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +95,16 @@ class HttpModel:
     def _client(self, key: str) -> "AsyncOpenAI":
         from openai import AsyncOpenAI
 
+        from chimera.serving.bounded_http import BoundedClient
+
         endpoint = self.endpoints[key]
         # Two models at one address may have a key each.
         place = endpoint.base_url, endpoint.api_key
         if place not in self._clients:
             if self._connections is None:
-                self._connections = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+                self._connections = AsyncOpenAI(
+                    base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=BoundedClient()
+                )
             self._clients[place] = self._connections.copy(
                 base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=self._max_retries
             )
@@ -128,9 +139,12 @@ class HttpModel:
         tokens for all answers: it is shared out evenly.
 
         Raises:
-            ModelError: The model gave no answer.
+            ModelError: The model gave no answer, or what it gave is no chat completion.
         """
+        import httpx
         import openai
+
+        from chimera.serving.bounded_http import BadAnswer
 
         if key not in self.endpoints:
             raise ModelError(f"no endpoint for model {key!r}: configure models.{key}")
@@ -141,7 +155,6 @@ class HttpModel:
             "temperature": endpoint.temperature,
             "top_p": endpoint.top_p,
             "max_tokens": endpoint.max_tokens,
-            "timeout": endpoint.timeout_s,
         }
         if tools:
             request["tools"] = list(tools)
@@ -153,15 +166,21 @@ class HttpModel:
             request["n"] = n
         where = f"model {key!r} ({endpoint.model} at {endpoint.base_url})"
         try:
-            response = await self._client(key).chat.completions.create(**request)
+            # `chat.completions.create` walks through every message and tool schema to rename keys, which none needs
+            # here: half of a call's cost. And its reading takes any JSON, or text, for a completion.
+            response = await self._client(key).post(
+                "/chat/completions", cast_to=httpx.Response, body=request, options={"timeout": endpoint.timeout_s}
+            )
         except openai.APITimeoutError as error:
             raise ModelError(f"{where} did not answer within {endpoint.timeout_s:g} s", retriable=True) from error
         except openai.APIConnectionError as error:
+            if isinstance(error.__cause__, BadAnswer):
+                raise ModelError(f"{where} {error.__cause__}", retriable=True) from error
             raise UnreachableError(f"{where} cannot be reached: is the server running?", retriable=True) from error
         except openai.APIStatusError as error:
             retriable = error.status_code == 429 or error.status_code >= 500
-            raise ModelError(f"{where} answered {error.status_code}: {_said(error)}", retriable=retriable) from error
-        return read_completions(response.model_dump(), where)
+            raise ModelError(f"{where} {_refused(error)}", retriable=retriable) from error
+        return read_completions(response.content, where)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -171,43 +190,103 @@ class HttpModel:
         self._clients.clear()
 
 
-def _said(error: "APIStatusError") -> str:
-    """The server's own message; `error.message` is the whole body, as Python writes it."""
+def _refused(error: "APIStatusError") -> str:
+    """What the server answered instead of a completion: its own message; a redirection is named and not followed."""
+    if 300 <= error.status_code < 400:
+        place = error.response.headers.get("location", "")[:SHOWN]
+        return (
+            f"answered {error.status_code} and points to {place!r}: prompts go to the configured address only, so set "
+            "base_url to the right one"
+        )
+    # `error.message` is the whole body, as Python writes it.
     message = error.body.get("message") if isinstance(error.body, dict) else None
-    return message if isinstance(message, str) and message else error.message
+    said = message if isinstance(message, str) and message else error.message
+    line = " ".join(said.encode("utf-8", "replace").decode().split())
+    return f"answered {error.status_code}: {line[:LONGEST_MESSAGE]}"
 
 
-def read_completions(response: Mapping[str, Any], where: str) -> list[Completion]:
-    """The answers in an OpenAI chat completion, as JSON; `where` names the model in the error.
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _Function(_Part):
+    name: str
+    arguments: str
+
+
+class _Call(_Part):
+    id: str
+    function: _Function
+
+
+class _Message(_Part):
+    content: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(_Part):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(_Part):
+    prompt_tokens: NonNegativeInt | None = None
+    completion_tokens: NonNegativeInt | None = None
+
+
+class _Response(_Part):
+    """The parts of an OpenAI chat completion that are read."""
+
+    id: str | None = None
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    weights_version: str | None = None
+
+
+def read_completions(response: Mapping[str, Any] | bytes, where: str) -> list[Completion]:
+    """The answers in an OpenAI chat completion, as JSON text or as what that means; `where` names the model in errors.
 
     Raises:
-        ModelError: It has no choice.
+        ModelError: It is no chat completion, or it has no choice.
     """
-    choices = response.get("choices") or []
-    if not choices:
+    try:
+        read = (
+            _Response.model_validate_json(response)
+            if isinstance(response, bytes)
+            else _Response.model_validate(response)
+        )
+    except ValidationError as error:
+        raise ModelError(f"{where} answered 200 with {_fault(response, error)}", retriable=True) from None
+    if not read.choices:
         raise ModelError(f"{where} answered without choices", retriable=True)
-    usage = response.get("usage") or {}
-    each, more = divmod(usage.get("completion_tokens", 0), len(choices))
+    usage = read.usage or _Usage()
+    each, more = divmod(usage.completion_tokens or 0, len(read.choices))
     return [
-        _completion(response, choice, usage.get("prompt_tokens", 0), each + (place < more))
-        for place, choice in enumerate(choices)
+        _completion(read, choice, usage.prompt_tokens or 0, each + (place < more))
+        for place, choice in enumerate(read.choices)
     ]
 
 
-def _completion(
-    response: Mapping[str, Any], choice: Mapping[str, Any], prompt_tokens: int, completion_tokens: int
-) -> Completion:
-    message = choice["message"]
+def _fault(response: Mapping[str, Any] | bytes, error: ValidationError) -> str:
+    """What stands where a chat completion should, and what to look at."""
+    if isinstance(response, bytes) and response.lstrip().startswith(b"<"):
+        what = "a web page"
+    elif response == b"":
+        what = "nothing"
+    else:
+        fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = ".".join(map(str, fault["loc"])) or "the whole answer"
+        what = f"something else ({place}: {fault['msg'][:SHOWN]})"
+    return f"{what} instead of a chat completion: is base_url an OpenAI-compatible server, with its /v1?"
+
+
+def _completion(response: _Response, choice: _Choice, prompt_tokens: int, completion_tokens: int) -> Completion:
+    message = choice.message
     calls = tuple(
-        ToolCall(
-            call["id"],
-            call["function"]["name"],
-            _arguments(call["function"]["arguments"]),
-            call["function"]["arguments"],
-        )
-        for call in message.get("tool_calls") or []
+        ToolCall(call.id, call.function.name, _arguments(call.function.arguments), call.function.arguments)
+        for call in message.tool_calls or ()
     )
-    kept: dict[str, Any] = {"role": "assistant", "content": message.get("content")}
+    kept: dict[str, Any] = {"role": "assistant", "content": message.content}
     if calls:
         kept["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.raw_arguments}}
@@ -215,19 +294,20 @@ def _completion(
         ]
     return Completion(
         message=kept,
-        content=message.get("content") or "",
+        content=message.content or "",
         tool_calls=calls,
-        finish_reason=choice.get("finish_reason") or "",
+        finish_reason=choice.finish_reason or "",
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
-        response_id=response.get("id") or "",
-        weights_version=response.get("weights_version"),
+        response_id=response.id or "",
+        weights_version=response.weights_version,
     )
 
 
 def _arguments(raw: str) -> dict[str, Any] | None:
     try:
-        value = json.loads(raw)
-    except json.JSONDecodeError:
+        # Python's own reader lets half a surrogate pass, which cannot be written, and fails on deep nesting.
+        value = from_json(raw)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None

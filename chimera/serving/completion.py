@@ -49,14 +49,7 @@ def make_jobs(request: ChatRequest, text: TextSide) -> list[Job]:
     """
     matcher = _matcher(request, text)
     tools = [tool.model_dump(exclude_none=True) for tool in request.tools or []]
-    prompt = text.chat.encode(request.messages, tools)
-    if len(prompt) + 1 > text.context:
-        raise BadRequest(
-            f"the prompt has {len(prompt)} tokens and the context length is {text.context}, of which the answer needs "
-            "at least 1: shorten the prompt or raise serving.context_length",
-            param="messages",
-            code="context_length_exceeded",
-        )
+    prompt = text.chat.encode(request.messages, tools, most=text.context - 1)
     room = text.context - len(prompt)
     return [
         Job(

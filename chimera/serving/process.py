@@ -9,7 +9,6 @@ import json
 import os
 import secrets as random_secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,14 +19,16 @@ from typing import Any
 
 import httpx
 
+from chimera.child_environment import child_environment
 from chimera.config import ModelConfig, ModelsConfig, ServingConfig
 from chimera.errors import ConfigError, ModelError, RunError
+from chimera.ports import check_sockets, listen
 from chimera.serving.checkpoint import locate
 from chimera.serving.client import Endpoint
 
 START_TIMEOUT_S = 300.0
-STOP_TIMEOUT_S = 5.0
-"""Then it is killed: Ctrl-C must have ended a run within 10 s."""
+STOP_TIMEOUT_S = 1.5
+"""Then it is killed: Ctrl-C must have ended a run within 10 s, and this is one of several steps."""
 SWAP_TIMEOUT_S = 300.0
 LOG_LINES = 15
 
@@ -35,6 +36,8 @@ CHILD_ENVIRONMENT = {
     # Spinning OpenMP threads make a decode step 40 times slower while another process uses the core.
     "OMP_WAIT_POLICY": "PASSIVE",
     "TOKENIZERS_PARALLELISM": "false",
+    # What a hub model needs is on this machine by now, and the child has no token to fetch more.
+    "HF_HUB_OFFLINE": "1",
 }
 
 
@@ -137,7 +140,7 @@ class ServerProcess:
         self._headers = {"Authorization": f"Bearer {self.api_key}"}
         self._log_file = log_file
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        with socket.create_server(("127.0.0.1", 0), backlog=512) as listener, log_file.open("ab") as log:
+        with listen(backlog=512) as listener, log_file.open("ab") as log:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             self._log_start = log.tell()
             self._process = subprocess.Popen(
@@ -146,7 +149,7 @@ class ServerProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=[listener.fileno()],
-                env={**os.environ, **CHILD_ENVIRONMENT, "OMP_NUM_THREADS": str(serving.threads)},
+                env={**child_environment(), **CHILD_ENVIRONMENT, "OMP_NUM_THREADS": str(serving.threads)},
                 start_new_session=True,
             )
         self.pid = self._process.pid
@@ -174,7 +177,8 @@ class ServerProcess:
             try:
                 httpx.get(f"{self.url}/health", headers=self._headers, timeout=2.0, trust_env=False).raise_for_status()
                 return
-            except httpx.HTTPError:
+            except httpx.HTTPError as error:
+                check_sockets(error)
                 code = self._process.poll()
                 if code == ConfigError.exit_code:
                     raise ConfigError(self._log_tail().splitlines()[-1]) from None

@@ -11,7 +11,9 @@ from chimera.types import Label
 Significance = Literal["significant", "borderline", "not significant"]
 
 _P_VALUE = re.compile(r"\bp\s*([=<>≤≥])\s*(\d*\.?\d+)", re.IGNORECASE)
-_INTERVAL = re.compile(r"\bCI:?\s*([-−]?\d*\.?\d+)\s*(?:to|,|;|–)\s*([-−]?\d*\.?\d+)", re.IGNORECASE)
+_INTERVAL = re.compile(
+    r"\bCI:?\s*([-−]?(?:\d+(?:\.\d+)?|\.\d+))\s*(?:to|,|;|–)\s*([-−]?(?:\d+(?:\.\d+)?|\.\d+))", re.IGNORECASE
+)
 _RATIO = re.compile(r"ratio|\b(?:OR|RR|HR)\b")
 _NOT_SIGNIFICANT = re.compile(
     r"\b(?:not|no|non|without|in)[- ]?(?:statistically )?significan|no (?:clear )?difference", re.IGNORECASE

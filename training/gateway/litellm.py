@@ -10,6 +10,7 @@ import os
 import re
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
@@ -25,8 +26,8 @@ from training.gateway.telemetry import ExchangeTelemetry
 from training.store import KeyedStoreClient
 from training.telemetry import use_plain_resources
 
-_ADDRESS = re.compile(r" \(\S+ at http\S+/rollout/\S+\)")
-_WRAPPED = re.compile(r"litellm\.\w+: .*?\w+Exception - (.*?)(?:\n\nLiteLLM: .*)?$", re.DOTALL)
+_ADDRESS = re.compile(r" \(\S{1,99} at http\S{1,99}?/rollout/\S{1,200}\)")
+_WRAPPED = re.compile(r"litellm\.\w{1,60}: ")
 
 
 def model_list(models: ModelsConfig, endpoints: Mapping[str, Endpoint]) -> list[dict[str, Any]]:
@@ -52,12 +53,12 @@ def plain_error(text: str) -> str:
     """What the server behind the gateway said, without the rollout's address and what LiteLLM 1.106 puts around it."""
     text = _ADDRESS.sub("", text)
     wrapped = _WRAPPED.search(text)
-    if wrapped is None:
+    _, exception, said = text[wrapped.end() :].partition("Exception - ") if wrapped else ("", "", "")
+    if wrapped is None or not exception:
         return text
-    try:
-        said = json.loads(wrapped[1])["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        said = wrapped[1]
+    said = said.partition(" LiteLLM: ")[0].partition(" Traceback (most recent call last)")[0]
+    with suppress(ValueError, KeyError, TypeError):
+        said = json.loads(said)["error"]["message"]
     return f"{text[: wrapped.start()]}{said}"
 
 

@@ -1,0 +1,179 @@
+"""A run is killed at named moments, again and again: it goes on each time, loses and repeats nothing, leaves nothing.
+
+The short chain kills one process of each kind while rollouts are gathered. The long one goes through every phase and
+the evaluation; in the end the same rollouts are given to a run that nobody kills, which must learn the same weights.
+"""
+
+import os
+import shutil
+
+import pytest
+from kill_chain import GONE_S, Chain, Kill, ended, events, exists, learned, lines, metrics, recorded, written
+
+from chimera.chain import read_chain
+from chimera.jsonl import read_lines
+from chimera.seals import history, unlike_disk
+
+FEW = ["data.size=60", "rollouts.runners=2", "gate.tasks=4", "evaluation.concurrency=1", "evaluation.auditor.kind=none",
+       "wandb.mode=disabled"]  # fmt: skip
+SETTINGS = [
+    *FEW, "gather.tasks=12", "sft.min_examples=1", "sft.epochs=3", "sft.batch_size=8", "sft.micro_batch_size=8",
+    "ppo.steps=3", "ppo.tasks_per_step=2", "ppo.n=2", "ppo.min_good_share=0.1", "bandit.min_events=4", "bandit.tasks=6",
+]  # fmt: skip
+PHASES = ("gather", "sft", "ppo", "bandit")
+
+
+def rollouts(phase: str) -> dict:
+    """A moment: one more rollout of `phase` is recorded."""
+    return {"moment": f"a rollout of {phase}", "count": lines(f"rollouts/{phase}.jsonl")}
+
+
+def began(phase: str) -> dict:
+    """A moment: `phase` begins, or begins again."""
+    return {"moment": f"the beginning of {phase}", "count": events("phase_started", phase)}
+
+
+def has_learned(phase: str) -> dict:
+    """A moment: what `phase` learned is in the ledger, and not yet compared."""
+    return {"moment": f"the end of learning of {phase}", "count": events("phase_learned", phase)}
+
+
+STARTING = [
+    Kill("main", "the folder's making", exists(".")),
+    Kill("main", "the first line of the ledger", written("ledger.jsonl", "created")),
+    Kill("main", "the settings' writing", written("config.yaml")),
+    Kill("main", "the plan's writing", written("ledger.jsonl", "planned")),
+    Kill("server", "its start"),
+    Kill("main", "the gateway's start", written("logs/gateway.log")),
+]
+GATHERING = [
+    Kill("fork server", "its start", survives=True),
+    Kill("main", **began("gather")),
+    Kill("runner-0", **rollouts("gather"), survives=True),
+    Kill("gateway", **rollouts("gather"), survives=True),
+    Kill("server", **rollouts("gather")),
+    Kill("fork server", **rollouts("gather"), survives=True),
+    Kill("main", **rollouts("gather")),
+]
+SHORT = [STARTING[0], *GATHERING[2:6]]
+LONG = [
+    *STARTING,
+    *GATHERING,
+    Kill("main", "the end of gather", events("phase_finished", "gather")),
+    Kill("main", **rollouts("evaluation-base")),
+    Kill("gateway", **rollouts("evaluation-base"), survives=True),
+    Kill("server", **rollouts("evaluation-base")),
+    Kill("main", **began("sft")),
+    Kill("child", "its start"),
+    Kill("child", "the examples' writing", written("sft/examples.jsonl")),
+    Kill("main", "a step of sft", metrics("sft")),
+    Kill("child", "a step of sft", metrics("sft")),
+    Kill("main", **has_learned("sft")),
+    Kill("server", **rollouts("evaluation-sft")),
+    Kill("runner-0", **rollouts("evaluation-sft"), survives=True),
+    Kill("main", **began("ppo")),
+    Kill("runner-0", **rollouts("ppo"), survives=True),
+    Kill("gateway", **rollouts("ppo"), survives=True),
+    Kill("main", **rollouts("ppo")),
+    Kill("main", "new weights going live", exists("models/senior/ppo-1")),
+    Kill("fork server", "a step of ppo", metrics("ppo"), survives=True),
+    Kill("server", **rollouts("ppo")),
+    Kill("main", "another step of ppo", metrics("ppo")),
+    Kill("main", **has_learned("ppo")),
+    Kill("main", **rollouts("evaluation-ppo")),
+    Kill("main", **began("bandit")),
+    Kill("gateway", **rollouts("bandit"), survives=True),
+    Kill("server", **rollouts("bandit")),
+    Kill("main", **rollouts("bandit")),
+    Kill("main", **has_learned("bandit")),
+    Kill("main", **rollouts("eval-test-base"), module="chimera.eval"),
+    Kill("server", **rollouts("eval-test-base"), module="chimera.eval"),
+    Kill("main", **rollouts("eval-test-final"), module="chimera.eval"),
+]
+
+
+def follow(chain: Chain, kills: list[Kill]) -> None:
+    for number, one in enumerate(kills, start=1):
+        chain.kill(one)
+        print(f"{number:2}/{len(kills)} {one}", flush=True)
+
+
+def check_left(chain: Chain) -> None:
+    """Processes end within 3 s of their parent; on a machine that does other work too, only that they end counts."""
+    print(f"{chain.starts} starts; all processes were gone {chain.slowest:.1f} s after their parent at the latest")
+    if os.getloadavg()[0] < (os.cpu_count() or 1):
+        assert chain.slowest < GONE_S
+
+
+@pytest.mark.timeout(1800)
+def test_a_run_that_is_killed_five_times_while_it_gathers_loses_nothing(tmp_path):
+    chain = Chain(tmp_path, "short", [*FEW, "gather.tasks=8"], ["gather"])
+    try:
+        follow(chain, SHORT)
+        chain.finish()
+    finally:
+        chain.close()
+    assert {phase: len(found) for phase, found in ended(recorded(chain.run)).items()} == {"gather": 8}
+    ledger = list(read_lines(chain.run / "ledger.jsonl"))
+    assert [event["event"] for event in ledger].count("phase_finished") == 1
+    assert list(unlike_disk(chain.run, history(ledger))) == []
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """The run that went through the long chain, and its evaluation."""
+    folder = tmp_path_factory.mktemp("kills")
+    chain = Chain(folder, "killed", SETTINGS, PHASES)
+    try:
+        follow(chain, LONG)
+        chain.finish("chimera.eval")
+    finally:
+        chain.close()
+    return chain
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_nothing_is_lost_or_made_twice_or_left_running_by_forty_kills(killed):
+    assert len(LONG) >= 40
+    counts = {phase: len(found) for phase, found in ended(recorded(killed.run)).items()}
+    held_out = {f"evaluation-{stage}": 4 for stage in ("base", "sft", "ppo", "bandit")}
+    tests = counts.pop("eval-test-base"), counts.pop("eval-test-final", None)
+    assert counts == {"gather": 12, "ppo": 12, "bandit": 6, **held_out}
+    assert tests[0] == 12
+    ledger = list(read_lines(killed.run / "ledger.jsonl"))
+    assert read_chain(killed.run / "ledger.jsonl")
+    assert list(unlike_disk(killed.run, history(ledger))) == []
+    for event in ("phase_finished", "phase_learned"):
+        of_phase = [line["phase"] for line in ledger if line["event"] == event]
+        assert len(of_phase) == len(set(of_phase)), event
+    check_left(killed)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_an_unkilled_run_learns_the_same_weights_from_the_same_rollouts(killed):
+    """Phase by phase, so that each finds the rollouts that there were at its time; none is left to be made."""
+    chain = Chain(killed.run.parent, "unkilled", SETTINGS, PHASES)
+    chain.run.mkdir()
+    for name in ("config.yaml", "environment.json"):
+        shutil.copy(killed.run / name, chain.run)
+    beginning = (killed.run / "ledger.jsonl").read_text().splitlines(keepends=True)
+    planned = next(number for number, line in enumerate(beginning) if '"event":"planned"' in line)
+    (chain.run / "ledger.jsonl").write_text("".join(beginning[: planned + 1]))
+    (chain.run / "rollouts").mkdir()
+    try:
+        for number, phase in enumerate(PHASES):
+            names = [phase, f"evaluation-{phase}"] + ["evaluation-base"] * (phase == "sft")
+            for name in names:
+                if (source := killed.run / "rollouts" / f"{name}.jsonl").exists():
+                    shutil.copy(source, chain.run / "rollouts")
+                if (source := killed.run / "traces" / name).exists():
+                    shutil.copytree(source, chain.run / "traces" / name)
+            chain.finish(phases=PHASES[: number + 1])
+    finally:
+        chain.close()
+    made = recorded(chain.run)
+    assert made == {phase: records for phase, records in recorded(killed.run).items() if phase in made}
+    assert learned(chain.run) == learned(killed.run)
+    assert set(learned(chain.run)) >= {"junior@sft", "senior@ppo"}

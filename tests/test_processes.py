@@ -1,0 +1,185 @@
+"""A run's processes: each ends with its parent, also while it starts; a killed fork server; the limits of a stop."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from chimera.serving import process as serving
+from training import children, interrupt, ppo, store, wandb_run
+
+ROOT = Path(__file__).parents[1]
+PARENT = """
+import os, socket, subprocess, sys, threading
+environment = {**os.environ, "PYTHONPATH": sys.argv[1] + os.pathsep + os.environ.get("PYTHONPATH", "")}
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    fill = {"FD": str(listener.fileno()), "PARENT": str(os.getpid())}
+    command = [sys.executable, *(fill.get(one, one) for one in sys.argv[2:])]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()], env=environment)
+    print(child.pid, flush=True)
+    threading.Event().wait()
+"""
+FORK_SERVER = """
+import os, sys, threading
+sys.path.insert(0, sys.argv[1])
+os.environ["PYTHONPATH"] = sys.argv[1] + os.pathsep + os.environ.get("PYTHONPATH", "")
+from training import children
+children.prepare()
+print(children.fork_server(), flush=True)
+threading.Event().wait()
+"""
+
+
+def gone(process: psutil.Process) -> bool:
+    """True when the process has ended; one that nobody reaps has."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def stuck_library(folder: Path, name: str) -> Path:
+    """A library that tells by a file that its import has begun, and whose import never ends."""
+    (folder / f"{name}.py").write_text(
+        "import pathlib, threading\npathlib.Path(__file__).with_suffix('.begun').touch()\nthreading.Event().wait()\n"
+    )
+    return folder / f"{name}.begun"
+
+
+@pytest.mark.parametrize(
+    ("library", "script", "command"),
+    [
+        ("pydantic", PARENT, ["-m", "chimera.serving", "--fd", "FD", "--parent", "PARENT"]),
+        ("trl", PARENT, ["-m", "training.sft_child", "--unsloth", "never", "--parent", "PARENT"]),
+        ("yaml", PARENT, ["-m", "chimera.child", "PARENT", "chimera.train"]),
+        ("agentlightning", FORK_SERVER, []),
+    ],
+)
+def test_a_child_that_still_imports_its_libraries_ends_with_its_parent(library, script, command, tmp_path):
+    """The model server, the process that fine-tunes, a study's run, and the process that runners are forked from."""
+    begun = stuck_library(tmp_path, library)
+    call = [sys.executable, "-c", script, str(tmp_path), *command]
+    with subprocess.Popen(call, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        try:
+            while not begun.exists():
+                assert not gone(child)
+                threading.Event().wait(0.02)
+            parent.kill()
+            parent.wait()
+            while not gone(child):
+                threading.Event().wait(0.02)
+        finally:
+            parent.kill()
+            child.kill() if child.is_running() else None
+
+
+def idle(ready) -> None:
+    """What a child of these tests does."""
+    ready.send(os.getpid())
+    threading.Event().wait()
+
+
+async def ready_child(folder: Path, name: str) -> children.Child:
+    receiver, sender = children.pipe()
+    child = children.Child(name, idle, (sender,), folder / f"{name}.log")
+    child.start()
+    sender.close()
+    assert await children.receive(receiver, child, seconds=600) == child.pid
+    return child
+
+
+async def test_a_child_whose_fork_server_was_killed_is_ended_and_the_next_gets_a_new_fork_server(tmp_path):
+    children.prepare()
+    first = await ready_child(tmp_path, "first")
+    process = psutil.Process(first.pid)
+    killed = children.fork_server()
+    assert killed is not None
+    os.kill(killed, 9)
+    lost = asyncio.Event()
+    asyncio.get_running_loop().add_reader(first.sentinel, lost.set)
+    await lost.wait()
+    asyncio.get_running_loop().remove_reader(first.sentinel)
+    assert not gone(process), "the process itself was not killed"
+    first.join(1.0)
+    assert first.orphaned
+    assert "was ended, because the process that it was forked from was killed" in first.ending()
+    while not gone(process):  # noqa: ASYNC110  what is awaited happens in another process
+        await asyncio.sleep(0.02)
+    second = await ready_child(tmp_path, "second")
+    assert children.fork_server() not in (killed, None)
+    children.stop([second])
+    assert not second.alive()
+    assert not second.orphaned
+
+
+def test_the_limits_of_all_steps_of_a_stop_are_within_the_limit_of_the_stop():
+    one_by_one = [
+        *2 * [children.STOP_SECONDS + children.KILL_SECONDS],  # runners, then the gateway
+        ppo.STOP_SECONDS,
+        store.CLOSE_SECONDS,
+        wandb_run.INTERRUPTED_SECONDS + wandb_run.KILL_SECONDS,
+        serving.STOP_TIMEOUT_S,
+    ]
+    assert sum(one_by_one) < interrupt.STOP_SECONDS < 10
+
+
+def test_what_follows_an_interrupted_task_has_the_rest_of_the_time_only():
+    script = """
+    import asyncio, os, signal, threading
+    from training import interrupt
+
+    async def main():
+        with interrupt.interruptible(asyncio.current_task()):
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+
+    interrupt.STOP_SECONDS = 0.1
+    try:
+        asyncio.run(main())
+    except asyncio.CancelledError:
+        threading.Event().wait()
+    """
+    call = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(call, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1].startswith("stopping took too long, so everything was killed")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [("free_port()", "no port of 127.0.0.1 can be opened"), ("ask()", "no connection to 127.0.0.1 can be made")],
+)
+def test_without_a_free_socket_there_is_one_sentence(body, said):
+    script = f"""
+    import dotenv, httpx, os, resource
+    from chimera.cli import run_command
+    from chimera.ports import check_sockets
+    from training.children import free_port
+
+    def ask():
+        try:
+            client.get("http://127.0.0.1:9/")
+        except httpx.HTTPError as error:
+            check_sockets(error)
+
+    client = httpx.Client(trust_env=False)
+
+    def main(argv):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1,) * 2)
+        {body}
+
+    run_command(main)
+    """
+    call = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(call, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 6, done.stderr
+    assert done.stderr.startswith(f"error: {said} (Too many open files): end programs that hold many connections")
+    assert done.stderr.count("\n") == 1
