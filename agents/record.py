@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from agents.roles import ROLES
@@ -63,6 +63,11 @@ Observer = Callable[[CallRecord], None]
 
 Operation = Callable[[str, dict[str, Any]], AbstractContextManager[Any]]
 """Opens a span: name and attributes in, context manager out. Training hands in Agent Lightning's; others none."""
+
+
+def dump(record: CallRecord) -> dict[str, Any]:
+    """A record as plain data, with its kind."""
+    return {"kind": type(record).__name__, **{field.name: getattr(record, field.name) for field in fields(record)}}
 
 
 def no_operation(name: str, attributes: dict[str, Any]) -> AbstractContextManager[None]:

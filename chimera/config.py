@@ -273,7 +273,7 @@ class GatewayConfig(Section):
 
     engine: GatewayEngine = Field(
         default="thin",
-        description="litellm: Agent Lightning's LLMProxy, twenty times slower, for what is not OpenAI-compatible",
+        description="thin: our own; litellm: Agent Lightning's LLMProxy, which takes twenty times the processor time",
     )
     store_timeout_s: float = Field(
         default=60.0,

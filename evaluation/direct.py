@@ -11,12 +11,12 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agents.context import Selector, Tools
-from agents.record import CallRecord, by_visit, count, tokens, tool_calls
+from agents.record import CallRecord, by_visit, count, dump, tokens, tool_calls
 from agents.society import Society
 from chimera.config import Config
 from chimera.errors import ChimeraError, RoleError, UnreachableError
@@ -194,7 +194,7 @@ class _Seat:
             tokens=tokens(self.records),
             visits=by_visit(self.records),
             tool_calls=tool_calls(self.records),
-            calls=[{"kind": type(record).__name__, **asdict(record)} for record in self.records],
+            calls=[dump(record) for record in self.records],
             seconds=round(time.perf_counter() - started, 3),
         )
 

@@ -7,7 +7,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
@@ -91,8 +91,8 @@ class Outcome:
     seconds: float
 
     def dump(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
+        """Plain data; its containers are the outcome's own."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @with_config(ConfigDict(extra="forbid"))

@@ -5,13 +5,12 @@ import contextvars
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import agentlightning as agl
 
 from agents.context import Selector
-from agents.record import CallRecord, by_visit, count, tokens, tool_calls
+from agents.record import CallRecord, by_visit, count, dump, tokens, tool_calls
 from agents.society import Society
 from agents.tools import Toolbox
 from chimera.config import Config
@@ -148,7 +147,7 @@ class MedicalResearchAgent(agl.LitAgent[dict[str, Any]]):
             tokens=tokens(self._records),
             visits=by_visit(self._records),
             tool_calls=tool_calls(self._records),
-            calls=[{"kind": type(record).__name__, **asdict(record)} for record in self._records],
+            calls=[dump(record) for record in self._records],
             seconds=round(time.perf_counter() - started, 3),
         )
 

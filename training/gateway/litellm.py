@@ -1,7 +1,7 @@
 """Agent Lightning's LLMProxy, which is LiteLLM's, as the gateway: `gateway.engine=litellm`.
 
-It knows providers that do not speak OpenAI's API. It costs twenty times the processor time of `training.gateway.thin`
-(`benchmarks/gateway.py`), and what it has answered in its last 50 ms is lost when it is killed.
+It is for those who want LiteLLM's own logs and callbacks. It costs twenty times the processor time of
+`training.gateway.thin` (`benchmarks/gateway.py`), and what it has answered in its last 50 ms is lost when it is killed.
 """
 
 import asyncio
