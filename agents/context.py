@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agents.record import Observer, Operation
-from chimera.config import SocietyConfig
+from chimera.config.tree import SocietyConfig
+from chimera.core.types import Brief
 from chimera.serving.client import Model
-from chimera.types import Brief
 
 if TYPE_CHECKING:
-    from agents.tools import ToolResult
+    from agents.tools.toolbox import ToolResult
 
 Evaluator = Callable[[Mapping[str, Any], Brief], Awaitable[Mapping[str, Any]]]
 """Scores a finished state; its result becomes `final_evaluation`."""
 
 
 class Tools(Protocol):
-    """The part of `agents.tools.Toolbox` that roles use."""
+    """The part of `agents.tools.toolbox.Toolbox` that roles use."""
 
     def specs(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """The OpenAI tool schemas of `names`."""

@@ -16,8 +16,8 @@ from agents.nodes import NODES, evaluation_node
 from agents.roles import JUNIORS
 from agents.routing import DESTINATIONS, Route, revisions_allowed, route, worst_severity
 from agents.state import ResearchState
-from chimera.config import SocietyConfig
-from chimera.errors import ModelError
+from chimera.config.tree import SocietyConfig
+from chimera.core.errors import ModelError
 
 EVALUATION = "Evaluation"
 _FIRST_PASS = 8

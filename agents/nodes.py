@@ -10,11 +10,11 @@ from agents.context import RunContext
 from agents.roles import JUNIORS, ROLES, Role
 from agents.routing import effective_severity, revisions_allowed, worst_severity
 from agents.schemas import Answer, FinalDecision
-from agents.sources import SourceText, given_sources, sources_seen, sources_within
 from agents.state import ResearchState, Update
 from agents.supervisor import supervisor_node
+from agents.tools.sources import SourceText, given_sources, sources_seen, sources_within
 from agents.visits import Inputs, attempt_of, errors_of, visit, visits
-from chimera.errors import ChimeraError, RoleError
+from chimera.core.errors import ChimeraError, RoleError
 
 
 class Node(Protocol):

@@ -11,12 +11,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from agents.excerpts import GAP, cut, split_sentences
 from agents.prompting import Message, response_format
 from agents.roles import Role
 from agents.schemas import MAX_QUOTE, Answer, Hypothesis
-from chimera.config import Quotes
-from chimera.quotes import MIN_QUOTE_WORDS, missing_quotes
+from agents.tools.excerpts import GAP, cut, split_sentences
+from chimera.config.tree import Quotes
+from chimera.core.quotes import MIN_QUOTE_WORDS, missing_quotes
 
 MAX_ENUM = 250
 """More sentences than this are not listed: OpenAI's structured outputs limit longer enums. `numbered` has room."""

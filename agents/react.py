@@ -18,7 +18,7 @@ from agents.quoting import answer_format, fault, numbered, resolved
 from agents.record import ModelCall, ToolUse
 from agents.roles import Role
 from agents.schemas import Answer
-from chimera.errors import ModelError
+from chimera.core.errors import ModelError
 from chimera.serving.client import Completion, ToolCall
 
 _FENCES = ("```", "```json")

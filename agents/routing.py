@@ -12,8 +12,8 @@ NONE or MINOR asks for a revision without a severity that would cause one: it co
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from chimera.config import SocietyConfig
-from chimera.types import Severity
+from chimera.config.tree import SocietyConfig
+from chimera.core.types import Severity
 
 Route = Literal["CRITICAL", "MAJOR", "DECIDE"]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model
 
-from chimera.types import Decision, Label, Severity, Verdict
+from chimera.core.types import Decision, Label, Severity, Verdict
 
 MAX_QUOTE = 400
 """Longest quote, in characters."""

@@ -9,10 +9,10 @@ from agents.context import Evaluator, RunContext, Selector, SupervisorChoice, To
 from agents.graph import build_graph, step_limit
 from agents.record import Observer, Operation, no_observer, no_operation
 from agents.state import ResearchState
-from chimera.config import SocietyConfig
-from chimera.errors import RoleError
+from chimera.config.tree import SocietyConfig
+from chimera.core.errors import RoleError
+from chimera.core.types import Brief
 from chimera.serving.client import Model
-from chimera.types import Brief
 
 
 class Society:

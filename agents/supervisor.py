@@ -16,10 +16,10 @@ from agents.context import Candidates, Choice, RunContext
 from agents.prompting import Message
 from agents.roles import ROLES
 from agents.schemas import Selection, selection_of
-from agents.sources import sources_seen
 from agents.state import ResearchState, Update
+from agents.tools.sources import sources_seen
 from agents.visits import attempt_of, errors_of, visit, visits
-from chimera.errors import RoleError
+from chimera.core.errors import RoleError
 
 SUPERVISOR = "Supervisor"
 

@@ -13,7 +13,7 @@ from agents.react import Turn, Visit
 from agents.roles import Role
 from agents.schemas import Answer, SafetyReview
 from agents.state import ResearchState
-from chimera.errors import ChimeraError, RoleError
+from chimera.core.errors import ChimeraError, RoleError
 
 Inputs = dict[str, Any]
 """The payload of a role's first message, without the goal."""

@@ -25,9 +25,9 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 import agentlightning as agl
 from agentlightning.semconv import AGL_OBJECT
 
-from chimera.config import RewardConfig
-from training import traces
-from training.adapter import SENIORS, HierarchicalTraceAdapter
+from chimera.config.tree import RewardConfig
+from training.learning import traces
+from training.learning.adapter import SENIORS, HierarchicalTraceAdapter
 
 TIMES = (1, 4, 16, 64)
 ROUNDS = 5

@@ -11,9 +11,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from evaluation.paired import paired_difference
+from evaluation.measures.paired import paired_difference
+from evaluation.measures.statistics import Numbers
 from evaluation.seeds.crossed import Estimate, crossed_interval, interquartile_mean, mean_of_runs, resample
-from evaluation.statistics import Numbers
 
 CONFIDENCE = 0.95
 TASKS = 200

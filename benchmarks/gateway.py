@@ -27,12 +27,12 @@ from agentlightning.types import EnqueueRolloutRequest
 from rich.console import Console
 from rich.table import Table
 
-from chimera.config import Config
+from chimera.config.tree import Config
 from chimera.serving.client import Endpoint
-from evaluation.spans import EXCHANGE
-from training import children
-from training.gateway.process import Gateway
-from training.store import LabStore
+from evaluation.traces.spans import EXCHANGE
+from training.lab import children
+from training.lab.gateway.process import Gateway
+from training.lab.store import LabStore
 
 ROLLOUTS = 16
 WORDS = "The rate of events was lower in the treated group than in the control group. " * 12

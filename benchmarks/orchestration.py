@@ -27,16 +27,16 @@ from rich.console import Console
 from rich.table import Table
 
 from agents.society import Society
-from agents.tools import build_toolbox
-from chimera.config import Config, ModelsConfig
-from chimera.data import Dataset, load
-from chimera.runs import Run
+from agents.tools.toolbox import build_toolbox
+from chimera.config.tree import Config, ModelsConfig
+from chimera.data.tasks import Dataset, load
+from chimera.run.directory import Run
 from chimera.serving.client import Completion, ToolCall
 from chimera.serving.process import serve
-from evaluation.judge import CRITERIA, Judge
-from evaluation.rollouts import RolloutInput
-from training import children
-from training.gather import choose
+from evaluation.records.rollouts import RolloutInput
+from evaluation.scores.judge import CRITERIA, Judge
+from training.algorithms.gather import choose
+from training.lab import children
 
 REVIEW = {"issues": [], "severity": "NONE", "verdict": "APPROVE"}
 FIELDS = ("design", "population", "intervention", "comparator", "outcome", "analysis", "safeguards")
@@ -169,9 +169,9 @@ async def direct(config: Config, dataset: Dataset) -> Cost:
 
 async def orchestrated(config: Config, dataset: Dataset, folder: Path) -> Cost:
     """The same tasks as rollouts."""
-    from training.lab import Lab
-    from training.metrics import Metrics
-    from training.view import make_view
+    from training.lab.lab import Lab
+    from training.watch.metrics import Metrics
+    from training.watch.view import make_view
 
     view = make_view(Console(file=StringIO()), config.rollouts.runners)
     with (

@@ -24,10 +24,10 @@ os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", TOKENIZERS_PAR
 from rich.console import Console
 from rich.table import Table
 
-from chimera.config_learning import PpoConfig
-from chimera.serving.checkpoint import locate
-from chimera.synthetic import generate
-from training.ppo_engine import PpoEngine, Sample
+from chimera.config.learning import PpoConfig
+from chimera.data.generated.tasks import generate
+from chimera.serving.embedded.checkpoint import locate
+from training.engines.local import PpoEngine, Sample
 
 PARTS = ("log-probs", "training", "whole", "whole, CPU")
 PEERS, PROMPT_TOKENS, RESPONSE_TOKENS = 4, (250, 550), (40, 160)
@@ -124,7 +124,7 @@ class Bare:
         import torch
         from transformers import AutoModelForCausalLM
 
-        from training import varlen_attention
+        from training.engines import varlen_attention
 
         self._torch, self._config = torch, config
         self.model: Any = AutoModelForCausalLM.from_pretrained(

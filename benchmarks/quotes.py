@@ -21,23 +21,23 @@ from rich.table import Table
 from agents.context import Selector, SupervisorChoice
 from agents.record import CallRecord, ModelCall
 from agents.society import Society
-from agents.sources import sources_seen
-from agents.tools import build_toolbox
-from chimera.config import Config, load_config
-from chimera.data import load
-from chimera.errors import RoleError
-from chimera.policies import live
-from chimera.quotes import missing_quotes
-from chimera.runs import Run
+from agents.tools.sources import sources_seen
+from agents.tools.toolbox import build_toolbox
+from chimera.config.tree import Config, load_config
+from chimera.core.errors import RoleError
+from chimera.core.quotes import missing_quotes
+from chimera.core.types import ResearchTask
+from chimera.data.tasks import load
+from chimera.run.directory import Run
+from chimera.run.policies import live
 from chimera.serving.client import HttpModel
 from chimera.serving.process import ModelServers, serve
-from chimera.types import ResearchTask
-from evaluation.alignment import decision_aligned
-from evaluation.judge import Judge
-from evaluation.paired import paired_difference
-from evaluation.rollouts import RolloutInput
-from evaluation.study import GATE
-from training.selection import SelectionSpec, make_selector
+from evaluation.measures.paired import paired_difference
+from evaluation.records.rollouts import RolloutInput
+from evaluation.records.study import GATE
+from evaluation.scores.alignment import decision_aligned
+from evaluation.scores.judge import Judge
+from training.lab.selection import SelectionSpec, make_selector
 
 WAYS = {
     "free quotes, the refiner trusts": {"quotes": "free", "refiner": "trusts"},

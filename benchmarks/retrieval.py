@@ -7,9 +7,9 @@ import argparse
 import time
 from collections.abc import Sequence
 
-from agents.literature import LiteratureIndex
-from chimera.config import DataConfig
-from chimera.data import load
+from agents.tools.literature import LiteratureIndex
+from chimera.config.tree import DataConfig
+from chimera.data.tasks import load
 
 RANKS = (1, 5, 10)
 

@@ -34,10 +34,10 @@ from rich.table import Table
 
 from agents.prompting import response_format
 from agents.roles import ROLES
-from chimera.config import ModelConfig, ModelsConfig, ServingConfig
+from chimera.config.tree import ModelConfig, ModelsConfig, ServingConfig
+from chimera.data.generated.tasks import generate
 from chimera.serving.client import Endpoint
 from chimera.serving.process import serve
-from chimera.synthetic import generate
 
 SHARED_TOKENS, OWN_TOKENS, NEW_TOKENS = 120, 130, 60
 ENDPOINT = ModelConfig(kind="endpoint", base_url="http://127.0.0.1:9/v1", model="unused")
@@ -109,7 +109,7 @@ def run(
     path: str, concurrencies: list[int], repeats: int, log_file: Path, console: Console
 ) -> tuple[list[Measured], int]:
     """All measurements, and the model's number of parameters."""
-    from chimera.serving.checkpoint import locate
+    from chimera.serving.embedded.checkpoint import locate
 
     folder = locate(path)
     results: list[Measured] = []

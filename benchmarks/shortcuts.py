@@ -21,8 +21,8 @@ from typing import Literal
 # Threads that wait for work would otherwise keep both cores busy: five times the processor time on small sizes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from chimera.synthetic import generate
-from chimera.synthetic_reader import (
+from chimera.core.types import LABELS, Label, ResearchTask
+from chimera.data.generated.reader import (
     ASPECTS,
     Aspect,
     Reading,
@@ -32,7 +32,7 @@ from chimera.synthetic_reader import (
     asked_endpoint,
     read,
 )
-from chimera.types import LABELS, Label, ResearchTask
+from chimera.data.generated.tasks import generate
 
 Group = Literal["reader", "learned reader", "shortcut"]
 CLASSES = ("significant", "borderline", "not significant")

@@ -4,8 +4,8 @@ import difflib
 import importlib
 import sys
 
-from chimera.cli import run_command
-from chimera.errors import ConfigError
+from chimera.core.cli import run_command
+from chimera.core.errors import ConfigError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("chimera.train", "run the phases: the society answers tasks, its roles learn from the traces"),
@@ -13,9 +13,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "study": ("chimera.study", "train and evaluate with several seeds, and report over all of them"),
     "ask": ("chimera.ask", "put one question to the society and see how it decides"),
     "trace": ("chimera.trace", "show what happened in a rollout, call by call and token by token"),
-    "data": ("chimera.data", "show the tasks: source, splits and a sample"),
+    "data": ("chimera.data.tasks", "show the tasks: source, splits and a sample"),
     "graph": ("chimera.graph", "draw the society as PNG, SVG and Mermaid"),
-    "config": ("chimera.config_command", "list every configuration key, or print the configuration that is in effect"),
+    "config": ("chimera.config.command", "list every configuration key, or print the configuration that is in effect"),
 }
 """Each command's module, which has `main(argv)`, and one line about it."""
 

@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chimera.cli import add_config_arguments, config_from, parse_arguments
-from chimera.errors import ConfigError
-from chimera.types import SOURCE_NAMES, Brief, ResearchTask
+from chimera.core.cli import add_config_arguments, config_from, parse_arguments
+from chimera.core.errors import ConfigError
+from chimera.core.types import SOURCE_NAMES, Brief, ResearchTask
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from agents.context import Selector
-    from chimera.ask_view import Card
-    from chimera.config import Config, ModelsConfig
-    from chimera.policies import Learner, Policy
-    from chimera.runs import Run
+    from chimera.config.tree import Config, ModelsConfig
+    from chimera.run.directory import Run
+    from chimera.run.policies import Learner, Policy
     from chimera.serving.process import ModelServers
-    from evaluation.live_society import LiveSociety
+    from chimera.show.ask import Card
+    from evaluation.conduct.live_society import LiveSociety
 
 QUESTION = "question"
 """The brief's id, and that of its abstract in the literature index."""
@@ -81,7 +81,7 @@ def _own_question(arguments: argparse.Namespace, config: "Config") -> Asked:
         ConfigError: There is no question, or the society could read nothing.
         DataError: The abstract cannot be read.
     """
-    from chimera.abstracts import read_abstract
+    from chimera.core.abstracts import read_abstract
 
     question = " ".join((arguments.question or "").split())
     if not question:
@@ -119,7 +119,7 @@ def _task(arguments: argparse.Namespace, config: "Config") -> Asked:
     Raises:
         ConfigError: There is no such task, or `--context` is given too.
     """
-    from chimera.data import load
+    from chimera.data.tasks import load
 
     if arguments.context is not None:
         raise ConfigError("--context is for a question of yours: --task brings its own abstract")
@@ -140,7 +140,7 @@ def _trained(arguments: argparse.Namespace) -> "Run | None":
         return None
     if arguments.config is not None:
         raise ConfigError(f"--run={arguments.run} brings its own settings: leave --config out")
-    from chimera.runs import Run
+    from chimera.run.directory import Run
 
     run = Run.open(arguments.run, config_from(arguments, own_question=True).runs_dir)
     arguments.config = run.config_file
@@ -153,12 +153,12 @@ def answer(asked: Asked, config: "Config", console: "Console", run: "Run | None"
     With a `run`, its learned weights and its supervisor's policy are used. Where the bundled model works on a real
     question, a warning comes first and last, also if something fails in between.
     """
-    from chimera.ask_view import show
-    from chimera.policies import live
-    from chimera.seals import checked
-    from chimera.secrets import api_key_names, load_secrets
-    from chimera.toy import toy_parts, warning
-    from evaluation.live_society import build_library, open_society
+    from chimera.core.secrets import api_key_names, load_secrets
+    from chimera.core.toy import toy_parts, warning
+    from chimera.run.policies import live
+    from chimera.run.seals import checked
+    from chimera.show.ask import show
+    from evaluation.conduct.live_society import build_library, open_society
 
     toys = toy_parts(config.models) if asked.real else []
     secrets = load_secrets(api_key_names(config.models.model_dump()))
@@ -183,7 +183,7 @@ def _about(
     asked: Asked, config: "Config", searched: str, run: "Run | None", learned: "Mapping[Learner, Policy]"
 ) -> "Card":
     """The question, who answers it, and from what."""
-    from chimera.ask_view import Card
+    from chimera.show.ask import Card
 
     about = (("models", _players(config.models)), ("searches", searched))
     if asked.task is not None:
@@ -198,7 +198,7 @@ def _load(
     servers: "ModelServers", learned: "Mapping[Learner, Policy]", folders: "Mapping[Learner, Path]"
 ) -> "Selector | None":
     """Serve the weights that a run learned; the selector of its supervisor's policy, None when it has none."""
-    from training.selection import SelectionSpec, make_selector
+    from training.lab.selection import SelectionSpec, make_selector
 
     for learner, policy in learned.items():
         if learner != "supervisor":
@@ -213,8 +213,8 @@ def _load(
 async def _work(
     society: "LiveSociety", brief: Brief, config: "Config", console: "Console", selector: "Selector | None"
 ) -> None:
-    from chimera.ask_view import Card, show
-    from evaluation.silent_tools import never_searched
+    from chimera.show.ask import Card, show
+    from evaluation.conduct.silent_tools import never_searched
 
     last = None
     working = console.status("the juniors read") if console.is_terminal else nullcontext()
@@ -243,6 +243,6 @@ def _players(models: "ModelsConfig") -> str:
 
 
 if __name__ == "__main__":
-    from chimera.cli import run_command
+    from chimera.core.cli import run_command
 
     run_command(main)

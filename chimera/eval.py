@@ -8,24 +8,24 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chimera.cli import parse_arguments, run_command
-from chimera.errors import ConfigError
+from chimera.core.cli import parse_arguments, run_command
+from chimera.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from agents.context import Selector
-    from chimera.config import Config
-    from chimera.config_evaluation import EvaluationConfig
-    from chimera.data import Dataset
-    from chimera.runs import Run
+    from chimera.config.evaluation import EvaluationConfig
+    from chimera.config.tree import Config
+    from chimera.data.tasks import Dataset
+    from chimera.run.directory import Run
     from chimera.serving.client import HttpModel
     from chimera.serving.process import ModelServers
-    from evaluation.asked import Asked
-    from evaluation.auditor import Auditor
-    from evaluation.conduct import Again, Conductor
-    from evaluation.rollouts import RolloutInput
-    from evaluation.study import Plan, Stage, Study
+    from evaluation.conduct.conductor import Again, Conductor
+    from evaluation.records.rollouts import RolloutInput
+    from evaluation.records.study import Plan, Stage, Study
+    from evaluation.scores.auditor import Auditor
+    from evaluation.verify.asked import Asked
 
 READS = ("evaluation", "serving", "rollouts", "data", "runs_dir")
 """Settings that may differ from the run's; society, models and rewards are what is evaluated."""
@@ -47,8 +47,8 @@ def main(argv: list[str]) -> int | None:
         return _verify(arguments)
     run, config = _open(arguments)
 
-    from evaluation.asked import Asked
-    from evaluation.families import check as check_families
+    from evaluation.measures.families import check as check_families
+    from evaluation.verify.asked import Asked
 
     asked = Asked.of(arguments.split, arguments.limit, arguments.seeds, arguments.stages, config.data)
     check_families(config)
@@ -59,8 +59,8 @@ def main(argv: list[str]) -> int | None:
 
     from rich.console import Console
 
-    from chimera.seals import seal
-    from evaluation.recorded import load_study
+    from chimera.run.seals import seal
+    from evaluation.records.recorded import load_study
 
     console = Console(highlight=False)
     with run.own() as owned:
@@ -132,8 +132,8 @@ def _count(text: str) -> int:
 
 def _open(arguments: argparse.Namespace) -> "tuple[Run, Config]":
     """The run and its configuration, with what the command line may change of it."""
-    from chimera.config import load_config
-    from chimera.runs import Run
+    from chimera.config.tree import load_config
+    from chimera.run.directory import Run
 
     overrides = [*arguments.overrides, *_judge_settings(arguments.judge)]
     for override in overrides:
@@ -164,12 +164,12 @@ def _judge_settings(judge: str | None) -> list[str]:
 
 def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again: "Again", console: "Console") -> None:
     """Make what the evaluation lacks."""
-    from agents.tools import build_toolbox
-    from chimera.limits import allow_files
-    from chimera.secrets import api_key_names, load_secrets
+    from agents.tools.toolbox import build_toolbox
+    from chimera.core.limits import allow_files
+    from chimera.core.secrets import api_key_names, load_secrets
     from chimera.serving.process import check_models, serve
-    from evaluation.conduct import Conductor
-    from training.view import make_view
+    from evaluation.conduct.conductor import Conductor
+    from training.watch.view import make_view
 
     auditor_settings = {"auditor": config.evaluation.auditor.model_dump()}
     secrets = load_secrets(api_key_names(config.models.model_dump() | auditor_settings))
@@ -234,7 +234,7 @@ def _announce(run: "Run", plan: "Plan", missing: int, console: "Console") -> Non
 
 def _second_judge(settings: "EvaluationConfig", secrets: "Mapping[str, str]") -> "HttpModel | None":
     """The model behind the second judge; None when that is no model."""
-    from chimera.config import ModelConfig
+    from chimera.config.tree import ModelConfig
     from chimera.serving.client import HttpModel
     from chimera.serving.process import user_endpoint
 
@@ -245,7 +245,7 @@ def _second_judge(settings: "EvaluationConfig", secrets: "Mapping[str, str]") ->
 
 
 def _auditor(settings: "EvaluationConfig", second: "HttpModel | None") -> "Auditor | None":
-    from evaluation.auditor import Auditor
+    from evaluation.scores.auditor import Auditor
 
     if second is None:
         return Auditor.of_checklist() if settings.auditor.kind == "checklist" else None
@@ -253,8 +253,8 @@ def _auditor(settings: "EvaluationConfig", second: "HttpModel | None") -> "Audit
 
 
 def _selector(run: "Run", stage: "Stage") -> "Selector":
-    from chimera.seals import checked
-    from training.selection import SelectionSpec, make_selector
+    from chimera.run.seals import checked
+    from training.lab.selection import SelectionSpec, make_selector
 
     chooser = next((policy for policy in stage.policies if policy.learner == "supervisor"), None)
     folder = str(checked(run, chooser.folder).absolute()) if chooser else None
@@ -263,11 +263,11 @@ def _selector(run: "Run", stage: "Stage") -> "Selector":
 
 def _report(study: "Study", asked: "Asked", lines: "list[dict[str, Any]]", out: Path, console: "Console") -> None:
     """Write the report, show its main figures, and record in the ledger what it is about and its files' hashes."""
-    from evaluation.asked import Evaluated, folder_in, hashes_of
-    from evaluation.official import missing_sentence
-    from evaluation.publish import publish, publish_predictions
-    from evaluation.report_table import beside, table
-    from evaluation.report_words import tool_warnings
+    from evaluation.measures.official import missing_sentence
+    from evaluation.report.publish import publish, publish_predictions
+    from evaluation.report.table import beside, table
+    from evaluation.report.words import tool_warnings
+    from evaluation.verify.asked import Evaluated, folder_in, hashes_of
 
     report = publish(study, lines, out)
     console.print(table(report))
@@ -292,22 +292,22 @@ def _lines(run: "Run", wandb: str | None) -> "list[dict[str, Any]]":
     """The metrics of training: the run's own, or those that W&B has."""
     if wandb is None:
         return list(run.metrics())
-    from chimera.secrets import load_secrets
-    from training.wandb_history import lines_of
+    from chimera.core.secrets import load_secrets
+    from training.watch.wandb_history import lines_of
 
     return lines_of(wandb, load_secrets())
 
 
 def _print_head(run: "Run") -> None:
-    from chimera.chain import head
-    from chimera.runs import LEDGER
+    from chimera.run.chain import head
+    from chimera.run.directory import LEDGER
 
     print(f"ledger: last hash {head(run.path / LEDGER)} (publish it, and --verify --expect tells a rebuilt history)")
 
 
 def _verify(arguments: argparse.Namespace) -> int:
     """Tell whether a report is true; 1 when it is not."""
-    from evaluation.verify import find_run, verify
+    from evaluation.verify.check import find_run, verify
 
     run = _open(arguments)[0] if arguments.run else find_run(arguments.verify)
     found = verify(arguments.verify, run, expect=arguments.expect)

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from chimera.errors import ConfigError
-from chimera.graph_drawing import END, START, Box, Diagram, Edge, Group, draw, loops
+from chimera.core.errors import ConfigError
+from chimera.show.graph import END, START, Box, Diagram, Edge, Group, draw, loops
 
 CAPTIONS = {
     "Geneticist": "genes and proteins",
@@ -33,7 +33,7 @@ def diagram() -> Diagram:
     """The society as it is compiled, with the model that plays each role."""
     from agents.graph import build_graph
     from agents.roles import ROLES
-    from chimera.config import SocietyConfig
+    from chimera.config.tree import SocietyConfig
 
     graph = build_graph(SocietyConfig()).get_graph()
     boxes = tuple(
@@ -89,6 +89,6 @@ def _words(name: str) -> str:
 
 
 if __name__ == "__main__":
-    from chimera.cli import run_command
+    from chimera.core.cli import run_command
 
     run_command(main)

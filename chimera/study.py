@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chimera.cli import add_config_arguments, config_from, parse_arguments, run_command
-from chimera.errors import ConfigError, RunError
-from chimera.jsonl import append_line, read_lines
-from chimera.study_children import run_child
+from chimera.core.cli import add_config_arguments, config_from, parse_arguments, run_command
+from chimera.core.errors import ConfigError, RunError
+from chimera.run.jsonl import append_line, read_lines
+from chimera.run.study_children import run_child
 
 if TYPE_CHECKING:
-    from chimera.config import Config
+    from chimera.config.tree import Config
 
 STATE, DATA, TEXT = "study.jsonl", "study.json", "study.md"
 FREE_S = 30.0
@@ -114,8 +114,8 @@ def _job(arguments: argparse.Namespace, config: "Config") -> Job:
         ConfigError: The data cannot have several seeds, or phases are wrong.
         RunError: The name is no file name, or is a run's.
     """
-    from chimera.runs import check_name
-    from chimera.secrets import api_key_names
+    from chimera.core.secrets import api_key_names
+    from chimera.run.directory import check_name
     from training.phases import check_names
 
     if arguments.data_seeds > 1 and config.data.path != "generated":
@@ -143,7 +143,7 @@ def _begin(job: Job, config: "Config") -> None:
     Raises:
         RunError: The folder cannot be written to, or its study has other settings.
     """
-    from chimera.config_loader import effective
+    from chimera.config.loader import effective
 
     settings = effective(config)
     for path in (("seed",), ("runs_dir",), ("data", "seed")):
@@ -206,7 +206,7 @@ def _child(job: Job, wanted: Wanted, place: str, what: str, module: str, argumen
 
 def _wait_until_free(job: Job, wanted: Wanted) -> None:
     """Wait for what is left of a killed study to stop writing the run."""
-    from chimera.runs import Run
+    from chimera.run.directory import Run
 
     if not (job.folder / wanted.name / "config.yaml").is_file():
         return
@@ -223,7 +223,7 @@ def _wait_until_free(job: Job, wanted: Wanted) -> None:
 
 def _trained(job: Job, wanted: Wanted) -> bool:
     """Whether the run has finished every phase."""
-    from chimera.runs import Run
+    from chimera.run.directory import Run
 
     events = Run(job.folder / wanted.name).events()
     return {event["phase"] for event in events if event["event"] == "phase_finished"} >= set(job.phases)
@@ -241,7 +241,7 @@ def _report(job: Job) -> None:
     """Write study.json and study.md, and show the tables."""
     from rich.console import Console
 
-    from chimera.environment import describe_code
+    from chimera.run.environment import describe_code
     from evaluation.seeds.compare import build
     from evaluation.seeds.runs import SeedRun
     from evaluation.seeds.study_text import about, markdown, notes, tables
@@ -265,7 +265,7 @@ def _events(job: Job) -> list[dict[str, Any]]:
 
 
 def _note(job: Job, event: str, **fields: Any) -> None:
-    from chimera.environment import now
+    from chimera.run.environment import now
 
     append_line(job.folder / STATE, {"time": now(), "event": event, **fields}, sync=True)
 

@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chimera.cli import parse_arguments
-from chimera.errors import ConfigError, RunError
+from chimera.core.cli import parse_arguments
+from chimera.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from chimera.runs import Run
-    from evaluation.rollouts import RolloutRecord
-    from evaluation.trace_tree import Tree
+    from chimera.run.directory import Run
+    from evaluation.records.rollouts import RolloutRecord
+    from evaluation.traces.tree import Tree
 
 
 def main(argv: list[str]) -> int | None:
@@ -21,8 +21,8 @@ def main(argv: list[str]) -> int | None:
     arguments = _parse(argv)
     from rich.console import Console
 
-    from chimera.secrets import api_key_names, load_secrets
-    from evaluation.rollout_index import find, recorded_rollouts
+    from chimera.core.secrets import api_key_names, load_secrets
+    from evaluation.records.rollout_index import find, recorded_rollouts
 
     run = _run(arguments)
     load_secrets(api_key_names(run.config.models.model_dump()))  # They are then replaced in all that is shown.
@@ -66,8 +66,8 @@ def _run(arguments: argparse.Namespace) -> "Run":
     Raises:
         RunError: There is no such run.
     """
-    from chimera.cli import config_from
-    from chimera.runs import Run
+    from chimera.core.cli import config_from
+    from chimera.run.directory import Run
 
     arguments.config = None
     config = config_from(arguments, own_question=True, reads=("runs_dir",))
@@ -77,7 +77,7 @@ def _run(arguments: argparse.Namespace) -> "Run":
 
 def _list(console: "Console", run: "Run", records: "Sequence[RolloutRecord]") -> None:
     """One line for each rollout, and how to see one."""
-    from evaluation.trace_text import printable
+    from evaluation.traces.text import printable
 
     rows = [_HEADER, *map(_row, records)]
     widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
@@ -98,7 +98,7 @@ _HEADER = ("phase", "rollout", "task", "answer", "label", "decision", "reward", 
 
 
 def _row(record: "RolloutRecord") -> tuple[str, ...]:
-    from evaluation.trace_text import number
+    from evaluation.traces.text import number
 
     task = f"{record.task_id} ({record.repeat})" if record.repeat else record.task_id
     status = record.status if record.error is None else f"{record.status}: {record.error}"
@@ -108,7 +108,7 @@ def _row(record: "RolloutRecord") -> tuple[str, ...]:
 
 def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: argparse.Namespace) -> None:
     """One rollout, on the terminal or as a page."""
-    from evaluation.rollout_index import read_tree
+    from evaluation.records.rollout_index import read_tree
 
     made = read_tree(run, record)
     wanted = arguments.tokens or arguments.html is not None
@@ -117,7 +117,7 @@ def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: ar
         _write_page(arguments.html, run, made, pieces, missing)
         console.print(f"wrote {arguments.html}", soft_wrap=True, markup=False)
         return
-    from evaluation.trace_text import outline, show
+    from evaluation.traces.text import outline, show
 
     if missing:
         console.print(missing, soft_wrap=True, markup=False)
@@ -128,7 +128,7 @@ def _pieces(run: "Run", tree: "Tree") -> tuple[Mapping[str, Sequence[str]], str 
     """Token texts by response id of what PPO learned from; or a sentence that says why there are none."""
     if not tree.learned:
         return {}, None
-    from evaluation.token_texts import load_tokenizer, token_texts
+    from evaluation.traces.token_texts import load_tokenizer, token_texts
 
     try:
         tokenizer = load_tokenizer(run.config.models.senior.path)
@@ -143,7 +143,7 @@ def _pieces(run: "Run", tree: "Tree") -> tuple[Mapping[str, Sequence[str]], str 
 
 
 def _write_page(path: Path, run: "Run", tree: "Tree", pieces: Mapping[str, Sequence[str]], note: str | None) -> None:
-    from evaluation.trace_page import page
+    from evaluation.traces.page import page
 
     text = page(tree, run=run.name, pieces=pieces, note=note)
     try:
@@ -154,6 +154,6 @@ def _write_page(path: Path, run: "Run", tree: "Tree", pieces: Mapping[str, Seque
 
 
 if __name__ == "__main__":
-    from chimera.cli import run_command
+    from chimera.core.cli import run_command
 
     run_command(main)

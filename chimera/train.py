@@ -3,10 +3,10 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from chimera.cli import add_config_arguments, config_from, parse_arguments, run_command
+from chimera.core.cli import add_config_arguments, config_from, parse_arguments, run_command
 
 if TYPE_CHECKING:
-    from chimera.config import Config
+    from chimera.config.tree import Config
 
 
 def main(argv: list[str]) -> int | None:
@@ -28,14 +28,14 @@ def main(argv: list[str]) -> int | None:
     config = config_from(arguments)
     name, phase_list = arguments.name, arguments.phases
 
-    from chimera.chain import head
-    from chimera.data import load
-    from chimera.limits import allow_files
-    from chimera.runs import LEDGER, Run
-    from chimera.seals import seal
-    from chimera.secrets import api_key_names, load_secrets
+    from chimera.core.limits import allow_files
+    from chimera.core.secrets import api_key_names, load_secrets
+    from chimera.data.tasks import load
+    from chimera.run.chain import head
+    from chimera.run.directory import LEDGER, Run
+    from chimera.run.seals import seal
     from chimera.serving.process import check_models
-    from evaluation.families import check as check_families
+    from evaluation.measures.families import check as check_families
     from training.gate import check as check_gate
     from training.phases import check_names, make_phases
     from training.session import train
@@ -73,8 +73,8 @@ def _continued(arguments: argparse.Namespace, given: "Config") -> "tuple[str, st
     Raises:
         RunError: There is no such run.
     """
-    from chimera.config import load_config
-    from chimera.runs import SAFE_NAME, Run, is_blank
+    from chimera.config.tree import load_config
+    from chimera.run.directory import SAFE_NAME, Run, is_blank
 
     name = arguments.name
     folder = given.runs_dir / name if name and SAFE_NAME.fullmatch(name) else None

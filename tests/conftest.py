@@ -11,9 +11,9 @@ import hypothesis
 import pytest
 
 from agents.roles import ROLES
-from agents.tools import Passage, ToolResult
+from agents.tools.toolbox import Passage, ToolResult
+from chimera.core.types import Brief, Section
 from chimera.serving.client import Completion, ToolCall
-from chimera.types import Brief, Section
 
 # An example that takes long, or that is slow to make, says something about the machine only.
 hypothesis.settings.register_profile(
@@ -144,7 +144,7 @@ class FakeToolbox:
 def society_kit():
     """Stateless: the scripted model, the toolbox, standard answers, a brief, and `make` for a `Society` of them."""
     from agents.society import Society
-    from chimera.config import SocietyConfig
+    from chimera.config.tree import SocietyConfig
 
     brief = Brief(
         "17", "Does the drug lower the rate?", (Section("METHODS", "A trial."), Section("RESULTS", "It fell."))
@@ -377,8 +377,8 @@ def scripted_openai():
 @pytest.fixture
 def scripted_run(scripted_openai, tmp_path, monkeypatch):
     """A run that has learned nothing, whose models are all the scripted server, without hooks: four held-out tasks."""
-    from chimera.config import ModelsConfig, load_config
-    from chimera.runs import Run
+    from chimera.config.tree import ModelsConfig, load_config
+    from chimera.run.directory import Run
 
     scripted_openai.hooks.clear()
     scripted_openai.requests.clear()

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from chimera.jsonl import read_lines
-from chimera.runs import Run
+from chimera.run.directory import Run
+from chimera.run.jsonl import read_lines
 
 Count = Callable[[Path], int]
 LOOK_S = 0.02
@@ -211,7 +211,7 @@ def _is(process: psutil.Process, victim: str, main: int) -> bool:
         if victim == "server":
             return "chimera.serving" in command
         if victim == "child":
-            return "training.sft_child" in command
+            return "training.algorithms.sft.child" in command
         if victim == "fork server":
             return "multiprocessing.forkserver" in command and process.ppid() == main
         return any(f"logs/{victim}" in file.path for file in process.open_files())

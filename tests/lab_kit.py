@@ -4,13 +4,13 @@ from contextlib import asynccontextmanager
 
 from rich.console import Console
 
-from chimera.config import Config
-from chimera.data import Dataset
-from chimera.runs import Run
+from chimera.config.tree import Config
+from chimera.core.types import ResearchTask, Section
+from chimera.data.tasks import Dataset
+from chimera.run.directory import Run
 from chimera.serving.process import serve
-from chimera.types import ResearchTask, Section
-from evaluation.rollouts import RolloutInput
-from training import children
+from evaluation.records.rollouts import RolloutInput
+from training.lab import children
 
 CONCLUSION = "the conclusion that nobody may read"
 SECRET = "sk-a-users-own-secret-key-42"
@@ -47,9 +47,9 @@ def config_for(url, folder, **rollouts):
 
 @asynccontextmanager
 async def open_lab(url, folder, tasks, name="run", config=None, **rollouts):
-    from training.lab import Lab
-    from training.metrics import Metrics
-    from training.view import make_view
+    from training.lab.lab import Lab
+    from training.watch.metrics import Metrics
+    from training.watch.view import make_view
 
     config = config or config_for(url, folder, **rollouts)
     dataset = Dataset(tuple(tasks), (), (), "generated", "test")

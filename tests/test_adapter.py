@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from agents.record import ModelCall, ToolUse
 from agents.roles import JUNIORS, ROLES
-from chimera.config import RewardConfig
-from chimera.errors import RunError
-from training import traces
-from training.adapter import SENIORS, HierarchicalTraceAdapter
-from training.experience import BanditEvent
+from chimera.config.tree import RewardConfig
+from chimera.core.errors import RunError
+from training.learning import traces
+from training.learning.adapter import SENIORS, HierarchicalTraceAdapter
+from training.learning.experience import BanditEvent
 
 # isort: split
 import agentlightning as agl  # after training, which keeps LiteLLM from asking the network
@@ -450,16 +450,16 @@ def real(scripted_openai, tmp_path_factory):
     """One rollout through runner, gateway and store: a repaired refiner, and a designer tried again after errors."""
     from rich.console import Console
 
-    from chimera.config import Config
-    from chimera.data import Dataset
-    from chimera.runs import Run
+    from chimera.config.tree import Config
+    from chimera.core.types import ResearchTask, Section
+    from chimera.data.tasks import Dataset
+    from chimera.run.directory import Run
     from chimera.serving.process import serve
-    from chimera.types import ResearchTask, Section
-    from evaluation.rollouts import RolloutInput
-    from training import children
-    from training.lab import Lab
-    from training.metrics import Metrics
-    from training.view import make_view
+    from evaluation.records.rollouts import RolloutInput
+    from training.lab import children
+    from training.lab.lab import Lab
+    from training.watch.metrics import Metrics
+    from training.watch.view import make_view
 
     server, begun = scripted_openai, []
 

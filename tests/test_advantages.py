@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.advantages import alone, at_last_token, estimate, group_figures
-from training.ppo_batch import Sample
+from training.algorithms.ppo.batch import Sample
+from training.credit.advantages import alone, at_last_token, estimate, group_figures
 
 REWARD = st.floats(-3, 3, allow_nan=False).map(lambda value: round(value, 3))
 UNIT = st.floats(0, 1)

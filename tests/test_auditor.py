@@ -7,15 +7,15 @@ import pytest
 
 from agents.prompting import payload_of
 from agents.schemas import FinalDecision, Hypothesis, Protocol
-from chimera.errors import ModelError, UnreachableError
+from chimera.core.errors import ModelError, UnreachableError
+from chimera.core.types import Brief
+from chimera.rubric.grader import grade
 from chimera.serving.client import Completion
-from chimera.serving.rubric import grade
-from chimera.types import Brief
-from evaluation.auditor import Auditor, work_of
-from evaluation.canaries import CANARIES, canaries, canaries_of
-from evaluation.checklist import FIELDS, checklist
-from evaluation.judge import CRITERIA, PROMPT, Judge
-from evaluation.rollouts import RolloutRecord
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.scores.auditor import Auditor, work_of
+from evaluation.scores.canaries import CANARIES, canaries, canaries_of
+from evaluation.scores.checklist import FIELDS, checklist
+from evaluation.scores.judge import CRITERIA, PROMPT, Judge
 
 DRUGS = ("melanolix", "fonimezin", "hatisidor", "wihapabion")
 OUTCOMES = ("pain score", "sleep time", "cough score", "walking speed")

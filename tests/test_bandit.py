@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from agents.context import Candidates
 from agents.roles import JUNIORS
-from chimera.config_learning import BanditConfig
-from chimera.errors import RunError
-from chimera.synthetic import generate
-from chimera.types import LABELS, abstract_text
-from evaluation.reading import Passages, direction, significance, stems
-from training.bandit_features import HASHED_LENGTH, feature_names, features
-from training.bandit_models import DRAWS, LinearThompson, SoftLogistic
-from training.bandit_policy import BanditPolicy, Settings, folds, load_policy
-from training.bandit_value import estimate
-from training.experience import BanditEvent
+from chimera.config.learning import BanditConfig
+from chimera.core.errors import RunError
+from chimera.core.types import LABELS, abstract_text
+from chimera.data.generated.tasks import generate
+from evaluation.measures.reading import Passages, direction, significance, stems
+from training.algorithms.bandit.features import HASHED_LENGTH, feature_names, features
+from training.algorithms.bandit.models import DRAWS, LinearThompson, SoftLogistic
+from training.algorithms.bandit.policy import BanditPolicy, Settings, folds, load_policy
+from training.algorithms.bandit.value import estimate
+from training.learning.experience import BanditEvent
 from training.nano.transcripts import EXPERT, Habits, propose
 
 

@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 
 from agents.context import Candidates, SupervisorChoice
 from agents.roles import JUNIORS
-from chimera.config import Config
-from chimera.config_learning import BanditConfig
-from chimera.data import Dataset
-from chimera.errors import ConfigError, RunError
-from chimera.policies import Policy
-from chimera.runs import Run
-from chimera.synthetic import generate
-from chimera.types import DECISION_OF_LABEL, abstract_text
-from evaluation.rollouts import RolloutInput, RolloutRecord
-from training.bandit import Bandit, draw_tasks
-from training.bandit_events import event_of
-from training.bandit_features import features
-from training.bandit_policy import BanditPolicy, Settings, load_policy
+from chimera.config.learning import BanditConfig
+from chimera.config.tree import Config
+from chimera.core.errors import ConfigError, RunError
+from chimera.core.types import DECISION_OF_LABEL, abstract_text
+from chimera.data.generated.tasks import generate
+from chimera.data.tasks import Dataset
+from chimera.run.directory import Run
+from chimera.run.policies import Policy
+from evaluation.records.rollouts import RolloutInput, RolloutRecord
+from training.algorithms.bandit.events import event_of
+from training.algorithms.bandit.features import features
+from training.algorithms.bandit.phase import Bandit, draw_tasks
+from training.algorithms.bandit.policy import BanditPolicy, Settings, load_policy
+from training.lab.selection import SelectionSpec, draw, explored, make_selector
 from training.nano.transcripts import Habits, propose
-from training.selection import SelectionSpec, draw, explored, make_selector
 
 TASKS = {item.task.id: item for item in generate(260, seed=7)}
 HALF = SelectionSpec(None, None, 0.5)

@@ -7,12 +7,12 @@ import pytest
 
 from agents.prompting import payload_of
 from agents.roles import ROLES
-from chimera.errors import ModelError, UnreachableError
-from chimera.synthetic import generate
-from chimera.types import LABELS, ResearchTask, Section
-from evaluation.baselines import CONSISTENCY, MAJORITY, SINGLE, TFIDF, majority, of_stage, reader, tfidf, title
-from evaluation.single_agent import single_agent
-from evaluation.study import BaselineAnswer
+from chimera.core.errors import ModelError, UnreachableError
+from chimera.core.types import LABELS, ResearchTask, Section
+from chimera.data.generated.tasks import generate
+from evaluation.measures.baselines import CONSISTENCY, MAJORITY, SINGLE, TFIDF, majority, of_stage, reader, tfidf, title
+from evaluation.measures.single_agent import single_agent
+from evaluation.records.study import BaselineAnswer
 
 
 def task(number: int, label, text: str = "Nothing was found.") -> ResearchTask:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation import checklist as module
-from evaluation.checklist import FIELDS, checklist
-from evaluation.judge import CRITERIA
+from evaluation.scores import checklist as module
+from evaluation.scores.checklist import FIELDS, checklist
+from evaluation.scores.judge import CRITERIA
 
 QUOTE = "Pain score was lower in the melanolix group than in the placebo group (41 vs 48 points, p=0.013)."
 OTHER = "Sleep time was higher in the melanolix group than in the placebo group (7.1 vs 6.8 h, p=0.40)."

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from chimera.child_environment import child_environment
-from chimera.study_children import run_child
+from chimera.run.child_environment import child_environment
+from chimera.run.study_children import run_child
 
 ROOT = Path(__file__).parents[1]
 PLANTED = {
@@ -62,12 +62,12 @@ from pathlib import Path
 
 import psutil
 
-from chimera.config import Config, ModelConfig, ModelsConfig, ServingConfig
-from chimera.runs import Run
+from chimera.config.tree import Config, ModelConfig, ModelsConfig, ServingConfig
+from chimera.run.directory import Run
 from chimera.serving.process import serve
 from training import children
-from training.sft_process import SftProcess
-from training.wandb_run import open_sinks
+from training.algorithms.sft.process import SftProcess
+from training.watch.wandb_run import open_sinks
 
 folder = Path(sys.argv[1])
 found = {}
@@ -150,7 +150,7 @@ def test_no_process_of_a_run_has_a_planted_secret(tmp_path):
 
 
 def test_every_process_is_started_with_an_environment_of_its_own():
-    """Whoever adds a child says what it gets; the fork server's get theirs in `training.children`."""
+    """Whoever adds a child says what it gets; the fork server's get theirs in `training.lab.children`."""
     starters = {"subprocess.Popen", "subprocess.run", "asyncio.create_subprocess_exec"}
     for package in ("chimera", "agents", "training", "evaluation"):
         for file in (ROOT / package).rglob("*.py"):

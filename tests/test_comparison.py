@@ -11,9 +11,9 @@ from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
-from chimera.config import load_config
-from chimera.types import DECISION_OF_LABEL, LABELS
-from evaluation.comparison import (
+from chimera.config.tree import load_config
+from chimera.core.types import DECISION_OF_LABEL, LABELS
+from evaluation.measures.comparison import (
     Comparison,
     adjust,
     compare,
@@ -22,11 +22,11 @@ from evaluation.comparison import (
     too_few_permutations,
     verdict_sentence,
 )
-from evaluation.metrics import metrics_of, stage_metrics
-from evaluation.paired import paired_difference
-from evaluation.rollouts import RolloutRecord
-from evaluation.statistics import exchange_test
-from evaluation.study import Plan, PlannedTask, Stage, StageAnswers
+from evaluation.measures.metrics import metrics_of, stage_metrics
+from evaluation.measures.paired import paired_difference
+from evaluation.measures.statistics import exchange_test
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.records.study import Plan, PlannedTask, Stage, StageAnswers
 
 CONFIG = load_config(overrides=["evaluation.resamples=300", "evaluation.permutations=300"])
 ANSWERS = st.lists(

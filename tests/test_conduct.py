@@ -7,15 +7,15 @@ from operator import itemgetter
 
 import pytest
 
-from chimera.data import load
-from chimera.errors import ModelError, RunError
+from chimera.core.errors import ModelError, RunError
+from chimera.data.tasks import load
 from chimera.eval import main
-from chimera.jsonl import append_line, read_lines
-from chimera.policies import WENT_LIVE, Policy
-from evaluation.plan import choose_stages, choose_tasks
-from evaluation.recorded import load_study, recorded
-from evaluation.study import Plan, PlannedTask
-from evaluation.verify import verify
+from chimera.run.jsonl import append_line, read_lines
+from chimera.run.policies import WENT_LIVE, Policy
+from evaluation.records.plan import choose_stages, choose_tasks
+from evaluation.records.recorded import load_study, recorded
+from evaluation.records.study import Plan, PlannedTask
+from evaluation.verify.check import verify
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
-from chimera.config import HEIRS, Config, ModelsConfig, dump_config, load_config
-from chimera.config_loader import Section, effective, keys, unused_keys, validate
-from chimera.config_source import parse_overrides, parse_yaml, to_yaml
-from chimera.errors import ConfigError
+from chimera.config.loader import Section, effective, keys, unused_keys, validate
+from chimera.config.source import parse_overrides, parse_yaml, to_yaml
+from chimera.config.tree import HEIRS, Config, ModelsConfig, dump_config, load_config
+from chimera.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
@@ -469,7 +469,7 @@ def test_dumped_text_means_the_same_to_any_yaml_reader():
 
 
 def test_the_readable_table_lists_every_key(capsys: pytest.CaptureFixture[str]):
-    from chimera.config_command import main
+    from chimera.config.command import main
 
     assert main([]) in (None, 0)
     shown = re.sub(r"\s+", " ", capsys.readouterr().out)
@@ -477,7 +477,7 @@ def test_the_readable_table_lists_every_key(capsys: pytest.CaptureFixture[str]):
 
 
 def test_the_config_command_prints_what_is_in_effect(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    from chimera.config_command import main
+    from chimera.config.command import main
 
     main(["gather.tasks=3", "--yaml", "models.junior.path=p"])
     config = load_config(written(tmp_path, capsys.readouterr().out))

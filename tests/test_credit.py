@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera.config import PpoConfig, RewardConfig
-from evaluation.rollouts import RolloutRecord
-from training.credit import AUTOMATIC, credit
-from training.experience import Call
+from chimera.config.tree import PpoConfig, RewardConfig
+from evaluation.records.rollouts import RolloutRecord
+from training.credit.calls import AUTOMATIC, credit
+from training.learning.experience import Call
 
 LABELS = ("yes", "no", "maybe")
 number = st.floats(-2, 2).map(lambda value: round(value, 3))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluation.curves import forecasts, part_names, rollouts, running_mean, series, spans
-from evaluation.off_policy import Estimate
+from evaluation.measures.off_policy import Estimate
+from evaluation.report.curves import forecasts, part_names, rollouts, running_mean, series, spans
 
 
 def rollout(number, phase, reward, **parts):

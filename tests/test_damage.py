@@ -13,20 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from chimera.config import load_config
-from chimera.data import load
-from chimera.errors import ChimeraError, RunError
-from chimera.jsonl import append_line, read_lines
-from chimera.policies import Policy
-from chimera.pubmedqa import load_file
-from chimera.runs import Run, list_runs
-from chimera.seals import checked, seal
-from chimera.splits import related
-from chimera.types import ResearchTask, Section
-from evaluation import spans
-from evaluation.rollouts import RolloutRecord
-from evaluation.token_records import read_tokens
-from training.weights import whole_folder, write_tensors
+from chimera.config.tree import load_config
+from chimera.core.errors import ChimeraError, RunError
+from chimera.core.types import ResearchTask, Section
+from chimera.data.pubmedqa import load_file
+from chimera.data.splits import related
+from chimera.data.tasks import load
+from chimera.run.directory import Run, list_runs
+from chimera.run.jsonl import append_line, read_lines
+from chimera.run.policies import Policy
+from chimera.run.seals import checked, seal
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.traces import spans
+from evaluation.traces.token_records import read_tokens
+from training.learning.weights import whole_folder, write_tensors
 
 DEEP = "[" * 100_000
 ROOT = Path(__file__).parents[1]
@@ -171,9 +171,9 @@ def test_an_event_without_a_policy_is_an_error(policy):
 
 
 def test_deep_json_is_one_sentence_in_whatever_file(run, tmp_path):
-    from evaluation.verify import read_report
-    from training.bandit_policy import load_policy
-    from training.ppo_checkpoints import Checkpoints
+    from evaluation.verify.check import read_report
+    from training.algorithms.bandit.policy import load_policy
+    from training.algorithms.ppo.checkpoints import Checkpoints
 
     plain, zipped = tmp_path / "deep.json", tmp_path / "deep.jsonl.gz"
     plain.write_text(DEEP)

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera import data
-from chimera.config import DataConfig
-from chimera.data import load
-from chimera.errors import DataError
-from chimera.fingerprints import words
-from chimera.splits import check_disjoint, hold_out, official_split, related, three_way_split
-from chimera.types import LABELS, ResearchTask, Section
+from chimera.config.tree import DataConfig
+from chimera.core.errors import DataError
+from chimera.core.fingerprints import words
+from chimera.core.types import LABELS, ResearchTask, Section
+from chimera.data import tasks as data
+from chimera.data.splits import check_disjoint, hold_out, official_split, related, three_way_split
+from chimera.data.tasks import load
 
 REAL = Path(__file__).parents[1].parent / "shared" / "pubmedqa" / "ori_pqal.json"
 
@@ -215,7 +215,7 @@ def test_the_table_shows_tasks_of_every_split_without_conclusions():
 
 def test_hub_data_are_named(monkeypatch):
     tasks = [make_task(number, LABELS[number % 3]) for number in range(30)]
-    monkeypatch.setattr("chimera.pubmedqa.load_hub", lambda: tasks)
+    monkeypatch.setattr("chimera.data.pubmedqa.load_hub", lambda: tasks)
     assert load(DataConfig(path="hub", seed=2)).describe() == "PubMedQA, hub, seed 2: 18 train / 6 validation / 6 test"
 
 

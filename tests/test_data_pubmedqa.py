@@ -9,9 +9,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from chimera.errors import DataError
-from chimera.pubmedqa import load_file, load_hub, load_test_ids, tasks_from_rows
-from chimera.types import ResearchTask, Section
+from chimera.core.errors import DataError
+from chimera.core.types import ResearchTask, Section
+from chimera.data.pubmedqa import load_file, load_hub, load_test_ids, tasks_from_rows
 
 RECORDS = {
     "101": {

@@ -10,13 +10,14 @@ from collections import Counter
 
 import pytest
 
-from chimera.data import load
-from chimera.errors import ConfigError, ModelError, RunError
+from chimera.core.errors import ConfigError, ModelError, RunError
+from chimera.data.tasks import load
 from chimera.eval import main
-from chimera.policies import WENT_LIVE, Policy
-from chimera.seals import seal
-from evaluation import spans, traced_calls
-from evaluation.rollouts import RolloutRecord
+from chimera.run.policies import WENT_LIVE, Policy
+from chimera.run.seals import seal
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.traces import calls as traced_calls
+from evaluation.traces import spans
 
 STACK = ("agentlightning", "verl", "trl", "torch", "transformers", "wandb", "litellm", "datasets", "peft", "ray")
 
@@ -29,7 +30,7 @@ def server(scripted_openai):
 @pytest.fixture
 def trained(scripted_run, server):
     """A run with endpoints for models and a bandit that went live: stages base and bandit, four held-out tasks."""
-    from training.bandit_policy import BanditPolicy, Settings
+    from training.algorithms.bandit.policy import BanditPolicy, Settings
 
     server.hooks.append(obedient(server))
     with scripted_run.own() as run:
@@ -232,7 +233,7 @@ class Block:
             raise ModuleNotFoundError(f"no module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Block())
 from chimera.eval import main
-from chimera.cli import run_command
+from chimera.core.cli import run_command
 run_command(main)
 """
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import chimera
-from chimera.config import load_config
-from chimera.policies import WENT_LIVE, Policy
-from chimera.runs import Run
-from evaluation.rollouts import RolloutRecord
+from chimera.config.tree import load_config
+from chimera.run.directory import Run
+from chimera.run.policies import WENT_LIVE, Policy
+from evaluation.records.rollouts import RolloutRecord
 
 NANO = Path(chimera.__file__).parent / "assets" / "nano"
 REVIEWERS = dict.fromkeys(("board", "principal", "judge"), "rubric")

@@ -2,12 +2,12 @@
 
 import pytest
 
-from chimera.config import load_config
-from chimera.config_evaluation import PRIMARY
-from chimera.errors import ConfigError
-from chimera.runs import Run
-from evaluation import families
-from evaluation.metrics import metrics_of
+from chimera.config.evaluation import PRIMARY
+from chimera.config.tree import load_config
+from chimera.core.errors import ConfigError
+from chimera.run.directory import Run
+from evaluation.measures import families
+from evaluation.measures.metrics import metrics_of
 
 DEFAULT = load_config().evaluation.families
 OTHER = load_config(overrides=["evaluation.families={all: ['*/*']}"])

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import psutil
 import pytest
 
-from chimera.jsonl import read_lines
+from chimera.run.jsonl import read_lines
 
 PATIENCE_S = 600.0
 MESSAGE = {"role": "assistant", "content": "no idea"}

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from chimera.config import load_config
-from chimera.data import load
-from chimera.errors import ConfigError
-from chimera.policies import Policy, live
-from chimera.runs import Run
-from chimera.types import DECISION_OF_LABEL
-from evaluation.rollouts import RolloutRecord
+from chimera.config.tree import load_config
+from chimera.core.errors import ConfigError
+from chimera.core.types import DECISION_OF_LABEL
+from chimera.data.tasks import load
+from chimera.run.directory import Run
+from chimera.run.policies import Policy, live
+from evaluation.records.rollouts import RolloutRecord
 from training import gate
 from training.gate_rule import compare
 

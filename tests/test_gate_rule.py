@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtri
 
-from chimera.config import load_config
-from chimera.types import DECISION_OF_LABEL
-from evaluation.comparison import compare as report_compare
-from evaluation.comparison import judged
-from evaluation.metrics import metrics_of
-from evaluation.rollouts import RolloutRecord
-from evaluation.study import Plan, PlannedTask, Stage, StageAnswers
+from chimera.config.tree import load_config
+from chimera.core.types import DECISION_OF_LABEL
+from evaluation.measures.comparison import compare as report_compare
+from evaluation.measures.comparison import judged
+from evaluation.measures.metrics import metrics_of
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.records.study import Plan, PlannedTask, Stage, StageAnswers
 from training import gate_power
 from training.gate_rule import compare
 

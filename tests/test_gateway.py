@@ -12,16 +12,16 @@ import pytest
 import uvicorn
 from agentlightning.types import EnqueueRolloutRequest
 
-from chimera.config import Config
-from chimera.errors import ChimeraError
+from chimera.config.tree import Config
+from chimera.core.errors import ChimeraError
 from chimera.serving.client import Endpoint
-from evaluation.spans import EXCHANGE, RAW
-from training import children
-from training.gateway import thin
-from training.gateway.exchanges import Exchange, Exchanges, StoreAwayError, encode
-from training.gateway.process import Gateway
-from training.gateway.thin import ThinGateway
-from training.store import LabStore
+from evaluation.traces.spans import EXCHANGE, RAW
+from training.lab import children
+from training.lab.gateway import thin
+from training.lab.gateway.exchanges import Exchange, Exchanges, StoreAwayError, encode
+from training.lab.gateway.process import Gateway
+from training.lab.gateway.thin import ThinGateway
+from training.lab.store import LabStore
 
 CALL = "/rollout/{0}/attempt/{1}/v1/chat/completions"
 ASKED = {"model": "junior", "messages": [{"role": "user", "content": "Does it?"}], "seed": 7}

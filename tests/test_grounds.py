@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.passages import Passage
-from agents.tools import build_toolbox
-from chimera.config import ToolsConfig
-from chimera.data import Document
-from chimera.types import Brief
-from evaluation.grounds import Origins, Read, Rule, supporting
-from evaluation.own_abstract import OwnAbstract
+from agents.tools.passages import Passage
+from agents.tools.toolbox import build_toolbox
+from chimera.config.tree import ToolsConfig
+from chimera.core.types import Brief
+from chimera.data.tasks import Document
+from evaluation.conduct.grounds import Origins, Read, Rule, supporting
+from evaluation.conduct.own_abstract import OwnAbstract
 
 SENTENCE = "Admission was less frequent with the high dose (3.4% versus 4.6%, p=0.013)."
 YOURS = Read("your abstract", f"Some were old. {SENTENCE} Arms were sore.")

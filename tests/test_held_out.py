@@ -11,20 +11,21 @@ import pytest
 from rich.console import Console
 
 from agents.context import SupervisorChoice
-from chimera.config import ModelsConfig, load_config
-from chimera.data import load
-from chimera.errors import RunError, UnreachableError
-from chimera.policies import Policy, live
-from chimera.runs import Run
-from chimera.seals import seal
-from chimera.serving.checkpoint import NANO
+from chimera.config.tree import ModelsConfig, load_config
+from chimera.core.errors import RunError, UnreachableError
+from chimera.data.tasks import load
+from chimera.run.directory import Run
+from chimera.run.policies import Policy, live
+from chimera.run.seals import seal
+from chimera.serving.embedded.checkpoint import NANO
 from chimera.serving.process import serve
-from evaluation.study import Stage
-from training import children, gate
-from training.held_out import HeldOut
-from training.recorder import Recorder
-from training.runner import Doors, RunnerSpec
-from training.store import LabStore
+from evaluation.records.study import Stage
+from training import gate
+from training.lab import children
+from training.lab.held_out import HeldOut
+from training.lab.recorder import Recorder
+from training.lab.runner import Doors, RunnerSpec
+from training.lab.store import LabStore
 
 STAGE = Stage("base", "base", "sequence", (), {"junior": "v1"})
 SECRETS = {"TEST_KEY": "sk-a-users-own-secret-key-42"}
@@ -159,9 +160,9 @@ async def test_an_endpoint_that_cannot_be_reached_ends_them_too(server, tmp_path
 @pytest.mark.timeout(400)
 async def test_a_real_gate_rolls_real_weights_back(server, tmp_path):
     """The junior is the bundled model in the run's own server; the principal answers wrongly once it has learned."""
-    from training.lab import Lab
-    from training.metrics import Metrics
-    from training.view import make_view
+    from training.lab.lab import Lab
+    from training.watch.metrics import Metrics
+    from training.watch.view import make_view
 
     config = config_for(server.url, tmp_path, embedded=("junior",))
     dataset = load(config.data)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera.config import RewardConfig
-from evaluation.impossible import impossible
-from evaluation.judge import CRITERIA
+from chimera.config.tree import RewardConfig
+from evaluation.scores.judge import CRITERIA
+from evaluation.verify.impossible import impossible
 
 TUTORIAL = {
     "success_rate": 98.50,

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from agents.prompting import opening, payload_of
 from agents.roles import ROLES
-from chimera.errors import ModelError
+from chimera.core.errors import ModelError
+from chimera.core.types import LABELS, Brief, Section
+from chimera.rubric.grader import grade
 from chimera.serving.client import Completion
-from chimera.serving.rubric import grade
-from chimera.types import LABELS, Brief, Section
-from evaluation.alignment import aligned, decision_aligned, decision_aligned_two_way
-from evaluation.judge import CRITERIA, PROMPT, Judge, Judgement
+from evaluation.scores.alignment import aligned, decision_aligned, decision_aligned_two_way
+from evaluation.scores.judge import CRITERIA, PROMPT, Judge, Judgement
 
 SCORES = {
     "novelty": 0.8,

@@ -9,12 +9,12 @@ import krippendorff
 import pytest
 from scipy.stats import spearmanr
 
-from chimera.config import Config, RewardConfig
-from chimera.runs import Run
-from evaluation.judge import CRITERIA
-from evaluation.judge_health import health, protocol_words, weighted, weights_of
-from evaluation.rollouts import RolloutRecord
-from evaluation.study import Judged, Place, Plan, PlannedTask, Stage, StageAnswers, Study
+from chimera.config.tree import Config, RewardConfig
+from chimera.run.directory import Run
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.records.study import Judged, Place, Plan, PlannedTask, Stage, StageAnswers, Study
+from evaluation.scores.judge import CRITERIA
+from evaluation.scores.judge_health import health, protocol_words, weighted, weights_of
 
 STAGES = tuple(
     Stage(name, name, "sequence", (), {"junior": f"nano@{name}", "judge": "rubric"}) for name in ("base", "sft")

@@ -10,9 +10,9 @@ import shutil
 import pytest
 from kill_chain import GONE_S, Chain, Kill, ended, events, exists, learned, lines, metrics, recorded, written
 
-from chimera.chain import read_chain
-from chimera.jsonl import read_lines
-from chimera.seals import history, unlike_disk
+from chimera.run.chain import read_chain
+from chimera.run.jsonl import read_lines
+from chimera.run.seals import history, unlike_disk
 
 FEW = ["data.size=60", "rollouts.runners=2", "gate.tasks=4", "evaluation.concurrency=1", "evaluation.auditor.kind=none",
        "wandb.mode=disabled"]  # fmt: skip

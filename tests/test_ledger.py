@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera.chain import head, link, read_chain
-from chimera.config import load_config
-from chimera.errors import RunError
-from chimera.jsonl import append_line
-from chimera.runs import Run
-from chimera.seals import history, seal, unlike_disk
+from chimera.config.tree import load_config
+from chimera.core.errors import RunError
+from chimera.run.chain import head, link, read_chain
+from chimera.run.directory import Run
+from chimera.run.jsonl import append_line
+from chimera.run.seals import history, seal, unlike_disk
 
 RECORDS = st.lists(
     st.dictionaries(st.text(max_size=5), st.text(max_size=9), min_size=1, max_size=3), min_size=1, max_size=6
@@ -80,7 +80,7 @@ def test_processes_and_threads_append_to_one_chain(tmp_path):
 
 def test_a_killed_writer_leaves_a_whole_chain(tmp_path):
     script = (
-        "import sys; from pathlib import Path; from chimera.jsonl import append_line\n"
+        "import sys; from pathlib import Path; from chimera.run.jsonl import append_line\n"
         "for number in range(10**6):\n"
         "    append_line(Path(sys.argv[1]), {'n': number, 'text': 'x' * 3000}, chained=True); print(number, flush=True)"
     )

@@ -23,11 +23,11 @@ PACKAGES = ("chimera", "agents", "training", "evaluation")
 FLAGS_AT = {"compile": 1, "search": 2, "match": 2, "fullmatch": 2, "findall": 2, "finditer": 2, "split": 3, "sub": 4}
 """Functions of `re` that take a pattern first, and the place of their flags."""
 BUILT = {
-    "chimera/quotes.py:occurs": r"(?<!\w)(?<!\d[.,])the\ rate\ was\ lower(?!\w)(?![.,]\d)",
-    "chimera/secrets.py:add": "sk\\-topsecret|topsecret",
-    "chimera/serving/chat.py:_any_of": r"<\|im_start\|>|<\|im_end\|>|<tool_call>",
-    "chimera/serving/rubric_text.py:focus": r"\bthe\ rate\b",
-    "agents/leaks.py:_names_id": "(?<![A-Za-z0-9])12345678(?![A-Za-z0-9])",
+    "chimera/core/quotes.py:occurs": r"(?<!\w)(?<!\d[.,])the\ rate\ was\ lower(?!\w)(?![.,]\d)",
+    "chimera/core/secrets.py:add": "sk\\-topsecret|topsecret",
+    "chimera/serving/embedded/chat.py:_any_of": r"<\|im_start\|>|<\|im_end\|>|<tool_call>",
+    "chimera/rubric/text.py:focus": r"\bthe\ rate\b",
+    "agents/tools/leaks.py:_names_id": "(?<![A-Za-z0-9])12345678(?![A-Za-z0-9])",
 }
 """Functions that make a pattern of what they are given, with such a pattern."""
 
@@ -38,7 +38,7 @@ MOST_TINY_S, SURELY_FAST_S, MOST_SHORT_S, NOT_SLOW_S = 0.02, 0.0003, 0.1, 0.02
 LINEAR_RATIO = 40
 """Ten times the text takes ten times as long if the time is linear, and a hundred times if it is quadratic."""
 PROCESSOR_S = 300
-OURS = ("evaluation/plots_paper.py",)
+OURS = ("evaluation/report/plots/paper.py",)
 """They search in drawings that this program has just made."""
 """The child is ended after so much processor time, so that a pattern without end ends the test."""
 
@@ -205,7 +205,7 @@ def slow(pattern: "re.Pattern[Any]", *, whole: bool = False) -> list[str]:
 
 def test_every_function_that_makes_a_pattern_is_known():
     made = {f"{file}:{function}" for file, function, call in sites() if function and literal(call) is None}
-    made -= {"chimera/serving/rubric_words.py:_any"}  # It makes what the module holds, which is found there.
+    made -= {"chimera/rubric/words.py:_any"}  # It makes what the module holds, which is found there.
     assert made == set(BUILT)
 
 

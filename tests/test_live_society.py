@@ -9,14 +9,14 @@ import pytest
 
 from agents.graph import build_graph
 from agents.roles import JUNIORS, ROLES
-from chimera.ask_view import DECISION_COLOURS, SEVERITY_COLOURS, Card, task_card
-from chimera.card_html import COLOURS
-from chimera.config import SocietyConfig, load_config
-from chimera.data import load
-from chimera.errors import RoleError
+from chimera.config.tree import SocietyConfig, load_config
+from chimera.core.errors import RoleError
+from chimera.core.types import ResearchTask, Section
+from chimera.data.tasks import load
 from chimera.graph import diagram
-from chimera.types import ResearchTask, Section
-from evaluation.live_society import Step, build_library, open_society
+from chimera.show.ask import DECISION_COLOURS, SEVERITY_COLOURS, Card, task_card
+from chimera.show.card import COLOURS
+from evaluation.conduct.live_society import Step, build_library, open_society
 
 KEYS = ("junior", "board", "principal", "judge")
 
@@ -69,7 +69,7 @@ async def test_two_questions_do_not_share_their_sources(config, scripted_openai)
 
 @pytest.mark.parametrize("own", [False, True])
 def test_live_searches_hide_the_article_behind_a_task_but_not_behind_ones_own_question(config, monkeypatch, own):
-    import evaluation.live_society
+    import evaluation.conduct.live_society
 
     options = {}
     monkeypatch.setattr(

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chimera.config import Config
-from chimera.policies import Policy
-from chimera.runs import Run
-from evaluation.rollouts import RolloutRecord
-from training.metrics import Metrics, plain, rollout_values
+from chimera.config.tree import Config
+from chimera.run.directory import Run
+from chimera.run.policies import Policy
+from evaluation.records.rollouts import RolloutRecord
+from training.watch.metrics import Metrics, plain, rollout_values
 
 RECORD = RolloutRecord(
     rollout_id="r0",

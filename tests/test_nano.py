@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from agents.prompting import response_format
 from agents.roles import JUNIORS, LITERATURE, ROLES
 from agents.schemas import Hypothesis
-from agents.tools import build_toolbox
-from chimera.config import DataConfig, ModelConfig, ServingConfig, ToolsConfig
-from chimera.data import Dataset
-from chimera.serving.checkpoint import load_checkpoint
-from chimera.serving.protocol import parse_request
-from chimera.serving.service import Service
-from chimera.synthetic import GeneratedTask, generate
+from agents.tools.toolbox import build_toolbox
+from chimera.config.tree import DataConfig, ModelConfig, ServingConfig, ToolsConfig
+from chimera.data.generated.tasks import GeneratedTask, generate
+from chimera.data.tasks import Dataset
+from chimera.serving.embedded.checkpoint import load_checkpoint
+from chimera.serving.embedded.protocol import parse_request
+from chimera.serving.embedded.service import Service
 from training.nano.__main__ import examples, main
 from training.nano.transcripts import (
     EXPERT,

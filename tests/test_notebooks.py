@@ -11,15 +11,15 @@ import pytest
 from nbclient import NotebookClient
 
 from agents.roles import ROLES
-from chimera.config import load_config
-from chimera.errors import ConfigError, RunError
+from chimera.config.tree import load_config
+from chimera.core.errors import ConfigError, RunError
 from chimera.eval import main
-from chimera.policies import WENT_LIVE, Policy
-from chimera.runs import Run
-from evaluation.report_text import SECTIONS, markdown, section
-from evaluation.report_views import open_report
-from evaluation.trace_text import Node
-from evaluation.verify import read_report
+from chimera.run.directory import Run
+from chimera.run.policies import WENT_LIVE, Policy
+from evaluation.report.text import SECTIONS, markdown, section
+from evaluation.report.views import open_report
+from evaluation.traces.text import Node
+from evaluation.verify.check import read_report
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 SOCIETY, REPORT = NOTEBOOKS / "01_society.ipynb", NOTEBOOKS / "02_training_report.ipynb"
@@ -97,7 +97,7 @@ def test_the_society_answers_in_the_notebook(tmp_path):
 @pytest.fixture(scope="module")
 def run(scripted_openai, society_kit, tmp_path_factory):
     """A run of two stages whose models are scripted; after training the designer and the decision are others."""
-    from training.bandit_policy import BanditPolicy, Settings
+    from training.algorithms.bandit.policy import BanditPolicy, Settings
 
     runs = tmp_path_factory.mktemp("runs")
     settings = {"kind": "endpoint", "base_url": scripted_openai.url}
@@ -258,7 +258,7 @@ def test_a_run_without_a_report_says_what_to_run(tmp_path):
 
 
 def test_an_error_of_ours_is_one_line_without_secrets(monkeypatch):
-    from chimera.secrets import register_secret
+    from chimera.core.secrets import register_secret
 
     register_secret("MADE_KEY", "sk-made-for-this-test-4711")
     assert ConfigError("wrong sk-made-for-this-test-4711")._render_traceback_() == ["error: wrong [MADE_KEY]"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation.off_policy import (
+from evaluation.measures.off_policy import (
     Log,
     doubly_robust,
     doubly_robust_gain,

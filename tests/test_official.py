@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score
 
-from chimera.errors import RunError
-from chimera.types import DECISION_OF_LABEL, LABELS, Label
-from evaluation.alignment import aligned
-from evaluation.metrics import stage_metrics
-from evaluation.official import REFERENCES, missing_sentence, predictions, unanswered, write_predictions
-from evaluation.rollouts import RolloutRecord
-from evaluation.study import Place, Plan, PlannedTask, Stage, StageAnswers
+from chimera.core.errors import RunError
+from chimera.core.types import DECISION_OF_LABEL, LABELS, Label
+from evaluation.measures.metrics import stage_metrics
+from evaluation.measures.official import REFERENCES, missing_sentence, predictions, unanswered, write_predictions
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.records.study import Place, Plan, PlannedTask, Stage, StageAnswers
+from evaluation.scores.alignment import aligned
 
 STAGE = Stage("base", "base", "sequence", (), {"junior": "nano@0"})
 
@@ -68,7 +68,7 @@ def test_the_script_scores_our_file_as_we_do(tmp_path: Path):
     share = sum(aligned(a, label) for a, label in zip(answers, labels, strict=True)) / 21
     assert accuracy == pytest.approx(share)
 
-    from chimera.config import Config
+    from chimera.config.tree import Config
 
     ours = stage_metrics(given, plan, Config())
     assert ours["alignment"].mean == pytest.approx(accuracy)

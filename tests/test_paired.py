@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from evaluation.paired import paired_difference, sign_test
+from evaluation.measures.paired import paired_difference, sign_test
 
 SETTINGS = {"confidence": 0.95, "resamples": 500, "seed": 0}
 VALUES = st.lists(st.tuples(st.floats(-3, 3), st.floats(-3, 3)), min_size=2, max_size=30)

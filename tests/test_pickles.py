@@ -12,13 +12,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera.config import PpoConfig
-from chimera.errors import ChimeraError
-from chimera.serving.checkpoint import load_checkpoint
-from training.bandit_policy import load_policy
-from training.ppo_engine import PpoEngine
-from training.ppo_state import read_state, write_state
-from training.sft_child import Spec, load_model
+from chimera.config.tree import PpoConfig
+from chimera.core.errors import ChimeraError
+from chimera.serving.embedded.checkpoint import load_checkpoint
+from training.algorithms.bandit.policy import load_policy
+from training.algorithms.sft.child import Spec, load_model
+from training.engines.local import PpoEngine
+from training.engines.state import read_state, write_state
 
 
 class Planted:
@@ -224,8 +224,8 @@ def test_a_models_own_code_is_not_run(serving_model, tmp_path):
 
 @pytest.mark.parametrize("name", ["policy.json", "arrays.safetensors"])
 def test_a_bandits_files_may_be_pickles(tmp_path, trap, name):
-    from chimera.config_learning import BanditConfig
-    from training.bandit_policy import BanditPolicy, Settings
+    from chimera.config.learning import BanditConfig
+    from training.algorithms.bandit.policy import BanditPolicy, Settings
 
     BanditPolicy(Settings.of(BanditConfig(), 0)).save(tmp_path / "policy")
     load_policy(tmp_path / "policy")

@@ -8,18 +8,18 @@ import pytest
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from chimera.config import Config
-from chimera.runs import Run
-from chimera.types import DECISION_OF_LABEL
-from evaluation import plots_training
-from evaluation.comparison import adjust, compare
-from evaluation.metrics import stage_metrics
-from evaluation.plots import TITLES, draw_all
-from evaluation.plots_bandit import reliability
-from evaluation.plots_paper import paper, save
-from evaluation.plots_stages import confusion, stages
-from evaluation.rollouts import RolloutRecord
-from evaluation.study import Place, Plan, PlannedTask, Stage, StageAnswers, Study
+from chimera.config.tree import Config
+from chimera.core.types import DECISION_OF_LABEL
+from chimera.run.directory import Run
+from evaluation.measures.comparison import adjust, compare
+from evaluation.measures.metrics import stage_metrics
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.records.study import Place, Plan, PlannedTask, Stage, StageAnswers, Study
+from evaluation.report.plots import training as plots_training
+from evaluation.report.plots.bandit import reliability
+from evaluation.report.plots.base import TITLES, draw_all
+from evaluation.report.plots.paper import paper, save
+from evaluation.report.plots.stages import confusion, stages
 
 SVG = "{http://www.w3.org/2000/svg}"
 TASKS = tuple(PlannedTask(f"t{number}", "goal", ("yes", "no", "maybe")[number % 3]) for number in range(12))

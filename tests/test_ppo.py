@@ -22,21 +22,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.record import ModelCall
-from chimera.config import Config, PpoConfig
-from chimera.data import Dataset
-from chimera.errors import ConfigError, RunError
-from chimera.policies import Policy
-from chimera.runs import Run
-from chimera.types import ResearchTask
-from evaluation.rollouts import RolloutInput, RolloutRecord
-from evaluation.token_records import read_tokens, tokens_file, write_tokens
-from training import ppo_steps
-from training.background import Background
-from training.credit import Credited
-from training.experience import Call
-from training.ppo import Ppo
-from training.ppo_batch import Sample
-from training.ppo_checkpoints import Checkpoints, Progress
+from chimera.config.tree import Config, PpoConfig
+from chimera.core.errors import ConfigError, RunError
+from chimera.core.types import ResearchTask
+from chimera.data.tasks import Dataset
+from chimera.run.directory import Run
+from chimera.run.policies import Policy
+from evaluation.records.rollouts import RolloutInput, RolloutRecord
+from evaluation.traces.token_records import read_tokens, tokens_file, write_tokens
+from training.algorithms.ppo import steps as ppo_steps
+from training.algorithms.ppo.batch import Sample
+from training.algorithms.ppo.checkpoints import Checkpoints, Progress
+from training.algorithms.ppo.phase import Ppo
+from training.credit.calls import Credited
+from training.engines.background import Background
+from training.learning.experience import Call
 
 ROLES = ("HypothesisRefiner", "ProtocolDesigner")
 TASKS = [ResearchTask(f"t{number}", "Does it?", (), "yes", "generated") for number in range(7)]
@@ -257,7 +257,7 @@ def made_up_rollout(made, version, path):
     """A trace of two senior calls; the reward is the share of small token ids in their answers."""
     import agentlightning as agl
 
-    from training import traces
+    from training.learning import traces
 
     draw = random.Random(f"{made.task_id}/{made.seed}/{version}")
     spans, records, small = [], [], []

@@ -12,13 +12,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from chimera.config_learning import PpoConfig
-from chimera.errors import ConfigError, RunError
-from chimera.serving.checkpoint import NANO, load_checkpoint
-from training.ppo_batch import Sample, mini_batches
-from training.ppo_engine import PpoEngine
-from training.verl_config import OURS, PASSED, check_verl
-from training.verl_runtime import load_verl, no_progress_bars
+from chimera.config.learning import PpoConfig
+from chimera.core.errors import ConfigError, RunError
+from chimera.serving.embedded.checkpoint import NANO, load_checkpoint
+from training.algorithms.ppo.batch import Sample, mini_batches
+from training.engines.local import PpoEngine
+from training.engines.verl_config import OURS, PASSED, check_verl
+from training.engines.verl_runtime import load_verl, no_progress_bars
 
 WANTED = range(120)
 MEASURED = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "ppo_mini_batch_size": 100}
@@ -230,7 +230,7 @@ def test_a_batch_that_is_learned_from_once_is_on_policy(engine):
 def test_broken_weights_are_not_trained_on(engine, serving_model, tmp_path):
     from safetensors.torch import load_file, save_file
 
-    from training.weights import write_model
+    from training.learning.weights import write_model
 
     broken = tmp_path / "broken"
     weights = dict(load_checkpoint(str(serving_model(seed=3))).weights)
@@ -376,8 +376,8 @@ def test_a_new_process_goes_on_bit_for_bit_and_keeps_to_itself(engine, serving_m
         import psutil
 
         before = dict(os.environ), random.getstate(), logging.getLogger().handlers[:]
-        from chimera.config_learning import PpoConfig
-        from training.ppo_engine import PpoEngine, Sample
+        from chimera.config.learning import PpoConfig
+        from training.engines.local import PpoEngine, Sample
 
         asked = json.load(sys.stdin)
         one = PpoEngine(Path(asked["model"]), PpoConfig(**asked["config"]), seed=0, total_steps=20)

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera.config import PpoConfig
-from chimera.errors import RunError
-from evaluation.token_records import TokenRecord, read_tokens, tokens_file, tokens_of, write_tokens
-from training.experience import Call
-from training.ppo_engine import PpoEngine
-from training.ppo_steps import samples_of
-from training.ppo_tokens import record_update
+from chimera.config.tree import PpoConfig
+from chimera.core.errors import RunError
+from evaluation.traces.token_records import TokenRecord, read_tokens, tokens_file, tokens_of, write_tokens
+from training.algorithms.ppo.steps import samples_of
+from training.algorithms.ppo.tokens import record_update
+from training.engines.local import PpoEngine
+from training.learning.experience import Call
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -30,7 +30,7 @@ def made_up(rollout_id="ro-1", tokens=2):
 
 
 def credited(number, response, reward):
-    from training.credit import Credited
+    from training.credit.calls import Credited
 
     call = Call(f"ro-{number}", "HypothesisRefiner", 1, 1, 1, f"r-{number}", (1, 2, number), response, "v7", 0.0, True)
     return Credited(call, reward)

@@ -12,7 +12,10 @@ import psutil
 import pytest
 
 from chimera.serving import process as serving
-from training import children, interrupt, ppo, store, wandb_run
+from training import interrupt
+from training.algorithms.ppo import phase as ppo
+from training.lab import children, store
+from training.watch import wandb_run
 
 ROOT = Path(__file__).parents[1]
 PARENT = """
@@ -56,8 +59,8 @@ def stuck_library(folder: Path, name: str) -> Path:
     ("library", "script", "command"),
     [
         ("pydantic", PARENT, ["-m", "chimera.serving", "--fd", "FD", "--parent", "PARENT"]),
-        ("trl", PARENT, ["-m", "training.sft_child", "--unsloth", "never", "--parent", "PARENT"]),
-        ("yaml", PARENT, ["-m", "chimera.child", "PARENT", "chimera.train"]),
+        ("trl", PARENT, ["-m", "training.algorithms.sft.child", "--unsloth", "never", "--parent", "PARENT"]),
+        ("yaml", PARENT, ["-m", "chimera.run.child", "PARENT", "chimera.train"]),
         ("agentlightning", FORK_SERVER, []),
     ],
 )
@@ -160,9 +163,9 @@ def test_what_follows_an_interrupted_task_has_the_rest_of_the_time_only():
 def test_without_a_free_socket_there_is_one_sentence(body, said):
     script = f"""
     import dotenv, httpx, os, resource
-    from chimera.cli import run_command
-    from chimera.ports import check_sockets
-    from training.children import free_port
+    from chimera.core.cli import run_command
+    from chimera.core.ports import check_sockets
+    from training.lab.children import free_port
 
     def ask():
         try:

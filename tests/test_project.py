@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from chimera.__main__ import COMMANDS
-from chimera.secrets import ENVIRONMENT, SECRETS
+from chimera.core.secrets import ENVIRONMENT, SECRETS
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("chimera", "agents", "evaluation", "training")
@@ -61,7 +61,7 @@ def test_the_list_of_commands_has_a_line_for_each_and_imports_nothing_heavy():
         assert answer.returncode == 0
         assert [name for name in COMMANDS if not re.search(rf"^  {name} +\w.{{15,}}$", answer.stdout, re.M)] == []
         imported = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
-        assert "chimera.cli" in imported
+        assert "chimera.core.cli" in imported
         assert imported & set(HEAVY) == set()
 
 
@@ -82,7 +82,7 @@ def test_a_command_explains_itself_without_loading_models_or_the_training_stack(
 def test_python_m_chimera_runs_a_command_as_its_module_does():
     override = "gather.tasks=3"
     through, direct = (
-        python("-m", *how, "--yaml", override) for how in (("chimera", "config"), ("chimera.config_command",))
+        python("-m", *how, "--yaml", override) for how in (("chimera", "config"), ("chimera.config.command",))
     )
     assert through.stdout == direct.stdout
     assert "tasks: 3" in through.stdout
@@ -119,15 +119,13 @@ def test_a_configuration_error_is_one_line_and_exit_code_2():
     ],
 )
 def test_how_a_command_ends(body: str, code: int, shown: str):
-    script = (
-        f"from chimera.cli import run_command\nfrom chimera.errors import *\ndef main(argv): {body}\nrun_command(main)"
-    )
+    script = f"from chimera.core.cli import run_command\nfrom chimera.core.errors import *\ndef main(argv): {body}\nrun_command(main)"
     answer = python("-c", script, OPENAI_API_KEY="sk-topsecret1")
     assert (answer.returncode, answer.stderr) == (code, shown)
 
 
 def test_a_bug_shows_its_traceback_without_secrets():
-    script = "from chimera.cli import run_command\ndef main(argv):\n    {}['sk-topsecret1']\nrun_command(main)"
+    script = "from chimera.core.cli import run_command\ndef main(argv):\n    {}['sk-topsecret1']\nrun_command(main)"
     answer = python("-c", script, OPENAI_API_KEY="sk-topsecret1")
     assert answer.returncode == 70
     assert "Traceback" in answer.stderr
@@ -136,7 +134,7 @@ def test_a_bug_shows_its_traceback_without_secrets():
 
 
 def test_a_reader_that_goes_away_is_no_error():
-    script = "from chimera.cli import run_command\nrun_command(lambda argv: print('x' * 10**7))"
+    script = "from chimera.core.cli import run_command\nrun_command(lambda argv: print('x' * 10**7))"
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
     assert process.stdout is not None
     process.stdout.read(10)
@@ -150,7 +148,7 @@ def test_calls_to_this_machine_go_past_any_proxy(loopback_server: str):
     """With a dead proxy in the environment, a command still reaches its own servers, and so do its children."""
     call = f"import httpx; print(httpx.get({loopback_server!r}).status_code)"
     script = (
-        "import subprocess, sys\nfrom chimera.cli import run_command\n"
+        "import subprocess, sys\nfrom chimera.core.cli import run_command\n"
         f"def main(argv):\n    {call}\n    sys.stdout.flush()\n"
         f"    subprocess.run([sys.executable, '-c', {call!r}], check=True)\n"
         "run_command(main)"
@@ -357,7 +355,7 @@ def test_the_import_rule_holds(copy: Path):
         ("evaluation/planted.py", "import training", "training, evaluation and agents import downwards only"),
         ("chimera/planted.py", "import agents.roles", "the core imports no other package; entry points may"),
         ("chimera/serving/planted.py", "import training", "the core imports no other package; entry points may"),
-        ("training/planted.py", "import chimera.config_command", "nothing imports an entry point"),
+        ("training/planted.py", "import chimera.config.command", "nothing imports an entry point"),
         ("evaluation/planted.py", "import agentlightning", "only training imports agentlightning, verl, trl and wandb"),
         ("agents/planted.py", "import torch.nn", "only training and chimera.serving import torch and transformers"),
         (
@@ -380,7 +378,7 @@ def test_a_planted_import_in_a_function_breaks_its_contract(copy: Path, module: 
 def test_every_command_that_imports_upwards_is_known_to_the_import_rule():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     protected = {name for contract in contracts for name in contract.get("protected_modules", ())}
-    entry_points = {module for module, _ in COMMANDS.values()} - {"chimera.data"}
+    entry_points = {module for module, _ in COMMANDS.values()} - {"chimera.data.tasks"}
     assert entry_points - protected == set()
     assert [module for module in protected if importlib.util.find_spec(module) is None] == []
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chimera.errors import ConfigError
-from chimera.secrets import (
+from chimera.core.errors import ConfigError
+from chimera.core.secrets import (
     SECRETS,
     SHORTEST_SECRET,
     RedactingFilter,

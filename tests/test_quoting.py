@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.excerpts import split_sentences
 from agents.prompting import opening, tool_message
 from agents.quoting import MAX_ENUM, answer_format, fault, numbered, numbers, resolved, sentences, texts_read
 from agents.roles import ROLES
 from agents.schemas import MAX_QUOTE, Hypothesis
-from agents.sources import sources_seen, sources_within
-from chimera.quotes import MIN_QUOTE_WORDS, occurs
+from agents.tools.excerpts import split_sentences
+from agents.tools.sources import sources_seen, sources_within
+from chimera.core.quotes import MIN_QUOTE_WORDS, occurs
 
 SEARCH = "literature_search"
 GENETICIST, REFINER = ROLES["Geneticist"], ROLES["HypothesisRefiner"]

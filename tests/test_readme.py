@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from chimera.config import Config
-from chimera.secrets import ENVIRONMENT
+from chimera.config.tree import Config
+from chimera.core.secrets import ENVIRONMENT
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -14,24 +14,24 @@ from scipy import stats
 from sklearn.metrics import f1_score
 from statsmodels.stats.multitest import multipletests
 
-from chimera.config import load_config
-from chimera.errors import RunError
-from chimera.jsonl import append_line
-from chimera.policies import Policy
-from chimera.runs import Run
-from evaluation import report_table
-from evaluation.judge import CRITERIA
-from evaluation.plots import Plot
-from evaluation.publish import publish_predictions
-from evaluation.recorded import load_study
-from evaluation.report import build, compare_all, stage_pairs
-from evaluation.report_files import write_report
-from evaluation.report_page import inlined, page
-from evaluation.report_text import markdown
-from evaluation.report_words import notes, players
-from evaluation.rollouts import RolloutRecord
-from evaluation.study import Plan, PlannedTask, Stage
-from evaluation.verify import differences, find_run, read_report, unlike, verify
+from chimera.config.tree import load_config
+from chimera.core.errors import RunError
+from chimera.run.directory import Run
+from chimera.run.jsonl import append_line
+from chimera.run.policies import Policy
+from evaluation.records.recorded import load_study
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.records.study import Plan, PlannedTask, Stage
+from evaluation.report import table as report_table
+from evaluation.report.build import build, compare_all, stage_pairs
+from evaluation.report.files import write_report
+from evaluation.report.page import inlined, page
+from evaluation.report.plots.base import Plot
+from evaluation.report.publish import publish_predictions
+from evaluation.report.text import markdown
+from evaluation.report.words import notes, players
+from evaluation.scores.judge import CRITERIA
+from evaluation.verify.check import differences, find_run, read_report, unlike, verify
 
 LABELS = ["yes"] * 6 + ["no"] * 4 + ["maybe"] * 2
 DECISIONS = {

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from chimera.jsonl import read_lines
-from chimera.policies import live
-from chimera.runs import Run
+from chimera.run.directory import Run
+from chimera.run.jsonl import read_lines
+from chimera.run.policies import live
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 """Two whole runs, one of them started three times, come before the first test."""

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from agents.prompting import opening, tool_message
 from agents.record import CallRecord, ModelCall, ToolUse
 from agents.roles import ROLES
-from chimera.config import RewardConfig
-from chimera.types import ResearchTask, Section
-from evaluation.judge import CRITERIA
-from evaluation.rewards import Reward, call_reward, compute_reward, reward_names
+from chimera.config.tree import RewardConfig
+from chimera.core.types import ResearchTask, Section
+from evaluation.scores.judge import CRITERIA
+from evaluation.scores.rewards import Reward, call_reward, compute_reward, reward_names
 
 SENTENCE = "Pain score was lower with melanolix (p=0.01)."
 TASK = ResearchTask("17", "Does melanolix reduce pain?", (Section("RESULTS", SENTENCE),), "yes", "generated")

@@ -16,16 +16,16 @@ import respx
 from lab_kit import CONCLUSION, SECRET, collect, config_for, open_lab, task
 from rich.console import Console
 
-from chimera.config import Config, GatewayConfig
-from chimera.data import Dataset
-from chimera.errors import ConfigError, RunError
-from chimera.types import ResearchTask, Section
-from evaluation.rollouts import RolloutInput, RolloutRecord
-from evaluation.spans import read
-from evaluation.traced_calls import model_calls
-from training.gather import choose
+from chimera.config.tree import Config, GatewayConfig
+from chimera.core.errors import ConfigError, RunError
+from chimera.core.types import ResearchTask, Section
+from chimera.data.tasks import Dataset
+from evaluation.records.rollouts import RolloutInput, RolloutRecord
+from evaluation.traces.calls import model_calls
+from evaluation.traces.spans import read
+from training.algorithms.gather import choose
+from training.lab.runner import Doors, RunnerSpec
 from training.phases import PHASES, check_names
-from training.runner import Doors, RunnerSpec
 from training.summary import summarize
 
 ROLE_MODELS = {
@@ -162,7 +162,7 @@ def test_reward_parts_sum_to_the_reward(gathered):
 def test_reward_and_parts_are_emitted_as_one_reward_span(gathered):
     import agentlightning as agl
 
-    from training import traces
+    from training.learning import traces
 
     record = gathered.records["drug0"]
     (span,) = [span for span in traces.read(gathered.run.path / record.trace) if agl.get_rewards_from_span(span)]
@@ -172,7 +172,7 @@ def test_reward_and_parts_are_emitted_as_one_reward_span(gathered):
 
 
 def test_every_model_call_has_its_token_ids_once_and_its_role(gathered):
-    from training import traces
+    from training.learning import traces
 
     for record in gathered.records.values():
         if record.status == "failed":
@@ -192,7 +192,7 @@ def test_every_model_call_has_its_token_ids_once_and_its_role(gathered):
 
 
 def test_every_exchange_of_the_server_is_in_exactly_one_trace(gathered):
-    from training import traces
+    from training.learning import traces
 
     spans = [traces.read(path) for path in (gathered.run.path / "traces").rglob("*.gz")]
     found = [span.attributes["llm.hosted_vllm.id"] for trace in spans for span in trace if span.name == traces.EXCHANGE]
@@ -214,7 +214,7 @@ def test_a_rollout_whose_runner_was_killed_gets_another_attempt(gathered):
 
 
 def test_a_repaired_answer_is_counted_and_both_its_calls_are_traced(gathered):
-    from training import traces
+    from training.learning import traces
 
     record = gathered.records["repairing"]
     assert (record.status, record.counts["repairs"]) == ("succeeded", 1)
@@ -289,7 +289,7 @@ async def test_a_gateway_that_cannot_be_started_again_fails_the_run(error, messa
 
 
 async def test_a_gateway_that_keeps_dying_fails_the_run(scripted_openai, tmp_path, monkeypatch):
-    monkeypatch.setattr("training.gateway.process.MAX_RESTARTS", 0)
+    monkeypatch.setattr("training.lab.gateway.process.MAX_RESTARTS", 0)
     async with open_lab(scripted_openai.url, tmp_path, [task("any")], runners=1) as lab:
         os.kill(lab.gateway.pid, signal.SIGKILL)
         with pytest.raises(RunError, match=r"was killed by SIGKILL, after 0 restarts \(see .*gateway\.log\)"):
@@ -308,7 +308,7 @@ def test_neither_conclusion_nor_key_is_anywhere_in_the_run(gathered):
 
 
 def test_the_view_shows_failures_once_a_kind_and_every_part(gathered):
-    from training.view import result_table
+    from training.watch.view import result_table
 
     output = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115  closed with the console
     output.print(result_table("gather", list(gathered.records.values()), 60.0))
@@ -331,7 +331,7 @@ def test_summary_counts_failures_and_leaves_missing_rewards_out(gathered):
 
 
 async def test_a_late_rollout_is_ended_by_its_runner(scripted_openai, tmp_path, monkeypatch):
-    monkeypatch.setattr("training.lab.GRACE_SECONDS", 3600.0)
+    monkeypatch.setattr("training.lab.lab.GRACE_SECONDS", 3600.0)
     scripted_openai.hooks[:] = [scripted_openai.never]
     async with open_lab(scripted_openai.url, tmp_path, [task("late")], timeout_s=1.0, runners=1) as lab:
         late = (await collect(lab, [task("late")]))["late"]

@@ -12,16 +12,16 @@ import psutil
 import pytest
 import yaml
 
-from chimera.chain import read_chain
-from chimera.errors import ConfigError
-from chimera.jsonl import read_lines
-from chimera.seals import history, unlike_disk
+from chimera.core.errors import ConfigError
+from chimera.run.chain import read_chain
+from chimera.run.jsonl import read_lines
+from chimera.run.seals import history, unlike_disk
 
 HANGING_SECONDS = 600.0
 """No test waits longer for a process to end; nothing is expected to come near it."""
 
 WITHOUT_WATCHDOG = """
-from chimera.cli import run_command
+from chimera.core.cli import run_command
 from chimera.train import main
 from training import interrupt
 
@@ -239,7 +239,7 @@ def test_too_low_a_limit_of_open_files_is_one_sentence_and_a_soft_one_is_raised(
     """Without this, a run at `ulimit -n 64` waits for ever for connections that nobody can open."""
     script = """
     import resource, sys
-    from chimera.cli import run_command
+    from chimera.core.cli import run_command
     from chimera.train import main
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv.pop(1))))

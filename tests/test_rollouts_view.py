@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from evaluation.rollouts import RolloutRecord
-from training import view as view_module
-from training.view import TimeLeftColumn, make_view
+from evaluation.records.rollouts import RolloutRecord
+from training.watch import view as view_module
+from training.watch.view import TimeLeftColumn, make_view
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.schemas import FinalDecision, PeerReview, SafetyReview
-from chimera.quotes import missing_quotes, occurs
-from chimera.serving.rubric import GRADERS, grade
-from chimera.serving.rubric_payload import TEXT_FIELDS
-from chimera.types import DECISION_OF_LABEL, LABELS
-from evaluation.judge import Judgement
+from chimera.core.quotes import missing_quotes, occurs
+from chimera.core.types import DECISION_OF_LABEL, LABELS
+from chimera.rubric.grader import GRADERS, grade
+from chimera.rubric.payload import TEXT_FIELDS
+from evaluation.scores.judge import Judgement
 
 SCHEMAS = {
     "PeerReview": PeerReview,

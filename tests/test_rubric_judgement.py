@@ -8,17 +8,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agents.schemas import Protocol
-from chimera.config import RewardConfig
-from chimera.serving.rubric import grade
-from chimera.serving.rubric_coherence import implied_answers
-from chimera.serving.rubric_judge import Case, efficiency, novelty, read_case, sample_size_score
-from chimera.serving.rubric_payload import TEXT_FIELDS
-from chimera.serving.rubric_text import concepts, covered, fields_substance, focus, numbers, topic_match
-from chimera.synthetic import GeneratedTask, generate
-from chimera.synthetic_vocabulary import ENDPOINTS
-from chimera.types import Label
-from evaluation.canaries import OF_PROTOCOL
-from evaluation.judge import CRITERIA
+from chimera.config.tree import RewardConfig
+from chimera.core.types import Label
+from chimera.data.generated.tasks import GeneratedTask, generate
+from chimera.data.generated.vocabulary import ENDPOINTS
+from chimera.rubric.coherence import implied_answers
+from chimera.rubric.grader import grade
+from chimera.rubric.judge import Case, efficiency, novelty, read_case, sample_size_score
+from chimera.rubric.payload import TEXT_FIELDS
+from chimera.rubric.text import concepts, covered, fields_substance, focus, numbers, topic_match
+from evaluation.scores.canaries import OF_PROTOCOL
+from evaluation.scores.judge import CRITERIA
 
 ITEMS = list(generate(24, seed=11, levels=(1, 2, 3, 4)))
 REAL_GOAL = "Do mutations causing low HDL-C promote increased carotid intima-media thickness?"

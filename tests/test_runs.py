@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chimera.config import Config, load_config
-from chimera.errors import RunError
-from chimera.hashes import hash_artifact
-from chimera.jsonl import append_line, read_lines
-from chimera.runs import Run, list_runs
-from chimera.secrets import register_secret
+from chimera.config.tree import Config, load_config
+from chimera.core.errors import RunError
+from chimera.core.secrets import register_secret
+from chimera.run.directory import Run, list_runs
+from chimera.run.hashes import hash_artifact
+from chimera.run.jsonl import append_line, read_lines
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -78,8 +78,8 @@ def test_what_json_cannot_hold_is_refused_and_leaves_no_trace(tmp_path: Path, va
 
 def test_a_full_disk_is_an_error_and_leaves_no_half_line(tmp_path: Path):
     script = (
-        "import resource, signal, sys; from pathlib import Path; from chimera.jsonl import append_line\n"
-        "from chimera.errors import RunError\n"
+        "import resource, signal, sys; from pathlib import Path; from chimera.run.jsonl import append_line\n"
+        "from chimera.core.errors import RunError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
         "file = Path(sys.argv[1]); append_line(file, {'a': 'x' * 50})\n"
         "try: append_line(file, {'b': 'x' * 90})\n"
@@ -112,7 +112,7 @@ def test_processes_append_at_once_without_mixing_lines(tmp_path: Path):
 
 def test_what_a_killed_writer_reported_is_on_the_file(tmp_path: Path):
     script = (
-        "import sys; from pathlib import Path; from chimera.jsonl import append_line\n"
+        "import sys; from pathlib import Path; from chimera.run.jsonl import append_line\n"
         "for number in range(10**6):\n"
         "    append_line(Path(sys.argv[1]), {'number': number, 'text': 'x' * 3000}); print(number, flush=True)"
     )
@@ -303,8 +303,8 @@ def test_no_secret_reaches_any_file_of_a_run(tmp_path: Path, monkeypatch: pytest
 
 _OWNER = """
 import os, signal, sys
-from chimera.config import load_config
-from chimera.runs import Run
+from chimera.config.tree import load_config
+from chimera.run.directory import Run
 run = Run.create("a", load_config(None, ["runs_dir=" + sys.argv[1]]), resume=True)
 child = os.fork()
 if child == 0:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from sklearn.metrics import f1_score
 
-from chimera.errors import RunError
+from chimera.core.errors import RunError
 from evaluation.seeds.compare import build
 from evaluation.seeds.runs import SeedRun
 from evaluation.seeds.study_text import about, markdown, notes, tables

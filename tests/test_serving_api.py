@@ -10,10 +10,10 @@ from openai.types.chat import ChatCompletion
 
 from agents.prompting import opening, response_format, schema_format
 from agents.roles import ROLES
-from chimera.config import ModelConfig, ServingConfig
-from chimera.serving.app import create_app
-from chimera.serving.protocol import parse_request
-from chimera.serving.service import Service
+from chimera.config.tree import ModelConfig, ServingConfig
+from chimera.serving.embedded.app import create_app
+from chimera.serving.embedded.protocol import parse_request
+from chimera.serving.embedded.service import Service
 
 KEY = "right-key"
 CONTEXT = 1200
@@ -282,7 +282,7 @@ async def test_models_are_listed_with_their_weights(client):
 
 
 async def test_rubric_models_answer_in_the_same_form(client):
-    from chimera.serving.rubric import grade
+    from chimera.rubric.grader import grade
 
     payload = {
         "protocol": {

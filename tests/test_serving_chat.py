@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from chimera.serving.chat import ChatFormat, parse_answer
-from chimera.serving.grammar import ToolStyle, schema_grammar, tools_grammar
-from chimera.serving.protocol import BadRequest, ChatMessage, parse_request
+from chimera.serving.embedded.chat import ChatFormat, parse_answer
+from chimera.serving.embedded.grammar import ToolStyle, schema_grammar, tools_grammar
+from chimera.serving.embedded.protocol import BadRequest, ChatMessage, parse_request
 
 TOOL = {
     "type": "function",
@@ -223,7 +223,7 @@ def with_tools(style=ToolStyle(), *, must_call=False, parallel=True, answer=None
     ids=["schema", "auto", "one call", "call or schema", "required", "spaced", "arguments"],
 )
 def test_grammars_accept_exactly_the_offered_forms(serving_model, tokenizer, grammar, accepted, refused):
-    from chimera.serving.grammar import Grammars
+    from chimera.serving.embedded.grammar import Grammars
 
     grammars = Grammars(tokenizer, 512, [tokenizer.token_to_id("<|im_end|>")])
 

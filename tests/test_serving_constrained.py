@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from agents.prompting import response_format, schema_format
 from agents.roles import ROLES
-from chimera.config import ModelConfig, ServingConfig
-from chimera.serving.protocol import parse_request
-from chimera.serving.service import Service
+from chimera.config.tree import ModelConfig, ServingConfig
+from chimera.serving.embedded.protocol import parse_request
+from chimera.serving.embedded.service import Service
 
 TOOL = {
     "type": "function",

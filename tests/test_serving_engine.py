@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chimera.config import ModelConfig, ServingConfig
-from chimera.errors import ConfigError
-from chimera.serving.checkpoint import NANO, load_checkpoint
-from chimera.serving.protocol import parse_request
-from chimera.serving.rows import MIN_REUSE, RowTable
-from chimera.serving.sampling import choose, nucleus
-from chimera.serving.service import Service
+from chimera.config.tree import ModelConfig, ServingConfig
+from chimera.core.errors import ConfigError
+from chimera.serving.embedded.checkpoint import NANO, load_checkpoint
+from chimera.serving.embedded.protocol import parse_request
+from chimera.serving.embedded.rows import MIN_REUSE, RowTable
+from chimera.serving.embedded.sampling import choose, nucleus
+from chimera.serving.embedded.service import Service
 
 VARIANTS = [{"tied": True, "kv_heads": 2}, {"tied": False, "kv_heads": 1}, {"tied": False, "kv_heads": 4}]
 
@@ -348,7 +348,7 @@ def test_a_hub_name_is_served_under_its_own_name(serving_model, monkeypatch):
 
 @pytest.mark.skipif(not (NANO / "model.safetensors").is_file(), reason="the bundled model has not been made yet")
 def test_the_bundled_model_loads_and_can_call_tools():
-    from chimera.serving.completion import TextSide
+    from chimera.serving.embedded.completion import TextSide
 
     checkpoint = load_checkpoint("nano")
     assert checkpoint.name == "nano"

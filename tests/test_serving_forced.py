@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from agents.prompting import schema_format
-from chimera.config import ModelConfig, ServingConfig
-from chimera.serving.grammar import Grammars, allowed_tokens, schema_grammar
-from chimera.serving.protocol import parse_request
-from chimera.serving.service import Service
+from chimera.config.tree import ModelConfig, ServingConfig
+from chimera.serving.embedded.grammar import Grammars, allowed_tokens, schema_grammar
+from chimera.serving.embedded.protocol import parse_request
+from chimera.serving.embedded.service import Service
 
 SENTENCES = [
     f"In the {name} analysis, the rate was {10 + number} per cent lower in the treated group (p=0.0{number})."

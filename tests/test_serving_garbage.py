@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from chimera.errors import ModelError, UnreachableError
+from chimera.core.errors import ModelError, UnreachableError
 from chimera.serving.client import Endpoint, HttpModel
-from evaluation.judge import CRITERIA, Judge
+from evaluation.scores.judge import CRITERIA, Judge
 
 LONG = 3600.0
 """A time limit that no busy machine reaches."""

@@ -20,11 +20,11 @@ import pytest
 
 from agents.prompting import opening, response_format, schema_format
 from agents.roles import ROLES
-from chimera.config import ModelConfig, ModelsConfig, ServingConfig
-from chimera.errors import ConfigError, ModelError
+from chimera.config.tree import ModelConfig, ModelsConfig, ServingConfig
+from chimera.core.errors import ConfigError, ModelError
 from chimera.serving.client import HttpModel
+from chimera.serving.embedded.service import Service
 from chimera.serving.process import ServerProcess, serve
-from chimera.serving.service import Service
 
 RUBRIC = ModelConfig(kind="rubric")
 ELSEWHERE = ModelConfig(
@@ -214,7 +214,7 @@ def test_sigterm_lets_running_requests_finish_and_later_calls_say_that_it_is_gon
 PARENT = """
 import sys, threading
 from pathlib import Path
-from chimera.config import ModelConfig, ModelsConfig, ServingConfig
+from chimera.config.tree import ModelConfig, ModelsConfig, ServingConfig
 from chimera.serving.process import serve
 
 own = ModelConfig(path=sys.argv[1])
@@ -311,9 +311,9 @@ def test_an_endpoint_whose_key_is_not_set_is_a_configuration_error(serving_model
 def test_rubrics_alone_need_no_torch():
     code = """
 import sys
-import chimera.serving.app, chimera.serving.process
-from chimera.config import ModelConfig, ServingConfig
-from chimera.serving.service import Service
+import chimera.serving.embedded.app, chimera.serving.process
+from chimera.config.tree import ModelConfig, ServingConfig
+from chimera.serving.embedded.service import Service
 Service({"judge": ModelConfig(kind="rubric")}, ServingConfig())
 print("torch" in sys.modules, "transformers" in sys.modules)
 """
@@ -337,7 +337,7 @@ def test_answers_do_not_wait_for_delayed_acknowledgements():
     """asyncio turns Nagle's algorithm off for sockets it knows to be TCP; a mistaken family costs 40 ms an answer."""
     code = """
 import socket, sys, uvicorn
-from chimera.serving.__main__ import main
+from chimera.serving.embedded.__main__ import main
 uvicorn.Server.run = lambda self, sockets: print(*[(one.family.name, one.proto) for one in sockets])
 sys.exit(main())
 """

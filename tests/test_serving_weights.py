@@ -6,9 +6,9 @@ import json
 import pytest
 
 from agents.prompting import schema_format
-from chimera.config import ModelConfig, ServingConfig
-from chimera.serving.protocol import BadRequest, parse_request
-from chimera.serving.service import Service
+from chimera.config.tree import ModelConfig, ServingConfig
+from chimera.serving.embedded.protocol import BadRequest, parse_request
+from chimera.serving.embedded.service import Service
 
 CONTEXT = 1200
 QUESTION = [{"role": "user", "content": "the rate?"}]

@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 from agents.prompting import opening, response_format, tool_message
 from agents.roles import JUNIORS, ROLES
-from chimera.config import Config, ModelConfig, ServingConfig
-from chimera.config_learning import SftConfig
-from chimera.errors import ConfigError, RunError
-from chimera.serving.checkpoint import NANO, load_language
-from chimera.serving.protocol import parse_request
-from chimera.serving.service import Service
-from chimera.types import DECISION_OF_LABEL
-from evaluation.rollouts import RolloutRecord
-from training.experience import Conversation
-from training.sft import Sft
-from training.sft_render import NOT_LEARNED, Renderer, Row
-from training.sft_select import candidates, select
+from chimera.config.learning import SftConfig
+from chimera.config.tree import Config, ModelConfig, ServingConfig
+from chimera.core.errors import ConfigError, RunError
+from chimera.core.types import DECISION_OF_LABEL
+from chimera.serving.embedded.checkpoint import NANO, load_language
+from chimera.serving.embedded.protocol import parse_request
+from chimera.serving.embedded.service import Service
+from evaluation.records.rollouts import RolloutRecord
+from training.algorithms.sft.phase import Sft
+from training.algorithms.sft.render import NOT_LEARNED, Renderer, Row
+from training.algorithms.sft.select import candidates, select
+from training.learning.experience import Conversation
 
 GOAL = "Is pain lower?"
 TOOLS = [

@@ -20,20 +20,22 @@ import torch
 
 from agents.record import ModelCall
 from agents.roles import JUNIORS
-from chimera.config import Config, ModelConfig, ServingConfig
-from chimera.errors import RunError
-from chimera.policies import Policy
-from chimera.runs import Run
-from chimera.serving.checkpoint import NANO, load_checkpoint, load_weights
-from chimera.serving.protocol import parse_request
-from chimera.serving.service import Service
-from chimera.synthetic import generate
-from evaluation.rollouts import RolloutRecord
-from training import sft, sft_child, traces
+from chimera.config.tree import Config, ModelConfig, ServingConfig
+from chimera.core.errors import RunError
+from chimera.data.generated.tasks import generate
+from chimera.run.directory import Run
+from chimera.run.policies import Policy
+from chimera.serving.embedded.checkpoint import NANO, load_checkpoint, load_weights
+from chimera.serving.embedded.protocol import parse_request
+from chimera.serving.embedded.service import Service
+from evaluation.records.rollouts import RolloutRecord
+from training.algorithms.sft import child as sft_child
+from training.algorithms.sft import phase as sft
+from training.algorithms.sft.child import Spec
+from training.algorithms.sft.phase import Sft
+from training.algorithms.sft.process import SftProcess, sft_environment
+from training.learning import traces
 from training.nano.transcripts import careful, junior
-from training.sft import Sft
-from training.sft_child import Spec
-from training.sft_process import SftProcess, sft_environment
 
 SETTINGS = {"epochs": 2, "batch_size": 24, "micro_batch_size": 8, "lr": 1e-3, "warmup_ratio": 0, "quantile": 0.5}
 
@@ -375,7 +377,7 @@ async def test_a_cancelled_phase_leaves_no_process(tmp_path, spec):
 
 def test_the_process_ends_with_its_parent_however_that_ends(tmp_path):
     script = (
-        "import asyncio, sys; from pathlib import Path; from training.sft_process import SftProcess\n"
+        "import asyncio, sys; from pathlib import Path; from training.algorithms.sft.process import SftProcess\n"
         "async def main():\n"
         "    async with SftProcess(Path(sys.argv[1]), 'never') as process:\n"
         "        print(process.pid, flush=True)\n"

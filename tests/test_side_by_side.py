@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera.runs import Run
-from evaluation.rollouts import RolloutRecord
-from evaluation.side_by_side import pick, segments, view
-from evaluation.study import Place, Plan, PlannedTask, Stage, StageAnswers, Study
+from chimera.run.directory import Run
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.records.study import Place, Plan, PlannedTask, Stage, StageAnswers, Study
+from evaluation.report.side_by_side import pick, segments, view
 
 HYPOTHESIS = {"evidence": ["The rate fell (p=0.01)."], "comparison": "lower", "claim": "it works", "answer": "yes"}
 OUTPUTS = {

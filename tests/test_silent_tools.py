@@ -3,9 +3,9 @@
 import pytest
 
 from agents.record import ModelCall, ToolUse, tool_calls
-from chimera.config import load_config
-from evaluation.rollouts import RolloutRecord
-from evaluation.silent_tools import ENOUGH, Watch, never_searched, silent_warnings
+from chimera.config.tree import load_config
+from evaluation.conduct.silent_tools import ENOUGH, Watch, never_searched, silent_warnings
+from evaluation.records.rollouts import RolloutRecord
 
 JUNIORS = ("Geneticist", "Pharmacologist", "Neurologist")
 ENDPOINT = ["models.junior.kind=endpoint", "models.junior.base_url=http://x/v1", "models.junior.model=big"]

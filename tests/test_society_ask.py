@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agents.roles import JUNIORS, ROLES
-from agents.source_log import SourceLog
-from agents.sources import given_sources
-from chimera.abstracts import LONGEST, read_abstract, sections
+from agents.tools.source_log import SourceLog
+from agents.tools.sources import given_sources
 from chimera.ask import main
-from chimera.ask_view import Card, cards, show, source_lines
-from chimera.config import ToolsConfig, load_config
-from chimera.data import load
-from chimera.errors import ConfigError, DataError, RoleError, RunError
-from chimera.runs import Run
-from chimera.seals import seal
-from chimera.serving.checkpoint import NANO
-from chimera.toy import toy_parts
-from chimera.types import Brief
-from evaluation.grounds import Origins
+from chimera.config.tree import ToolsConfig, load_config
+from chimera.core.abstracts import LONGEST, read_abstract, sections
+from chimera.core.errors import ConfigError, DataError, RoleError, RunError
+from chimera.core.toy import toy_parts
+from chimera.core.types import Brief
+from chimera.data.tasks import load
+from chimera.run.directory import Run
+from chimera.run.seals import seal
+from chimera.serving.embedded.checkpoint import NANO
+from chimera.show.ask import Card, cards, show, source_lines
+from evaluation.conduct.grounds import Origins
 
 QUESTION = "Does nightly zorbex lower the relapse rate?"
 ABSTRACT = """BACKGROUND: Relapse is common.
@@ -161,7 +161,7 @@ def test_given_evidence_is_in_the_prompt_and_listed_as_a_source(answers, abstrac
 
 
 def test_the_runs_seed_is_used_nothing_is_hidden_and_connections_are_closed(answers, abstract, monkeypatch):
-    import evaluation.live_society
+    import evaluation.conduct.live_society
     from chimera.serving.client import HttpModel
 
     build, close, options, closed = evaluation.live_society.build_toolbox, HttpModel.aclose, [], []
@@ -236,7 +236,7 @@ def test_the_toy_is_named_first_and_last_and_quotes_no_invented_study(tmp_path, 
 
 
 def test_the_toys_warning_also_ends_what_fails(abstract, monkeypatch, capsys):
-    import evaluation.live_society
+    import evaluation.conduct.live_society
 
     def broken(*_, **__):
         raise RoleError("Supervisor", "said nothing")
@@ -283,8 +283,8 @@ def test_that_no_role_searched_is_a_warning_with_the_setting(answers, abstract, 
 
 
 def test_a_trained_run_answers_with_its_weights_and_its_policy(tmp_path, capsys):
-    from chimera.policies import WENT_LIVE, Policy
-    from training.bandit_policy import BanditPolicy, Settings
+    from chimera.run.policies import WENT_LIVE, Policy
+    from training.algorithms.bandit.policy import BanditPolicy, Settings
 
     config = load_config(None, [f"runs_dir={tmp_path}", "data.size=60"])
     with Run.create("trained", config) as run:

@@ -18,11 +18,11 @@ from agents.nodes import NODES
 from agents.prompting import payload_of
 from agents.record import ModelCall, ToolUse, no_observer, no_operation
 from agents.roles import JUNIORS, ROLES
-from agents.sources import sources_seen
 from agents.state import ResearchState
-from chimera.config import SocietyConfig
-from chimera.errors import ModelError, RoleError
-from chimera.types import Brief, ResearchTask, Section
+from agents.tools.sources import sources_seen
+from chimera.config.tree import SocietyConfig
+from chimera.core.errors import ModelError, RoleError
+from chimera.core.types import Brief, ResearchTask, Section
 
 MAJOR = {"issues": ["redo it"], "severity": "MAJOR", "verdict": "REVISE"}
 CRITICAL = {"issues": ["unsafe"], "severity": "CRITICAL", "verdict": "REVISE"}

@@ -13,9 +13,9 @@ import pytest
 import chimera.graph
 from agents.graph import build_graph
 from agents.roles import ROLES
-from chimera.config import SocietyConfig
+from chimera.config.tree import SocietyConfig
 from chimera.graph import CAPTIONS, GROUPS, diagram, main, mermaid
-from chimera.graph_drawing import BOX_HEIGHT, BOX_WIDTH, END, START, Box, Edge, draw, layers, loops, positions
+from chimera.show.graph import BOX_HEIGHT, BOX_WIDTH, END, START, Box, Edge, draw, layers, loops, positions
 
 ASSETS = Path(chimera.graph.__file__).parent / "assets"
 ARROW = re.compile(r"^ +(\w+) (-->|-\.->)(?:\|(\w+)\|)? (\w+)$", re.MULTILINE)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agents.prompting import dump, payload_of, response_format
 from agents.record import ModelCall, ToolUse
 from agents.roles import JUNIORS, ROLES
-from chimera.errors import RoleError
+from chimera.core.errors import RoleError
 from chimera.serving.client import Endpoint, HttpModel
 
 SEARCH = "literature_search"

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera.errors import RunError
-from chimera.secrets import register_secret
-from evaluation.spans import (
+from chimera.core.errors import RunError
+from chimera.core.secrets import register_secret
+from evaluation.traces.calls import last_outcome, model_calls, outcome, untraced
+from evaluation.traces.spans import (  # fmt: skip
     EXCHANGE,
     OPERATION,
     RAW,
@@ -19,8 +20,7 @@ from evaluation.spans import (
     outcome_span,
     read,
     write,
-)  # fmt: skip
-from evaluation.traced_calls import last_outcome, model_calls, outcome, untraced
+)
 
 texts = st.text()
 values = st.recursive(
@@ -127,9 +127,9 @@ def test_a_broken_file_is_an_error_that_names_it(tmp_path):
 
 
 def test_training_reads_made_spans_as_its_own(tmp_path):
-    from chimera.config import RewardConfig
-    from training import traces
-    from training.adapter import HierarchicalTraceAdapter
+    from chimera.config.tree import RewardConfig
+    from training.learning import traces
+    from training.learning.adapter import HierarchicalTraceAdapter
 
     answer = {"evidence": ["It's so."], "comparison": "c", "claim": "d", "answer": "yes"}
     record = {
@@ -156,7 +156,7 @@ def test_training_reads_made_spans_as_its_own(tmp_path):
 
 
 def test_both_readers_see_the_same_in_a_trace_of_training(tmp_path):
-    from training import traces
+    from training.learning import traces
 
     import agentlightning as agl  # isort: skip  (after training, which keeps LiteLLM from asking the network)
 

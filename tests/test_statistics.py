@@ -12,9 +12,9 @@ from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
-from chimera.types import LABELS
-from evaluation.paired import paired_difference
-from evaluation.statistics import (
+from chimera.core.types import LABELS
+from evaluation.measures.paired import paired_difference
+from evaluation.measures.statistics import (
     bootstrap_mean,
     bootstrap_statistic,
     exchange_test,

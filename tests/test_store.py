@@ -10,8 +10,8 @@ import httpx
 import pytest
 from agentlightning.types import EnqueueRolloutRequest
 
-from training.gateway.exchanges import Exchange, encode
-from training.store import KeyedStoreClient, LabStore
+from training.lab.gateway.exchanges import Exchange, encode
+from training.lab.store import KeyedStoreClient, LabStore
 
 SPANS = 1500
 
@@ -92,7 +92,7 @@ async def test_a_late_span_of_a_killed_runner_does_not_keep_the_rollout_from_its
 
 
 async def test_a_clock_that_is_set_forward_does_not_end_a_rollout_as_late(monkeypatch):
-    monkeypatch.setattr("training.store.SCAN_SECONDS", 0.0)
+    monkeypatch.setattr("training.lab.store.SCAN_SECONDS", 0.0)
     store = LabStore(lambda _: None)
     store.employ("Worker-0")
     hour = agl.RolloutConfig(timeout_seconds=3600)

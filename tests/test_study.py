@@ -10,12 +10,12 @@ import threading
 import psutil
 import pytest
 
-from chimera.errors import ConfigError, RunError
-from chimera.jsonl import read_lines
-from chimera.policies import WENT_LIVE, Policy
-from chimera.runs import Run
+from chimera.core.errors import ConfigError, RunError
+from chimera.run.directory import Run
+from chimera.run.jsonl import read_lines
+from chimera.run.policies import WENT_LIVE, Policy
+from chimera.run.study_children import run_child
 from chimera.study import main
-from chimera.study_children import run_child
 
 LONG = 200
 """Seconds: far beyond what anything here takes, on a busy machine too."""
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(4 * LONG)
 @pytest.fixture
 def trained(scripted_run, scripted_openai, tmp_path):
     """A study's folder with two finished runs, whose models are endpoints: `data0-seed0` and `data0-seed1`."""
-    from training.bandit_policy import BanditPolicy, Settings
+    from training.algorithms.bandit.policy import BanditPolicy, Settings
 
     scripted_openai.hooks.append(obedient(scripted_openai))
     folder = tmp_path / "mine"

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera import synthetic_text, synthetic_vocabulary
-from chimera.synthetic import (
+from chimera.core.types import LABELS, SOURCE_NAMES
+from chimera.data.generated import text as synthetic_text
+from chimera.data.generated import vocabulary as synthetic_vocabulary
+from chimera.data.generated.tasks import (
     LABEL_MIX,
     OTHER_ANSWER,
     Finding,
@@ -24,8 +26,7 @@ from chimera.synthetic import (
     generate,
     generate_one,
 )
-from chimera.synthetic_vocabulary import ENDPOINTS
-from chimera.types import LABELS, SOURCE_NAMES
+from chimera.data.generated.vocabulary import ENDPOINTS
 
 made_tasks = st.builds(generate_one, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 4))
 
@@ -168,7 +169,7 @@ def test_an_item_does_not_depend_on_the_size(seed, index, more, levels):
 def test_tasks_are_the_same_in_every_process():
     """Python's salted hashes must not matter."""
     code = (
-        "from chimera.synthetic import generate; import hashlib;"
+        "from chimera.data.generated.tasks import generate; import hashlib;"
         "print(hashlib.sha256(repr([(m.task, m.facts) for m in generate(40, seed=3)]).encode()).hexdigest())"
     )
     here = hashlib.sha256(repr([(m.task, m.facts) for m in generate(40, seed=3)]).encode()).hexdigest()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from chimera.synthetic_reader import ASPECTS, answer, asked_direction, asked_endpoint, read, read_direction
-from chimera.types import Brief, Section
+from chimera.core.types import Brief, Section
+from chimera.data.generated.reader import ASPECTS, answer, asked_direction, asked_endpoint, read, read_direction
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from chimera.chain import link, read_chain
-from chimera.config import ModelsConfig, load_config
+from chimera.config.tree import ModelsConfig, load_config
 from chimera.eval import main
-from chimera.policies import ROLLED_BACK, WENT_LIVE, Policy
-from chimera.runs import Run
-from chimera.seals import seal
-from evaluation.asked import RunThen
-from evaluation.recorded import load_study
-from evaluation.report import build
-from evaluation.report_files import write_report
-from evaluation.study import Plan
-from evaluation.verify import find_run, verify
+from chimera.run.chain import link, read_chain
+from chimera.run.directory import Run
+from chimera.run.policies import ROLLED_BACK, WENT_LIVE, Policy
+from chimera.run.seals import seal
+from evaluation.records.recorded import load_study
+from evaluation.records.study import Plan
+from evaluation.report.build import build
+from evaluation.report.files import write_report
+from evaluation.verify.asked import RunThen
+from evaluation.verify.check import find_run, verify
 
 REPORT, ROLLOUTS = "report/report.json", "rollouts/eval-{split}-{stage}.jsonl"
 
@@ -34,7 +34,7 @@ def evaluate(run, *arguments):
 @pytest.fixture(scope="module")
 def finished(scripted_openai, tmp_path_factory):
     """A run with a policy that went live and one that was rolled back, evaluated; reviewers and judge are rubrics."""
-    from training.bandit_policy import BanditPolicy, Settings
+    from training.algorithms.bandit.policy import BanditPolicy, Settings
 
     def obedient(request):
         payload = json.loads(request["messages"][1]["content"])
@@ -223,8 +223,8 @@ def chain(folder, change):
 
 def rebuild(folder, change=lambda events: events):
     """The ledger anew, so that it holds the hash of every file as it is now."""
-    from chimera.hashes import hash_artifact
-    from evaluation.asked import hashes_of
+    from chimera.run.hashes import hash_artifact
+    from evaluation.verify.asked import hashes_of
 
     def files(report):
         found = (

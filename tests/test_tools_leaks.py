@@ -5,12 +5,12 @@ import respx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.leaks import is_source, same_title
-from agents.passages import Passage
-from agents.tools import build_toolbox
-from chimera.config import ToolsConfig
-from chimera.fingerprints import fingerprint
-from chimera.types import Brief, Section
+from agents.tools.leaks import is_source, same_title
+from agents.tools.passages import Passage
+from agents.tools.toolbox import build_toolbox
+from chimera.config.tree import ToolsConfig
+from chimera.core.fingerprints import fingerprint
+from chimera.core.types import Brief, Section
 
 PMID = "21550158"
 GOAL = "Does zinc shorten the common cold in healthy adults?"

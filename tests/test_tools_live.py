@@ -12,17 +12,17 @@ import httpx
 import pytest
 import respx
 
-from agents.live_go import QuickGO
-from agents.live_http import LiveHttp, SearchCache, retry_after
-from agents.live_proteins import UniProt
-from agents.live_pubmed import PubMed
-from agents.live_tavily import Tavily
-from agents.live_trials import ClinicalTrials
-from agents.markup import element_text, parse_xml, text_of
-from agents.passages import Passage, ToolError
-from agents.tools import build_toolbox
-from chimera.config import ToolsConfig
-from chimera.types import Brief
+from agents.tools.live.go import QuickGO
+from agents.tools.live.http import LiveHttp, SearchCache, retry_after
+from agents.tools.live.proteins import UniProt
+from agents.tools.live.pubmed import PubMed
+from agents.tools.live.tavily import Tavily
+from agents.tools.live.trials import ClinicalTrials
+from agents.tools.markup import element_text, parse_xml, text_of
+from agents.tools.passages import Passage, ToolError
+from agents.tools.toolbox import build_toolbox
+from chimera.config.tree import ToolsConfig
+from chimera.core.types import Brief
 
 KEY = "secret-key-4711"
 BRIEF = Brief("99999999", "Is this another question altogether?", ())

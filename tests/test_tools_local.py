@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.excerpts import GAP, excerpt, split_sentences
-from agents.fulltext import Database
-from agents.literature import LiteratureIndex, describes_trial
-from agents.passages import MAX_QUERY, Passage, Query, ToolError, clean
 from agents.roles import ROLES
-from agents.tools import Tool, Toolbox, ToolResult, build_toolbox
-from chimera.config import ToolsConfig
-from chimera.errors import ConfigError
-from chimera.types import Brief
+from agents.tools.excerpts import GAP, excerpt, split_sentences
+from agents.tools.fulltext import Database
+from agents.tools.literature import LiteratureIndex, describes_trial
+from agents.tools.passages import MAX_QUERY, Passage, Query, ToolError, clean
+from agents.tools.toolbox import Tool, Toolbox, ToolResult, build_toolbox
+from chimera.config.tree import ToolsConfig
+from chimera.core.errors import ConfigError
+from chimera.core.types import Brief
 
 PUBMEDQA = Path(__file__).parents[2] / "shared" / "pubmedqa" / "ori_pqal.json"
 BRIEF = Brief("1", "Does zinc shorten colds?", ())

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.ontology import ASSETS, build_file, go_id, main, open_knowledge, seed
-from agents.ontology_files import read_proteins, read_terms
-from agents.passages import ToolError
-from agents.tools import build_toolbox
-from chimera.config import ToolsConfig
-from chimera.errors import ConfigError, DataError
-from chimera.types import Brief
+from agents.tools.ontology import ASSETS, build_file, go_id, main, open_knowledge, seed
+from agents.tools.ontology_files import read_proteins, read_terms
+from agents.tools.passages import ToolError
+from agents.tools.toolbox import build_toolbox
+from chimera.config.tree import ToolsConfig
+from chimera.core.errors import ConfigError, DataError
+from chimera.core.types import Brief
 
 TABLE = (
     "Entry\tEntry Name\tProtein names\tGene Names\tOrganism\tFunction [CC]\tGene Ontology IDs\n"
@@ -221,7 +221,7 @@ def test_the_command_builds_a_database(ontology_files):
     command = [
         sys.executable,
         "-m",
-        "agents.ontology",
+        "agents.tools.ontology",
         "import",
         "--go",
         str(ontology_files / "go.obo"),

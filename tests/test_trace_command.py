@@ -6,13 +6,13 @@ import sys
 import pytest
 
 from chimera import ask, trace
-from chimera.config import Config
-from chimera.errors import ChimeraError, ConfigError, RunError
-from chimera.runs import Run
-from evaluation.rollout_index import find, recorded_rollouts
-from evaluation.rollouts import RolloutRecord
-from evaluation.spans import Position, exchange_span, operation_span, outcome_span, write
-from evaluation.token_records import TokenRecord, tokens_file, write_tokens
+from chimera.config.tree import Config
+from chimera.core.errors import ChimeraError, ConfigError, RunError
+from chimera.run.directory import Run
+from evaluation.records.rollout_index import find, recorded_rollouts
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.traces.spans import Position, exchange_span, operation_span, outcome_span, write
+from evaluation.traces.token_records import TokenRecord, tokens_file, write_tokens
 
 ANSWER = '{"evidence":["It fell."],"comparison":"c","claim":"d","answer":"yes"}'
 
@@ -30,7 +30,7 @@ LEARNED = rollout(0xABC1, "t-1", "ppo", trace="traces/ppo/a.jsonl.gz")
 
 
 def ids_of(text):
-    from evaluation.token_texts import load_tokenizer
+    from evaluation.traces.token_texts import load_tokenizer
 
     return load_tokenizer("nano").encode(text, add_special_tokens=False).ids
 

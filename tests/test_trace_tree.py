@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agents.record import ModelCall, ToolUse
-from evaluation.rollouts import RolloutRecord
-from evaluation.spans import RAW, Position, exchange_span, operation_span, outcome_span
-from evaluation.token_records import TokenRecord
-from evaluation.token_texts import load_tokenizer, token_texts
-from evaluation.trace_page import page
-from evaluation.trace_text import gist, outline, plain_lines, show, tool_texts
-from evaluation.trace_tree import tree
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.traces.page import page
+from evaluation.traces.spans import RAW, Position, exchange_span, operation_span, outcome_span
+from evaluation.traces.text import gist, outline, plain_lines, show, tool_texts
+from evaluation.traces.token_records import TokenRecord
+from evaluation.traces.token_texts import load_tokenizer, token_texts
+from evaluation.traces.tree import tree
 
 HYPOTHESIS = {"evidence": ["It fell."], "comparison": "asked lower; found lower", "claim": "It works", "answer": "yes"}
 PROTOCOL = {

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
-from chimera.config import Config
-from evaluation.verdicts import margins, verdict
+from chimera.config.tree import Config
+from evaluation.measures.verdicts import margins, verdict
 
 ORDER = {"worse": 0, "no difference shown": 1, "non-inferior": 2, "better": 3}
 FINITE = st.floats(-1, 1)

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.record import ModelCall, ToolUse, by_visit
-from chimera.types import LABELS
-from evaluation.rollouts import RolloutRecord
-from evaluation.study import BaselineAnswer, Plan, PlannedTask, Stage, StageAnswers
-from evaluation.votes import affordable, counted, majority_of
+from chimera.core.types import LABELS
+from evaluation.measures.votes import affordable, counted, majority_of
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.records.study import BaselineAnswer, Plan, PlannedTask, Stage, StageAnswers
 
 BASE = Stage("base", "base", "sequence", (), {"junior": "nano@0"})
 PPO = Stage("ppo", "after ppo", "sequence", (), {"junior": "nano@0", "senior": "senior@ppo"})

@@ -21,17 +21,17 @@ import agentlightning as agl
 import psutil
 import pytest
 
-from chimera.config import Config
-from chimera.policies import Policy
-from chimera.runs import Run
-from evaluation.rewards import Reward
-from evaluation.rollouts import RolloutRecord
-from training import children
-from training.agent import emit_parts
-from training.metrics import Metrics
-from training.wandb_hook import WandbLoggingHook
-from training.wandb_mirror import COLUMNS, protocol_rows
-from training.wandb_run import open_sinks, run_id
+from chimera.config.tree import Config
+from chimera.run.directory import Run
+from chimera.run.policies import Policy
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.scores.rewards import Reward
+from training.lab import children
+from training.lab.agent import emit_parts
+from training.watch.metrics import Metrics
+from training.watch.wandb_hook import WandbLoggingHook
+from training.watch.wandb_mirror import COLUMNS, protocol_rows
+from training.watch.wandb_run import open_sinks, run_id
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 WAIT_SECONDS = 600.0
@@ -80,7 +80,7 @@ PATIENCE = dict.fromkeys(("WANDB_INIT_TIMEOUT", "WANDB_FINISH_TIMEOUT", "WANDB__
 def patient():
     """W&B's time limits are those of a user who waits; on a busy machine it would be cut off."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("training.wandb_run.CLOSE_SECONDS", WAIT_SECONDS)
+        patch.setattr("training.watch.wandb_run.CLOSE_SECONDS", WAIT_SECONDS)
         for name, value in PATIENCE.items():
             patch.setenv(name, value)
         yield
@@ -468,10 +468,10 @@ def test_a_killed_wandb_is_told_and_stops_nothing(tmp_path):
 MAIN = """
 import sys
 from pathlib import Path
-from chimera.config import Config
-from chimera.runs import Run
-from training.metrics import Metrics
-from training.wandb_run import open_sinks
+from chimera.config.tree import Config
+from chimera.run.directory import Run
+from training.watch.metrics import Metrics
+from training.watch.wandb_run import open_sinks
 
 if __name__ == "__main__":
     config = Config.model_validate({"runs_dir": Path(sys.argv[1])})
@@ -567,7 +567,7 @@ async def test_a_hook_that_fails_says_so_once_and_rollouts_go_on(caplog):
     statuses = await run_with(WandbLoggingHook(broken), ["plain", "plain", "plain"])
     assert statuses == ["succeeded"] * 3
     assert broken.calls == 1
-    assert [record.message for record in caplog.records if record.name == "training.wandb_hook"] == [
+    assert [record.message for record in caplog.records if record.name == "training.watch.wandb_hook"] == [
         "rollouts are no longer logged to W&B: OSError: W&B is gone"
     ]
 

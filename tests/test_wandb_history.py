@@ -11,10 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import wandb
 
-from chimera.errors import ConfigError, RunError
-from training.metrics import ARTIFACT, PROTOCOLS
-from training.wandb_history import lines_from, lines_of
-from training.wandb_steps import PhaseSteps
+from chimera.core.errors import ConfigError, RunError
+from training.watch.metrics import ARTIFACT, PROTOCOLS
+from training.watch.wandb_history import lines_from, lines_of
+from training.watch.wandb_steps import PhaseSteps
 
 KEY = "fedcba9876543210" * 2 + "76543210"
 PATH = "me/chimera/abc"

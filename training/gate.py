@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from chimera import policies
-from chimera.config import Config
-from chimera.data import Dataset
-from chimera.errors import ConfigError, RunError
-from chimera.policies import ROLLED_BACK, WENT_LIVE, Policy
-from evaluation.comparison import Comparison
-from evaluation.plan import gate_tasks
-from evaluation.rollouts import RolloutInput, RolloutRecord
-from evaluation.study import BASE, GATE
+from chimera.config.tree import Config
+from chimera.core.errors import ConfigError, RunError
+from chimera.data.tasks import Dataset
+from chimera.run import policies
+from chimera.run.policies import ROLLED_BACK, WENT_LIVE, Policy
+from evaluation.measures.comparison import Comparison
+from evaluation.records.plan import gate_tasks
+from evaluation.records.rollouts import RolloutInput, RolloutRecord
+from evaluation.records.study import BASE, GATE
 from training import gate_power
 from training.gate_rule import Rivalry, compare
 from training.summary import summarize
 
 if TYPE_CHECKING:
-    from training.lab import Lab
+    from training.lab.lab import Lab
 
 LIVE, BACK = "live", "rolled back"
 

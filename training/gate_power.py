@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from chimera.config import Config
-from evaluation.rollouts import RolloutRecord
+from chimera.config.tree import Config
+from evaluation.records.rollouts import RolloutRecord
 from training.summary import aligned
 
 LOSSES = (0.03, 0.05, 0.10)

@@ -22,11 +22,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from chimera.config import Config
-from evaluation.comparison import Comparison, compare_means, judged
-from evaluation.metrics import metrics_of
-from evaluation.paired import sign_test
-from evaluation.rollouts import RolloutRecord
+from chimera.config.tree import Config
+from evaluation.measures.comparison import Comparison, compare_means, judged
+from evaluation.measures.metrics import metrics_of
+from evaluation.measures.paired import sign_test
+from evaluation.records.rollouts import RolloutRecord
 
 Verdict = Literal["better", "non-inferior", "no difference shown", "past the margin", "worse"]
 

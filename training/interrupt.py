@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from chimera.cli import INTERRUPTED
+from chimera.core.cli import INTERRUPTED
 
 STOP_SECONDS = 9.0
 """A stop takes at most so long, whatever hangs; each step of it has a limit of its own besides."""

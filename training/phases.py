@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
-from chimera.errors import ConfigError
+from chimera.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from chimera.config import Config
-    from chimera.data import Dataset
-    from chimera.policies import Policy
-    from training.lab import Lab
+    from chimera.config.tree import Config
+    from chimera.data.tasks import Dataset
+    from chimera.run.policies import Policy
+    from training.lab.lab import Lab
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from typing import Any
 
 import agentlightning as agl
 
-from chimera.chain import head
-from chimera.policies import Policy
-from chimera.runs import LEDGER
-from chimera.seals import seal
+from chimera.run.chain import head
+from chimera.run.directory import LEDGER
+from chimera.run.policies import Policy
+from chimera.run.seals import seal
 from training.gate import Gate
-from training.lab import Lab
+from training.lab.lab import Lab
 from training.phases import Phase, PhaseResult
 
 LEDGER_PHASE = "ledger"

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from chimera.config import Config
-from chimera.data import Dataset
-from chimera.runs import Run
-from chimera.secrets import protect_logging
+from chimera.config.tree import Config
+from chimera.core.secrets import protect_logging
+from chimera.data.tasks import Dataset
+from chimera.run.directory import Run
 from chimera.serving.process import serve
-from training import children
 from training.interrupt import interruptible
+from training.lab import children
 from training.phases import Phase
-from training.view import make_view
+from training.watch.view import make_view
 
 
 def train(run: Run, config: Config, dataset: Dataset, phases: Sequence[Phase], secrets: Mapping[str, str]) -> None:
@@ -64,10 +64,10 @@ async def _train(
         starting = asyncio.create_task(asyncio.to_thread(stack.enter_context, serving))
         await asyncio.sleep(0)
 
-        from training.lab import Lab
-        from training.metrics import Metrics
+        from training.lab.lab import Lab
         from training.pipeline import Pipeline
-        from training.wandb_run import open_sinks
+        from training.watch.metrics import Metrics
+        from training.watch.wandb_run import open_sinks
 
         sinks = await asyncio.to_thread(open_sinks, run, config, secrets, view.note)
         metrics = stack.enter_context(Metrics(run, sinks, view.warn))

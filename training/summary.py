@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from evaluation import alignment
-from evaluation.rollouts import RolloutRecord
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.scores import alignment
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -1,1 +1,1 @@
-"""Model servers: embedded, endpoint and rubric, all behind the OpenAI chat API."""
+"""Models behind OpenAI's API. Read `client` first, then `process`, which starts the embedded server."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from pydantic_core import from_json
 
-from chimera.errors import ModelError, UnreachableError
+from chimera.core.errors import ModelError, UnreachableError
 
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI

@@ -19,12 +19,12 @@ from typing import Any
 
 import httpx
 
-from chimera.child_environment import child_environment
-from chimera.config import ModelConfig, ModelsConfig, ServingConfig
-from chimera.errors import ConfigError, ModelError, RunError
-from chimera.ports import check_sockets, listen
-from chimera.serving.checkpoint import locate
+from chimera.config.tree import ModelConfig, ModelsConfig, ServingConfig
+from chimera.core.errors import ConfigError, ModelError, RunError
+from chimera.core.ports import check_sockets, listen
+from chimera.run.child_environment import child_environment
 from chimera.serving.client import Endpoint
+from chimera.serving.embedded.checkpoint import locate
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 1.5
@@ -144,7 +144,15 @@ class ServerProcess:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "chimera.serving", "--fd", str(listener.fileno()), "--parent", str(os.getpid())],
+                [
+                    sys.executable,
+                    "-m",
+                    "chimera.serving.embedded",
+                    "--fd",
+                    str(listener.fileno()),
+                    "--parent",
+                    str(os.getpid()),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -12,8 +12,18 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from evaluation.metrics import MACRO_F1
-from evaluation.plan import ALONE
+from evaluation.measures.metrics import MACRO_F1
+from evaluation.measures.statistics import (
+    Mean,
+    Numbers,
+    Statistic,
+    bootstrap_statistic,
+    f1_rows,
+    macro_f1_of_totals,
+    unseen_share,
+)
+from evaluation.records.plan import ALONE
+from evaluation.records.study import BASE
 from evaluation.seeds.crossed import (
     Estimate,
     crossed_interval,
@@ -23,16 +33,6 @@ from evaluation.seeds.crossed import (
     probability_of_improvement,
 )
 from evaluation.seeds.runs import FINAL, Key, SeedRun
-from evaluation.statistics import (
-    Mean,
-    Numbers,
-    Statistic,
-    bootstrap_statistic,
-    f1_rows,
-    macro_f1_of_totals,
-    unseen_share,
-)
-from evaluation.study import BASE
 
 FORMAT, VERSION = "chimera-study", 1
 METRICS = ("reward", "alignment", MACRO_F1, "decision_alignment")

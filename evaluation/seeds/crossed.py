@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 from scipy.stats import trim_mean
 
-from evaluation.statistics import Numbers, Statistic
+from evaluation.measures.statistics import Numbers, Statistic
 
 TRIMMED = 0.25
 """Share of the scores that the interquartile mean leaves out at either end."""

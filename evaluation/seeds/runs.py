@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from chimera.errors import RunError
-from chimera.plain_json import parse_json
-from chimera.types import Label
-from evaluation.plan import ALONE
-from evaluation.study import BASE
+from chimera.core.errors import RunError
+from chimera.core.plain_json import parse_json
+from chimera.core.types import Label
+from evaluation.records.plan import ALONE
+from evaluation.records.study import BASE
 
 FINAL = "final"
 """In a study, the last stage of a run's sequence, whatever its name in the run."""

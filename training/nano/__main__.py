@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.roles import JUNIORS
-from chimera.synthetic import GeneratedTask, generate
+from chimera.data.generated.tasks import GeneratedTask, generate
 from training.nano.fit import Example, Schedule, Shape, encode
 from training.nano.transcripts import Habits, Transcript, careful, junior, stream
 
@@ -139,6 +139,6 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    from chimera.cli import run_command
+    from chimera.core.cli import run_command
 
     run_command(main)

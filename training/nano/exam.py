@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from agents.schemas import Hypothesis
-from chimera.types import LABELS
+from chimera.core.types import LABELS
 from training.nano.fit import render
 from training.nano.transcripts import Transcript
 

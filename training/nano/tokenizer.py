@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chimera.errors import RunError
+from chimera.core.errors import RunError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -14,9 +14,9 @@ from typing import Any
 from agents.prompting import Message, dump, opening, tool_message
 from agents.roles import JUNIORS, LITERATURE, ROLES
 from agents.schemas import Hypothesis, Protocol
-from chimera.synthetic import Finding, GeneratedTask
-from chimera.synthetic_vocabulary import ENDPOINTS
-from chimera.types import Label, ResearchTask, abstract_text
+from chimera.core.types import Label, ResearchTask, abstract_text
+from chimera.data.generated.tasks import Finding, GeneratedTask
+from chimera.data.generated.vocabulary import ENDPOINTS
 
 EXPERT = {"drug": "Pharmacologist", "behaviour": "Neurologist", "gene": "Geneticist"}
 """Which junior is careful on which kind of exposure."""

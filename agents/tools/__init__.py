@@ -1,0 +1,1 @@
+"""What the scientists can search. Read `toolbox` first; models read the docstrings of its tools."""

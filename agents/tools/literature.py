@@ -1,0 +1,58 @@
+"""The local literature index: BM25 over the data set's abstracts, without their titles and conclusions.
+
+In PubMedQA an article's title is the question itself, so a title in the index would make every search trivial. Ranking
+is SQLite FTS5's BM25 (k1 = 1.2, b = 0.75) over Porter stems.
+"""
+
+import re
+import sqlite3
+from collections.abc import Sequence
+
+from agents.tools.fulltext import TOKENIZER, Database, content_words, match_any
+from agents.tools.passages import Document, Passage, clean
+
+_TRIAL = re.compile(
+    r"\brandomi[sz](?:ed|ation|ing)\b|\b(?:randomly|were|was) (?:assigned|allocated)\b|\bplacebo\b|\bdouble[- ]blind"
+    r"|\b(?:clinical|controlled|crossover|cross-over|pilot|open-label) trial\b|\bsham\b",
+    re.IGNORECASE,
+)
+
+
+def describes_trial(text: str) -> bool:
+    """True when an abstract says that participants were allocated to treatments, or calls itself a trial."""
+    return bool(_TRIAL.search(text))
+
+
+class LiteratureIndex:
+    """An immutable index of documents; searching is safe from any thread and after a fork."""
+
+    def __init__(self, documents: Sequence[Document]) -> None:
+        self._passages = [Passage(document.id, clean(document.title), clean(document.text)) for document in documents]
+        self._database = Database.in_memory(self._build)
+
+    def __len__(self) -> int:
+        return len(self._passages)
+
+    def _build(self, connection: sqlite3.Connection) -> None:
+        connection.execute(f"CREATE VIRTUAL TABLE abstracts USING fts5(body, content='', tokenize='{TOKENIZER}')")
+        connection.execute("CREATE TABLE trials (id INTEGER PRIMARY KEY)")
+        rows = list(enumerate(self._passages))
+        connection.executemany(
+            "INSERT INTO abstracts (rowid, body) VALUES (?, ?)", [(number, passage.text) for number, passage in rows]
+        )
+        connection.executemany(
+            "INSERT INTO trials VALUES (?)", [(number,) for number, passage in rows if describes_trial(passage.text)]
+        )
+
+    def search(self, query: str, limit: int, *, trials_only: bool = False) -> list[Passage]:
+        """The best `limit` passages for any text, best first; ties keep the documents' order."""
+        words = content_words(query)
+        if not words:
+            return []
+        restriction = "AND rowid IN (SELECT id FROM trials)" if trials_only else ""
+        rows = self._database.query(
+            f"SELECT rowid FROM abstracts WHERE abstracts MATCH ? {restriction} "
+            "ORDER BY bm25(abstracts), rowid LIMIT ?",
+            (match_any(words), limit),
+        )
+        return [self._passages[number] for (number,) in rows]

@@ -1,0 +1,1 @@
+"""Live back ends of the tools: PubMed, Tavily, ClinicalTrials.gov, UniProt, QuickGO."""

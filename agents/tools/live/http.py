@@ -1,0 +1,180 @@
+"""HTTP for the live tools: one time budget, polite retries, and every failure as one sentence without secrets.
+
+A connection is opened for each search: the runner processes fork and each may run several event loops, which a shared
+pool of connections would not survive. Keys travel in headers or bodies only, because httpx logs addresses.
+"""
+
+import asyncio
+import ssl
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import cache
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from agents.tools.passages import Passage, ToolError
+
+AGENT = "chimera-lab"
+"""How we introduce ourselves to every service."""
+MAX_BYTES = 8_000_000
+"""Longest answer that is read; no service sends as much for a handful of records."""
+SPARE = 3
+"""Results asked for beyond those wanted, to replace what the leak block takes out."""
+
+Answer = TypeVar("Answer", bound=BaseModel)
+Sleep = Callable[[float], Awaitable[Any]]
+_Response = tuple[int, Mapping[str, str], bytes]
+
+
+@dataclass(frozen=True)
+class LiveHttp:
+    """Sends requests to live services.
+
+    `timeout_s` bounds one request with all its retries and waits; `retries` counts further tries after 429 and 5xx.
+    Waiting follows Retry-After, or else starts at `backoff_s` and doubles.
+    """
+
+    timeout_s: float
+    retries: int
+    backoff_s: float = 0.5
+    sleep: Sleep = field(default=asyncio.sleep, repr=False)
+
+    async def request(
+        self, service: str, method: str, url: str, *, key_name: str | None = None, **options: Any
+    ) -> bytes:
+        """The body of a 200 answer; raises ToolError that names `service`, and `key_name` when the key is refused."""
+        try:
+            async with (
+                asyncio.timeout(self.timeout_s),
+                httpx.AsyncClient(
+                    verify=_ssl_context(), timeout=None, headers={"User-Agent": AGENT}, follow_redirects=False
+                ) as client,
+            ):
+                status, body = await self._tries(service, lambda: _exchange(client, service, method, url, options))
+        except TimeoutError:
+            raise ToolError(f"{service} did not answer within {self.timeout_s:g} s (tools.timeout_s)") from None
+        except httpx.DecodingError:
+            raise ToolError(f"{service} sent an answer that cannot be decompressed") from None
+        except httpx.HTTPError as error:
+            raise ToolError(f"{service} cannot be reached ({type(error).__name__})") from None
+        if status == 200:
+            return body
+        raise ToolError(_refusal(service, status, self.retries, key_name))
+
+    async def json(self, service: str, method: str, url: str, answer: type[Answer], **options: Any) -> Answer:
+        """A 200 answer read as the model `answer`; raises ToolError, also when it has another form."""
+        body = await self.request(service, method, url, **options)
+        try:
+            return answer.model_validate_json(body)
+        except ValidationError as error:
+            fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            where = ".".join(map(str, fault["loc"])) or "the whole answer"
+            raise ToolError(f"{service} answered 200 with malformed JSON ({where}: {fault['msg'][:80]})") from None
+
+    async def _tries(self, service: str, exchange: Callable[[], Awaitable[_Response]]) -> tuple[int, bytes]:
+        """Status and body of the first answer that is no 429 or 5xx, or of the last one."""
+        deadline = time.monotonic() + self.timeout_s
+        status, headers, body = await exchange()
+        for attempt in range(self.retries):
+            if status != 429 and status < 500:
+                break
+            asked = retry_after(headers.get("retry-after"))
+            delay = self.backoff_s * 2**attempt if asked is None else asked
+            if delay >= deadline - time.monotonic():
+                what = "is limiting our rate (429)" if status == 429 else f"is failing ({status})"
+                limit = f"beyond the {self.timeout_s:g} s of tools.timeout_s"
+                raise ToolError(f"{service} {what} and the next try would be in {delay:.0f} s, {limit}")
+            await self.sleep(delay)
+            status, headers, body = await exchange()
+        return status, body
+
+
+def retry_after(value: str | None) -> float | None:
+    """Seconds to wait from a Retry-After header (seconds or an HTTP date); None when absent or unreadable."""
+    if value is None:
+        return None
+    if value.strip().isdecimal():
+        return float(value)
+    try:
+        moment = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+
+
+class SearchCache:
+    """Remembers the last answers of live searches in this process, and joins equal searches that run at once.
+
+    Three juniors often ask the same question at the same moment: one request serves them all. Failures are not kept.
+    """
+
+    def __init__(self, size: int = 256) -> None:
+        self._size = size
+        self._kept: dict[Any, Sequence[Passage]] = {}
+        self._running: dict[Any, asyncio.Task[Sequence[Passage]]] = {}
+        self._lock = threading.Lock()
+
+    async def get(self, key: Any, search: Callable[[], Awaitable[Sequence[Passage]]]) -> Sequence[Passage]:
+        """The remembered answer for `key`, or what `search` gives; raises what `search` raises."""
+        with self._lock:
+            if key in self._kept:
+                self._kept[key] = self._kept.pop(key)
+                return self._kept[key]
+        place = (asyncio.get_running_loop(), key)
+        task = self._running.get(place)
+        if task is None:
+            task = asyncio.ensure_future(self._search(key, search))
+            self._running[place] = task
+            task.add_done_callback(lambda done: self._finished(place, done))
+        return await asyncio.shield(task)
+
+    async def _search(self, key: Any, search: Callable[[], Awaitable[Sequence[Passage]]]) -> Sequence[Passage]:
+        found = await search()
+        with self._lock:
+            self._kept[key] = found
+            while len(self._kept) > self._size:
+                del self._kept[next(iter(self._kept))]
+        return found
+
+    def _finished(self, place: Any, task: asyncio.Task[Sequence[Passage]]) -> None:
+        self._running.pop(place, None)
+        if not task.cancelled():
+            task.exception()
+
+
+@cache
+def _ssl_context() -> ssl.SSLContext:
+    return httpx.create_ssl_context()
+
+
+async def _exchange(
+    client: httpx.AsyncClient, service: str, method: str, url: str, options: Mapping[str, Any]
+) -> _Response:
+    body = bytearray()
+    async with client.stream(method, url, **options) as response:
+        async for chunk in response.aiter_bytes():
+            body += chunk
+            if len(body) > MAX_BYTES:
+                raise ToolError(f"{service} sent more than {MAX_BYTES // 1_000_000} MB: ask for something narrower")
+        return response.status_code, response.headers, bytes(body)
+
+
+def _refusal(service: str, status: int, retries: int, key_name: str | None) -> str:
+    tries = f" after {retries + 1} tries" if retries else ""
+    if status == 429:
+        return f"{service} is limiting our rate (429){tries}: try again later"
+    if status >= 500:
+        return f"{service} is failing ({status}){tries}: try again later"
+    if 300 <= status < 400:
+        return f"{service} points to another address ({status}), which is not asked: query and key stay here"
+    if status in (401, 403) and key_name:
+        return f"{service} refused the key ({status}): check {key_name}"
+    return f"{service} refused the search ({status}): try other words"

@@ -1,0 +1,109 @@
+"""UniProt's REST API."""
+
+import re
+from collections.abc import Sequence
+
+from pydantic import BaseModel, Field
+
+from agents.tools.fulltext import content_words
+from agents.tools.live.http import SPARE, LiveHttp, SearchCache
+from agents.tools.ontology_files import strip_evidence
+from agents.tools.passages import Passage, Query
+
+SERVICE = "UniProt"
+_ACCESSION = re.compile(r"[OPQ][0-9][A-Z0-9]{3}[0-9]|[A-NR-Z][0-9](?:[A-Z][A-Z0-9]{2}[0-9]){1,2}", re.IGNORECASE)
+
+
+class _Value(BaseModel):
+    value: str = ""
+
+
+class _Name(BaseModel):
+    full: _Value = Field(default_factory=_Value, alias="fullName")
+
+
+class _Description(BaseModel):
+    recommended: _Name | None = Field(default=None, alias="recommendedName")
+    submitted: list[_Name] = Field(default_factory=list, alias="submissionNames")
+
+
+class _Gene(BaseModel):
+    name: _Value = Field(default_factory=_Value, alias="geneName")
+
+
+class _Organism(BaseModel):
+    name: str = Field(default="", alias="scientificName")
+
+
+class _Comment(BaseModel):
+    kind: str = Field(default="", alias="commentType")
+    texts: list[_Value] = Field(default_factory=list)
+
+
+class _Entry(BaseModel):
+    accession: str = Field(alias="primaryAccession")
+    description: _Description = Field(default_factory=_Description, alias="proteinDescription")
+    genes: list[_Gene] = Field(default_factory=list)
+    organism: _Organism = Field(default_factory=_Organism)
+    comments: list[_Comment] = Field(default_factory=list)
+
+
+class _Answer(BaseModel):
+    results: list[_Entry]
+
+
+class UniProt:
+    """Reviewed proteins: human ones of that name, else of any species, else human ones that its words are about."""
+
+    def __init__(self, http: LiveHttp, results: int, base_url: str = "https://rest.uniprot.org") -> None:
+        self._http = http
+        self._wanted = results + SPARE
+        self._base_url = base_url
+        self._cache = SearchCache()
+
+    async def protein_lookup(self, name: Query) -> Sequence[Passage]:
+        """Look up a protein in UniProt by name, gene symbol or accession."""
+        return await self._cache.get(name, lambda: self._search(name))
+
+    async def _search(self, name: str) -> Sequence[Passage]:
+        words = content_words(name)
+        if not words:
+            return []
+        if _ACCESSION.fullmatch(name):
+            return await self._entries(f"accession:{name.upper()}")
+        phrase = " ".join(name.replace('"', " ").replace("\\", " ").split())
+        named = f'(gene_exact:"{phrase}" OR protein_name:"{phrase}") AND reviewed:true'
+        about = f"({' AND '.join(words)}) AND reviewed:true"
+        return (
+            await self._entries(f"{named} AND organism_id:9606")
+            or await self._entries(named)
+            or await self._entries(f"{about} AND organism_id:9606")
+        )
+
+    async def _entries(self, query: str) -> list[Passage]:
+        answer = await self._http.json(
+            SERVICE,
+            "GET",
+            f"{self._base_url}/uniprotkb/search",
+            _Answer,
+            params={
+                "query": query,
+                "format": "json",
+                "size": self._wanted,
+                "fields": "accession,protein_name,gene_names,organism_name,cc_function",
+            },
+        )
+        return [_passage(entry) for entry in answer.results]
+
+
+def _passage(entry: _Entry) -> Passage:
+    described = entry.description
+    candidates = [*([described.recommended] if described.recommended else []), *described.submitted]
+    name = next((candidate.full.value for candidate in candidates if candidate.full.value), entry.accession)
+    gene = next((f"gene {gene.name.value}; " for gene in entry.genes if gene.name.value), "")
+    organism = f"{entry.organism.name}; " if entry.organism.name else ""
+    function = " ".join(
+        strip_evidence(text.value) for comment in entry.comments if comment.kind == "FUNCTION" for text in comment.texts
+    )
+    text = f"{name} ({gene}{organism}UniProt {entry.accession})." + (f" Function: {function}" if function else "")
+    return Passage(entry.accession, name, text, f"https://www.uniprot.org/uniprotkb/{entry.accession}")

@@ -1,0 +1,110 @@
+"""PubMed through NCBI's E-utilities: esearch for PMIDs, efetch for abstracts."""
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Sequence
+
+from pydantic import BaseModel, Field
+
+from agents.tools.fulltext import content_words
+from agents.tools.live.http import AGENT, SPARE, LiveHttp, SearchCache
+from agents.tools.markup import element_text, parse_xml
+from agents.tools.passages import Passage, Query, ToolError
+
+SERVICE = "PubMed"
+NCBI_KEY = "NCBI_API_KEY"
+
+
+class _Found(BaseModel):
+    idlist: list[str] = Field(default_factory=list)
+    error: str | None = Field(default=None, alias="ERROR")
+
+
+class _SearchAnswer(BaseModel):
+    esearchresult: _Found
+
+
+class PubMed:
+    """Abstracts from PubMed; `key` (NCBI_API_KEY) only raises the rate limit from 3 to 10 requests a second."""
+
+    def __init__(
+        self,
+        http: LiveHttp,
+        results: int,
+        key: str | None = None,
+        base_url: str = "https://eutils.ncbi.nlm.nih.gov/entrez/eutils",
+    ) -> None:
+        self._http = http
+        self._wanted = results + SPARE
+        self._identity = {"tool": AGENT, **({"api_key": key} if key else {})}
+        self._base_url = base_url
+        self._cache = SearchCache()
+
+    async def literature_search(self, query: Query) -> Sequence[Passage]:
+        """Search PubMed abstracts of medical studies by research question or key words."""
+        return await self._cache.get(query, lambda: self._search(query))
+
+    async def _search(self, query: str) -> Sequence[Passage]:
+        """Articles with all words of the query first; when they are too few, articles with any of them follow."""
+        words = content_words(query)
+        if not words:
+            return []
+        ids = await self._ids(" AND ".join(words))
+        if len(ids) < self._wanted and len(words) > 1:
+            ids = list(dict.fromkeys((*ids, *await self._ids(" OR ".join(words)))))[: self._wanted]
+        return await self._fetch(ids) if ids else []
+
+    async def _ids(self, term: str) -> list[str]:
+        data = {"db": "pubmed", "term": term, "retmax": self._wanted, "retmode": "json", "sort": "relevance"}
+        answer = await self._http.json(
+            SERVICE,
+            "POST",
+            f"{self._base_url}/esearch.fcgi",
+            _SearchAnswer,
+            data={**data, **self._identity},
+            key_name=NCBI_KEY,
+        )
+        if answer.esearchresult.error:
+            raise ToolError(f"{SERVICE} could not run the search: {answer.esearchresult.error[:100]}")
+        return answer.esearchresult.idlist
+
+    async def _fetch(self, ids: Sequence[str]) -> list[Passage]:
+        data = {"db": "pubmed", "id": ",".join(ids), "retmode": "xml"}
+        body = await self._http.request(
+            SERVICE,
+            "POST",
+            f"{self._base_url}/efetch.fcgi",
+            data={**data, **self._identity},
+            key_name=NCBI_KEY,
+        )
+        try:
+            root = parse_xml(body)
+        except ValueError as error:
+            raise ToolError(f"{SERVICE} answered 200 with malformed XML: {str(error)[:120]}") from error
+        if root.tag != "PubmedArticleSet":
+            raise ToolError(f"{SERVICE} answered 200 with <{root.tag[:40]}> where <PubmedArticleSet> was expected")
+        found = {passage.id: passage for article in root.iter("PubmedArticle") if (passage := _passage(article))}
+        return [found[id_] for id_ in ids if id_ in found]
+
+
+def _passage(article: ElementTree.Element) -> Passage | None:
+    """One article as a passage; None without PMID or abstract."""
+    pmid = element_text(article.find("MedlineCitation/PMID"))
+    parts = article.findall("MedlineCitation/Article/Abstract/AbstractText")
+    sections = [(part.get("Label", ""), element_text(part)) for part in parts]
+    text = " ".join(f"{label}: {body}" if label else body for label, body in sections if body)
+    if not pmid or not text:
+        return None
+    title = element_text(article.find("MedlineCitation/Article/ArticleTitle"))
+    linked = [*_about(article), *article.findall("PubmedData/ArticleIdList/ArticleId")]
+    shown = f"TITLE: {title} {text}" if title else text
+    return Passage(pmid, title, shown, f"https://pubmed.ncbi.nlm.nih.gov/{pmid}/", _texts(linked))
+
+
+def _about(article: ElementTree.Element) -> list[ElementTree.Element]:
+    """PMIDs of articles that this one comments on, corrects or repeats; merely citing one is no such tie."""
+    ties = article.findall("MedlineCitation/CommentsCorrectionsList/CommentsCorrections")
+    return [pmid for tie in ties if tie.get("RefType") != "Cites" for pmid in tie.findall("PMID")]
+
+
+def _texts(elements: Iterable[ElementTree.Element]) -> tuple[str, ...]:
+    return tuple(filter(None, map(element_text, elements)))

@@ -1,0 +1,79 @@
+"""Web search through Tavily, for literature or restricted to trial registries."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from agents.tools.live.http import SPARE, LiveHttp, SearchCache
+from agents.tools.markup import text_of
+from agents.tools.passages import Passage, Query
+
+SERVICE = "Tavily"
+TAVILY_KEY = "TAVILY_API_KEY"
+REGISTRIES = ("clinicaltrials.gov", "clinicaltrialsregister.eu", "isrctn.com", "trialsearch.who.int", "anzctr.org.au")
+_MOST = 20
+"""Tavily's own limit on results."""
+
+
+class _Hit(BaseModel):
+    url: str
+    title: str = ""
+    content: str = ""
+
+
+class _Answer(BaseModel):
+    results: list[_Hit]
+
+
+class Tavily:
+    """Web pages found by Tavily.
+
+    Its generated "answer" is never asked for: it would be made from the very article that the leak block removes.
+    """
+
+    def __init__(self, http: LiveHttp, results: int, key: str, base_url: str = "https://api.tavily.com") -> None:
+        self._http = http
+        self._wanted = min(_MOST, results + SPARE)
+        self._key = key
+        self._base_url = base_url
+        self._cache = SearchCache()
+
+    async def literature_search(self, query: Query) -> Sequence[Passage]:
+        """Search the web for medical studies by research question or key words."""
+        return await self._cache.get(("web", query), lambda: self._search(query, ()))
+
+    async def clinical_trials(self, query: Query) -> Sequence[Passage]:
+        """Search the web pages of clinical trial registries by treatment, condition or key words."""
+        return await self._cache.get(("trials", query), lambda: self._search(query, REGISTRIES))
+
+    async def _search(self, query: str, domains: Sequence[str]) -> list[Passage]:
+        body: dict[str, Any] = {
+            "query": query,
+            "search_depth": "basic",
+            "max_results": self._wanted,
+            "include_answer": False,
+            "include_raw_content": False,
+        }
+        if domains:
+            body["include_domains"] = list(domains)
+        answer = await self._http.json(
+            SERVICE,
+            "POST",
+            f"{self._base_url}/search",
+            _Answer,
+            json=body,
+            headers={"Authorization": f"Bearer {self._key}"},
+            key_name=TAVILY_KEY,
+        )
+        return [
+            Passage(hit.url, text_of(hit.title), _shown(text_of(hit.title), text_of(hit.content)), hit.url)
+            for hit in answer.results
+            if hit.url and hit.content.strip()
+        ]
+
+
+def _shown(title: str, text: str) -> str:
+    if not title:
+        return text
+    return f"TITLE: {title} {text}" if title.endswith((".", "?", "!")) else f"TITLE: {title}. {text}"

@@ -1,0 +1,72 @@
+"""What tools read and what they return: documents, passages, and the text hygiene that both go through."""
+
+import unicodedata
+from dataclasses import dataclass
+from typing import Annotated, Protocol
+
+from pydantic import StringConstraints
+
+from chimera.core.errors import ChimeraError
+
+MAX_QUERY = 400
+"""Longest query in characters; Tavily refuses longer ones, and no PubMedQA question comes near it."""
+
+MAX_SOURCE = 20_000
+"""Longest text of one result, in characters, that is looked at at all; live services may send whole pages."""
+
+Query = Annotated[str, StringConstraints(strict=True, strip_whitespace=True, min_length=1, max_length=MAX_QUERY)]
+"""What a model may pass to a tool."""
+
+
+class ToolError(ChimeraError):
+    """A tool could not do its work; the toolbox turns it into a tool result that says so."""
+
+
+class Document(Protocol):
+    """Anything with an id, a title and a text, such as `chimera.data.tasks.Document`."""
+
+    @property
+    def id(self) -> str:
+        """Identifier, a PMID for PubMedQA."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """Title; for PubMedQA it is the question, so it is never indexed."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """The abstract as "LABEL: text LABEL: text", without its conclusion."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One search result.
+
+    `linked` holds what else identifies the work (PMIDs, DOIs, citations of a trial's publications). It serves only to
+    recognise the article behind a question and is never shown to a model.
+    """
+
+    id: str
+    title: str
+    text: str
+    url: str | None = None
+    linked: tuple[str, ...] = ()
+
+
+def clean(text: str) -> str:
+    """Make `text` safe as data: at most `MAX_SOURCE` characters, no control characters, no lone surrogates.
+
+    Line breaks become spaces; printable text passes unchanged, which keeps quotes verbatim. Control tokens of chat
+    templates are the concern of `agents.prompting`, which escapes them.
+    """
+    return "".join(map(_printable, text[:MAX_SOURCE])).strip()
+
+
+def _printable(character: str) -> str:
+    """Spaces for line breaks and control characters; nothing for surrogates and invisible format characters."""
+    if character.isprintable():
+        return character
+    return " " if unicodedata.category(character) in ("Cc", "Zl", "Zp") else character if character.isspace() else ""

@@ -1,0 +1,33 @@
+"""A toolbox that remembers what it found, so that a person can be shown where a quote comes from."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agents.context import Tools
+from agents.tools.toolbox import Passage, ToolResult
+from chimera.core.types import Brief
+
+
+class SourceLog:
+    """A toolbox that remembers every passage it gave, with the title and address that prompts leave out.
+
+    Attributes:
+        calls: How many tool calls were made.
+        found: Each passage with the tool that gave it, in the order of the calls.
+    """
+
+    def __init__(self, toolbox: Tools) -> None:
+        self._toolbox = toolbox
+        self.calls = 0
+        self.found: list[tuple[str, Passage]] = []
+
+    def specs(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """The OpenAI tool schemas of `names`."""
+        return self._toolbox.specs(names)
+
+    async def call(self, name: str, arguments: Mapping[str, Any], *, brief: Brief) -> ToolResult:
+        """Run one tool and keep what it found."""
+        self.calls += 1
+        result = await self._toolbox.call(name, arguments, brief=brief)
+        self.found += [(name, passage) for passage in result.passages]
+        return result

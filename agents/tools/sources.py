@@ -1,0 +1,58 @@
+"""The passages that a society has seen: what its claims may rest on."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from agents.prompting import Message
+from agents.quoting import passage_text
+from agents.tools.excerpts import excerpt
+from chimera.core.quotes import occurs
+from chimera.core.types import Brief, abstract_text
+
+SourceText = dict[str, str]
+"""One passage as prompts hold it: {"id", "text"}."""
+
+
+def given_sources(brief: Brief) -> list[SourceText] | None:
+    """The brief's abstract as the one source of a prompt; None when the brief has no abstract."""
+    return [{"id": brief.id, "text": abstract_text(brief.context)}] if brief.context else None
+
+
+def sources_seen(messages: Mapping[str, Sequence[Message]]) -> list[SourceText]:
+    """Every passage in any role's prompt or tool results, once, in the order of roles and messages.
+
+    An id may come twice with two texts: tools cut long passages to what the query was about, and a quote may stand in
+    either.
+    """
+    passages = (passage for channel in messages.values() for message in channel for passage in _passages(message))
+    found = dict.fromkeys((item["id"], passage_text(item)) for item in passages)
+    return [{"id": id, "text": text} for id, text in found]
+
+
+def sources_within(sources: Sequence[SourceText], quotes: Sequence[str], max_chars: int) -> list[SourceText]:
+    """As many of `sources` as fit into `max_chars` characters: first those that hold one of `quotes`, then the others.
+
+    The first is always among them, cut to sentences about the quotes when it is longer.
+    """
+    ordered = sorted(sources, key=lambda source: not any(occurs(quote, [source["text"]]) for quote in quotes))
+    found: list[SourceText] = []
+    left = max_chars
+    for source in ordered:
+        if len(source["text"]) <= left:
+            found.append(source)
+            left -= len(source["text"])
+        elif not found:
+            text = excerpt(source["text"], " ".join(quotes), max_chars)
+            found.append({**source, "text": text})
+            left -= len(text)
+    return found
+
+
+def _passages(message: Message) -> Iterable[dict[str, Any]]:
+    """The passages of one message; user and tool messages are JSON that `agents.prompting` wrote."""
+    if message["role"] == "user":
+        return json.loads(message["content"]).get("sources") or ()
+    if message["role"] == "tool":
+        return json.loads(message["content"]).get("results") or ()
+    return ()

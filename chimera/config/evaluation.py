@@ -1,0 +1,111 @@
+"""Settings of `python -m chimera.eval`."""
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from chimera.config.loader import Section
+
+PRICED = ("junior", "supervisor", "senior", "board", "principal")
+"""Logical models whose tokens a rollout counts; the judge's are not the society's."""
+PRIMARY = ("reward", "alignment", "macro_f1")
+"""The metrics that a report's conclusions rest on."""
+FAMILIES = {"main": [f"main/{name}" for name in PRIMARY], "elsewhere": [f"*/{name}" for name in PRIMARY]}
+"""The main comparison's primary metrics, then those of all other comparisons; everything else is a third family."""
+
+
+class AuditorConfig(Section):
+    """The second judge, which training never uses."""
+
+    kind: Literal["checklist", "endpoint", "none"] = Field(
+        default="checklist", description="deterministic checklist, any OpenAI-compatible server, or no second judge"
+    )
+    base_url: str | None = Field(default=None, description="endpoint: address of the server, ending in /v1")
+    model: str | None = Field(default=None, min_length=1, description="endpoint: the model's name there")
+    api_key_env: str | None = Field(
+        default=None, description="endpoint: name of the environment variable with the key, never the key itself"
+    )
+    structured: Literal["always", "final", "never"] = Field(
+        default="always",
+        description="whether to send a JSON schema: always and final do, because a judge has no tools; never does not",
+    )
+    temperature: float = Field(default=0.0, ge=0, le=2, description="sampling temperature; 0 is greedy")
+    max_tokens: int = Field(default=768, ge=1, le=1_000_000, description="longest answer, in tokens")
+    timeout_s: float = Field(default=60.0, gt=0, le=604_800, description="seconds that one call may take")
+
+    @model_validator(mode="after")
+    def _endpoint_is_complete(self) -> Self:
+        if self.kind == "endpoint" and (self.base_url is None or self.model is None):
+            raise ValueError("kind 'endpoint' needs both base_url and model")
+        if self.base_url is not None and not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", self.base_url):
+            raise ValueError("base_url must be an http(s) address without user or password, such as http://host:1/v1")
+        return self
+
+    @property
+    def name(self) -> str | None:
+        """What stands behind the second judge: "checklist", an endpoint's model, or None."""
+        return {"checklist": "checklist", "endpoint": self.model, "none": None}[self.kind]
+
+    def unused(self) -> Mapping[str, str]:
+        """Only an endpoint has settings."""
+        if self.kind == "endpoint":
+            return {}
+        names = [name for name in type(self).model_fields if name != "kind"]
+        return dict.fromkeys(names, f"evaluation.auditor.kind is {self.kind!r}")
+
+
+class EvaluationConfig(Section):
+    """How stages are evaluated and compared."""
+
+    concurrency: int = Field(default=16, ge=1, le=10_000, description="rollouts at a time")
+    retries: int = Field(
+        default=10,
+        ge=0,
+        le=100,
+        description="further tries of a model call after 429, 5xx or a time-out, with growing waits",
+    )
+    confidence: float = Field(default=0.95, gt=0.5, lt=1, description="of all intervals; 1 - it is the tests' level")
+    resamples: int = Field(default=2000, ge=200, le=1_000_000, description="bootstrap samples of an interval")
+    permutations: int = Field(default=20_000, ge=200, le=10_000_000, description="random exchanges of a paired test")
+    power: float = Field(default=0.8, gt=0, lt=1, description="with which the minimum detectable effect is found")
+    self_consistency: bool = Field(
+        default=True,
+        description="also ask the junior model alone as often as the society's tokens allow, for a majority of its own",
+    )
+    prices: dict[str, Any] = Field(
+        default={},
+        description="by logical model: [USD per million prompt tokens, USD per million completion tokens]",
+    )
+    families: dict[str, Any] = Field(
+        default=FAMILIES,
+        description="tests that Holm's correction takes together: by name a list of patterns comparison/metric, such "
+        "as main/reward or base:sft/*; the first that matches counts, the rest is one more family",
+    )
+    auditor: AuditorConfig = AuditorConfig()
+
+    @model_validator(mode="after")
+    def _families_are_lists_of_patterns(self) -> Self:
+        for name, patterns in self.families.items():
+            if not isinstance(patterns, list) or not patterns:
+                raise ValueError(f"families.{name} must be a list of patterns such as [main/reward], not {patterns!r}")
+            for pattern in patterns:
+                if not isinstance(pattern, str) or not re.fullmatch(r"[^/\s]+/[^/\s]+", pattern):
+                    raise ValueError(
+                        f"families.{name} must name comparison/metric, as main/reward does, not {pattern!r}"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _prices_are_pairs_of_counted_models(self) -> Self:
+        for model, price in self.prices.items():
+            if model not in PRICED:
+                near = get_close_matches(model, PRICED, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"those are {', '.join(PRICED)}"
+                raise ValueError(f"prices.{model} is about no logical model whose tokens are counted: {hint}")
+            pair = isinstance(price, list) and len(price) == 2
+            if not pair or not all(isinstance(one, int | float) and one >= 0 for one in price):
+                raise ValueError(f"prices.{model} must be two numbers such as [0.15, 0.6], not {price!r}")
+        return self

@@ -1,0 +1,230 @@
+"""From settings to a typed tree of sections: keys are checked first, then types and ranges, then whether they matter.
+
+Nothing here knows Chimera's own keys: `chimera.config.tree` declares the tree.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from chimera.config.source import Setting
+from chimera.core.errors import ConfigError
+
+SECRET_KEY = re.compile(r"api_?key|token$|secret|passw|credential", re.IGNORECASE)
+"""What the last part of an unknown key looks like when its value is meant to stay secret."""
+
+_PLAIN_NAMES: dict[Any, str] = {
+    type(None): "null",
+    str: "text",
+    bool: "true | false",
+    int: "whole number",
+    float: "number",
+    dict: "mapping",
+}
+_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+class Section(BaseModel):
+    """Base of every configuration section: frozen, numbers are finite, and unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def unused(self) -> Mapping[str, str]:
+        """Keys, relative to this section, that have no effect given its other values, each with the reason."""
+        return {}
+
+
+Tree = TypeVar("Tree", bound=Section)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One dotted key of a tree as documentation shows it."""
+
+    name: str
+    type: str
+    default: Any
+    description: str
+
+
+def keys(tree: Section, prefix: str = "") -> Iterator[Key]:
+    """Every dotted key below `tree`, in the order of declaration; `tree` supplies the defaults."""
+    for name, field in type(tree).model_fields.items():
+        value = getattr(tree, name)
+        if isinstance(value, Section):
+            yield from keys(value, f"{prefix}{name}.")
+        else:
+            yield Key(f"{prefix}{name}", _type_name(field), value, field.description or "")
+
+
+def validate(tree: type[Tree], settings: Mapping[str, Setting]) -> Tree:
+    """Build `tree` from settings that passed `check_keys`.
+
+    Raises:
+        ConfigError: a wrong type or value; names the key, the value, the place and what is allowed.
+    """
+    nested = tree().model_dump(mode="json")
+    for key, setting in settings.items():
+        try:
+            json.dumps(setting.value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{key} {setting.place} is neither text, finite number, list nor true/false") from error
+        *sections, last = key.split(".")
+        target = nested
+        for section in sections:
+            target = target[section]
+        target[last] = setting.value
+    try:
+        return tree.model_validate_json(json.dumps(nested), strict=True)
+    except ValidationError as error:
+        raise _explain(error, settings, {key.name: key.type for key in keys(tree())}) from error
+
+
+def refuse_unused(config: Section, settings: Mapping[str, Setting]) -> None:
+    """Make sure that every setting matters; null, which sets nothing, is allowed.
+
+    Raises:
+        ConfigError: a key that has no effect, with the reason.
+    """
+    for key, reason in unused_keys(config).items():
+        if key in settings and settings[key].value is not None:
+            raise ConfigError(f"{key} {settings[key].place} has no effect because {reason}: remove it")
+
+
+def unused_keys(section: Section, prefix: str = "") -> dict[str, str]:
+    """Every dotted key below `section` that has no effect given the other values, with the reason."""
+    found = {f"{prefix}{key}": reason for key, reason in section.unused().items()}
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            found |= unused_keys(value, f"{prefix}{name}.")
+    return found
+
+
+def effective(section: Section) -> dict[str, Any]:
+    """The tree as nested plain values without the keys that have no effect."""
+    values = section.model_dump(mode="json")
+    for key in unused_keys(section):
+        *sections, last = key.split(".")
+        target = values
+        for name in sections:
+            target = target[name]
+        target.pop(last, None)
+    return values
+
+
+def check_keys(tree: type[Section], settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """The settings of known keys, without sections that are set to nothing.
+
+    Raises:
+        ConfigError: an unknown key, with the nearest valid one; a value for a section; a section for a value.
+    """
+    names = [key.name for key in keys(tree())]
+    free = {key.name for key in keys(tree()) if isinstance(key.default, dict)}
+    checked: dict[str, Setting] = {}
+    for key, setting in settings.items():
+        if mapping := next((name for name in free if key == name or key.startswith(f"{name}.")), None):
+            earlier = checked[mapping].value if mapping in checked else {}
+            checked[mapping] = Setting(_merged(earlier, key.removeprefix(mapping), setting.value), setting.place)
+        elif key in names:
+            checked[key] = setting
+        elif any(name.startswith(f"{key}.") for name in names):
+            if setting.value not in (None, {}):
+                raise ConfigError(
+                    f"{key} {setting.place} is a section: set one of its keys, such as {_below(key, names)}"
+                )
+        else:
+            raise ConfigError(_unknown(key, setting, names))
+    return checked
+
+
+def overlay(below: Mapping[str, Setting], above: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Both, where `above` wins key by key, also within free mappings."""
+    merged = dict(below)
+    for key, setting in above.items():
+        under = merged[key].value if key in merged else None
+        merged[key] = Setting(_deep(under, setting.value), setting.place)
+    return merged
+
+
+def _deep(under: Any, over: Any) -> Any:
+    if not (isinstance(under, dict) and isinstance(over, dict)):
+        return over
+    return under | {name: _deep(under.get(name), value) for name, value in over.items()}
+
+
+def _merged(tree: Mapping[str, Any], path: str, value: Any) -> Any:
+    """`tree` with `value` at the dotted `path` (".a.b"); at the empty path it is the whole, null an empty mapping."""
+    if not path:
+        return {} if value is None else value
+    name, _, rest = path.removeprefix(".").partition(".")
+    below = tree.get(name, {}) if rest else {}
+    return {**tree, name: _merged(below if isinstance(below, Mapping) else {}, f".{rest}" if rest else "", value)}
+
+
+def _below(section: str, names: list[str]) -> str:
+    return next(name for name in names if name.startswith(f"{section}."))
+
+
+def _unknown(key: str, setting: Setting, names: list[str]) -> str:
+    parent = key.rpartition(".")[0]
+    if parent in names:
+        return f"{parent} {setting.place} takes one value, it has no key {key.rpartition('.')[2]}"
+    last = key.rpartition(".")[2]
+    if SECRET_KEY.search(last):
+        return (
+            f"{key} {setting.place} looks like a secret: put it into the environment or .env "
+            "(.env.example lists the names), never into the configuration"
+        )
+    same = [name for name in names if name.rpartition(".")[2] == last]
+    nearest = max(same or names, key=lambda name: difflib.SequenceMatcher(None, key, name).ratio())
+    return f"unknown key {key} {setting.place}: the nearest key is {nearest} (python -m chimera config lists all)"
+
+
+def _explain(error: ValidationError, settings: Mapping[str, Setting], types: Mapping[str, str]) -> ConfigError:
+    first = error.errors(include_url=False)[0]
+    path = [str(part) for part in first["loc"]]
+    message = first["msg"].removeprefix("Value error, ")
+    for length in range(len(path), 0, -1):
+        key = ".".join(path[:length])
+        if key in settings:
+            allowed = re.sub(r"^\w+ should ", "it must ", message)
+            setting = settings[key]
+            if first["type"] not in ("literal_error", "value_error"):
+                allowed += f" ({types[key]})"
+            return ConfigError(f"{key} is {_shown(key, setting.value)} {setting.place}, but {allowed}")
+    place = next((s.place for key, s in settings.items() if key.startswith(".".join(path))), "")
+    return ConfigError(f"{'.'.join(path)} {place}: {message}" if path else message)
+
+
+def _shown(key: str, value: Any) -> str:
+    text = json.dumps(value)
+    return "a value not shown here" if SECRET_KEY.search(key) or re.search(r"//[^/]*@", text) else text
+
+
+def _type_name(field: FieldInfo) -> str:
+    bounds = [
+        f"{sign} {getattr(item, name):.12g}"
+        for item in field.metadata
+        for name, sign in _BOUNDS.items()
+        if getattr(item, name, None) is not None
+    ]
+    return " ".join([_annotation_name(field.annotation), *bounds])
+
+
+def _annotation_name(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return " | ".join(str(choice) for choice in get_args(annotation))
+    if get_origin(annotation) is dict:
+        return "mapping"
+    if get_origin(annotation) is tuple:
+        return f"list of {_annotation_name(get_args(annotation)[0])}"
+    if get_args(annotation):
+        return " | ".join(_annotation_name(part) for part in get_args(annotation))
+    return _PLAIN_NAMES.get(annotation) or str(annotation.__name__).lower()

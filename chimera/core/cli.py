@@ -1,0 +1,108 @@
+"""What every command shares: its exit codes, its one-line errors, and how it takes the configuration."""
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from chimera.core.errors import ChimeraError, ConfigError, RunError, storage_fault
+from chimera.core.limits import out_of_memory
+
+if TYPE_CHECKING:
+    from chimera.config.tree import Config
+
+Main = Callable[[list[str]], int | None]
+"""A command's `main(argv)`: `argv` is without the program's name; None means exit code 0."""
+
+INTERRUPTED, UNEXPECTED = 130, 70
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
+    """Run `main` and exit the process.
+
+    One of our errors is one line on stderr and its exit code, and so is a full disk; Ctrl-C is 130, a closed pipe on
+    stdout is silent, and anything else is a bug: its traceback, secrets replaced by their names, and 70.
+    """
+    from chimera.core.secrets import redact
+
+    keep_loopback_direct()
+    try:
+        code = main(list(sys.argv[1:] if argv is None else argv)) or 0
+        sys.stdout.flush()
+    except ChimeraError as error:
+        print(f"error: {redact(str(error))}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception as error:  # noqa: BLE001  (the last frame of the program: shown and turned into an exit code)
+        sentence = out_of_memory(error) or storage_fault(error)
+        print(
+            f"error: {redact(str(sentence))}\n" if sentence else redact(traceback.format_exc()), end="", file=sys.stderr
+        )
+        code = RunError.exit_code if sentence else UNEXPECTED
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    if code or "torch" in sys.modules:
+        # All is closed by now. Unloading torch and VeRL would take up to ten more seconds, and after an error or Ctrl-C
+        # threads would be waited for that may never end, such as one that asks a server that cannot be reached.
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def keep_loopback_direct() -> None:
+    """Keep calls to this machine's own servers off any proxy, here and in child processes, in both spellings."""
+    for name in ("NO_PROXY", "no_proxy"):
+        listed = [entry for entry in os.environ.get(name, "").split(",") if entry]
+        os.environ[name] = ",".join(dict.fromkeys([*listed, *LOOPBACK]))
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `--config FILE` and positional `key=value` overrides; parse with `parse_arguments`."""
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="YAML file; the defaults, as in configs/local.yaml, without it"
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="settings, such as gather.tasks=20 (python -m chimera config)",
+    )
+
+
+def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse `argv`, with overrides allowed before, between and after options."""
+    return parser.parse_intermixed_args(list(argv))
+
+
+def config_from(
+    arguments: argparse.Namespace, *, own_question: bool = False, reads: Sequence[str] | None = None
+) -> "Config":
+    """The configuration that `--config` and the overrides ask for; `own_question` as in `load_config`.
+
+    `reads` names the sections (or top-level keys) that the command reads; a file may hold others, which are for other
+    commands, but an override of another section would do nothing and is refused.
+
+    Raises:
+        ConfigError: see `chimera.config.tree.load_config`; or an override has no effect on this command.
+    """
+    from chimera.config.tree import load_config
+
+    config = load_config(arguments.config, arguments.overrides, own_question=own_question)
+    for override in arguments.overrides:
+        key = override.partition("=")[0].strip()
+        if reads is not None and key.partition(".")[0] not in reads:
+            raise ConfigError(f"{key} has no effect on this command, which reads {', '.join(reads)}: leave it out")
+    return config

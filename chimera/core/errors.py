@@ -1,0 +1,89 @@
+"""Every error that Chimera raises on purpose: one sentence with the value, the place and the remedy."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class ChimeraError(Exception):
+    """Base of all errors that a user may see; entry points print it as one line and exit with `exit_code`."""
+
+    exit_code = 1
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows, as commands do: one line, without secrets."""
+        from chimera.core.secrets import redact
+
+        return [f"error: {redact(str(self))}"]
+
+
+class ConfigError(ChimeraError):
+    """A configuration file, override or environment variable is wrong."""
+
+    exit_code = 2
+
+
+class DataError(ChimeraError):
+    """A data file is broken; the message names file, record and field."""
+
+    exit_code = 3
+
+
+class ModelError(ChimeraError):
+    """A model server failed or refused a request.
+
+    `retriable` tells whether the same request may succeed later (time-out, 429, 5xx).
+    """
+
+    exit_code = 4
+
+    def __init__(self, message: str, *, retriable: bool = False) -> None:
+        super().__init__(message)
+        self.retriable = retriable
+
+
+class UnreachableError(ModelError):
+    """No server answers at the address: the request has reached nobody."""
+
+
+class RoleError(ChimeraError):
+    """A role could not do its work, for example because its output stayed unparseable after the repair attempt."""
+
+    exit_code = 5
+
+    def __init__(self, role: str, reason: str) -> None:
+        super().__init__(f"{role}: {reason}")
+        self.role = role
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type["RoleError"], tuple[str, str]]:
+        return (RoleError, (self.role, self.reason))
+
+
+class RunError(ChimeraError):
+    """A run directory or a run's process is not in the state that a command needs."""
+
+    exit_code = 6
+
+
+STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""Faults of a disk: no space, no quota, file too large, read-only, input/output error."""
+
+
+def storage_fault(error: BaseException) -> RunError | None:
+    """An error of ours for an operating system's error that is the disk's fault; None for any other."""
+    if not isinstance(error, OSError) or error.errno not in STORAGE:
+        return None
+    place = error.filename or "a file"
+    return RunError(f"{place} cannot be written ({error.strerror}): make room there, then continue with --resume")
+
+
+@contextmanager
+def boundary(error: type[ChimeraError], stage: str) -> Iterator[None]:
+    """Turn an unexpected exception inside `stage` into `error` once, naming where it broke; ours pass unchanged."""
+    try:
+        yield
+    except ChimeraError:
+        raise
+    except Exception as cause:
+        raise error(f"{stage}: {type(cause).__name__}: {cause}") from cause

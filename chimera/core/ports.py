@@ -1,0 +1,33 @@
+"""Loopback sockets, or one sentence that says why there is none."""
+
+import errno
+import socket
+
+from chimera.core.errors import RunError
+
+REMEDY = "end programs that hold many connections, or raise the limit (ulimit -n, net.ipv4.ip_local_port_range)"
+USED_UP = (errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS)
+
+
+def listen(*, backlog: int | None = None) -> socket.socket:
+    """A socket that listens on a free port of 127.0.0.1.
+
+    Raises:
+        RunError: No port can be opened.
+    """
+    try:
+        return socket.create_server(("127.0.0.1", 0), backlog=backlog)
+    except OSError as error:
+        raise RunError(f"no port of 127.0.0.1 can be opened ({error.strerror}): {REMEDY}") from error
+
+
+def check_sockets(error: BaseException | None) -> None:
+    """Return unless `error` comes from this machine having no socket left: then waiting for a server is in vain.
+
+    Raises:
+        RunError: It does.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in USED_UP:
+            raise RunError(f"no connection to 127.0.0.1 can be made ({error.strerror}): {REMEDY}") from error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,40 @@
+"""The bundled model is a toy: it knows invented studies only, and whoever asks it a real question is told so."""
+
+from pathlib import Path
+
+from chimera.config.tree import ModelsConfig
+from chimera.core.plain_json import read_json_object
+from chimera.serving.embedded.checkpoint import NANO
+from chimera.show.ask import Card
+
+SAME_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
+"""Sizes in config.json that tell weights that were trained from the bundled model."""
+
+
+def toy_parts(models: ModelsConfig) -> list[str]:
+    """The logical models that the bundled model plays, as it is shipped or trained further."""
+    configured = {key: getattr(models, key) for key in type(models).model_fields}
+    return [key for key, one in configured.items() if one.kind == "embedded" and is_bundled(one.path)]
+
+
+def is_bundled(path: str) -> bool:
+    """True if the model at `path` is the bundled one, or has exactly its sizes and so was trained from it."""
+    return path == "nano" or _sizes(Path(path).expanduser()) == _sizes(NANO)
+
+
+def warning(parts: list[str], where: str) -> Card:
+    """What a reader is told; `where` is "below" before the society's work and "above" after it."""
+    lines = (
+        ("it plays", ", ".join(parts)),
+        ("so", f"it does not understand medicine. Do not act on anything {where}: ask a doctor"),
+        ("instead", "name a real model: models.junior.path=FOLDER, or --config configs/endpoint.yaml"),
+    )
+    return Card("WARNING: the bundled model is a toy that knows invented studies only", lines, "red")
+
+
+def _sizes(folder: Path) -> list[object] | None:
+    try:
+        config = read_json_object(folder / "config.json")
+    except (OSError, ValueError):
+        return None  # It is no model: whoever loads it says so.
+    return [config.get(name) for name in SAME_SIZES]

@@ -1,0 +1,1 @@
+"""Generated tasks in PubMedQA's form. Read `tasks` first."""

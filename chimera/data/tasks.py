@@ -1,0 +1,176 @@
+"""The tasks of a run: loading, splitting, and `python -m chimera.data`, which shows them.
+
+Splits (`chimera.data.splits`) are stratified by label (and level, for generated tasks) and seeded. With the official
+test ids these are the test split, and the other half is split into train and validation. No question and no abstract is
+ever in two splits.
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chimera.core.errors import DataError
+from chimera.core.fingerprints import Fingerprint, fingerprint
+from chimera.core.types import LABELS, SOURCE_NAMES, ResearchTask, Source, abstract_text
+from chimera.data.splits import check_disjoint, hold_out, official_split, three_way_split
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from chimera.config.tree import DataConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The abstract of a task as the literature index holds it, without its conclusion.
+
+    `title` is the question (PubMedQA's questions are the articles' titles): it must not be indexed or shown to agents.
+    """
+
+    id: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Tasks in disjoint splits: training learns from train, the gate decides by validation, reports are on test.
+
+    Attributes:
+        origin: Which tasks these are, in words.
+        official: Whether `test` holds PubMedQA's official test items.
+    """
+
+    train: tuple[ResearchTask, ...]
+    validation: tuple[ResearchTask, ...]
+    test: tuple[ResearchTask, ...]
+    source: Source
+    origin: str
+    official: bool = False
+
+    @property
+    def tasks(self) -> tuple[ResearchTask, ...]:
+        """All tasks: train, then validation, then test."""
+        return self.train + self.validation + self.test
+
+    def documents(self) -> tuple[Document, ...]:
+        """The abstract of every task, for the literature index."""
+        return tuple(Document(task.id, task.goal, abstract_text(task.context)) for task in self.tasks)
+
+    def conclusions(self) -> dict[str, Fingerprint]:
+        """The fingerprint of every task's conclusion, by task id: what live search must not show, without its text."""
+        return {task.id: fingerprint(task.long_answer, task.id) for task in self.tasks}
+
+    def describe(self) -> str:
+        """One line such as "generated tasks, levels 1-4, seed 0: 600 train / 200 validation / 200 test"."""
+        test = f"{len(self.test)} {'official ' if self.official else ''}test"
+        sizes = f"{len(self.train)} train / {len(self.validation)} validation / {test}"
+        return f"{SOURCE_NAMES[self.source]}, {self.origin}: {sizes}"
+
+
+def load(config: "DataConfig") -> Dataset:
+    """Load and split the tasks that a configuration asks for.
+
+    Raises:
+        DataError: a file is missing or broken, or a split would be empty or not disjoint.
+    """
+    tasks, source, origin = read_tasks(config)
+    if config.test_ids is None:
+        train, validation, test = three_way_split(tasks, config.validation_share, config.test_share, config.seed)
+    else:
+        from chimera.data.pubmedqa import load_test_ids
+
+        rest, test = official_split(tasks, load_test_ids(config.test_ids), config.test_ids)
+        train, validation = hold_out(rest, config.validation_share, config.seed)
+        if not train or not validation:
+            raise DataError(
+                f"{len(rest)} tasks that are no test items split into {len(train)} train / {len(validation)} "
+                f"validation; both need tasks: change data.validation_share={config.validation_share}"
+            )
+    check_disjoint({"train": train, "validation": validation, "test": test})
+    return Dataset(train, validation, test, source, origin, official=config.test_ids is not None)
+
+
+def read_tasks(config: "DataConfig") -> tuple[list[ResearchTask], Source, str]:
+    """All tasks of the configured source, the source, and a phrase that says which tasks they are."""
+    if config.path == "generated":
+        from chimera.data.generated.tasks import generate
+
+        tasks = [made.task for made in generate(config.size, seed=config.seed, levels=config.levels)]
+        return tasks, "generated", f"{levels_phrase(config.levels)}, seed {config.seed}"
+
+    from chimera.data import pubmedqa
+
+    if config.path == "hub":
+        return pubmedqa.load_hub(), "pubmedqa", f"hub, seed {config.seed}"
+    path = Path(config.path).expanduser()
+    return pubmedqa.load_file(path), "pubmedqa", f"{path.name}, seed {config.seed}"
+
+
+def levels_phrase(levels: Sequence[int]) -> str:
+    """Levels as a phrase: "level 2", "levels 1-4", "levels 1, 3"."""
+    ordered = sorted(set(levels))
+    if len(ordered) == 1:
+        return f"level {ordered[0]}"
+    if ordered == list(range(ordered[0], ordered[-1] + 1)):
+        return f"levels {ordered[0]}-{ordered[-1]}"
+    return f"levels {', '.join(map(str, ordered))}"
+
+
+def sample_table(dataset: Dataset, rows: int) -> "Table":
+    """A rich table of about `rows` tasks, evenly from every split, with their labels and the start of their results."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(dataset.describe()), show_lines=True)
+    for column in ("split", "id", "level", "question", "abstract", "label"):
+        table.add_column(column, overflow="fold", no_wrap=column == "split")
+    splits = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
+    filled = {name: tasks for name, tasks in splits.items() if tasks}
+    for name, tasks in filled.items():
+        wanted = min(len(tasks), max(1, round(rows / len(filled))))
+        for task in tasks[:: len(tasks) // wanted][:wanted]:
+            abstract = abstract_text(task.context)
+            cells = (name, task.id, str(task.level or "-"), task.goal, abstract, task.label)
+            table.add_row(*map(escape, cells))
+    return table
+
+
+def label_line(dataset: Dataset) -> str:
+    """The label mix of each split as one line."""
+    parts: list[str] = []
+    for name, tasks in (("train", dataset.train), ("validation", dataset.validation), ("test", dataset.test)):
+        counts = Counter(task.label for task in tasks)
+        if tasks:
+            parts.append(f"{name} " + " ".join(f"{label} {100 * counts[label] / len(tasks):.1f}%" for label in LABELS))
+    return "labels: " + "; ".join(parts)
+
+
+def main(argv: list[str]) -> int | None:
+    """Show where the tasks come from, how they are split, and a sample."""
+    from chimera.core.cli import add_config_arguments, config_from, parse_arguments
+
+    parser = argparse.ArgumentParser(prog="python -m chimera data", description=main.__doc__)
+    parser.add_argument("--rows", type=int, default=6, help="how many tasks to show (default 6)")
+    add_config_arguments(parser)
+    arguments = parse_arguments(parser, argv)
+    if arguments.rows < 1:
+        parser.error(f"--rows must be at least 1, not {arguments.rows}")
+    dataset = load(config_from(arguments, reads=("data",)).data)
+
+    from rich.console import Console
+
+    console = Console()
+    console.print(sample_table(dataset, arguments.rows))
+    console.print(label_line(dataset), markup=False, highlight=False)
+    console.print(dataset.describe(), markup=False, highlight=False)
+    return None
+
+
+if __name__ == "__main__":
+    from chimera.core.cli import run_command
+
+    run_command(main)

@@ -1,0 +1,94 @@
+"""Whether a hypothesis's comparison supports its answer: the comparison is taken at its word, no source is read."""
+
+import math
+import re
+from typing import Literal
+
+from chimera.core.types import Label
+from chimera.rubric.payload import Hypothesis
+from chimera.rubric.words import ASKS_HIGHER, ASKS_LOWER
+
+Significance = Literal["significant", "borderline", "not significant"]
+
+_P_VALUE = re.compile(r"\bp\s*([=<>≤≥])\s*(\d*\.?\d+)", re.IGNORECASE)
+_INTERVAL = re.compile(
+    r"\bCI:?\s*([-−]?(?:\d+(?:\.\d+)?|\.\d+))\s*(?:to|,|;|–)\s*([-−]?(?:\d+(?:\.\d+)?|\.\d+))", re.IGNORECASE
+)
+_RATIO = re.compile(r"ratio|\b(?:OR|RR|HR)\b")
+_NOT_SIGNIFICANT = re.compile(
+    r"\b(?:not|no|non|without|in)[- ]?(?:statistically )?significan|no (?:clear )?difference", re.IGNORECASE
+)
+_BORDERLINE = re.compile(r"borderline|inconclusive|unclear|trend|conflicting|mixed", re.IGNORECASE)
+_SIGNIFICANT = re.compile(r"significan", re.IGNORECASE)
+_ASKED = re.compile(r"\basked:?\s+(lower|higher)", re.IGNORECASE)
+_FOUND = re.compile(r"\bfound:?\s+(lower|higher)", re.IGNORECASE)
+_OPPOSITE = re.compile(r"\bopposite|\bcontrary|\bother direction", re.IGNORECASE)
+
+
+def coherence(hypothesis: Hypothesis, goal: str) -> float:
+    """Whether the comparison, taken at its word, supports the answer; 0.5 when it says too little to tell.
+
+    Two checks, averaged: the direction said to be asked is the goal's, and the answer is one that the comparison's
+    clauses imply (yes: significant in the asked direction; no: significant in the other or not significant; maybe:
+    borderline, or clauses that disagree).
+    """
+    checks: list[float] = []
+    asked = _ASKED.search(hypothesis.comparison)
+    lower, higher = bool(ASKS_LOWER.search(goal)), bool(ASKS_HIGHER.search(goal))
+    if asked and lower != higher:
+        checks.append(float((asked[1].lower() == "lower") == lower))
+    implied = implied_answers(hypothesis.comparison)
+    if implied:
+        checks.append(float(hypothesis.answer in implied or (len(implied) > 1 and hypothesis.answer == "maybe")))
+    return math.fsum(checks) / len(checks) if checks else 0.5
+
+
+def implied_answers(comparison: str) -> frozenset[Label]:
+    """The answers that the clauses of a comparison imply, each read alone; empty when none can be read.
+
+    Significance comes from p-values and intervals, from words only where there is no number; a clause whose words
+    contradict its numbers implies nothing.
+    """
+    asked = _ASKED.search(comparison)
+    answers: set[Label] = set()
+    for clause in comparison.split(";"):
+        level = _significance(clause)
+        found = _FOUND.search(clause)
+        if level is None:
+            continue
+        opposite = bool(_OPPOSITE.search(clause)) or bool(asked and found and asked[1].lower() != found[1].lower())
+        answers.add("maybe" if level == "borderline" else "yes" if level == "significant" and not opposite else "no")
+    return frozenset(answers)
+
+
+def _significance(clause: str) -> Significance | None:
+    """What numbers and words of a clause say together; None when they contradict each other or say nothing."""
+    said, counted = _said(clause), _counted(clause)
+    if counted is None or said is None:
+        return counted or said
+    return counted if said == counted or (said, counted) == ("not significant", "borderline") else None
+
+
+def _said(clause: str) -> Significance | None:
+    if _NOT_SIGNIFICANT.search(clause):
+        return "not significant"
+    if _BORDERLINE.search(clause):
+        return "borderline"
+    return "significant" if _SIGNIFICANT.search(clause) else None
+
+
+def _counted(clause: str) -> Significance | None:
+    """From the p-value (below 0.05, below 0.10) or else from whether the interval leaves out its null value."""
+    p_value, interval = _P_VALUE.search(clause), _INTERVAL.search(clause)
+    if p_value:
+        value = float(p_value[2])
+        if p_value[1] in "<≤":
+            return "significant" if value <= 0.05 else "borderline" if value <= 0.10 else None
+        if p_value[1] in ">≥":
+            return "not significant" if value >= 0.05 else None
+        return "significant" if value < 0.05 else "borderline" if value < 0.10 else "not significant"
+    if interval:
+        low, high = (float(bound.replace("−", "-")) for bound in interval.groups())
+        null = 1.0 if _RATIO.search(clause) else 0.0
+        return "significant" if (low - null) * (high - null) > 0 else "not significant"
+    return None

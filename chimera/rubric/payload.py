@@ -1,0 +1,149 @@
+"""What the rubric reads of a role's payload: checked shapes, each error naming the key that is wrong.
+
+The core may not import the society's schemas, so the forms are checked here again, on plain JSON objects.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_args
+
+from chimera.core.types import LABELS, Label, Severity
+
+TEXT_FIELDS: tuple[str, ...] = (
+    "design",
+    "population",
+    "intervention",
+    "comparator",
+    "outcome",
+    "analysis",
+    "safeguards",
+)
+"""The protocol's free-text fields, in the order of its schema."""
+
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""From harmless to worst."""
+
+Choice = TypeVar("Choice", bound=str)
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """The refined hypothesis under review."""
+
+    evidence: tuple[str, ...]
+    comparison: str
+    claim: str
+    answer: Label
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """The protocol under review: free-text fields by name, and the two typed ones."""
+
+    fields: Mapping[str, str]
+    sample_size: int
+    expected: Label
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """A review that the principal investigator weighs."""
+
+    issues: tuple[str, ...]
+    severity: Severity
+
+
+def read_goal(payload: Mapping[str, Any]) -> str:
+    """The research question."""
+    return _text(payload, "goal", "")
+
+
+def read_sources(payload: Mapping[str, Any]) -> tuple[str, ...]:
+    """The texts of the passages that the society saw; may be empty."""
+    sources = _list(payload, "sources", "")
+    return tuple(
+        _text(_object_at(source, f"sources[{i}]"), "text", f"sources[{i}].") for i, source in enumerate(sources)
+    )
+
+
+def read_hypothesis(payload: Mapping[str, Any]) -> Hypothesis:
+    """The hypothesis, with its evidence sentences."""
+    form = _object(payload, "hypothesis")
+    at = "hypothesis."
+    return Hypothesis(
+        evidence=_texts(form, "evidence", at),
+        comparison=_text(form, "comparison", at),
+        claim=_text(form, "claim", at),
+        answer=_one_of(form, "answer", at, LABELS),
+    )
+
+
+def read_protocol(payload: Mapping[str, Any]) -> Protocol:
+    """The protocol; keys beyond its schema, such as amendments, are ignored."""
+    form = _object(payload, "protocol")
+    at = "protocol."
+    size = _need(form, "sample_size", at)
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise ValueError(f"protocol.sample_size must be a whole number, got {size!r}")
+    return Protocol(
+        fields={name: _text(form, name, at) for name in TEXT_FIELDS},
+        sample_size=size,
+        expected=_one_of(form, "expected", at, LABELS),
+    )
+
+
+def read_review(payload: Mapping[str, Any], key: str) -> Review:
+    """The review under `key` (peer_review or safety_review)."""
+    form = _object(payload, key)
+    return Review(_texts(form, "issues", f"{key}."), _one_of(form, "severity", f"{key}.", SEVERITIES))
+
+
+def read_answer(payload: Mapping[str, Any]) -> Label:
+    """The principal investigator's answer to the question."""
+    return _one_of(payload, "answer", "", LABELS)
+
+
+def _need(form: Mapping[str, Any], key: str, at: str) -> Any:
+    if key not in form:
+        raise ValueError(f"the payload lacks {at}{key}: send every key that the role's prompt has")
+    return form[key]
+
+
+def _object_at(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} must be a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _object(form: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    return _object_at(_need(form, key, ""), key)
+
+
+def _text(form: Mapping[str, Any], key: str, at: str) -> str:
+    value = _need(form, key, at)
+    if not isinstance(value, str):
+        raise ValueError(f"{at}{key} must be a text, got {type(value).__name__}")
+    return value
+
+
+def _list(form: Mapping[str, Any], key: str, at: str) -> Sequence[Any]:
+    value = _need(form, key, at)
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"{at}{key} must be a list, got {type(value).__name__}")
+    return value
+
+
+def _texts(form: Mapping[str, Any], key: str, at: str) -> tuple[str, ...]:
+    values = _list(form, key, at)
+    for index, value in enumerate(values):
+        if not isinstance(value, str):
+            raise ValueError(f"{at}{key}[{index}] must be a text, got {type(value).__name__}")
+    return tuple(values)
+
+
+def _one_of(form: Mapping[str, Any], key: str, at: str, choices: Sequence[Choice]) -> Choice:
+    value = _need(form, key, at)
+    for choice in choices:
+        if value == choice:
+            return choice
+    raise ValueError(f"{at}{key} must be one of {', '.join(choices)}, got {value!r}")

@@ -1,0 +1,179 @@
+"""The rubric as peer reviewer, safety officer and principal investigator: what is found, how bad it is, what follows.
+
+CRITICAL and MAJOR send work back, so they are kept for what makes a protocol worthless or harmful; the rest is MINOR.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from chimera.core.quotes import missing_quotes
+from chimera.core.types import DECISION_OF_LABEL, Decision, Severity
+from chimera.rubric.payload import (
+    SEVERITIES,
+    Protocol,
+    read_goal,
+    read_hypothesis,
+    read_protocol,
+    read_review,
+    read_sources,
+)
+from chimera.rubric.text import (
+    MAX_WORDS,
+    analysis_kinds,
+    concepts,
+    content_words,
+    covered,
+    focus,
+    instructs,
+    is_placeholder,
+    is_vague,
+    names_test,
+    outcome_kinds,
+    same,
+    topic_match,
+    words,
+)
+from chimera.rubric.words import HARM, RESCUE, SAFEGUARDS, SEVERE, WITHHOLDING
+
+MAX_ISSUES, MAX_ISSUE, MAX_RATIONALE = 6, 160, 600
+"""Limits of the reviews' schema."""
+
+Finding = tuple[Severity, str]
+"""One issue with its severity."""
+
+
+def peer_review(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Science: evidence, then the protocol's fields, then whether they fit each other and the goal.
+
+    Raises:
+        ValueError: The payload lacks a key or holds a wrong value; the message names it.
+    """
+    hypothesis, protocol = read_hypothesis(payload), read_protocol(payload)
+    goal, sources = read_goal(payload), read_sources(payload)
+    found: list[Finding] = []
+    missing = missing_quotes(hypothesis.evidence, sources)
+    if len(missing) == len(hypothesis.evidence):
+        found.append(("CRITICAL", "evidence not found in any source"))
+    elif missing:
+        found.append(("MAJOR", f"{len(missing)} of {len(hypothesis.evidence)} evidence sentences are in no source"))
+    if protocol.expected != hypothesis.answer:
+        found.append(
+            ("MAJOR", f"expected {protocol.expected} contradicts the hypothesis, which answers {hypothesis.answer}")
+        )
+    asked = focus(goal, *(protocol.fields[name] for name in ("population", "intervention", "comparator")))
+    if not missing and not covered(asked or goal, hypothesis.evidence):
+        found.append(("MINOR", "the evidence is not about the outcome that the goal asks about"))
+    return _review([*found, *_field_findings(protocol), *_fit_findings(protocol, asked)])
+
+
+def _field_findings(protocol: Protocol) -> Iterable[Finding]:
+    """Each field by itself; safeguards are the safety officer's."""
+    fields = protocol.fields
+    empty = [name for name, text in fields.items() if is_placeholder(text) and name != "safeguards"]
+    for name in empty:
+        yield ("MAJOR", f"{name} is empty or a placeholder")
+    for name, text in fields.items():
+        if instructs(text):
+            yield ("MAJOR", f"{name} speaks to its reviewer instead of describing the study")
+        elif is_vague(text) and name not in (*empty, "safeguards"):
+            yield ("MINOR", f"{name} is not concrete")
+        elif len(words(text)) > MAX_WORDS:
+            yield ("MINOR", f"{name} is longer than one phrase")
+    if same(fields["comparator"], fields["intervention"]):
+        yield ("MAJOR", "the comparator is the intervention itself")
+    size = protocol.sample_size
+    if size < 20:
+        yield ("MAJOR" if size < 6 else "MINOR", f"{size} participants are too few to tell")
+    elif size > 5_000:
+        yield ("MAJOR" if size > 20_000 else "MINOR", f"{size} participants are more than can be recruited")
+
+
+def _fit_findings(protocol: Protocol, asked: str) -> Iterable[Finding]:
+    """Whether outcome and goal, analysis and outcome belong together; `asked` is the goal's focus."""
+    outcome, analysis = protocol.fields["outcome"], protocol.fields["analysis"]
+    if not is_placeholder(outcome) and topic_match(outcome, asked) < 0.2:
+        other = concepts(outcome) and concepts(asked)
+        yield ("MAJOR" if other else "MINOR", f"the outcome does not name what the goal asks about: {_content(asked)}")
+    if not is_placeholder(analysis) and not names_test(analysis):
+        yield ("MINOR", "the analysis names no statistical test")
+    fits, wanted = analysis_kinds(analysis), outcome_kinds(outcome)
+    if fits and wanted and not fits & wanted:
+        yield ("MINOR", f"the analysis does not fit the outcome, which is a {' or '.join(sorted(wanted))}")
+
+
+def safety_review(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Harm to participants: explicit harm, safeguards, treatment withheld from the severely ill.
+
+    Raises:
+        ValueError: The payload lacks a key or holds a wrong value; the message names it.
+    """
+    protocol, goal = read_protocol(payload), read_goal(payload)
+    fields = protocol.fields
+    found: list[Finding] = []
+    for name in ("design", "intervention", "comparator", "safeguards"):
+        harm = HARM.search(fields[name])
+        if harm:
+            found.append(("CRITICAL", f"{name} harms participants: '{harm[0]}'"))
+    named = [pattern for pattern in SAFEGUARDS if pattern.search(fields["safeguards"])]
+    if not named:
+        found.append(("MAJOR", "no consent, no monitoring and no stopping rule among the safeguards"))
+    elif len(named) == 1:
+        found.append(("MINOR", "safeguards name only one of consent, monitoring and stopping rules"))
+    severe = SEVERE.search(goal if is_vague(fields["population"]) else fields["population"])
+    withheld = WITHHOLDING.search(fields["comparator"])
+    cared_for = RESCUE.search(" ".join(fields[name] for name in ("design", "intervention", "comparator", "safeguards")))
+    if severe and withheld and not cared_for:
+        found.append(("MAJOR", f"{withheld[0]} withholds treatment from people with {severe[0]}: add rescue treatment"))
+    if instructs(fields["safeguards"]):
+        found.append(("MAJOR", "safeguards speak to the reviewer instead of protecting participants"))
+    return _review(found)
+
+
+def final_decision(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer is the hypothesis's. The decision follows by rule; the first rule that applies counts.
+
+    1. A CRITICAL review that is still open: NO-GO.
+    2. Hypothesis and protocol expect different answers: UNDECIDED.
+    3. The hypothesis's answer: yes is GO, no is NO-GO, maybe is UNDECIDED.
+
+    Open issues become amendments.
+
+    Raises:
+        ValueError: The payload lacks a key or holds a wrong value; the message names it.
+    """
+    hypothesis, protocol = read_hypothesis(payload), read_protocol(payload)
+    reviews = {name: read_review(payload, f"{name}_review") for name in ("peer", "safety")}
+    critical = [name for name, review in reviews.items() if review.severity == "CRITICAL"]
+    severities = ", ".join(f"{name} review {review.severity}" for name, review in reviews.items())
+    if critical:
+        decision: Decision = "NO-GO"
+        reason = f"the {' and '.join(critical)} review is CRITICAL and unresolved"
+    elif protocol.expected != hypothesis.answer:
+        decision = "UNDECIDED"
+        reason = f"the hypothesis answers {hypothesis.answer} but the protocol expects {protocol.expected}"
+    else:
+        decision = DECISION_OF_LABEL[hypothesis.answer]
+        reason = f"hypothesis and protocol answer {hypothesis.answer} ({hypothesis.comparison})"
+    issues = dict.fromkeys(issue for review in reviews.values() for issue in review.issues)
+    return {
+        "amendments": [f"resolve: {issue}"[:MAX_ISSUE] for issue in issues][:MAX_ISSUES],
+        "answer": hypothesis.answer,
+        "decision": decision,
+        "rationale": f"{decision}: {reason}; {severities}."[:MAX_RATIONALE],
+    }
+
+
+def _review(found: Iterable[Finding]) -> dict[str, Any]:
+    """Worst issues first; REVISE for MAJOR and CRITICAL only, because it sends the work back."""
+    ordered = sorted(found, key=lambda finding: -SEVERITIES.index(finding[0]))
+    worst: Severity = ordered[0][0] if ordered else "NONE"
+    return {
+        "issues": [issue[:MAX_ISSUE] for _, issue in ordered[:MAX_ISSUES]],
+        "severity": worst,
+        "verdict": "REVISE" if worst in ("MAJOR", "CRITICAL") else "APPROVE",
+    }
+
+
+def _content(text: str) -> str:
+    """`text` without the words that any question has, for messages."""
+    return " ".join(word.strip("?,.;:") for word in text.split() if content_words(word)) or text

@@ -1,0 +1,142 @@
+"""The hash chain of a ledger: each line holds the hash of the line before it, and its own.
+
+    {..., "previous": "<hash of the line before>", "hash": "<SHA-256 of this line up to here>"}
+
+A line that is changed, moved, removed or put in no longer fits its neighbours. Only somebody who computes all later
+hashes again can hide a change; then the last hash is another one, so publish it (`python -m chimera.eval --verify`).
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chimera.core.errors import RunError
+from chimera.core.plain_json import parse_json
+
+FIELDS = ("previous", "hash")
+"""The fields that a line of a chain has beside its record's."""
+_OWN = re.compile(rb',"hash":"([0-9a-f]{64})"\}\n?\Z')
+_PREVIOUS = re.compile(rb',"previous":"([0-9a-f]{64}|)"\Z')
+TAIL = len(',"hash":""}\n') + 64
+"""So many bytes at the end of a file hold its last hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a chain: its hash, what it records, and where it ends in the file, in bytes."""
+
+    hash: str
+    record: dict[str, Any]
+    end: int
+
+
+def link(line: bytes, tail: bytes) -> bytes:
+    """`line`, a JSON object that is not empty, as the next line of a chain.
+
+    Args:
+        line: Without hashes and without a newline.
+        tail: The end of the file so far, at least `TAIL` bytes if it has so many.
+    """
+    last = _OWN.search(tail)
+    body = line[:-1] + b',"previous":"' + (last[1] if last else b"") + b'"'
+    return body + b',"hash":"' + hashlib.sha256(body).hexdigest().encode() + b'"}'
+
+
+def read_chain(path: Path) -> list[Entry]:
+    """All entries, oldest first. An unfinished last line is left out: its writer was killed.
+
+    Raises:
+        RunError: The chain is broken, or the file has none; the message names the line.
+    """
+    entries: list[Entry] = []
+    for number, raw, end in _lines(path):
+        own = _OWN.search(raw)
+        where = f"{path.name}:{number}"
+        if own is None and not raw.endswith(b"\n"):
+            break
+        if own is None and number == 1:
+            raise RunError(
+                f"{path.name} is not a hash chain: an older version of Chimera made the run, so nobody can tell "
+                "whether its files are as they were written"
+            )
+        if own is None:
+            raise RunError(f"{where} has no hash: the line was changed or put in")
+        body = raw[: own.start()]
+        previous = _PREVIOUS.search(body)
+        if previous is None or hashlib.sha256(body).hexdigest().encode() != own[1]:
+            raise RunError(f"{where} was changed: its hash is not that of what it says")
+        if previous[1].decode() != (entries[-1].hash if entries else ""):
+            raise RunError(f"{where} does not follow the line before it: a line was removed, moved or put in")
+        record = parse_json(raw)
+        entries.append(Entry(own[1].decode(), {key: record[key] for key in record if key not in FIELDS}, end))
+    return entries
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a ledger, oldest first; none when there is no file. An unfinished last line is left out.
+
+    A ledger of an older version, which is no chain, is read as it is.
+
+    Raises:
+        RunError: A line is broken or was changed; the message names it.
+    """
+    if not path.exists():
+        return
+    chained, last = True, b""
+    for number, raw, _ in _lines(path):
+        own = _OWN.search(raw)
+        if own is None and not raw.endswith(b"\n"):
+            return
+        if own is None and number == 1:
+            chained = False
+        record = _event(raw)
+        if record is None or (chained and not _follows(raw, last)):
+            raise RunError(
+                f"{path}:{number} is broken or was changed, so nobody can tell what the run did: restore the ledger "
+                "from a copy of the run"
+            )
+        last = own[1] if own else b""
+        yield record
+
+
+def _follows(raw: bytes, last: bytes) -> bool:
+    """True if a line's own hash is right and it names the hash of the line before it."""
+    own = _OWN.search(raw)
+    if own is None:
+        return False
+    body = raw[: own.start()]
+    previous = _PREVIOUS.search(body)
+    return previous is not None and previous[1] == last and hashlib.sha256(body).hexdigest().encode() == own[1]
+
+
+def _event(raw: bytes) -> dict[str, Any] | None:
+    try:
+        record = parse_json(raw)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("event"), str) else None
+
+
+def head(path: Path) -> str | None:
+    """The hash of the last line; None when there is none."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - TAIL))
+        last = _OWN.search(file.read())
+    return last[1].decode() if last else None
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes, int]]:
+    """Number, bytes and end of each line."""
+    if not path.exists():
+        raise RunError(f"{path.name} is missing")
+    end = 0
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            end += len(raw)
+            yield number, raw, end

@@ -1,0 +1,417 @@
+"""The run directory: everything that a later command needs is written here, durably, and read from here.
+
+    runs/<name>/  config.yaml  environment.json  ledger.jsonl  metrics.jsonl  rollouts/<phase>.jsonl
+
+The ledger is a hash chain (`chimera.run.chain`) and holds the SHA-256 of every other file (`chimera.run.seals`).
+
+Only one process at a time owns a run for writing; its children may append too. Reading needs no ownership.
+"""
+
+import fcntl
+import json
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from chimera.config.loader import effective
+from chimera.config.source import read_yaml, to_yaml
+from chimera.config.tree import Config, load_config
+from chimera.core.errors import RunError
+from chimera.core.plain_json import read_json_object
+from chimera.core.secrets import api_key_names, load_secrets, redact_tree
+from chimera.run.chain import read_events
+from chimera.run.environment import describe_environment, now
+from chimera.run.hashes import hash_artifact
+from chimera.run.inputs import CREATED, hash_inputs, same_inputs
+from chimera.run.jsonl import append_line, read_lines
+
+LEDGER = "ledger.jsonl"
+SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+FIXED_ON_RESUME = ("seed", "data.", "models.", "society.", "tools.", "reward.", "gate.")
+"""A run keeps these: other tasks, models or rewards under the same name would mix two experiments."""
+
+ALWAYS_WRITTEN = ("seed", "data", "models", "society", "tools", "reward", "gate", "evaluation")
+"""Sections of every run's config.yaml, the last one too: a file without one of them was emptied or cut off."""
+START = {LEDGER, "config.yaml", "environment.json"}
+"""What the start of a run writes, before any phase begins."""
+
+_owned: dict[Path, int] = {}
+"""Lock files that this process holds open. The lock is the operating system's: it ends with the process."""
+_owned_guard = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory; `writable` when this process, or the parent that handed it over, owns it."""
+
+    path: Path
+    writable: bool = False
+
+    @classmethod
+    def create(cls, name: str | None, config: Config, *, resume: bool = False) -> "Run":
+        """Make `config.runs_dir/name` and own it; None names it after the time.
+
+        With `resume` an existing run is continued: changed settings are recorded in its ledger and replace config.yaml.
+        A run whose start was killed before a phase began holds nothing, so its name may be taken again.
+
+        Raises:
+            RunError: the folder cannot be made, the name is unsafe or taken, another process writes the run, or
+                `resume` would change its tasks.
+        """
+        load_secrets(api_key_names(config.models.model_dump()))
+        try:
+            path = _new_folder(config.runs_dir) if name is None else _named_folder(name, config.runs_dir, resume)
+        except OSError as error:
+            raise RunError(
+                f"runs_dir={config.runs_dir} cannot be written to ({error.strerror}): set runs_dir to another folder"
+            ) from error
+        run = cls(path).own()
+        try:
+            if not (resume and (path / "config.yaml").exists()):
+                _clear_start(path)  # Nobody else can begin the run any more: it is owned.
+            run._start(config)
+        except OSError as error:
+            run.close()
+            raise RunError(
+                f"run {path} cannot be written to ({error.strerror}): make room, or copy it elsewhere"
+            ) from error
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, name: str, runs_dir: Path | str = "runs") -> "Run":
+        """An existing run, to read; `name` may also be its path below `runs_dir`.
+
+        Raises:
+            RunError: there is no such run.
+        """
+        folder = Path(runs_dir)
+        plain = Path(name).name if Path(name).parent == folder else name
+        path = folder / check_name(plain)
+        if not (path / "config.yaml").is_file():
+            names = [run.name for run in list_runs(folder)]
+            near = get_close_matches(plain, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"runs there: {', '.join(names[-5:]) or 'none'}"
+            raise RunError(f"there is no run {plain!r} in {folder}: {hint}")
+        return cls(path)
+
+    @classmethod
+    def latest(cls, runs_dir: Path | str = "runs") -> "Run":
+        """The run that was created last, to read.
+
+        Raises:
+            RunError: there is none.
+        """
+        runs = list_runs(Path(runs_dir))
+        if not runs:
+            raise RunError(f"there is no run in {runs_dir}: make one with python -m chimera train")
+        return runs[-1]
+
+    def own(self) -> "Run":
+        """The same run, owned by this process: it may be added to. Use it in a `with` block.
+
+        Raises:
+            RunError: another process writes the run, or its folder cannot be written to.
+        """
+        try:
+            _take_ownership(self.path)
+        except OSError as error:
+            raise RunError(f"run {self.path} cannot be written to ({error.strerror}): copy it elsewhere") from error
+        return Run(self.path, writable=True)
+
+    @property
+    def name(self) -> str:
+        """The run's name, which is its folder's."""
+        return self.path.name
+
+    @property
+    def config(self) -> Config:
+        """The configuration that the run was last written with."""
+        return load_config(self.config_file, own_question=True)
+
+    @property
+    def config_file(self) -> Path:
+        """The file of that configuration, which holds every section.
+
+        Raises:
+            RunError: It is empty or was cut off: the defaults in its place would be another experiment.
+            ConfigError: It cannot be read.
+        """
+        file = self.path / "config.yaml"
+        found = {key.partition(".")[0] for key in read_yaml(file)}
+        missing = [name for name in ALWAYS_WRITTEN if name not in found]
+        if missing:
+            raise RunError(
+                f"{file} has no {missing[0]!r}: it was emptied or cut off; restore it from a copy of the run, because "
+                "with default settings in its place the run would be another experiment"
+            )
+        return file
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What the run was made with: versions, platform, commit, and when (`created`).
+
+        Raises:
+            RunError: environment.json is missing or broken.
+        """
+        file = self.path / "environment.json"
+        try:
+            found = read_json_object(file)
+        except (OSError, ValueError) as error:
+            raise RunError(
+                f"{file}, which tells what the run was made with, is broken ({error}): restore it from a copy of the "
+                "run"
+            ) from error
+        if not isinstance(found.get("created"), str):
+            raise RunError(f"{file} does not tell when the run was created: restore it from a copy of the run")
+        return found
+
+    def rollouts_file(self, phase: str) -> Path:
+        """Where the rollouts of `phase` are recorded, one JSON object a line."""
+        return self.path / _rollouts(phase)
+
+    def append_rollout(self, record: Mapping[str, Any], *, phase: str) -> None:
+        """Record one finished rollout of `phase` durably."""
+        self._append(self.rollouts_file(phase), record, sync=True)
+
+    def rollouts(self, phase: str) -> Iterator[dict[str, Any]]:
+        """The recorded rollouts of `phase`, oldest first."""
+        return self.lines(_rollouts(phase))
+
+    def append_metrics(self, record: Mapping[str, Any]) -> None:
+        """Append one line of metrics, stamped with the time."""
+        self._append(self.path / "metrics.jsonl", {"time": now(), **record})
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        """The metrics, oldest first."""
+        return self.lines("metrics.jsonl")
+
+    def ledger(
+        self, event: str, *, phase: str | None = None, artifacts: Iterable[Path | str] = (), **fields: Any
+    ) -> None:
+        """Write an event durably, with the SHA-256 of each artifact (files or folders below the run)."""
+        hashes = {str(item): hash_artifact(self.path / item) for item in artifacts}
+        record = {"time": now(), "event": event, "phase": phase, "artifacts": hashes, **fields}
+        self._append(
+            self.path / LEDGER,
+            {key: value for key, value in record.items() if value not in (None, {})},
+            sync=True,
+            chained=True,
+        )
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The ledger, oldest first; each line holds the hash of the one before (`chimera.run.chain`).
+
+        Raises:
+            RunError: A line is broken or was changed.
+        """
+        return read_events(self.path / LEDGER)
+
+    def lines(self, file: str) -> Iterator[dict[str, Any]]:
+        """The records of a file that holds one JSON object a line; its path is relative to the run."""
+        return read_lines(self.path / file)
+
+    def close(self) -> None:
+        """Give up ownership; appending from this process is over. Harmless when it was read-only."""
+        with _owned_guard:
+            descriptor = _owned.pop(self.path.resolve(), None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, file: Path, record: Mapping[str, Any], *, sync: bool = False, chained: bool = False) -> None:
+        if not self.writable:
+            raise RunError(f"run {self.name!r} was opened to read: create or resume it to write")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        append_line(file, record, sync=sync, chained=chained)
+
+    def _start(self, config: Config) -> None:
+        (self.path / "rollouts").mkdir(exist_ok=True)
+        file, environment_file = self.path / "config.yaml", self.path / "environment.json"
+        environment = describe_environment()
+        if file.exists():
+            changed = _changes(
+                effective(self.config), effective(config) | {"runs_dir": self.config.runs_dir.as_posix()}
+            )
+            begun = tuple(f"{name}." for name in unfinished(self.events()) if self.rollouts_file(name).exists())
+            same = same_inputs(self.events(), config)
+            fixed = [key for key in changed if key.startswith(FIXED_ON_RESUME + begun) and key not in same]
+            if fixed:
+                old, new = changed[fixed[0]]
+                raise RunError(
+                    f"run {self.name!r} was made with {fixed[0]}={old}, not {new}: keep it, or take another name"
+                )
+            before = self.environment
+            moved = _changes(before, environment | {"created": before["created"]})
+            self.ledger("resumed", changed=changed or None, environment=moved or None)
+        else:
+            _write(environment_file, json.dumps(environment, indent=2) + "\n")
+            self.ledger(CREATED, inputs=hash_inputs(config))
+        _write(file, to_yaml(redact_tree(effective(config))))
+
+
+def _rollouts(phase: str) -> str:
+    """Where the rollouts of `phase` are, relative to the run."""
+    return f"rollouts/{check_name(phase)}.jsonl"
+
+
+def unfinished(events: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The phases that were started and not finished: their settings stay, for what they have recorded was made so."""
+    found: set[str] = set()
+    for event in events:
+        if event["event"] == "phase_started":
+            found.add(event["phase"])
+        elif event["event"] == "phase_finished":
+            found.discard(event["phase"])
+    return found
+
+
+def phases_before(events: Iterable[Mapping[str, Any]], phase: str) -> set[str] | None:
+    """The phases that were started before `phase` was for the first time; None if it never was."""
+    found: set[str] = set()
+    for event in events:
+        if event["event"] == "phase_started":
+            if event["phase"] == phase:
+                return found
+            found.add(event["phase"])
+    return None
+
+
+def check_name(name: str) -> str:
+    """`name` if it is safe as a file name.
+
+    Raises:
+        RunError: it is not.
+    """
+    if not SAFE_NAME.fullmatch(name) or ".." in name:
+        raise RunError(
+            f"{name!r} cannot name a run or a phase: use at most 64 letters, digits, '.', '_' and '-', "
+            "with a letter or digit first and no '..'"
+        )
+    return name
+
+
+def list_runs(runs_dir: Path) -> list[Run]:
+    """The complete runs in `runs_dir`, oldest first."""
+    if not runs_dir.is_dir():
+        return []
+    folders = [folder for folder in runs_dir.iterdir() if (folder / "config.yaml").is_file()]
+    return [Run(folder) for folder in sorted(folders, key=lambda folder: (_created(folder), folder.name))]
+
+
+def _new_folder(runs_dir: Path) -> Path:
+    runs_dir.mkdir(parents=True, exist_ok=True)
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    number = 1
+    while True:
+        path = runs_dir / (stamp if number == 1 else f"{stamp}-{number}")
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            number += 1
+
+
+def _named_folder(name: str, runs_dir: Path, resume: bool) -> Path:
+    path = runs_dir / check_name(name)
+    runs_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir()
+    except FileExistsError as error:
+        if not (resume or is_blank(path)):
+            raise _taken(path) from error
+    return path
+
+
+def _taken(path: Path) -> RunError:
+    return RunError(f"run {path.name!r} exists in {path.parent}: choose another name")
+
+
+def is_blank(path: Path) -> bool:
+    """True if `path` is the folder of a run whose start was killed or stopped before a phase began."""
+    names = {item.name for item in path.iterdir() if not item.name.startswith(".")}
+    if not names <= START | {"rollouts", "logs", "wandb"} or any(path.glob("rollouts/*")):
+        return False
+    return all(event["event"] != "phase_started" for event in read_lines(path / LEDGER))
+
+
+def _clear_start(path: Path) -> None:
+    """Remove what an earlier start has left in the folder of a run that begins.
+
+    Raises:
+        RunError: The folder holds something else.
+    """
+    if not is_blank(path):
+        raise _taken(path)
+    for name in START:
+        (path / name).unlink(missing_ok=True)
+
+
+def _take_ownership(path: Path) -> None:
+    key = path.resolve()
+    with _owned_guard:
+        if key in _owned:
+            raise RunError(f"run {path.name!r} is already being written by this process")
+        descriptor = os.open(key / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            # A POSIX lock, not flock: forked runners do not inherit it, so a dead owner's run is free at once.
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise RunError(f"run {path.name!r} is being written by process {owner}: wait for it or stop it") from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        _owned[key] = descriptor
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    before, after = _flat(old), _flat(new)
+    return {
+        key: (before.get(key), after.get(key)) for key in sorted({*before, *after}) if before.get(key) != after.get(key)
+    }
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _created(folder: Path) -> str:
+    """When a run was made; of one whose environment.json is broken, when its configuration was last written.
+
+    One run's damage must not keep the others from being found.
+    """
+    try:
+        return Run(folder).environment["created"]
+    except RunError:
+        written = (folder / "config.yaml").stat().st_mtime
+        return datetime.fromtimestamp(written, UTC).isoformat(timespec="microseconds")
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace `path` as a whole: a reader sees the old text or the new one."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)

@@ -1,0 +1,70 @@
+"""What a run reads from outside its folder: data, test ids, database, model folders; known again by their hashes.
+
+So a run can be continued where these files have other paths, and not where they hold something else.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from chimera.config.tree import Config
+from chimera.core.errors import RunError
+from chimera.run.hashes import hash_artifact
+
+OF_MODEL = ("*.safetensors", "*.json", "*.jinja")
+"""The files of a model folder that are read."""
+CREATED = "created"
+
+
+def hash_inputs(config: Config) -> dict[str, str]:
+    """SHA-256 by the setting that names it; what is bundled, generated or on the hub has none.
+
+    Raises:
+        RunError: A file cannot be read.
+    """
+    return {key: _hash(path) for key, path in _paths(config) if path.exists()}
+
+
+def same_inputs(events: Iterable[Mapping[str, Any]], config: Config) -> set[str]:
+    """The settings whose files are those that the run was made with, whatever their paths are now.
+
+    Args:
+        events: The run's ledger.
+        config: How it is to be continued.
+
+    Raises:
+        RunError: A file holds something else than when the run was made.
+    """
+    before = next((event.get("inputs", {}) for event in events if event["event"] == CREATED), {})
+    now = hash_inputs(config) if before else {}
+    for key, path in _paths(config):
+        if key in before and key in now and now[key] != before[key]:
+            raise RunError(
+                f"{key}={path} is not what the run was made with, by the hash in its ledger: restore it, or make a new "
+                "run under another name"
+            )
+    return {key for key in before if before[key] == now.get(key)}
+
+
+def _paths(config: Config) -> Iterator[tuple[str, Path]]:
+    named = {
+        "data.path": config.data.path,
+        "data.test_ids": config.data.test_ids,
+        "tools.database": config.tools.database,
+    }
+    for name in type(config.models).model_fields:
+        model = getattr(config.models, name)
+        if model.kind == "embedded" and model.path != "nano":
+            named[f"models.{name}.path"] = model.path
+    for key, path in named.items():
+        if path is not None:
+            yield key, Path(path).expanduser()
+
+
+def _hash(path: Path) -> str:
+    if not path.is_dir():
+        return hash_artifact(path)
+    files = sorted(file for pattern in OF_MODEL for file in path.glob(pattern))
+    lines = "".join(f"{hash_artifact(file)}  {file.name}\n" for file in files)
+    return hashlib.sha256(lines.encode()).hexdigest()

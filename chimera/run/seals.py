@@ -1,0 +1,189 @@
+"""Seals: the ledger holds the SHA-256 of every file of its run, so that a file that was changed later is seen.
+
+    {"event": "sealed", "files": {"traces/a.jsonl.gz": ["<SHA-256>", <bytes>], "ppo/checkpoints/3/x": null, ...}}
+
+A seal lists the files that are new, changed or (null) gone since the seal before. Some files only grow: of those each
+seal covers a beginning, whose bytes may never change again. Traces never change at all. Of all others the last seal
+counts. Not sealed are logs, what W&B keeps, hidden files (drafts, the lock), and the ledger itself.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from chimera.core.errors import RunError
+from chimera.run.directory import LEDGER, Run
+from chimera.run.hashes import BLOCK, hash_artifact, hashes
+
+SEALED = "sealed"
+UNSEALED = ("logs", "wandb")
+GROWING = ("metrics.jsonl", "rollouts/*.jsonl", "evaluation/*/*.jsonl")
+FIXED = ("traces/*",)
+Seal = tuple[str, int]
+"""SHA-256 and how many bytes of the file it covers."""
+
+
+def seal(run: Run, below: str = "") -> list[str]:
+    """Write the hashes of all files that are new or have changed into the run's ledger.
+
+    A file that was changed although it may not keeps its old seal, so that `unlike_disk` goes on naming it.
+
+    Args:
+        run: Owned by this process.
+        below: A folder of the run, to seal only what is in it.
+
+    Returns:
+        The files that were changed although they may not.
+
+    Raises:
+        RunError: The run is not owned by this process, or a file cannot be read.
+    """
+    before = {name: seals for name, seals in history(run.events()).items() if _is_below(name, below)}
+    on_disk = dict(_files(run.path, below))
+    fresh: dict[str, Seal | None] = {}
+    broken: list[str] = []
+    for name, file in on_disk.items():
+        seals = before.get(name, [])
+        if (found := _seal_of(name, file)) is None or (seals and seals[-1] == found):
+            continue
+        if _is(name, GROWING + FIXED) and not _kept(name, file, seals[-1:]):
+            broken.append(name)
+        else:
+            fresh[name] = found
+    for name, seals in before.items():
+        if name not in on_disk and seals[-1] is not None:
+            if _is(name, GROWING + FIXED):
+                broken.append(name)
+            else:
+                fresh[name] = None
+    if fresh:
+        run.ledger(SEALED, files=dict(sorted(fresh.items())))
+    return sorted(broken)
+
+
+def history(events: Iterable[Mapping[str, Any]]) -> dict[str, list[Seal | None]]:
+    """Every seal of every file, oldest first; None where the file was gone."""
+    found: dict[str, list[Seal | None]] = {}
+    for event in events:
+        if event["event"] == SEALED:
+            for name, one in event["files"].items():
+                found.setdefault(name, []).append(None if one is None else (str(one[0]), int(one[1])))
+    return found
+
+
+def checked(run: Run, name: str, remedy: str = "restore it from a copy of the run, or make a new run") -> Path:
+    """The path of a folder of the run that is about to be used, once its bytes were compared with the ledger's hashes.
+
+    What the ledger knows nothing of is taken as it is. A process hashes no file twice that has not changed since.
+
+    Args:
+        run: The run.
+        name: The folder, relative to the run.
+        remedy: What to do about damage, for the message.
+
+    Raises:
+        RunError: A file was changed, removed or added since it was recorded; the message names it.
+    """
+    folder, seals, whole = run.path / name, dict[str, Seal | None](), None
+    for event in run.events():
+        if name in event.get("artifacts", {}):
+            whole = event["artifacts"][name]
+        elif event["event"] == SEALED:
+            found = {file: one for file, one in event["files"].items() if _is_below(file, name)}
+            seals |= {file: None if one is None else (str(one[0]), int(one[1])) for file, one in found.items()}
+            whole = None if found else whole
+    if whole is not None and folder.exists() and hash_artifact(folder) == whole:
+        return folder
+    on_disk = dict(_files(run.path, name))
+    for file, one in sorted(seals.items()):
+        if one is not None and file not in on_disk:
+            raise RunError(f"{run.path / file} is missing, and the run's ledger has its hash: {remedy}")
+        if file in on_disk and (one is None or not _kept(file, on_disk[file], [one])):
+            raise RunError(f"{run.path / file} is not what the run wrote, by the hash in its ledger: {remedy}")
+    if seals and (added := sorted(set(on_disk) - set(seals))):
+        raise RunError(f"{run.path / added[0]} was added to what the run wrote, by the hashes in its ledger: {remedy}")
+    if whole is not None:
+        raise RunError(f"{folder} is not what the run wrote, by the hash in its ledger: {remedy}")
+    return folder
+
+
+def unlike_disk(folder: Path, seals: Mapping[str, list[Seal | None]]) -> Iterator[str]:
+    """How the files of a run differ from their seals, one sentence each.
+
+    Args:
+        folder: The run's.
+        seals: As `history` gives them.
+    """
+    on_disk = dict(_files(folder))
+    for name, of_file in sorted(seals.items()):
+        last, file = of_file[-1], on_disk.get(name)
+        if file is None:
+            if last is not None:
+                yield f"{name} is missing: the ledger has its hash"
+        elif last is None:
+            yield f"{name} was removed during the run, and now it is there again"
+        elif not _kept(name, file, of_file if _is(name, GROWING + FIXED) else of_file[-1:]):
+            yield f"{name} was changed: its bytes do not have the hash that the ledger holds"
+        elif _is(name, GROWING) and _length(file) > last[1]:
+            yield (
+                f"{name} has lines after byte {last[1]} that the ledger knows nothing of: they were added, or the run "
+                "is under way or was killed, and its next seal takes them in"
+            )
+    for name in sorted(set(on_disk) - set(seals)):
+        yield (
+            f"{name} is a file that the ledger knows nothing of: it was added, or the run is under way or was killed, "
+            "and its next seal takes it in"
+        )
+
+
+def _kept(name: str, file: Path, seals: Iterable[Seal | None]) -> bool:
+    """Whether a file has the bytes that its seals cover, and no more unless it may grow."""
+    given = [one for one in seals if one is not None]
+    size = file.stat().st_size
+    if any(size < one[1] if _is(name, GROWING) else size != one[1] for one in given):
+        return False
+    return hashes(file, (one[1] for one in given)) == [one[0] for one in given]
+
+
+def _seal_of(name: str, file: Path) -> Seal | None:
+    """The file's hash now; of one that grows up to its last whole line. None when the file has just gone."""
+    try:
+        size = _length(file) if _is(name, GROWING) else file.stat().st_size
+        return hashes(file, [size])[0], size
+    except FileNotFoundError:
+        return None
+
+
+def _length(file: Path) -> int:
+    """Where the last whole line ends."""
+    with file.open("rb") as opened:
+        end = opened.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - BLOCK)
+            opened.seek(start)
+            at = opened.read(end - start).rfind(b"\n")
+            if at >= 0:
+                return start + at + 1
+            end = start
+    return 0
+
+
+def _is(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _is_below(name: str, folder: str) -> bool:
+    return not folder or name.startswith(f"{folder}/")
+
+
+def _files(folder: Path, below: str = "") -> Iterator[tuple[str, Path]]:
+    """Every file that is sealed, by its path relative to the run; a link counts as the file that it leads to."""
+    for at, folders, names in os.walk(folder / below):
+        here = Path(at)
+        folders[:] = sorted(one for one in folders if not (one.startswith(".") or (here == folder and one in UNSEALED)))
+        for name in sorted(names):
+            file = here / name
+            if not name.startswith(".") and not (here == folder and name == LEDGER) and file.is_file():
+                yield file.relative_to(folder).as_posix(), file

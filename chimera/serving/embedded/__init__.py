@@ -1,0 +1,1 @@
+"""The embedded model server. Read `service` first, then `batcher` and `engine`."""

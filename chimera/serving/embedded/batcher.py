@@ -1,0 +1,377 @@
+"""Continuous batching: one thread owns all engines, admits waiting jobs between decode steps and samples for all rows.
+
+What a grammar forces is not sampled: as soon as only one continuation is allowed (JSON keys, the rest of a sentence
+from an enum), its tokens are appended to the answer at once and run through the model together in the next step.
+
+A job stays with the lane (engine and cache rows) it was submitted to until it ends. New weights are a new lane: jobs
+submitted before the change finish on the old weights, later ones start on the new, and none waits, is dropped or
+mixes two versions. The old lane is freed with its last job.
+"""
+
+import logging
+import queue
+import random
+import threading
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from chimera.serving.embedded.engine import Chunk, Engine, Singles
+from chimera.serving.embedded.grammar import allowed_tokens, forced_tokens
+from chimera.serving.embedded.protocol import Unavailable
+from chimera.serving.embedded.rows import RowTable
+from chimera.serving.embedded.sampling import choose
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+logger = logging.getLogger(__name__)
+
+Finish = Literal["stop", "length", "error"]
+"""Why an answer ends: the model or a stop string ended it, its limit was reached, or the grammar broke down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What decoding needs to know of a tokenizer."""
+
+    token_bytes: list[bytes]
+    eos: frozenset[int]
+    silent: frozenset[int]
+    """Ids that never appear in an answer's text."""
+    ordinary: Mapping[bytes, int]
+    """Tokens by their bytes, without control tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogProbs:
+    """Log-probabilities of one generated token.
+
+    `raw` is of the model alone (temperature 1, no mask), `sampled` of the distribution that was sampled (after grammar
+    mask, temperature and top-p; 0 for a greedy or forced token). `top` are the most likely (token, raw) pairs.
+    """
+
+    raw: float
+    sampled: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True)
+class Job:
+    """One answer to generate, and what was generated so far; only the batcher's thread touches the latter."""
+
+    prompt: list[int]
+    max_new: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: str | None = None
+    stops: tuple[bytes, ...] = ()
+    matcher: "LLMatcher | None" = None
+    log_probs: bool = False
+    top_log_probs: int = 0
+    done: "Future[Answer]" = field(default_factory=Future)
+    tokens: list[int] = field(default_factory=list)
+    text: bytearray = field(default_factory=bytearray)
+    scores: list[TokenLogProbs] = field(default_factory=list)
+    reused: int = 0
+    cached: int = 0
+    """Leading tokens of prompt and answer whose keys and values the job's row holds."""
+    finish: Finish | None = None
+    generator: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.generator = random.Random(self.seed)
+
+    @property
+    def unscored(self) -> int:
+        """Trailing tokens of the answer whose log-probabilities are wanted and not known yet."""
+        return len(self.tokens) - len(self.scores) if self.log_probs else 0
+
+    def chunk(self, row: int) -> Chunk:
+        """The tokens that are not in the cache of `row` yet; scored where a token is still to be chosen or scored."""
+        start = self.cached - len(self.prompt)
+        fresh = self.tokens[start:] if start >= 0 else self.prompt[self.cached :] + self.tokens
+        return Chunk(row, fresh, self.cached, 1 + self.unscored)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A finished job: `tokens` include the end-of-sequence token, `text` does not; `reused` counts cached ones."""
+
+    tokens: list[int]
+    text: str
+    finish: Literal["stop", "length"]
+    scores: list[TokenLogProbs]
+    reused: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the batcher did since it started."""
+
+    answers: int = 0
+    generated_tokens: int = 0
+    forced_tokens: int = 0
+    prefilled_tokens: int = 0
+    reused_tokens: int = 0
+    decode_steps: int = 0
+
+
+class Lane:
+    """One engine with its rows and jobs. Its methods run on the batcher's thread."""
+
+    def __init__(self, engine: Engine, slots: int, vocabulary: Vocabulary) -> None:
+        self.engine = engine
+        self.slots = slots
+        self.waiting: deque[Job] = deque()
+        self._vocabulary = vocabulary
+        self._table = RowTable(slots, engine.rows - slots)
+        self._live: dict[int, Job] = {}
+        self._logits = torch.zeros(slots, engine.shape.vocab)
+        self._settings: tuple[Tensor, Tensor | None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether any job waits or runs here."""
+        return bool(self.waiting or self._live)
+
+    def advance(self, counters: Counters) -> None:
+        """Admit what fits, then choose one token for every running job and run it, with all that it forces."""
+        while self.waiting and len(self._live) < self.slots:
+            job = self.waiting.popleft()
+            if not _given_up(job):
+                self._admit(job, counters)
+        for row in [row for row, job in self._live.items() if _given_up(job)]:
+            self._release(row)
+        if self._live:
+            self._sample(counters)
+        if self._live:
+            self._decode(counters)
+
+    def fail(self, error: Exception) -> None:
+        """End all jobs with `error`; nothing cached is trusted afterwards."""
+        for job in (*self._live.values(), *self.waiting):
+            if job.done.set_running_or_notify_cancel():
+                job.done.set_exception(error)
+        self.waiting.clear()
+        self._live.clear()
+        self._settings = None
+        self._table = RowTable(self.slots, self.engine.rows - self.slots)
+
+    def _admit(self, job: Job, counters: Counters) -> None:
+        plan = self._table.place(job.prompt, self._live)
+        if plan.stash_to is not None:
+            self.engine.copy_prefix(plan.row, plan.stash_to, len(self._table.history(plan.stash_to)))
+        if plan.copy_from is not None:
+            self.engine.copy_prefix(plan.copy_from, plan.row, plan.reused)
+        job.reused = job.cached = plan.reused
+        counters.prefilled_tokens += len(job.prompt) - plan.reused
+        counters.reused_tokens += plan.reused
+        self._live[plan.row] = job
+        self._settings = None
+        self._force(job, counters)
+        self._run({}, {plan.row: job})
+        self._finish_ended(counters)
+
+    def _release(self, row: int) -> Job:
+        job = self._live.pop(row)
+        self._table.record(row, (job.prompt + job.tokens)[: job.cached])
+        self._settings = None
+        return job
+
+    def _sample(self, counters: Counters) -> None:
+        rows = list(self._live)
+        jobs = list(self._live.values())
+        logits = self._logits[rows]
+        temperature, top_p = self._sampling_settings(jobs)
+        uniform = torch.tensor([job.generator.random() for job in jobs], dtype=torch.float64)
+        allowed = None
+        if any(job.matcher is not None for job in jobs):
+            allowed = torch.from_numpy(allowed_tokens([job.matcher for job in jobs], logits.shape[1]))
+        scored = any(job.log_probs for job in jobs)
+        choice = choose(logits, temperature, top_p, uniform, allowed, want_log_probs=scored)
+        tokens: list[int] = choice.tokens.tolist()
+        if choice.log_probs is not None:
+            self._score(jobs, logits, choice.tokens, choice.log_probs)
+        counters.generated_tokens += len(tokens)
+        for job, token in zip(jobs, tokens, strict=True):
+            if job.matcher is not None and not job.matcher.consume_token(token):
+                job.finish = "error"
+                continue
+            self._append(job, token)
+            self._force(job, counters)
+        self._finish_ended(counters)
+
+    def _sampling_settings(self, jobs: list[Job]) -> tuple[Tensor, Tensor | None]:
+        if self._settings is None:
+            temperature = torch.tensor([job.temperature for job in jobs])
+            top_p = [job.top_p for job in jobs]
+            self._settings = temperature, torch.tensor(top_p) if min(top_p) < 1 else None
+        return self._settings
+
+    def _score(self, jobs: list[Job], logits: Tensor, tokens: Tensor, sampled: Tensor) -> None:
+        raw = torch.log_softmax(logits, -1)
+        raw_chosen = raw.gather(1, tokens[:, None])[:, 0].tolist()
+        sampled_chosen = sampled.gather(1, tokens[:, None])[:, 0].tolist()
+        for index, job in enumerate(jobs):
+            if job.log_probs:
+                job.scores.append(
+                    TokenLogProbs(raw_chosen[index], sampled_chosen[index], _top(raw[index], job.top_log_probs))
+                )
+
+    def _append(self, job: Job, token: int) -> None:
+        job.tokens.append(token)
+        if token in self._vocabulary.eos:
+            job.finish = "stop"
+            return
+        if token not in self._vocabulary.silent:
+            seen = len(job.text)
+            job.text += self._vocabulary.token_bytes[token]
+            if job.stops and _cut(job, seen):
+                job.finish = "stop"
+                return
+        if len(job.tokens) >= job.max_new:
+            job.finish = "length"
+
+    def _force(self, job: Job, counters: Counters) -> None:
+        """Append all tokens that the grammar forces after the newest one, the end of the answer too."""
+        if job.matcher is None or job.finish is not None:
+            return
+        forced = forced_tokens(job.matcher, self._vocabulary.ordinary)
+        if job.matcher.is_error():
+            job.finish = "error"
+            return
+        if job.matcher.is_stopped() and len(self._vocabulary.eos) == 1:
+            forced += self._vocabulary.eos
+        for token in forced:
+            if job.finish is not None:
+                break
+            # One random number for each token, drawn or forced: what is drawn later does not depend on how text came.
+            job.generator.random()
+            self._append(job, token)
+            counters.generated_tokens += 1
+            counters.forced_tokens += 1
+
+    def _finish_ended(self, counters: Counters) -> None:
+        """End the jobs that are complete; those whose forced tokens have no log-probabilities yet wait for a step."""
+        for row in [row for row, job in self._live.items() if job.finish is not None and not job.unscored]:
+            job = self._release(row)
+            counters.answers += 1
+            if not job.done.set_running_or_notify_cancel():
+                continue
+            if job.finish == "error" or job.finish is None:
+                assert job.matcher is not None
+                job.done.set_exception(RuntimeError(f"the grammar failed: {job.matcher.get_error()}"))
+            else:
+                text = job.text.decode("utf-8", "replace")
+                job.done.set_result(Answer(job.tokens, text, job.finish, job.scores, job.reused))
+
+    def _decode(self, counters: Counters) -> None:
+        """Run what every job's answer has got since the last step: one token, or several if some were forced."""
+        several = {row: job for row, job in self._live.items() if len(job.prompt) + len(job.tokens) - job.cached > 1}
+        self._run({row: job for row, job in self._live.items() if row not in several}, several)
+        counters.decode_steps += 1
+        self._finish_ended(counters)
+
+    def _run(self, singles: Mapping[int, Job], several: Mapping[int, Job]) -> None:
+        batch = max(singles, default=-1) + 1
+        tokens, positions = [0] * batch, [self.engine.idle_position] * batch
+        for row, job in singles.items():
+            tokens[row], positions[row] = job.tokens[-1], job.cached
+        columns = max((positions[row] + 1 for row in singles), default=0)
+        chunks = [job.chunk(row) for row, job in several.items()]
+        single_logits, chunk_logits = self.engine.forward(Singles(tokens, positions, columns), chunks)
+        self._logits[:batch] = single_logits
+        for (row, job), logits in zip(several.items(), chunk_logits, strict=True):
+            self._logits[row] = logits[-1]
+            _score_forced(job, logits[:-1])
+        for job in (*singles.values(), *several.values()):
+            job.cached = len(job.prompt) + len(job.tokens)
+
+
+def _score_forced(job: Job, logits: Tensor) -> None:
+    """Add the log-probabilities of the newest tokens of `job`, one for each row of `logits` (n, V)."""
+    if len(logits):
+        raw = torch.log_softmax(logits, -1)
+        for scores, token in zip(raw, job.tokens[-len(logits) :], strict=True):
+            job.scores.append(TokenLogProbs(float(scores[token]), 0.0, _top(scores, job.top_log_probs)))
+
+
+def _top(raw: Tensor, count: int) -> tuple[tuple[int, float], ...]:
+    """The `count` most likely (token, log-probability) pairs of `raw` (V,)."""
+    values, ids = raw.topk(min(count, len(raw)))
+    return tuple(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def _given_up(job: Job) -> bool:
+    """Whether its client cancelled `job`; tells those who wait for the job's end that it has come."""
+    return job.done.cancelled() and not job.done.set_running_or_notify_cancel()
+
+
+def _cut(job: Job, seen: int) -> bool:
+    """Cut the text before the first stop string that the bytes after `seen` completed; whether there was one."""
+    found = [job.text.find(stop, max(0, seen - len(stop) + 1)) for stop in job.stops]
+    starts = [start for start in found if start >= 0]
+    if starts:
+        del job.text[min(starts) :]
+    return bool(starts)
+
+
+class Batcher:
+    """The thread that runs all lanes."""
+
+    def __init__(self, threads: int) -> None:
+        self.counters = Counters()
+        self._threads = threads
+        self._inbox: queue.SimpleQueue[tuple[Lane, Job] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
+        self._thread.start()
+
+    def submit(self, lane: Lane, job: Job) -> "Future[Answer]":
+        """Queue `job` on `lane`; cancelling the future takes it out of the batch."""
+        self._inbox.put((lane, job))
+        return job.done
+
+    def close(self) -> None:
+        """Stop the thread after its current step; unfinished jobs end with `Unavailable`."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._threads)
+        busy: list[Lane] = []
+        with torch.inference_mode():
+            while self._receive(busy):
+                for lane in busy:
+                    try:
+                        lane.advance(self.counters)
+                    except Exception as error:
+                        # Every waiting client is told, and the server lives on.
+                        logger.exception("a batch failed")
+                        lane.fail(error)
+                busy = [lane for lane in busy if lane.busy]
+        while not self._inbox.empty():
+            if item := self._inbox.get():
+                item[0].waiting.append(item[1])
+                busy.append(item[0])
+        for lane in busy:
+            lane.fail(Unavailable("the server is shutting down"))
+
+    def _receive(self, busy: list[Lane]) -> bool:
+        """Move arrived jobs to their lanes, waiting for one if there is nothing to do; False to stop."""
+        while True:
+            try:
+                item = self._inbox.get(block=not busy)
+            except queue.Empty:
+                return True
+            if item is None:
+                return False
+            lane, job = item
+            lane.waiting.append(job)
+            if lane not in busy:
+                busy.append(lane)

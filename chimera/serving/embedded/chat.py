@@ -1,0 +1,373 @@
+"""Conversations to token ids and generated text back to messages; no I/O.
+
+Text inside messages can never become a control token: when a message holds a control token's text (such as
+`<|im_end|>` in a tool result), it is tokenized as the plain characters it is.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from chimera.serving.embedded.grammar import CLOSE, OPEN, ToolStyle
+from chimera.serving.embedded.protocol import BadRequest, ChatMessage
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+NFC_SHRINKS = 3
+"""Unicode's normal form C makes a text at most so many times shorter, in UTF-8 bytes."""
+CACHED_SEGMENTS = 4096
+"""Texts between control tokens whose token ids are kept, for one tokenizer."""
+
+CALL_PROBE = re.compile(
+    rf'{OPEN}(?P<before>\s*){{"name"(?P<colon>:\s*)"probe"(?P<comma>,\s*)"arguments":\s*'
+    r'{"a"(?P<argument_colon>:\s*)1(?P<argument_comma>,\s*)"b":\s*2'
+    rf"}}}}(?P<after>\s*){CLOSE}(?P<between>\s*){OPEN}"
+)
+PLACEHOLDER = re.compile("\ue000[0-9a-f]{16}\ue001")
+"""What stands for the text of a control token while the chat template is rendered."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """One tool call in generated text; `arguments` is a JSON string, as OpenAI returns it."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """Generated text taken apart."""
+
+    content: str | None
+    calls: tuple[ParsedCall, ...]
+
+
+class ChatFormat:
+    """One model's chat template and tokenizer."""
+
+    def __init__(self, template: str, tokenizer: "Tokenizer") -> None:
+        self._template = _environment().from_string(template)
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        control = {
+            token.content: token_id
+            for token_id, token in added.items()
+            if token.special or re.fullmatch(r"<[^<>\s]+>", token.content)
+        }
+        self._control = control
+        self._control_pattern = _any_of(control)
+        self._special_pattern = _any_of(token.content for token in added.values() if token.special)
+        self._plain_tokenizer = _without_tokens(tokenizer, control)
+        self._segment_ids = lru_cache(CACHED_SEGMENTS)(self._encode_segment)
+        self._longest = _longest_token(tokenizer)
+        self._segments = len(control) == len(added) and _splits_at_control_tokens(tokenizer)
+        self.tool_style = self._find_tool_style() if OPEN in control and CLOSE in control else None
+
+    def encode(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        most: int | None = None,
+    ) -> list[int]:
+        """The prompt's token ids, ending where the assistant's turn begins.
+
+        Args:
+            messages: the conversation.
+            tools: the tools that are offered.
+            most: the most tokens that it may have; a text that is surely longer is refused before the slow work of
+                tokenizing it (a second or more for each million characters).
+
+        Raises:
+            BadRequest: the chat template refuses the conversation, or it is longer than `most`.
+        """
+        plain, hidden = self._prepare(messages)
+        text = self._render(plain, tools)
+        if most is not None and (fewest := self.fewest_tokens(_restored(text, hidden))) > most:
+            raise _too_long(f"at least {fewest}", most)
+        ids = self._tokens(text, hidden)
+        if most is not None and len(ids) > most:
+            raise _too_long(str(len(ids)), most)
+        return ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound of the number of tokens in `text`; 0 for tokenizers that may drop text.
+
+        A byte-level token stands for at most as many bytes as the longest entry of the vocabulary. Before that,
+        Unicode's normal form C makes a text at most three times shorter (a Hangul syllable of three letters, the
+        Kelvin sign), and a character beyond ASCII takes at most one ASCII character into itself.
+        """
+        size, ascii_size = len(text.encode("utf-8", "replace")), len(text.encode("ascii", "ignore"))
+        least = max(size // NFC_SHRINKS, ascii_size - (len(text) - ascii_size))
+        return least // self._longest if self._longest else 0
+
+    def encode_turn(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[int], list[int]]:
+        """Token ids of a prompt, as `encode` gives them, and of the assistant's turn that answers it: the last message.
+
+        The turn's ids are all that the template writes for it, including what follows its end token.
+
+        Raises:
+            BadRequest: the chat template refuses the conversation, or renders a prompt otherwise once it is answered.
+        """
+        asked, hidden = self._prepare(messages[:-1])
+        answered, hidden_in_answer = self._prepare(messages[-1:])
+        prompt = self._render(asked, tools)
+        whole = self._render([*asked, *answered], tools, open_turn=False)
+        if not whole.startswith(prompt):
+            raise BadRequest(
+                "messages: the model's chat template renders a prompt otherwise once it is answered, so it cannot be "
+                "told which tokens are the answer's",
+                param="messages",
+            )
+        return self._tokens(prompt, hidden), self._tokens(whole[len(prompt) :], hidden_in_answer)
+
+    def _prepare(self, messages: Sequence[ChatMessage]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        """Messages as the template takes them, and which text stands behind each placeholder in them."""
+        hidden: dict[str, str] = {}
+        plain: list[dict[str, Any]] = []
+        raw = self.tool_style is not None and self.tool_style.raw_arguments
+        for message in (_to_template(message, raw) for message in messages):
+            pattern = self._special_pattern if message["role"] == "assistant" else self._control_pattern
+            plain.append(message if pattern is None else _hide(message, pattern, hidden))
+        return plain, hidden
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, open_turn: bool = True
+    ) -> str:
+        try:
+            return self._template.render(messages=messages, tools=tools or None, add_generation_prompt=open_turn)
+        except TemplateError as error:
+            raise BadRequest(f"messages: the model's chat template refuses them: {error}", param="messages") from error
+
+    def _tokens(self, text: str, hidden: Mapping[str, str]) -> list[int]:
+        if hidden:
+            return self._encode_hidden(text, hidden)
+        if not self._segments or self._control_pattern is None:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        # Turns of a conversation repeat its beginning: only segments that are new are encoded.
+        ids: list[int] = []
+        end = 0
+        for match in self._control_pattern.finditer(text):
+            ids += self._segment_ids(text[end : match.start()])
+            ids.append(self._control[match.group()])
+            end = match.end()
+        return [*ids, *self._segment_ids(text[end:])]
+
+    def _encode_segment(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _encode_hidden(self, text: str, hidden: Mapping[str, str]) -> list[int]:
+        assert self._control_pattern is not None
+        ids: list[int] = []
+        end = 0
+        for match in (*self._control_pattern.finditer(text), None):
+            piece = text[end : match.start() if match else len(text)]
+            ids += self._plain_tokenizer.encode(_restored(piece, hidden), add_special_tokens=False).ids
+            if match:
+                ids.append(self._control[match.group()])
+                end = match.end()
+        return ids
+
+    def _find_tool_style(self) -> ToolStyle | None:
+        """How the template renders calls; None when it has no form for them."""
+        for raw in (True, False):
+            arguments: Any = '{"a":1,"b":2}' if raw else {"a": 1, "b": 2}
+            call = {"type": "function", "function": {"name": "probe", "arguments": arguments}}
+            turns = [
+                {"role": "user", "content": "question"},
+                {"role": "assistant", "content": "", "tool_calls": [call, call]},
+            ]
+            try:
+                found = CALL_PROBE.search(self._render(turns, []))
+            except BadRequest:
+                continue
+            if found is not None:
+                return ToolStyle(**found.groupdict(), raw_arguments=raw)
+        return None
+
+
+def parse_answer(text: str, *, tools_offered: bool) -> ParsedAnswer:
+    """Take tool calls out of generated text; text that is not a well-formed call stays content."""
+    if not tools_offered or OPEN not in text:
+        return ParsedAnswer(text, ())
+    calls: list[ParsedCall] = []
+    for body in _bodies(text):
+        try:
+            call = json.loads(body)
+            arguments = call["arguments"]
+            calls.append(
+                ParsedCall(str(call["name"]), json.dumps(arguments, ensure_ascii=False, separators=(",", ":")))
+            )
+        except (json.JSONDecodeError, KeyError, TypeError):
+            return ParsedAnswer(text, ())
+    if not calls:
+        return ParsedAnswer(text, ())
+    return ParsedAnswer(text.partition(OPEN)[0].strip() or None, tuple(calls))
+
+
+def _bodies(text: str) -> Iterator[str]:
+    """What stands between the tags of calls."""
+    start = text.find(OPEN)
+    while start >= 0 and (end := text.find(CLOSE, start)) >= 0:
+        yield text[start + len(OPEN) : end].strip()
+        start = text.find(OPEN, end)
+
+
+def _to_template(message: ChatMessage, raw_arguments: bool) -> dict[str, Any]:
+    """A message as chat templates expect it: content is a string; arguments are objects unless the template copies."""
+    plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": message.text}
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": call.function.arguments if raw_arguments else _object_or_text(call.function.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        plain["name"] = message.name
+    return plain
+
+
+def _object_or_text(arguments: str) -> Any:
+    try:
+        value = json.loads(arguments)
+    except json.JSONDecodeError:
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def _hide(value: Any, pattern: re.Pattern[str], hidden: dict[str, str]) -> Any:
+    """The same value with the text of control tokens replaced by placeholders, which are added to `hidden`."""
+    if isinstance(value, str):
+
+        def replace(match: re.Match[str]) -> str:
+            placeholder = f"\ue000{secrets.token_hex(8)}\ue001"
+            hidden[placeholder] = match.group()
+            return placeholder
+
+        return pattern.sub(replace, value)
+    if isinstance(value, dict):
+        return {_hide(key, pattern, hidden): _hide(item, pattern, hidden) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_hide(item, pattern, hidden) for item in value]
+    return value
+
+
+def _restored(text: str, hidden: Mapping[str, str]) -> str:
+    """`text` with what `_hide` replaced put back, in one pass."""
+    return PLACEHOLDER.sub(lambda match: hidden.get(match.group(), match.group()), text) if hidden else text
+
+
+def _too_long(tokens: str, most: int) -> BadRequest:
+    return BadRequest(
+        f"the prompt has {tokens} tokens and the context length is {most + 1}, of which the answer needs at least 1: "
+        "shorten the prompt or raise serving.context_length",
+        param="messages",
+        code="context_length_exceeded",
+    )
+
+
+def _any_of(texts: Any) -> re.Pattern[str] | None:
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+
+def _splits_at_control_tokens(tokenizer: "Tokenizer") -> bool:
+    """Whether text between control tokens is encoded as if it stood alone, so that its ids can be kept.
+
+    True for byte-level tokenizers (Qwen2's kind) whose added tokens take no white space with them. Others are
+    encoded whole, because they may treat the beginning of a text in a way of its own.
+    """
+    settings = json.loads(tokenizer.to_str())
+    exact = not any(
+        token[trait]
+        for token in settings["added_tokens"]
+        for trait in ("lstrip", "rstrip", "single_word", "normalized")
+    )
+    return exact and _is_byte_level(settings)
+
+
+def _is_byte_level(settings: Mapping[str, Any]) -> bool:
+    """True if every byte of a text is in some token, after at most Unicode's normal form C."""
+    parts = settings["pre_tokenizer"] or {}
+    steps = parts.get("pretokenizers", [parts])
+    plain = all(
+        step.get("type") in {"Split", "ByteLevel"}
+        and not step.get("add_prefix_space")
+        and step.get("behavior") != "Removed"
+        for step in steps
+    )
+    return plain and (settings["normalizer"] or {"type": "NFC"})["type"] == "NFC"
+
+
+def _longest_token(tokenizer: "Tokenizer") -> int:
+    """The most bytes of a text that one token can stand for; 0 if that is not known."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    settings = json.loads(tokenizer.to_str())
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    if not _is_byte_level(settings) or settings["truncation"] or not set(ByteLevel.alphabet()) <= set(vocabulary):
+        return 0
+    added = [token.content.encode() for token in tokenizer.get_added_tokens_decoder().values()]
+    # A byte-level vocabulary writes each byte as one character; added tokens are plain text.
+    return max(map(len, (*vocabulary, *added)))
+
+
+def _without_tokens(tokenizer: "Tokenizer", removed: Mapping[str, int]) -> "Tokenizer":
+    """The same tokenizer, to which the text of `removed` tokens is ordinary text."""
+    from tokenizers import Tokenizer
+
+    settings = json.loads(tokenizer.to_str())
+    settings["added_tokens"] = [token for token in settings["added_tokens"] if token["content"] not in removed]
+    settings["post_processor"] = None
+    return Tokenizer.from_str(json.dumps(settings))
+
+
+class _Generation(Extension):
+    """Templates mark the assistant's text with {% generation %} for trainers; here it is only rendered."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 3.1 declares it as an instance variable and reads it from the class
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """The Jinja environment that Hugging Face chat templates are written for."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def to_json(value: Any, indent: int | None = None, separators: Any = None, ensure_ascii: bool = False) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators)
+
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment

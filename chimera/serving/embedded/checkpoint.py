@@ -1,0 +1,384 @@
+"""A model folder read from disk: shape, weights, tokenizer, chat template and end-of-sequence tokens.
+
+Only `config.json`, `*.safetensors`, `tokenizer.json` and the chat template are read; transformers is not imported,
+which saves seconds at start-up.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from chimera.core.errors import ConfigError
+from chimera.core.plain_json import parse_json
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from torch import Tensor
+
+NANO = Path(__file__).parents[2] / "assets" / "nano"
+TOKENIZER_FILE = "tokenizer.json"
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+"""Kinds of weight files that can run code when they are read: they never are."""
+SUFFIX = ".safetensors"
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+"""The names by which transformers finds safetensors; without either it would look for pickles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a Qwen2 model that a forward pass needs."""
+
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope_theta: float
+    norm_eps: float
+    max_positions: int
+    tied: bool
+
+
+class _Sizes(BaseModel):
+    """What is read of a Qwen2 model's config.json; other keys are left alone."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    vocab_size: int = Field(ge=1, le=10_000_000)
+    hidden_size: int = Field(ge=1, le=1_000_000)
+    num_hidden_layers: int = Field(ge=1, le=10_000)
+    num_attention_heads: int = Field(ge=1, le=100_000)
+    num_key_value_heads: int | None = Field(default=None, ge=1, le=100_000)
+    head_dim: int | None = Field(default=None, ge=2, le=100_000, multiple_of=2)
+    rope_theta: float | None = Field(default=None, gt=0)
+    rms_norm_eps: float = Field(default=1e-6, gt=0, lt=1)
+    max_position_embeddings: int = Field(default=32_768, ge=2, le=100_000_000)
+    tie_word_embeddings: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """How a model reads and writes text: its tokenizer, its chat template, and the ids that end an answer."""
+
+    tokenizer: "Tokenizer" = field(repr=False)
+    template: str = field(repr=False)
+    eos: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Everything the server needs of one model folder; `weights` are float32 by their Hugging Face names."""
+
+    name: str
+    folder: Path
+    shape: Shape
+    weights: "dict[str, Tensor]" = field(repr=False)
+    tokenizer: "Tokenizer" = field(repr=False)
+    template: str = field(repr=False)
+    eos: tuple[int, ...]
+
+
+def locate(path: str) -> Path:
+    """The folder behind a configured model path: 'nano', a local folder, or a hub name (downloaded if need be).
+
+    Raises:
+        ConfigError: the folder or hub model cannot be found or fetched.
+    """
+    if path == "nano":
+        if not (NANO / "config.json").is_file():
+            raise ConfigError(
+                f"the bundled model is missing from {NANO}: reinstall the package or run python -m training.nano"
+            )
+        return NANO
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ConfigError(f"models.*.path {path!r} is a file: give the folder that holds the model's config.json")
+    if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
+        raise ConfigError(
+            f"models.*.path {path!r} is no folder: give 'nano', a folder with config.json, or an owner/name of the hub"
+        )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=HUB_FILES))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"models.*.path {path!r} is no local folder and cannot be fetched from the hub ({type(error).__name__}: "
+            f"{reason}): download it once with the network on, or use 'nano'"
+        ) from error
+
+
+def load_checkpoint(path: str) -> Checkpoint:
+    """Read the model behind a configured path; see `locate`.
+
+    Raises:
+        ConfigError: a file is missing or broken, or the architecture is not Qwen2.
+    """
+    folder = locate(path)
+    refuse_adapter(folder)
+    settings = _read_json(folder / "config.json")
+    shape = read_shape(settings, folder)
+    language = load_language(folder)
+    size = language.tokenizer.get_vocab_size(with_added_tokens=True)
+    if size > shape.vocab:
+        raise ConfigError(
+            f"{folder / TOKENIZER_FILE} has {size} tokens, but the model in {folder} embeds only "
+            f"{shape.vocab}: use the tokenizer that the model was trained with"
+        )
+    return Checkpoint(
+        name=path if folder == NANO else path.rstrip("/").rpartition("/")[-1],
+        folder=folder,
+        shape=shape,
+        weights=load_weights(folder, shape),
+        tokenizer=language.tokenizer,
+        template=language.template,
+        eos=language.eos,
+    )
+
+
+def load_language(folder: Path) -> Language:
+    """The part of a model folder that needs no weights.
+
+    Raises:
+        ConfigError: a file is missing or broken.
+    """
+    from tokenizers import Tokenizer
+
+    file = folder / TOKENIZER_FILE
+    if not file.is_file():
+        raise ConfigError(f"{folder} has no {TOKENIZER_FILE}: save the model's fast tokenizer beside its weights")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing more special
+        raise ConfigError(f"{file} cannot be read ({error}): save the model's tokenizer again") from error
+    settings = _read_json(folder / "config.json")
+    tokenizer_settings = _read_json(folder / "tokenizer_config.json", optional=True)
+    return Language(
+        tokenizer, _template(folder, tokenizer_settings), _eos(folder, settings, tokenizer_settings, tokenizer)
+    )
+
+
+def read_shape(settings: dict[str, Any], folder: Path) -> Shape:
+    """The model's sizes from its config.json; anything that the engine would compute wrongly is refused."""
+    kind = settings.get("model_type")
+    remedy = "serve it elsewhere (for example with vLLM or Ollama) and use kind: endpoint"
+    if kind != "qwen2":
+        raise ConfigError(f"the embedded server runs Qwen2 models, and {folder} holds model_type {kind!r}: {remedy}")
+    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
+    if rope_type != "default":
+        raise ConfigError(f"{folder} scales its rotary positions ({rope_type!r}), which is not supported: {remedy}")
+    if settings.get("use_sliding_window"):
+        raise ConfigError(f"{folder} uses sliding-window attention, which is not supported: {remedy}")
+    if settings.get("hidden_act", "silu") != "silu":
+        raise ConfigError(f"{folder} uses the activation {settings['hidden_act']!r}, which is not supported: {remedy}")
+    if settings.get("quantization_config"):
+        raise ConfigError(f"{folder} holds quantised weights, which are not supported: {remedy}")
+    sizes = _sizes(settings, rope, folder)
+    heads = sizes.num_attention_heads
+    kv_heads = sizes.num_key_value_heads or heads
+    head_dim = sizes.head_dim or sizes.hidden_size // heads
+    if heads % kv_heads or (sizes.head_dim is None and sizes.hidden_size % heads) or head_dim % 2:
+        raise ConfigError(
+            f"{folder / 'config.json'}: {heads} attention heads, {kv_heads} key/value heads and a hidden size of "
+            f"{sizes.hidden_size} do not fit each other: was it saved with these weights?"
+        )
+    return Shape(
+        vocab=sizes.vocab_size,
+        hidden=sizes.hidden_size,
+        layers=sizes.num_hidden_layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rope_theta=sizes.rope_theta or 10_000.0,
+        norm_eps=sizes.rms_norm_eps,
+        max_positions=sizes.max_position_embeddings,
+        tied=sizes.tie_word_embeddings,
+    )
+
+
+def _sizes(settings: dict[str, Any], rope: Any, folder: Path) -> _Sizes:
+    """The numbers of a config.json.
+
+    Raises:
+        ConfigError: One is missing, no number, or absurd.
+    """
+    theta = (rope.get("rope_theta") if isinstance(rope, dict) else None) or settings.get("rope_theta")
+    try:
+        return _Sizes.model_validate({**settings, "rope_theta": theta})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        given = f"is {str(settings[name])[:40]}" if name in settings else "is missing"
+        raise ConfigError(
+            f"{folder / 'config.json'}: {name} {given} ({first['msg']}): was it saved with these weights?"
+        ) from error
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Refuse a folder with an adapter: transformers would put it, or another base model, in the weights' place.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    if (folder / "adapter_config.json").exists():
+        raise ConfigError(f"{folder} holds an adapter (adapter_config.json): merge it into its model and save that")
+
+
+def check_trainable(folder: Path) -> None:
+    """Make sure that transformers, which training loads models with, finds safetensors here and no pickle.
+
+    Raises:
+        ConfigError: It would look for something else.
+    """
+    refuse_adapter(folder)
+    index = folder / WEIGHTS_INDEX
+    if (folder / WEIGHTS).is_file():
+        return
+    if not index.is_file():
+        raise ConfigError(_no_safetensors(folder))
+    named = _read_json(index).get("weight_map")
+    files = set(named.values()) if isinstance(named, dict) else {None}
+    wrong = [one for one in files if not isinstance(one, str) or Path(one).name != one or Path(one).suffix != SUFFIX]
+    if wrong:
+        raise ConfigError(f"{index} names {str(wrong[0])[:60]!r}, which is no safetensors file of its folder")
+
+
+def _no_safetensors(folder: Path) -> str:
+    pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
+    if pickles:
+        return (
+            f"{folder} has no *.safetensors file, and {pickles[0]} is a pickle, which could run foreign code when it "
+            "is read, so it is never read: have somebody whom you trust save the model as safetensors"
+        )
+    return f"{folder} has no *.safetensors file: save the model with save_pretrained"
+
+
+def load_weights(folder: Path, shape: Shape) -> "dict[str, Tensor]":
+    """All tensors of a folder's safetensors files in float32, checked against `shape`.
+
+    Raises:
+        ConfigError: no or broken safetensors files, or a tensor is missing or has another size.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    if not files:
+        raise ConfigError(_no_safetensors(folder))
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            found = load_file(file)
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{file} cannot be read ({error}): save the model again") from error
+        for name, tensor in found.items():
+            weights[name] = _plain(tensor, name, file)
+    _check_sizes(weights, shape, folder)
+    return weights
+
+
+def _plain(tensor: "Tensor", name: str, file: Path) -> "Tensor":
+    """The tensor in float32.
+
+    Raises:
+        ConfigError: It holds no numbers that a model can compute with.
+    """
+    if not tensor.is_floating_point():
+        raise ConfigError(
+            f"{file}: {name} holds {tensor.dtype}, not floating-point numbers: save the model unquantised"
+        )
+    plain = tensor.float()
+    if not plain.isfinite().all():
+        raise ConfigError(f"{file}: {name} holds numbers that are not finite: the model is broken, take another copy")
+    return plain
+
+
+def _check_sizes(weights: "dict[str, Tensor]", shape: Shape, folder: Path) -> None:
+    for name, size in _expected(shape, weights):
+        if name not in weights:
+            raise ConfigError(f"{folder} lacks the tensor {name}: was a whole Qwen2 model saved?")
+        if tuple(weights[name].shape) != size:
+            raise ConfigError(f"{folder}: {name} is {tuple(weights[name].shape)}, and config.json says {size}")
+
+
+def _expected(shape: Shape, weights: "dict[str, Tensor]") -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and sizes, one after another: a config.json can ask for more layers than there is memory."""
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
+    yield "model.norm.weight", (shape.hidden,)
+    if not shape.tied:
+        yield "lm_head.weight", (shape.vocab, shape.hidden)
+    for layer in range(shape.layers):
+        at = f"model.layers.{layer}."
+        yield f"{at}input_layernorm.weight", (shape.hidden,)
+        yield f"{at}post_attention_layernorm.weight", (shape.hidden,)
+        for part, width in (("q", q), ("k", kv), ("v", kv)):
+            yield f"{at}self_attn.{part}_proj.weight", (width, shape.hidden)
+            yield f"{at}self_attn.{part}_proj.bias", (width,)
+        yield f"{at}self_attn.o_proj.weight", (shape.hidden, q)
+        gate = weights.get(f"{at}mlp.gate_proj.weight")
+        inner = len(gate) if gate is not None and gate.dim() else 0
+        yield f"{at}mlp.gate_proj.weight", (inner, shape.hidden)
+        yield f"{at}mlp.up_proj.weight", (inner, shape.hidden)
+        yield f"{at}mlp.down_proj.weight", (shape.hidden, inner)
+
+
+def _template(folder: Path, tokenizer_settings: dict[str, Any]) -> str:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file} cannot be read ({error}): save the model's tokenizer again") from error
+    template = tokenizer_settings.get("chat_template")
+    if not isinstance(template, str):
+        raise ConfigError(
+            f"{folder} has no chat template (chat_template.jinja or tokenizer_config.json): it cannot chat"
+        )
+    return template
+
+
+def _eos(
+    folder: Path, settings: dict[str, Any], tokenizer_settings: dict[str, Any], tokenizer: "Tokenizer"
+) -> tuple[int, ...]:
+    """Ids that end an answer: the generation config's (else the config's) and the tokenizer's own."""
+    generation = _read_json(folder / "generation_config.json", optional=True)
+    listed = generation.get("eos_token_id", settings.get("eos_token_id"))
+    ids = [] if listed is None else listed if isinstance(listed, list) else [listed]
+    token = tokenizer_settings.get("eos_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    if token is not None and (own := tokenizer.token_to_id(token)) is not None:
+        ids = [own, *ids]
+    if not ids:
+        raise ConfigError(f"{folder} names no eos token in generation_config, config or tokenizer_config")
+    known = tokenizer.get_vocab_size(with_added_tokens=True)
+    wrong = [one for one in ids if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < known]
+    if wrong:
+        raise ConfigError(f"{folder} names {str(wrong[0])[:40]!r} as eos token, and its tokenizer has {known} tokens")
+    return tuple(dict.fromkeys(ids))
+
+
+def _read_json(file: Path, *, optional: bool = False) -> dict[str, Any]:
+    if optional and not file.is_file():
+        return {}
+    try:
+        value = parse_json(file.read_bytes())
+    except FileNotFoundError as error:
+        raise ConfigError(f"{file} is missing: a model folder needs it") from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{file} is not valid JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{file} must hold a JSON object, not a {type(value).__name__}")
+    return value

@@ -1,0 +1,140 @@
+"""From a chat request to jobs for the batcher, and from their answers to a chat completion.
+
+Fields of a completion beyond OpenAI's, all on request except the first:
+- `weights_version` (and `system_fingerprint`, which proxies keep): the weights that produced the answer;
+- `return_token_ids`: `prompt_token_ids`, and `token_ids` of each choice, as vLLM returns them;
+- `logprobs`: beside the raw log-probabilities in OpenAI's place (the model's own, temperature 1, no mask), each choice
+  has `sampled_logprobs`: each token's in the distribution it was drawn from, after grammar mask, temperature and top-p.
+"""
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from chimera.config.tree import ServingConfig
+from chimera.serving.embedded.batcher import Answer, Job, Vocabulary
+from chimera.serving.embedded.chat import ChatFormat, parse_answer
+from chimera.serving.embedded.grammar import CLOSE, OPEN, Grammars, schema_grammar, tools_grammar
+from chimera.serving.embedded.protocol import BadRequest, ChatRequest, NamedToolChoice, envelope
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from chimera.serving.embedded.checkpoint import Checkpoint
+
+OBJECT_SCHEMA = {"type": "object"}
+
+
+class TextSide:
+    """The part of a model that its weights do not change: tokenizer, chat template, grammars, context length."""
+
+    def __init__(self, checkpoint: "Checkpoint", serving: ServingConfig) -> None:
+        self.chat = ChatFormat(checkpoint.template, checkpoint.tokenizer)
+        self.grammars = Grammars(checkpoint.tokenizer, checkpoint.shape.vocab, checkpoint.eos)
+        self.context = min(serving.context_length, checkpoint.shape.max_positions)
+        self.tokens = checkpoint.tokenizer.get_vocab(with_added_tokens=True)
+        tags = {self.tokens.get(OPEN), self.tokens.get(CLOSE)}
+        self.vocabulary = Vocabulary(
+            self.grammars.token_bytes,
+            frozenset(checkpoint.eos),
+            self.chat.special_ids - tags,
+            self.grammars.ordinary,
+        )
+
+
+def make_jobs(request: ChatRequest, text: TextSide) -> list[Job]:
+    """The jobs, one for each of the `n` choices, that answer `request`.
+
+    Raises:
+        BadRequest: the prompt does not fit, or the schema cannot constrain decoding.
+    """
+    matcher = _matcher(request, text)
+    tools = [tool.model_dump(exclude_none=True) for tool in request.tools or []]
+    prompt = text.chat.encode(request.messages, tools, most=text.context - 1)
+    room = text.context - len(prompt)
+    return [
+        Job(
+            prompt=prompt,
+            max_new=min(request.token_limit or room, room),
+            temperature=1.0 if request.temperature is None else request.temperature,
+            top_p=request.top_p or 1.0,
+            seed=None if request.seed is None else f"{request.seed}/{index}",
+            stops=tuple(stop.encode() for stop in request.stops),
+            matcher=matcher.deep_copy() if matcher else None,
+            log_probs=bool(request.logprobs),
+            top_log_probs=request.top_logprobs or 0,
+        )
+        for index in range(request.n or 1)
+    ]
+
+
+def _matcher(request: ChatRequest, text: TextSide) -> "LLMatcher | None":
+    """The grammar that the answer must follow, None for free text."""
+    form = request.response_format
+    schema = None
+    if form is not None and form.type != "text":
+        schema = form.json_schema.schema_ if form.json_schema is not None else OBJECT_SCHEMA
+    choice = request.tool_choice or "auto"
+    if request.tools and choice != "none":
+        if text.chat.tool_style is None:
+            raise BadRequest(
+                f"tools: the chat template of model {request.model!r} has no {OPEN} form, so it cannot call tools",
+                param="tools",
+            )
+        tools = [tool.model_dump(exclude_none=True) for tool in request.tools]
+        if isinstance(choice, NamedToolChoice):
+            tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
+        grammar = tools_grammar(
+            tools,
+            text.chat.tool_style,
+            must_call=choice != "auto",
+            parallel=request.parallel_tool_calls is not False and not isinstance(choice, NamedToolChoice),
+            answer=schema,
+        )
+        return text.grammars.matcher(grammar, "tools")
+    return None if schema is None else text.grammars.matcher(schema_grammar(schema), "response_format")
+
+
+def make_response(
+    request: ChatRequest, text: TextSide, version: str, prompt: list[int], answers: list[Answer]
+) -> dict[str, Any]:
+    """The chat completion made of one answer for each choice."""
+    generated = sum(len(answer.tokens) for answer in answers)
+    response = envelope(request.model, version, len(prompt), generated, max(answer.reused for answer in answers))
+    response["choices"] = [_choice(request, text, index, answer) for index, answer in enumerate(answers)]
+    if request.return_token_ids:
+        response["prompt_token_ids"] = prompt
+    return response
+
+
+def _choice(request: ChatRequest, text: TextSide, index: int, answer: Answer) -> dict[str, Any]:
+    offered = bool(request.tools) and request.tool_choice != "none"
+    parsed = parse_answer(answer.text, tools_offered=offered)
+    message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
+    if parsed.calls:
+        message["tool_calls"] = [
+            {
+                "id": f"call_{secrets.token_hex(8)}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in parsed.calls
+        ]
+    finish = "tool_calls" if parsed.calls and answer.finish == "stop" else answer.finish
+    choice: dict[str, Any] = {"index": index, "message": message, "finish_reason": finish, "logprobs": None}
+    if request.logprobs:
+        choice["logprobs"] = {"content": _log_probs(text, answer), "refusal": None}
+        choice["sampled_logprobs"] = [score.sampled for score in answer.scores]
+    if request.return_token_ids:
+        choice["token_ids"] = answer.tokens
+    return choice
+
+
+def _log_probs(text: TextSide, answer: Answer) -> list[dict[str, Any]]:
+    def entry(token: int, log_prob: float) -> dict[str, Any]:
+        piece = text.vocabulary.token_bytes[token]
+        return {"token": piece.decode("utf-8", "replace"), "logprob": log_prob, "bytes": list(piece)}
+
+    return [
+        {**entry(token, score.raw), "top_logprobs": [entry(other, value) for other, value in score.top]}
+        for token, score in zip(answer.tokens, answer.scores, strict=True)
+    ]

@@ -1,0 +1,193 @@
+"""A Qwen2 forward pass in float32 over a static key/value cache: one token for many rows, several tokens for some.
+
+Sizes in comments and docstrings: R cache rows, B rows that get one token, n tokens of a chunk, N all tokens of a pass,
+V vocabulary, H query heads, K key/value heads, G = H / K, D head size, M context length. Query, key and value
+projections are fused, and so are gate and up. Grouped-query attention runs as G extra query positions per key/value
+head, so nothing is repeated.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from chimera.serving.embedded.checkpoint import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens (n,) to run in one row at positions start..start+n-1; earlier positions must be in the row's cache.
+
+    Logits are computed after the last `scored` tokens only.
+    """
+
+    row: int
+    tokens: Sequence[int]
+    start: int
+    scored: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Singles:
+    """One token for each of the rows 0..B-1.
+
+    `tokens` (B,) and `positions` (B,) say which token and where; rows that are not in use have `idle_position`.
+    `columns` is the largest position in use + 1: attention reads that many cache columns.
+    """
+
+    tokens: Sequence[int] = ()
+    positions: Sequence[int] = ()
+    columns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Where a chunk stands among the N tokens of a pass, and what its attention may see (G n, start + n)."""
+
+    chunk: Chunk
+    tokens: slice
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor
+    out: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+class Engine:
+    """One set of weights with its cache of R rows.
+
+    The cache has one column more than the context: decode steps run over rows 0..B-1, and a row in between that is idle
+    writes to the spare column, so what it cached earlier stays valid for prefix reuse.
+    """
+
+    def __init__(self, shape: Shape, weights: dict[str, Tensor], *, rows: int, context: int) -> None:
+        self.shape = shape
+        self.rows = rows
+        self.context = context
+        self._layers = [_fuse(weights, layer) for layer in range(shape.layers)]
+        self._embed = weights["model.embed_tokens.weight"].contiguous()
+        self._norm = weights["model.norm.weight"].contiguous()
+        self._head = self._embed if shape.tied else weights["lm_head.weight"].contiguous()
+        frequencies = 1.0 / shape.rope_theta ** (torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
+        angles = torch.outer(torch.arange(context + 1).float(), frequencies)
+        cos, sin = angles.cos(), angles.sin()
+        # Rotation is x * cos + swapped_halves(x) * sin with the sign of the first half's sine turned.
+        self._cos, self._sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+        self._cache = torch.zeros(shape.layers, rows, 2 * shape.kv_heads, context + 1, shape.head_dim)
+
+    @property
+    def idle_position(self) -> int:
+        """The position to give rows of a decode step that are not in use."""
+        return self.context
+
+    @torch.inference_mode()
+    def forward(self, singles: Singles, chunks: Sequence[Chunk]) -> tuple[Tensor, list[Tensor]]:
+        """Run single tokens and chunks in one pass; a row may be in one of them only.
+
+        Returns the logits after each single token (B, V) and after the last `scored` tokens of each chunk (scored, V).
+        """
+        shape, batch = self.shape, len(singles.tokens)
+        kv = shape.kv_heads
+        groups = shape.heads // kv
+        tokens, places = list(singles.tokens), list(singles.positions)
+        for chunk in chunks:
+            tokens += chunk.tokens
+            places += range(chunk.start, chunk.start + len(chunk.tokens))
+        spans = list(_spans(chunks, batch, groups))
+        positions = torch.tensor(places)
+        cos, sin = self._cos[positions, None], self._sin[positions, None]
+        later = torch.arange(singles.columns) > positions[:batch, None]
+        mask = torch.zeros(batch, singles.columns).masked_fill_(later, float("-inf"))[:, None, None]
+        every = torch.arange(batch)
+        x = functional.embedding(torch.tensor(tokens), self._embed)
+        mixed = torch.empty(len(tokens), shape.heads * shape.head_dim)
+        for cache, layer in zip(self._cache, self._layers, strict=True):
+            projected = self._project(x, layer, cos, sin)
+            if batch:
+                cache[every, :, positions[:batch]] = projected[:batch, shape.heads :]
+                q = projected[:batch, : shape.heads].reshape(batch, kv, groups, shape.head_dim)
+                keys, values = cache[:batch, :kv, : singles.columns], cache[:batch, kv:, : singles.columns]
+                seen = functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+                mixed[:batch] = seen.reshape(batch, -1)
+            for span in spans:
+                self._attend(span, projected[span.tokens], cache, mixed[span.tokens])
+            x = self._finish(x, mixed, layer)
+        scored = [torch.arange(batch)]
+        scored += [torch.arange(span.tokens.stop - span.chunk.scored, span.tokens.stop) for span in spans]
+        logits = functional.linear(self._normed(x[torch.cat(scored)], self._norm), self._head)
+        parts = logits.split([len(part) for part in scored])
+        return parts[0], list(parts[1:])
+
+    def _attend(self, span: _Span, projected: Tensor, cache: Tensor, mixed: Tensor) -> None:
+        """Cache a chunk's keys and values, and write its attention to `mixed` (n, H D)."""
+        heads, kv, dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
+        n, chunk = len(projected), span.chunk
+        end = chunk.start + n
+        row = cache[chunk.row]
+        row[:, chunk.start : end] = projected[:, heads:].transpose(0, 1)
+        q = projected[:, :heads].transpose(0, 1).reshape(1, kv, heads // kv * n, dim)
+        keys, values = row[None, :kv, :end], row[None, kv:, :end]
+        seen = functional.scaled_dot_product_attention(q, keys, values, attn_mask=span.mask)
+        mixed.view(n, heads, dim).copy_(seen.view(heads, n, dim).transpose(0, 1))
+
+    @torch.inference_mode()
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` cached positions of one row to another."""
+        self._cache[:, target, :, :length] = self._cache[:, source, :, :length]
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return torch.rms_norm(x, (self.shape.hidden,), weight, self.shape.norm_eps)
+
+    def _project(self, x: Tensor, layer: _Layer, cos: Tensor, sin: Tensor) -> Tensor:
+        """Queries, keys and values (n, H + 2K, D) of x (n, hidden), the first two rotated to their positions."""
+        shape = self.shape
+        fused = functional.linear(self._normed(x, layer.norm), layer.qkv, layer.qkv_bias)
+        fused = fused.view(len(x), shape.heads + 2 * shape.kv_heads, shape.head_dim)
+        turned = fused[:, : shape.heads + shape.kv_heads]
+        first, second = turned.chunk(2, -1)
+        turned.copy_(torch.addcmul(turned * cos, torch.cat([second, first], -1), sin))
+        return fused
+
+    def _finish(self, x: Tensor, mixed: Tensor, layer: _Layer) -> Tensor:
+        x = x + functional.linear(mixed, layer.out)
+        gate, up = functional.linear(self._normed(x, layer.mlp_norm), layer.gate_up).chunk(2, -1)
+        return x + functional.linear(functional.silu(gate) * up, layer.down)
+
+
+def _spans(chunks: Sequence[Chunk], first: int, groups: int) -> Iterator[_Span]:
+    """The chunks' places behind the `first` single tokens."""
+    for chunk in chunks:
+        n = len(chunk.tokens)
+        later = torch.ones(n, chunk.start + n, dtype=torch.bool).triu(chunk.start + 1)
+        mask = torch.zeros(n, chunk.start + n).masked_fill_(later, float("-inf")).repeat(groups, 1)
+        yield _Span(chunk, slice(first, first + n), mask)
+        first += n
+
+
+def cache_bytes_per_row(shape: Shape, context: int) -> int:
+    """Memory of one cache row in bytes."""
+    return 2 * 4 * shape.layers * shape.kv_heads * (context + 1) * shape.head_dim
+
+
+def _fuse(weights: dict[str, Tensor], index: int) -> _Layer:
+    def get(name: str) -> Tensor:
+        return weights[f"model.layers.{index}.{name}"].contiguous()
+
+    return _Layer(
+        norm=get("input_layernorm.weight"),
+        qkv=torch.cat([get(f"self_attn.{part}_proj.weight") for part in "qkv"]),
+        qkv_bias=torch.cat([get(f"self_attn.{part}_proj.bias") for part in "qkv"]),
+        out=get("self_attn.o_proj.weight"),
+        mlp_norm=get("post_attention_layernorm.weight"),
+        gate_up=torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")]),
+        down=get("mlp.down_proj.weight"),
+    )

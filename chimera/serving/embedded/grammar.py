@@ -1,0 +1,161 @@
+"""Grammars for constrained decoding: what an answer may look like, given tools and a JSON schema (llguidance).
+
+Answers are compact JSON. Tool calls are written with the white space that the model's own chat template uses when it
+renders them, so that a call reads the same when it was generated and when it comes back in the next prompt.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from chimera.serving.embedded.protocol import BadRequest
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+    from tokenizers import Tokenizer
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+CACHED_GRAMMARS = 64
+MAX_SPELLED = 32
+"""Longer tokens are not looked for when text is spelled with ordinary tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolStyle:
+    """How the chat template renders a tool call: white space around it, separators, and what it takes as arguments."""
+
+    before: str = ""
+    colon: str = ":"
+    comma: str = ","
+    argument_colon: str = ":"
+    argument_comma: str = ","
+    after: str = ""
+    between: str = ""
+    raw_arguments: bool = False
+    """The template copies an arguments string as it is, so calls come back exactly as they were generated."""
+
+
+def schema_grammar(schema: Mapping[str, Any]) -> str:
+    """A grammar that accepts exactly the compact JSON values of `schema`."""
+    return f"%llguidance {{}}\nstart: {_json(schema)}\n"
+
+
+def tools_grammar(
+    tools: Sequence[Mapping[str, Any]],
+    style: ToolStyle,
+    *,
+    must_call: bool,
+    parallel: bool,
+    answer: Mapping[str, Any] | None,
+) -> str:
+    """A grammar for a turn in which tools are offered.
+
+    Args:
+        tools: OpenAI tool definitions that may be called.
+        style: the white space of calls.
+        must_call: the turn has to be a call (tool_choice "required" or a named function).
+        parallel: several calls may follow each other.
+        answer: JSON schema of the answer that may be given in place of a call; None leaves text free, before calls too.
+    """
+    lines = ["%llguidance {}"]
+    calls = f"call ({_text(style.between)} call)*" if parallel else "call"
+    if must_call:
+        lines.append(f"start: {calls}")
+    elif answer is not None:
+        lines += [f"start: {calls} | answer", f"answer: {_json(answer)}"]
+    else:
+        lines += [f"start: TEXT ({calls})?", "TEXT: /(.|\\n)*/"]
+    lines.append("call: " + " | ".join(f"call_{index}" for index in range(len(tools))))
+    for index, tool in enumerate(tools):
+        function = tool["function"]
+        head = f'{style.before}{{"name"{style.colon}"{function["name"]}"{style.comma}"arguments"{style.colon}'
+        parameters = function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
+        body = _json(parameters, colon=style.argument_colon, comma=style.argument_comma)
+        lines.append(f"call_{index}: {OPEN} {_text(head)} {body} {_text('}' + style.after)} {CLOSE}")
+    return "\n".join(lines) + "\n"
+
+
+def _json(schema: Mapping[str, Any], *, colon: str = ":", comma: str = ",") -> str:
+    options = {"whitespace_flexible": False, "key_separator": colon, "item_separator": comma}
+    return "%json " + json.dumps({**schema, "x-guidance": options})
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+class Grammars:
+    """Compiled grammars of one tokenizer. Not tied to weights; safe to use from several threads."""
+
+    def __init__(self, tokenizer: "Tokenizer", vocab: int, eos: Sequence[int]) -> None:
+        import llguidance
+
+        self._llguidance = llguidance
+        self._tokenizer = llguidance.LLTokenizer(tokenizer.to_str(), n_vocab=vocab, eos_token=list(eos))
+        self._cache: OrderedDict[str, LLMatcher] = OrderedDict()
+        self.vocab = vocab
+        self.token_bytes: list[bytes] = [self._tokenizer.decode_bytes([token]) for token in range(vocab)]
+        added = tokenizer.get_added_tokens_decoder()
+        self.ordinary = {piece: token for token, piece in enumerate(self.token_bytes) if piece and token not in added}
+        """Tokens by their bytes, without control tokens and others that were added to the vocabulary."""
+
+    def matcher(self, grammar: str, subject: Literal["response_format", "tools"]) -> "LLMatcher":
+        """A fresh matcher for `grammar`.
+
+        Raises:
+            BadRequest: the grammar, that is the caller's JSON schema, cannot be compiled.
+        """
+        compiled = self._cache.get(grammar)
+        if compiled is None:
+            compiled = self._llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+            if error := compiled.get_error():
+                raise BadRequest(f"{subject}: the JSON schema cannot constrain decoding: {error}", param=subject)
+            self._cache[grammar] = compiled
+            while len(self._cache) > CACHED_GRAMMARS:
+                self._cache.popitem(last=False)
+        return compiled.deep_copy()
+
+
+def forced_tokens(matcher: "LLMatcher", ordinary: Mapping[bytes, int]) -> list[int]:
+    """Consume and return the tokens that must come next, because the grammar allows only one continuation.
+
+    They are the tokens that the tokenizer itself makes of the forced text, so that an answer reads the same when it
+    comes back in a prompt. Tokens at the end that could merge with what follows are left to be sampled.
+
+    Args:
+        matcher: An answer's place in its grammar; it moves on behind the returned tokens.
+        ordinary: `Grammars.ordinary`.
+    """
+    forced: list[int] = []
+    while tokens := matcher.compute_ff_tokens():
+        valid = matcher.validate_tokens(tokens)
+        # None is valid when the tokenizer changes the text: it reads a control token in it, or normalizes its Unicode.
+        # llguidance would then allow only that wrong token, so the text is spelled with ordinary tokens instead.
+        taken = tokens[:valid] or _first_token(matcher.compute_ff_bytes(), ordinary)
+        if not taken or not matcher.consume_tokens(taken):
+            break
+        forced += taken
+        if valid == len(tokens):
+            break
+    return forced
+
+
+def _first_token(text: bytes, ordinary: Mapping[bytes, int]) -> list[int]:
+    """The longest ordinary token that `text` begins with, in a list; an empty list if there is none."""
+    sizes = range(min(len(text), MAX_SPELLED), 0, -1)
+    return next(([ordinary[text[:size]]] for size in sizes if text[:size] in ordinary), [])
+
+
+def allowed_tokens(matchers: "Sequence[LLMatcher | None]", vocab: int) -> np.ndarray:
+    """Which tokens each row may take next: (B, V) bool, all True for rows without a matcher."""
+    words = (vocab + 31) // 32
+    bits = np.full((len(matchers), words), -1, np.int32)
+    address, stride = bits.ctypes.data, words * 4
+    for row, matcher in enumerate(matchers):
+        if matcher is not None:
+            matcher.unsafe_compute_mask_ptr(address + row * stride, stride)
+    return np.unpackbits(bits.view(np.uint8), axis=1, count=vocab, bitorder="little").view(np.bool_)

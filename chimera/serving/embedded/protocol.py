@@ -1,0 +1,255 @@
+"""The OpenAI chat API as far as this server speaks it: requests, errors, and what every answer is wrapped in.
+
+Whatever a request asks for that is not supported is refused by name, never ignored.
+"""
+
+import secrets
+import time
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "stream": (False,),
+    "stream_options": (),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "modalities": (["text"],),
+    "functions": ([],),
+}
+"""Known parameters that are not supported, with the values that ask for nothing; null is always fine."""
+
+WITHOUT_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+"""Parameters that by their definition do not change the answer."""
+
+
+class ApiError(Exception):
+    """An error with its place in OpenAI's error form."""
+
+    status = 500
+    kind = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.param, self.code = message, param, code
+
+    def body(self) -> dict[str, Any]:
+        """The response body."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+class BadRequest(ApiError):
+    """The request cannot be served as it is."""
+
+    status, kind = 400, "invalid_request_error"
+
+
+class NotFound(ApiError):
+    """No such model."""
+
+    status, kind = 404, "invalid_request_error"
+
+
+class Unavailable(ApiError):
+    """The server is shutting down."""
+
+    status, kind = 503, "server_error"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Function(_Part):
+    """A tool's name, description and parameters (JSON schema)."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(_Part):
+    """One offered tool."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class CalledFunction(_Part):
+    """The function and its arguments in an assistant message."""
+
+    name: str
+    arguments: str
+
+
+class Call(_Part):
+    """One tool call of an assistant message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class TextPart(_Part):
+    """One text part of a message's content; other kinds of parts are refused."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(_Part):
+    """One message of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class JsonSchema(_Part):
+    """A named JSON schema; the name tells graders who asks."""
+
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Part):
+    """What form the answer takes; a schema always constrains decoding, whatever `strict` says."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_given(self) -> "ResponseFormat":
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("type json_schema needs json_schema: {name, schema}")
+        return self
+
+
+class NamedFunction(_Part):
+    """The function that must be called."""
+
+    name: str
+
+
+class NamedToolChoice(_Part):
+    """A tool choice that names its function."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(BaseModel):
+    """POST /v1/chat/completions.
+
+    Beyond OpenAI's API: `return_token_ids` adds `prompt_token_ids` to the response and `token_ids` to every choice,
+    as vLLM does. With `logprobs` every choice also has `sampled_logprobs`: see `chimera.serving.embedded.service`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    seed: int | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    return_token_ids: bool | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ChatRequest":
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        if "" in self.stops:
+            raise ValueError("stop: an empty string would end every answer at once")
+        if self.tools is None and self.tool_choice not in (None, "none"):
+            raise ValueError("tool_choice needs tools")
+        names = [tool.function.name for tool in self.tools or []]
+        if len(set(names)) != len(names):
+            raise ValueError(f"tools: names must be unique, not {names}")
+        if isinstance(self.tool_choice, NamedToolChoice) and self.tool_choice.function.name not in names:
+            raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, and the tools are {names}")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens to generate, None for as many as fit."""
+        limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
+        return min(limits, default=None)
+
+
+def parse_request(body: Any) -> ChatRequest:
+    """Read a request body; parameters that ask for something this server cannot do are an error, never ignored.
+
+    Raises:
+        BadRequest: naming the parameter.
+    """
+    if not isinstance(body, dict):
+        raise BadRequest(f"the body must be a JSON object, not {type(body).__name__}")
+    kept: dict[str, Any] = {}
+    for name, value in body.items():
+        if name in WITHOUT_EFFECT or value is None:
+            continue
+        if name in NEUTRAL:
+            if value not in NEUTRAL[name]:
+                raise BadRequest(f"{name}={value!r} is not supported by this server: leave {name} out", param=name)
+            continue
+        if name not in ChatRequest.model_fields:
+            raise BadRequest(f"unknown parameter {name!r}: this server does not support it, leave it out", param=name)
+        kept[name] = value
+    try:
+        return ChatRequest.model_validate(kept)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(str(step) for step in first["loc"])
+        message = f"{where}: {first['msg']}" if where else first["msg"].removeprefix("Value error, ")
+        raise BadRequest(message, param=where or None) from error
+
+
+def envelope(model: str, version: str, prompt_tokens: int, generated: int, cached: int) -> dict[str, Any]:
+    """A completion without choices."""
+    return {
+        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": version,
+        "weights_version": version,
+        "choices": [],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": generated,
+            "total_tokens": prompt_tokens + generated,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        },
+    }

@@ -1,0 +1,235 @@
+"""The logical models of one server process: which weights answer for which, and how those are exchanged."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, wait
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chimera.config.tree import ModelConfig, ServingConfig
+from chimera.core.errors import ConfigError
+from chimera.serving.embedded.protocol import BadRequest, ChatRequest, NotFound, envelope
+
+if TYPE_CHECKING:
+    from chimera.serving.embedded.batcher import Answer, Batcher, Job, Lane
+    from chimera.serving.embedded.checkpoint import Checkpoint
+    from chimera.serving.embedded.completion import TextSide
+
+SPARE_CACHE_BYTES = 256 * 2**20
+"""Memory limit of the rows that only keep prefixes for reuse, for one engine."""
+
+RUBRIC_VERSION = "rubric"
+
+
+@dataclass(slots=True)
+class Binding:
+    """What one logical model stands for at the moment; replaced as a whole when its weights change."""
+
+    version: str
+    folder: Path
+    lane: "Lane"
+    text: "TextSide"
+    running: "set[Future[Answer]]" = field(default_factory=set)
+
+
+class Service:
+    """All embedded and rubric models of one server process."""
+
+    def __init__(self, models: Mapping[str, ModelConfig], serving: ServingConfig) -> None:
+        self._serving = serving
+        self._rubrics = [key for key, model in models.items() if model.kind == "rubric"]
+        self._bindings: dict[str, Binding] = {}
+        self._swaps: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._swap_lock = threading.Lock()
+        self._batcher: Batcher | None = None
+        embedded = {key: model.path for key, model in models.items() if model.kind == "embedded"}
+        if embedded:
+            try:
+                self._start(embedded)
+            except BaseException:
+                self.close()
+                raise
+
+    def _start(self, paths: Mapping[str, str]) -> None:
+        from jinja2 import TemplateError
+
+        from chimera.serving.embedded.batcher import Batcher
+        from chimera.serving.embedded.checkpoint import load_checkpoint
+        from chimera.serving.embedded.completion import TextSide
+
+        self._batcher = Batcher(self._serving.threads)
+        shared: dict[str, Binding] = {}
+        for key, path in paths.items():
+            if path not in shared:
+                checkpoint = load_checkpoint(path)
+                try:
+                    text = TextSide(checkpoint, self._serving)
+                except TemplateError as error:
+                    raise ConfigError(f"{checkpoint.folder}: its chat template is broken ({error})") from error
+                lane = self._lane(checkpoint, text)
+                shared[path] = Binding(f"{checkpoint.name}@0", checkpoint.folder, lane, text)
+            base = shared[path]
+            self._bindings[key] = Binding(base.version, base.folder, base.lane, base.text)
+
+    def _lane(self, checkpoint: "Checkpoint", text: "TextSide") -> "Lane":
+        import psutil
+
+        from chimera.serving.embedded.batcher import Lane
+        from chimera.serving.embedded.engine import Engine, cache_bytes_per_row
+
+        slots, row = self._serving.slots, cache_bytes_per_row(checkpoint.shape, text.context)
+        memory = psutil.virtual_memory().total
+        if slots * row > memory:
+            raise ConfigError(
+                f"serving.slots={slots} requests of {text.context} tokens need {slots * row / 2**30:.0f} GiB of cache "
+                f"for {checkpoint.folder}, and this machine has {memory / 2**30:.0f}: lower serving.slots or "
+                "serving.context_length"
+            )
+        spares = min(slots, SPARE_CACHE_BYTES // row)
+        engine = Engine(checkpoint.shape, checkpoint.weights, rows=slots + spares, context=text.context)
+        return Lane(engine, slots, text.vocabulary)
+
+    def close(self) -> None:
+        """Stop decoding; unfinished requests end with an error."""
+        if self._batcher is not None:
+            self._batcher.close()
+
+    def describe(self) -> list[dict[str, Any]]:
+        """One entry for each logical model: id, kind, version of its weights, folder and context length."""
+        entries: list[dict[str, Any]] = [
+            {
+                "id": key,
+                "object": "model",
+                "created": 0,
+                "owned_by": "chimera",
+                "kind": "embedded",
+                "weights_version": binding.version,
+                "folder": str(binding.folder),
+                "max_model_len": binding.text.context,
+            }
+            for key, binding in self._bindings.items()
+        ]
+        entries += [
+            {
+                "id": key,
+                "object": "model",
+                "created": 0,
+                "owned_by": "chimera",
+                "kind": "rubric",
+                "weights_version": RUBRIC_VERSION,
+            }
+            for key in self._rubrics
+        ]
+        return entries
+
+    def counters(self) -> dict[str, int]:
+        """What the embedded models did since the start."""
+        return asdict(self._batcher.counters) if self._batcher is not None else {}
+
+    def load_weights(self, key: str, folder: Path, version: str | None = None) -> str:
+        """Put the weights in `folder` behind the logical model `key`; returns their version.
+
+        Requests that are running finish on the old weights; this call returns when the last of them has. Requests
+        that arrive in the meantime are answered by the new weights. Other logical models keep theirs.
+
+        Raises:
+            NotFound: `key` is no embedded model.
+            BadRequest: the folder cannot be used in its place.
+        """
+        from chimera.serving.embedded.checkpoint import load_checkpoint
+
+        with self._swap_lock:
+            if key not in self._bindings:
+                raise NotFound(f"no embedded model {key!r} to load weights into: there are {sorted(self._bindings)}")
+            old = self._bindings[key]
+            try:
+                checkpoint = load_checkpoint(str(folder))
+            except ConfigError as error:
+                raise BadRequest(f"weights of {key!r} stay {old.version}: {error}", param="folder") from error
+            if checkpoint.tokenizer.get_vocab(with_added_tokens=True) != old.text.tokens:
+                raise BadRequest(
+                    f"weights of {key!r} stay {old.version}: the tokenizer in {folder} differs from the running one; "
+                    "start a new server for another model",
+                    param="folder",
+                )
+            lane = self._lane(checkpoint, old.text)
+            self._swaps[key] = self._swaps.get(key, 0) + 1
+            new = Binding(version or f"{key}@{self._swaps[key]}", checkpoint.folder, lane, old.text)
+            with self._lock:
+                self._bindings[key] = new
+                running = set(old.running)
+            wait(running)
+            return new.version
+
+    async def complete(self, request: ChatRequest) -> dict[str, Any]:
+        """Answer one chat request.
+
+        Raises:
+            ApiError: the request cannot be served; see `chimera.serving.embedded.protocol`.
+        """
+        if request.model in self._rubrics:
+            return _grade(request)
+        if request.model not in self._bindings:
+            known = sorted([*self._bindings, *self._rubrics])
+            raise NotFound(
+                f"unknown model {request.model!r}: this server has {known}", param="model", code="model_not_found"
+            )
+        from chimera.serving.embedded.completion import make_jobs, make_response
+
+        text = self._bindings[request.model].text
+        jobs = make_jobs(request, text)
+        binding, futures = self._submit(request.model, jobs)
+        waiting = [asyncio.wrap_future(future) for future in futures]
+        try:
+            answers = await asyncio.gather(*waiting)
+        finally:
+            for future in futures:
+                future.cancel()
+        return make_response(request, text, binding.version, jobs[0].prompt, answers)
+
+    def _submit(self, key: str, jobs: "list[Job]") -> "tuple[Binding, list[Future[Answer]]]":
+        assert self._batcher is not None
+        with self._lock:
+            binding = self._bindings[key]
+            futures = [job.done for job in jobs]
+            for future in futures:
+                binding.running.add(future)
+                future.add_done_callback(binding.running.discard)
+            for job in jobs:
+                self._batcher.submit(binding.lane, job)
+        return binding, futures
+
+
+def _grade(request: ChatRequest) -> dict[str, Any]:
+    """Answer as the deterministic grader that the response format names."""
+    from chimera.rubric.grader import grade
+
+    form = request.response_format
+    if form is None or form.json_schema is None:
+        raise BadRequest(
+            f"model {request.model!r} is a rubric, which knows its task by response_format.json_schema.name: send one",
+            param="response_format",
+        )
+    asked = next((message.text for message in request.messages if message.role == "user"), None)
+    try:
+        payload = json.loads(asked or "")
+        content = json.dumps(grade(form.json_schema.name, payload), ensure_ascii=False, separators=(",", ":"))
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadRequest(
+            f"rubric {form.json_schema.name!r} cannot grade this conversation: {type(error).__name__}: {error}",
+            param="messages",
+        ) from error
+    response = envelope(request.model, RUBRIC_VERSION, 0, 0, 0)
+    for index in range(request.n or 1):
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": {"role": "assistant", "content": content},
+            "finish_reason": "stop",
+            "logprobs": None,
+        }
+        response["choices"].append(choice | ({"token_ids": []} if request.return_token_ids else {}))
+    return response | ({"prompt_token_ids": []} if request.return_token_ids else {})

@@ -1,0 +1,202 @@
+"""A society whose models run, for a person who puts a question to it and sees each step with its sources."""
+
+import os
+import tempfile
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agents.context import Selector, Tools
+from agents.roles import ROLES
+from agents.society import Society
+from agents.tools.source_log import SourceLog
+from agents.tools.sources import given_sources
+from agents.tools.toolbox import build_toolbox
+from chimera.config.tree import Config
+from chimera.core.cli import keep_loopback_direct
+from chimera.core.secrets import api_key_names, load_secrets
+from chimera.core.toy import toy_parts
+from chimera.core.types import Brief, Source
+from chimera.data.tasks import Document, load
+from chimera.serving.client import HttpModel
+from chimera.serving.process import ModelServers, serve
+from chimera.show.ask import Card, cards, source_lines
+from chimera.show.card import card_html, escaped
+from evaluation.conduct.grounds import LIVE, YOURS, Origins, Rule
+from evaluation.conduct.own_abstract import OwnAbstract
+from evaluation.scores.judge import Judge
+
+BOOKKEEPING = ("messages", "sender", "turn_count")
+"""Fields of the state that every role writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What the society can search.
+
+    Attributes:
+        toolbox: The tools.
+        searched: Where they look, in words.
+        origins: Tells where a passage is from.
+        rule: What a decision on a person's own question must satisfy; None where tasks of the data are asked.
+    """
+
+    toolbox: Tools
+    searched: str
+    origins: Origins
+    rule: Rule | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Step:
+    """One node of the graph has ended.
+
+    Attributes:
+        number: Which step this is, from 1; the three juniors end in any order.
+        node: The node.
+        update: What it wrote into the state. The answer to a person's own question is withheld in it unless a real
+            source supports it (see `evaluation.conduct.grounds.Rule`).
+        cards: The same for a reader.
+        sources: The passages that the society has found up to here, as one more card.
+        tool_calls: How many tool calls were made up to here.
+    """
+
+    number: int
+    node: str
+    update: Mapping[str, Any]
+    cards: tuple[Card, ...]
+    sources: Card
+    tool_calls: int = 0
+
+    @property
+    def wrote(self) -> tuple[str, ...]:
+        """The fields of the state that it wrote, without those that every role writes."""
+        return tuple(name for name in self.update if name not in BOOKKEEPING)
+
+    @property
+    def headline(self) -> str:
+        """The node, the model that plays it and what it wrote, in one line."""
+        model = f" ({ROLES[self.node].model} model)" if self.node in ROLES else ""
+        return f"Step {self.number}: {self.node}{model} wrote {', '.join(self.wrote)}"
+
+    def __repr__(self) -> str:
+        """The headlines alone: `update` holds whole conversations."""
+        return "\n".join([self.headline, *(f"  {card.headline}" for card in self.cards)])
+
+    def _repr_html_(self) -> str:
+        return f"<p><small>{escaped(self.headline)}</small></p>{''.join(map(card_html, self.cards))}"
+
+
+class LiveSociety:
+    """A society whose models run. Made by `open_society`.
+
+    Attributes:
+        servers: Where each logical model is served.
+    """
+
+    def __init__(self, config: Config, servers: ModelServers, library: Library) -> None:
+        self.servers = servers
+        self._config = config
+        self._library = library
+
+    async def answer(
+        self, brief: Brief, seed: int | None = None, *, select: Selector | None = None
+    ) -> AsyncGenerator[Step, None]:
+        """Work on `brief` and yield each node's step as it ends.
+
+        Args:
+            brief: The question and what may be known of it.
+            seed: Of everything random in the work.
+            select: Decides which hypothesis goes on, instead of the supervisor's model.
+
+        Raises:
+            RoleError: A role failed or ran out of time; the message names it.
+        """
+        origins, rule = self._library.origins, self._library.rule
+        abstract = [origins.abstract(one["id"], one["text"]) for one in given_sources(brief) or ()]
+        log, model = SourceLog(self._library.toolbox), HttpModel(self.servers.endpoints)
+        society = Society(model, log, self._config.society, evaluate=Judge(model).evaluate)
+        evidence: list[str] = []
+        number = 0
+        try:
+            async for node, written in society.stream(brief, seed, select=select):
+                number += 1
+                read = [origins.of(tool, passage) for tool, passage in log.found]
+                if self._config.society.evidence == "given":
+                    read = abstract + read
+                # Tools may cut a long abstract: a quote of the rest is a person's own sentence all the same.
+                known = abstract + read if rule else read
+                evidence = written.get("refined_hypothesis", {"evidence": evidence})["evidence"]
+                update = written
+                if rule and "final_decision" in written:
+                    update = rule.apply(written, evidence, known)
+                texts = [(one.where, one.text) for one in known]
+                sources = Card("Sources", source_lines(read), "cyan")
+                yield Step(number, node, update, tuple(cards(update, texts)), sources, log.calls)
+        finally:
+            await model.aclose()
+
+
+def build_library(config: Config, secrets: Mapping[str, str], question: Brief | None = None) -> Library:
+    """The tools of `config`, over the configured data's abstracts.
+
+    Args:
+        config: The whole configuration.
+        secrets: Keys of live tools.
+        question: A person's own question. Its abstract can be found too, and generated tasks cannot: they are invented
+            studies. It has no answer key, so live searches hide nothing. Without it tasks of the data are asked, and
+            live searches hide the articles behind them.
+
+    Raises:
+        ConfigError: A configured tool lacks its key or its database.
+        DataError: The data cannot be read.
+    """
+    documents: list[Document] = []
+    conclusions = None
+    searched = [LIVE[where] for where in config.tools.model_dump().values() if where in LIVE]
+    source: Source = "generated" if config.data.path == "generated" else "pubmedqa"
+    local = "local" in (config.tools.literature, config.tools.trials)
+    if question is None or (local and source != "generated"):
+        data = load(config.data)
+        documents += data.documents()
+        conclusions = data.conclusions()
+        searched.append(data.describe())
+    own = [Document(one["id"], YOURS, one["text"]) for one in (given_sources(question) if question else None) or ()]
+    searched += [YOURS] * len(own)
+    hide = question is None
+    toolbox: Tools = build_toolbox(
+        config.tools, [*documents, *own], secrets, conclusions=conclusions if hide else None, block_source=hide
+    )
+    if own and config.society.evidence == "retrieved":
+        toolbox = OwnAbstract(toolbox, own[0], config.tools.max_chars)
+    origins = Origins(config.tools, source, question.id if question else None)
+    if question is None:
+        return Library(toolbox, "; ".join(dict.fromkeys(searched)), origins)
+    offered = "what you gave" if searched == [YOURS] else "what was searched"
+    rule = Rule(question.goal, offered, toy=bool(toy_parts(config.models)))
+    return Library(toolbox, "; ".join(dict.fromkeys(searched)), origins, rule)
+
+
+@contextmanager
+def open_society(config: Config, library: Library | None = None) -> Iterator[LiveSociety]:
+    """Run the models of `config` for the duration of a `with` block.
+
+    Args:
+        config: The whole configuration.
+        library: What the society can search; for tasks of the configured data without it.
+
+    Raises:
+        ConfigError: A key, a model's folder or a tool's database is missing.
+        ModelError: The model server did not start; the message names its log, which is kept then.
+    """
+    keep_loopback_direct()
+    secrets = load_secrets(api_key_names(config.models.model_dump()))
+    library = library or build_library(config, secrets)
+    descriptor, name = tempfile.mkstemp(prefix="chimera-models-", suffix=".log")
+    os.close(descriptor)
+    log_file = Path(name)
+    with serve(config.models, config.serving, secrets, log_file=log_file) as servers:
+        yield LiveSociety(config, servers, library)
+    log_file.unlink()  # After an error it stays: the error names it.

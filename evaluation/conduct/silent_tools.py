@@ -1,0 +1,83 @@
+"""Roles that have tools and never call one: usually a server's fault, and nothing else tells of it."""
+
+from collections.abc import Sequence
+
+from agents.roles import JUNIORS, ROLES
+from chimera.config.tree import Config, ModelConfig
+from evaluation.records.rollouts import RolloutRecord
+
+ENOUGH = 10
+"""Rollouts after which silence is no chance."""
+
+
+def silent_warnings(records: Sequence[RolloutRecord], config: Config) -> list[str]:
+    """One sentence for each model whose roles should have searched and never did, over at least `ENOUGH` rollouts.
+
+    Only rollouts that recorded their tool calls count; failed ones do, because not searching may be why they failed.
+    """
+    found: dict[str, list[str]] = {}
+    for role in searchers(config):
+        calls = [record.tool_calls[role] for record in records if role in record.tool_calls]
+        if len(calls) >= ENOUGH and not any(calls):
+            found.setdefault(ROLES[role].model, []).append(f"{role} ({len(calls)} rollouts)")
+    return [_sentence(config, slot, f"{', '.join(roles)} never called a tool") for slot, roles in found.items()]
+
+
+def never_searched(config: Config) -> str | None:
+    """The sentence about a single run in which no role called a tool; None when none had to."""
+    roles = searchers(config)
+    return _sentence(config, ROLES[roles[0]].model, "no role called a tool") if roles else None
+
+
+def searchers(config: Config) -> list[str]:
+    """The roles whose silence is a fault.
+
+    Juniors must search, unless the abstract is in their prompt. Refiner and designer may search, so that they do not is
+    a fault only where their server is known to prevent it: an endpoint that gets a JSON schema beside the tools.
+    """
+    if config.society.evidence == "given" or config.society.max_tool_calls == 0:
+        return []
+    return [
+        name
+        for name, role in ROLES.items()
+        if role.tools and (name in JUNIORS or _prevented(getattr(config.models, role.model)))
+    ]
+
+
+def _prevented(model: ModelConfig) -> bool:
+    return model.kind == "endpoint" and model.sends_schema == "always"
+
+
+def _sentence(config: Config, slot: str, what: str) -> str:
+    model: ModelConfig = getattr(config.models, slot)
+    if _prevented(model):
+        remedy = f"some servers call none beside a JSON schema: set models.{slot}.structured=final"
+    elif model.kind == "endpoint":
+        remedy = (
+            "see that the server was started with tool calls (vLLM: --enable-auto-tool-choice --tool-call-parser NAME) "
+            f"and that the model can make them (models.{slot}.structured={model.sends_schema} is not in the way)"
+        )
+    else:
+        remedy = f"the weights of models.{slot} do not know how, or have unlearned it"
+    return f"{what}, so its answers rest on no source (models.{slot}): {remedy}"
+
+
+class Watch:
+    """Looks at the first rollouts of each phase for roles that do not search."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._first: dict[str, list[RolloutRecord]] = {}
+
+    def add(self, record: RolloutRecord) -> list[str]:
+        """The warnings about the record's phase, when this is the one that completes its first `ENOUGH` rollouts.
+
+        Rollouts that recorded no tool calls do not count: their runner died, or an earlier version made them.
+        """
+        first = self._first.setdefault(record.phase, [])
+        if not record.tool_calls or len(first) == ENOUGH:
+            return []
+        first.append(record)
+        if len(first) < ENOUGH:
+            return []
+        return [f"{record.phase}: {warning}" for warning in silent_warnings(first, self._config)]

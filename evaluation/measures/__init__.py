@@ -1,0 +1,1 @@
+"""Figures over many rollouts: metrics, intervals, paired differences, baselines. Read `metrics` first."""

@@ -1,0 +1,154 @@
+"""Baselines that need no model: the commonest label, words counted, and statistics read by rule.
+
+They learn from the training split alone and answer the same items as the stages, so that a reader sees what the society
+adds to them. Those that ask a model, or count its votes, are named here too (`single_agent`, `votes`).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from chimera.core.types import LABELS, Label, ResearchTask, abstract_text
+from evaluation.measures.reading import DIRECTIONS, SIGNIFICANCES, Passages, direction, significance, stems
+from evaluation.records.study import BaselineAnswer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MAJORITY, TFIDF, READER = "majority", "tfidf", "reader"
+SINGLE, GREEDY, CONSISTENCY = "single", "greedy", "consistency"
+JUNIOR_VOTE, UNREVIEWED = "juniors", "unreviewed"
+"""Names of baselines. Those made from a stage go on with its name, such as "single@base"."""
+
+TITLES: Mapping[str, str] = {
+    MAJORITY: "commonest label of the training split",
+    TFIDF: "TF-IDF + logistic regression",
+    READER: "statistics and directions read by rule + logistic regression, no language model",
+    SINGLE: "one sampled call of the junior model of stage {stage}, abstract given",
+    GREEDY: "one greedy call of the junior model of stage {stage}, abstract given",
+    CONSISTENCY: "majority of {calls} sampled calls, as many tokens as the society of stage {stage}",
+    JUNIOR_VOTE: "majority of the three juniors of stage {stage}",
+    UNREVIEWED: "society without board: first refined hypothesis of stage {stage}",
+}
+
+NUMBERS_TOO = r"[\w.<=%-]+"
+"""What counts as a word: numbers and p-values stay whole, for the answer often lies in them."""
+
+
+def of_stage(kind: str, stage: str) -> str:
+    """The name of a baseline of one stage, such as "single@base"."""
+    return f"{kind}@{stage}"
+
+
+def title(name: str, calls: int = 0) -> str:
+    """A baseline's name in words, for reports.
+
+    Args:
+        name: Such as "single@base".
+        calls: How many calls vote.
+    """
+    kind, _, stage = name.partition("@")
+    return TITLES[kind].format(stage=stage, calls=calls)
+
+
+def majority(train: Sequence[ResearchTask], tasks: Sequence[ResearchTask]) -> list[BaselineAnswer]:
+    """The commonest label of `train` for every one of `tasks`; among equals the first of yes, no, maybe.
+
+    Raises:
+        ValueError: There is no training task.
+    """
+    if not train:
+        raise ValueError("a baseline learns from the training split, but that has no task")
+    counts = Counter(task.label for task in train)
+    commonest: Label = max(LABELS, key=lambda label: counts[label])
+    return [BaselineAnswer(MAJORITY, task.id, 0, commonest) for task in tasks]
+
+
+def tfidf(train: Sequence[ResearchTask], tasks: Sequence[ResearchTask]) -> list[BaselineAnswer]:
+    """Logistic regression on TF-IDF of question and abstract, learned from `train`; equal inputs give equal answers.
+
+    With one label only there is nothing to tell apart: then no task is answered, and the error says so.
+
+    Raises:
+        ValueError: There is no training task.
+    """
+
+    def features(known: Sequence[ResearchTask], asked: Sequence[ResearchTask]) -> tuple[Any, Any]:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        counted = TfidfVectorizer(token_pattern=NUMBERS_TOO)
+        return counted.fit_transform(map(_text, known)), counted.transform(map(_text, asked))
+
+    return _regression(TFIDF, features, train, tasks)
+
+
+def reader(train: Sequence[ResearchTask], tasks: Sequence[ResearchTask]) -> list[BaselineAnswer]:
+    """Logistic regression on what the sentences that bear on the question say of direction and significance.
+
+    The supervisor's policy sees the same features of the same text. With one label only no task is answered.
+
+    Raises:
+        ValueError: There is no training task.
+    """
+
+    def features(known: Sequence[ResearchTask], asked: Sequence[ResearchTask]) -> tuple[Any, Any]:
+        return _read(known), _read(asked)
+
+    return _regression(READER, features, train, tasks)
+
+
+Features = Callable[[Sequence[ResearchTask], Sequence[ResearchTask]], tuple[Any, Any]]
+"""Of the training tasks and of those that are asked: one row each."""
+
+
+def _regression(
+    name: str, features: Features, train: Sequence[ResearchTask], tasks: Sequence[ResearchTask]
+) -> list[BaselineAnswer]:
+    labels = [task.label for task in train]
+    if not labels:
+        raise ValueError("a baseline learns from the training split, but that has no task")
+    if len(set(labels)) == 1:
+        reason = f"all training tasks have the label {labels[0]!r}, so there is nothing to learn"
+        return [BaselineAnswer(name, task.id, 0, None, reason) for task in tasks]
+    if not tasks:
+        return []
+
+    from sklearn.linear_model import LogisticRegression
+
+    known, asked = features(train, tasks)
+    predicted = LogisticRegression(max_iter=1000).fit(known, labels).predict(asked)
+    found: dict[str, Label] = {label: label for label in LABELS}
+    return [BaselineAnswer(name, task.id, 0, found[str(label)]) for task, label in zip(tasks, predicted, strict=True)]
+
+
+def _read(tasks: Sequence[ResearchTask]) -> "NDArray[np.float64]":
+    """One row for each task, shape (tasks, readings): 1 for significance, direction, and both together."""
+    import numpy as np
+
+    places = {reading: place for place, reading in enumerate(_readings())}
+    rows = np.zeros((len(tasks), len(places)))
+    for row, task in zip(rows, tasks, strict=True):
+        passages = Passages.of(stems(task.goal, _stop_words()), [section.text for section in task.context])
+        relevant = [passages.sentences[at] for at in sorted(passages.relevant)]
+        kind, way = significance(relevant), direction(task.goal, relevant)
+        row[[places[kind, None], places[None, way], places[kind, way]]] = 1.0
+    return rows
+
+
+def _readings() -> list[tuple[str | None, str | None]]:
+    kinds, ways = [*SIGNIFICANCES, None], [*DIRECTIONS, None]
+    return [(kind, way) for kind in kinds for way in ways]
+
+
+@cache
+def _stop_words() -> frozenset[str]:
+    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
+    return ENGLISH_STOP_WORDS
+
+
+def _text(task: ResearchTask) -> str:
+    """Question and abstract: what the society is given, and no more."""
+    return f"{task.goal} {abstract_text(task.context)}"

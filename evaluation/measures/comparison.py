@@ -1,0 +1,341 @@
+"""Two stages, or a baseline and a stage, on the same tasks and seeds: differences, tests, and a verdict in words.
+
+That a difference is shown rests on the p-value after Holm's correction over its family (`evaluation.families`), and on
+nothing else. Where none is shown, an interval above minus the margin shows non-inferiority; it is not corrected.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import ceil, sqrt
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from chimera.config.tree import Config
+from chimera.core.types import Label
+from evaluation.measures.families import family_of
+from evaluation.measures.metrics import (
+    LATENCY,
+    MACRO_F1,
+    Metric,
+    TaskAnswers,
+    answers_of,
+    interval_settings,
+    metrics_of,
+    values_of,
+)
+from evaluation.measures.paired import paired_difference
+from evaluation.measures.statistics import (
+    exchange_test,
+    f1_rows,
+    holm,
+    interval_around,
+    macro_f1_of_totals,
+    mcnemar,
+    minimum_detectable_effect,
+    of_all,
+    resampled,
+    unseen_share,
+)
+from evaluation.measures.verdicts import NON_INFERIOR, NOT_SHOWN, Verdict, margins, verdict
+from evaluation.records.study import Plan, StageAnswers
+
+EXCHANGE = "exchange test"
+MCNEMAR = "McNemar's exact test"
+SHARES = ("alignment", "success")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One metric of two systems over the tasks that have a value in both.
+
+    Attributes:
+        before: Mean, or macro-F1, of the first.
+        after: Of the second.
+        difference: `after` minus `before`.
+        low: Lower end of the difference's interval; None for a single task.
+        high: Upper end.
+        p: Of the test, two-sided.
+        p_adjusted: After correction for the report's other tests; None until `adjust`.
+        n: Tasks.
+        mde: Smallest true difference that so many tasks would show with the configured power, before correction; None
+            if nothing varied.
+        test: Its name.
+        verdict: In words; None until `adjust`.
+        primary: Whether the report's conclusions rest on it.
+        margin: The loss that non-inferiority tolerates; None if the metric has no margin.
+        uncorrected: The verdict by `p` itself, before correction; None until `adjust`.
+    """
+
+    before: float
+    after: float
+    difference: float
+    low: float | None
+    high: float | None
+    p: float
+    p_adjusted: float | None
+    n: int
+    mde: float | None
+    test: str
+    verdict: Verdict | None
+    primary: bool
+    margin: float | None = None
+    uncorrected: Verdict | None = None
+
+    def dump(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+Comparisons = Mapping[str, Mapping[str, Comparison]]
+"""By "<before>:<after>", then by metric."""
+
+
+def compare(before: StageAnswers, after: StageAnswers, plan: Plan, config: Config) -> dict[str, Comparison]:
+    """Every metric that has a value in both stages for some rollout of the same task and seed, not yet adjusted.
+
+    Latency is left out where training's gate made rollouts of either: it ran through the gateway, beside other work.
+    """
+    found: dict[str, Comparison] = {}
+    of_answers = compare_answers(answers_of(before), answers_of(after), plan, config)
+    for metric in metrics_of(config):
+        if metric.name == LATENCY and (before.by_training or after.by_training):
+            continue
+        if metric.name in of_answers:
+            found[metric.name] = of_answers[metric.name]
+        elif metric.value is not None:
+            old, new = (values_of(metric.value, answers.records) for answers in (before, after))
+            means = _by_task(old, new, plan)
+            if means:
+                exact = metric.binary and plan.repeats == 1
+                pair = [one for one, _ in means], [one for _, one in means]
+                found[metric.name] = compare_means(*pair, metric, config, exact=exact)
+    return found
+
+
+def compare_answers(before: TaskAnswers, after: TaskAnswers, plan: Plan, config: Config) -> dict[str, Comparison]:
+    """Alignment and macro-F1 of two that answered, not yet adjusted; empty if they share no task.
+
+    Args:
+        before: By task id what the first answered in each repeat, None for no answer, which is a miss.
+        after: The second, with as many repeats or another number of them.
+        plan: Has the labels.
+        config: Has the settings.
+    """
+    tasks = [task for task in plan.tasks if task.id in before and task.id in after]
+    if not tasks:
+        return {}
+    labels: list[Label] = [task.label for task in tasks]
+    given = [[answers[task.id] for task in tasks] for answers in (before, after)]
+    metrics = {metric.name: metric for metric in metrics_of(config)}
+    hits = [
+        [fmean(one == label for one in answers) for label, answers in zip(labels, rows, strict=True)] for rows in given
+    ]
+    exact = all(len(answer) == 1 for rows in given for answer in rows)
+    return {
+        "alignment": compare_means(hits[0], hits[1], metrics["alignment"], config, exact=exact),
+        MACRO_F1: _of_macro_f1(labels, given[0], given[1], metrics[MACRO_F1], config),
+    }
+
+
+def adjust(comparisons: Comparisons, config: Config, main: str | None = None) -> dict[str, dict[str, Comparison]]:
+    """The same with Holm's correction over each family, and with verdicts.
+
+    Args:
+        comparisons: All of the report.
+        config: Has the tests' level, 1 - `evaluation.confidence`.
+        main: The comparison that the report is about, as "<before>:<after>"; None without one.
+    """
+    adjusted: dict[tuple[str, str], float] = {}
+    for family in families_of(comparisons, config, main).values():
+        adjusted |= dict(zip(family, holm([one.p for one in family.values()]), strict=True))
+    metrics = {metric.name: metric for metric in metrics_of(config)}
+    return {
+        pair: {name: judged(one, metrics[name], adjusted[pair, name], config) for name, one in found.items()}
+        for pair, found in comparisons.items()
+    }
+
+
+def judged(one: Comparison, metric: Metric, p_adjusted: float, config: Config) -> Comparison:
+    """`one` with its verdicts, by the adjusted p-value and by its own."""
+    words = [
+        verdict(
+            one.difference,
+            one.low,
+            p,
+            level=1 - config.evaluation.confidence,
+            better=metric.better,
+            margin=one.margin,
+        )
+        for p in (p_adjusted, one.p)
+    ]
+    return replace(one, p_adjusted=p_adjusted, verdict=words[0], uncorrected=words[1])
+
+
+def families_of(
+    comparisons: Comparisons, config: Config, main: str | None
+) -> dict[str, dict[tuple[str, str], Comparison]]:
+    """By family all its tests, by pair and metric: those that are corrected for each other."""
+    families: dict[str, dict[tuple[str, str], Comparison]] = {}
+    for pair, found in comparisons.items():
+        for name, one in found.items():
+            family = family_of(pair, name, config.evaluation.families, main)
+            families.setdefault(family, {})[pair, name] = one
+    return families
+
+
+def too_few_permutations(adjusted: Comparisons, config: Config, main: str | None = None) -> str | None:
+    """A warning if a difference was not shown only because the exchanges are too few for so many tests, else None.
+
+    With N exchanges no p-value is below 1 / (N + 1), and Holm multiplies it by up to the size of the family.
+
+    Args:
+        adjusted: All of the report, from `adjust`.
+        config: Has the number of exchanges.
+        main: As it was given to `adjust`.
+    """
+    exchanges, level = config.evaluation.permutations, 1 - config.evaluation.confidence
+    stuck: dict[int, int] = {}
+    for family in families_of(adjusted, config, main).values():
+        tests = [one for one in family.values() if one.test == EXCHANGE and one.verdict in (NOT_SHOWN, NON_INFERIOR)]
+        if least := sum(one.p * (exchanges + 1) < 1.5 for one in tests):
+            stuck[len(family)] = stuck.get(len(family), 0) + least
+    if not stuck:
+        return None
+    largest, count = max(stuck.items())
+    return (
+        f"evaluation.permutations={exchanges} is too few for a family of {largest} tests: {count} of them could "
+        f"not pass the level {level:.3g} however large the difference; raise it above {ceil(largest / level)}"
+    )
+
+
+def verdict_sentence(before: str, after: str, found: Mapping[str, Comparison], config: Config) -> str:
+    """What became of reward and alignment, with intervals, in one sentence; and of success where rollouts failed.
+
+    Failed rollouts have no reward, so that they could make a mean reward look better.
+
+    Args:
+        before: The first system in words, such as "the base".
+        after: The second.
+        found: Their comparison, adjusted; what it lacks is said to have no value in both.
+        config: Has the intervals' confidence.
+
+    Raises:
+        ValueError: The comparison is not adjusted.
+    """
+    success = found.get("success")
+    failures = success is not None and min(success.before, success.after) < 1
+    names = ("reward", "alignment", *(["success"] if failures else []))
+    clauses = [_clause(name, found.get(name), config) for name in names]
+    return f"{after[:1].upper()}{after[1:]} beside {before}: {'; '.join(clauses)}."
+
+
+def _by_task(
+    before: Mapping[tuple[str, int], float], after: Mapping[tuple[str, int], float], plan: Plan
+) -> list[tuple[float, float]]:
+    """Both means of each task, over the repeats (the same seeds) that have a value in both."""
+    pairs: list[tuple[float, float]] = []
+    for task in plan.tasks:
+        keys = [(task.id, repeat) for repeat in range(plan.repeats)]
+        shared = [(before[key], after[key]) for key in keys if key in before and key in after]
+        if shared:
+            pairs.append((fmean(old for old, _ in shared), fmean(new for _, new in shared)))
+    return pairs
+
+
+def compare_means(
+    before: Sequence[float], after: Sequence[float], metric: Metric, config: Config, *, exact: bool
+) -> Comparison:
+    """Compare the means of tasks' values, not yet adjusted.
+
+    Args:
+        before: One value for each task.
+        after: The other values, in the same order.
+        metric: What they are values of.
+        config: Has the settings.
+        exact: The values are 0 or 1.
+    """
+    old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
+    changes, n = new - old, len(old)
+    ends, deviation = None, 0.0
+    if n > 1:
+        found = paired_difference(before, after, **interval_settings(config))
+        ends, deviation = (found.low, found.high), float(changes.std(ddof=1))
+        if metric.unit == "share" and not changes.any():
+            unseen = unseen_share(n, config.evaluation.confidence)
+            ends = -unseen, unseen
+    if exact:
+        p = mcnemar(int(np.count_nonzero(changes > 0)), int(np.count_nonzero(changes < 0)))
+    else:
+        p = exchange_test(old, new, permutations=config.evaluation.permutations, seed=config.seed)
+    values = float(old.mean()), float(new.mean()), float(changes.mean())
+    return _comparison(values, ends, deviation, p, n, MCNEMAR if exact else EXCHANGE, metric, config)
+
+
+def _of_macro_f1(
+    labels: Sequence[Label],
+    before: Sequence[Sequence[Label | None]],
+    after: Sequence[Sequence[Label | None]],
+    metric: Metric,
+    config: Config,
+) -> Comparison:
+    settings, n = config.evaluation, len(labels)
+    old, new = (f1_rows(zip(labels, answers, strict=True)) for answers in (before, after))
+    first, second = (of_all(rows, macro_f1_of_totals) for rows in (old, new))
+    ends, deviation = None, 0.0
+    if n > 1:
+        draws = {"resamples": settings.resamples, "seed": config.seed}
+        drawn = resampled(new, macro_f1_of_totals, **draws) - resampled(old, macro_f1_of_totals, **draws)
+        ends = interval_around(second - first, drawn, n, settings.confidence)
+        # The bootstrap's standard error as a deviation of tasks, which `ddof=1` is for means.
+        deviation = float(drawn.std()) * n / sqrt(n - 1)
+    p = exchange_test(old, new, macro_f1_of_totals, permutations=settings.permutations, seed=config.seed)
+    return _comparison((first, second, second - first), ends, deviation, p, n, EXCHANGE, metric, config)
+
+
+def _comparison(
+    values: tuple[float, float, float],
+    ends: tuple[float, float] | None,
+    deviation: float,
+    p: float,
+    n: int,
+    test: str,
+    metric: Metric,
+    config: Config,
+) -> Comparison:
+    """Not yet adjusted; `values` are before, after and difference, `deviation` is that of the tasks' differences."""
+    alpha, power = 1 - config.evaluation.confidence, config.evaluation.power
+    low, high = (None, None) if ends is None else ends
+    mde = minimum_detectable_effect(deviation, n, alpha=alpha, power=power)
+    margin = margins(config).get(metric.name)
+    return Comparison(*values, low, high, p, None, n, mde, test, None, metric.primary, margin)
+
+
+def _clause(name: str, one: Comparison | None, config: Config) -> str:
+    if one is None:
+        return f"{name} has no value in both"
+    if one.p_adjusted is None:
+        raise ValueError(f"the comparison of {name} is not adjusted, so it has no verdict: call adjust first")
+    scale, digits, unit, points = (100, 1, " %", " points") if name in SHARES else (1, 3, "", "")
+    around = "no interval from a single task"
+    if one.low is not None and one.high is not None:
+        ends = f"{one.low * scale:+z.{digits}f} to {one.high * scale:+z.{digits}f}"
+        around = f"{100 * config.evaluation.confidence:.4g} % interval {ends}"
+    old, new = (f"{value * scale:z.{digits}f}" for value in (one.before, one.after))
+    words = (
+        f"{name} {_verdict_words(one, scale, digits, points)}, from {old} to {new}{unit} "
+        f"({one.difference * scale:+z.{digits}f}{points}, {around}, "
+        f"p = {one.p_adjusted:.2g} after correction, n = {one.n})"
+    )
+    if one.verdict not in (NOT_SHOWN, NON_INFERIOR) or one.mde is None:
+        return words
+    found = f"{100 * config.evaluation.power:.4g} times in 100"
+    return f"{words}, where {one.mde * scale:.{digits}f}{points} or more would be found {found}, before correction"
+
+
+def _verdict_words(one: Comparison, scale: float, digits: int, points: str) -> str:
+    """The verdict, the margin that it rests on, and what it was before correction where that changed it."""
+    margin = f" (margin {one.margin * scale:.{digits}f}{points})" if one.verdict == NON_INFERIOR and one.margin else ""
+    before = "" if one.uncorrected in (None, one.verdict) else f" (before correction: {one.uncorrected})"
+    return f"{one.verdict}{margin}{before}"

@@ -1,0 +1,260 @@
+"""What is measured of a stage: one table of metrics, and their means with intervals.
+
+Two kinds of metrics must not be mixed up. Success and alignment are over all tasks, and a failed rollout is a miss.
+Reward, its parts, the judge's scores and the amount of work are over the rollouts that have a value: a failed rollout
+has no reward, so that a stage's mean reward must be read beside its success.
+
+A task's value is the mean over its repeats; tasks are what is resampled, and `n` counts the tasks with a value.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Literal
+
+from chimera.config.tree import Config, RewardConfig
+from chimera.core.types import DECISIONS, LABELS, Decision, Label
+from evaluation.measures.statistics import Mean, bootstrap_mean, bootstrap_statistic, f1_rows, macro_f1_of_totals
+from evaluation.records.rollouts import RolloutRecord, failures, vetoes
+from evaluation.records.study import BaselineAnswer, Plan, StageAnswers
+from evaluation.scores.alignment import aligned, decision_aligned, decision_aligned_two_way
+from evaluation.scores.judge import CRITERIA
+
+Unit = Literal["share", "points", "seconds", "usd", "count"]
+Value = Callable[[RolloutRecord], float | None]
+TaskAnswers = Mapping[str, Sequence[Label | None]]
+"""By task id what was answered in each repeat; None is no answer."""
+
+MACRO_F1 = "macro_f1"
+LATENCY = "seconds"
+NONE = "none"
+"""Stands for the answer or the decision of a rollout that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the tables.
+
+    Attributes:
+        name: In report.json.
+        title: In words.
+        unit: "share" lies in [0, 1].
+        better: 1 if more is better, -1 if less is, 0 if it depends.
+        primary: Whether the report's conclusions rest on it.
+        value: Of one rollout, None if it has none; None itself for macro-F1, which is a statistic over tasks.
+        binary: Every rollout has 0 or 1.
+    """
+
+    name: str
+    title: str
+    unit: Unit
+    better: Literal[1, -1, 0]
+    primary: bool
+    value: Value | None
+    binary: bool = False
+
+
+def metrics_of(config: Config) -> list[Metric]:
+    """All metrics under `config`, in the order of tables; cost is among them if prices are configured."""
+    return [
+        Metric("success", "rollouts that succeeded", "share", 1, False, _succeeded, binary=True),
+        Metric("reward", "reward", "points", 1, True, lambda record: record.reward),
+        Metric("alignment", "answers right (accuracy)", "share", 1, True, _right, binary=True),
+        Metric(MACRO_F1, "macro-F1 of the answers", "share", 1, True, None),
+        Metric("decision_alignment", "decisions aligned", "share", 1, False, _fits(decision_aligned), binary=True),
+        Metric(
+            "decision_two_way",
+            "decisions aligned, two-way",
+            "share",
+            1,
+            False,
+            _fits(decision_aligned_two_way),
+            binary=True,
+        ),
+        Metric("vetoed", "protocols vetoed", "share", -1, False, _vetoed, binary=True),
+        *(_part(name) for name in RewardConfig.model_fields if getattr(config.reward, name) != 0),
+        *(_criterion(name) for name in CRITERIA),
+        Metric("turns", "turns", "count", 0, False, _of_result(lambda outputs: outputs.get("turn_count"))),
+        _count("model_calls", "model calls", 0),
+        _count("tool_calls", "tool calls", 0),
+        Metric("tool_success", "tool calls that succeeded", "share", 1, False, _tool_success),
+        Metric("revisions", "revision loops", "count", 0, False, _of_result(_revisions)),
+        _count("repairs", "answers asked for again", -1),
+        _count("prompt_tokens", "tokens read", 0),
+        _count("completion_tokens", "tokens written", 0),
+        Metric(LATENCY, "latency", "seconds", -1, False, lambda record: record.seconds),
+        *([_cost(config.evaluation.prices)] if config.evaluation.prices else []),
+    ]
+
+
+def stage_metrics(answers: StageAnswers, plan: Plan, config: Config) -> dict[str, Mean]:
+    """Every metric of a stage by name; one without any value is left out."""
+    found: dict[str, Mean] = {}
+    of_answers = answer_metrics(answers_of(answers), plan, config)
+    for metric in metrics_of(config):
+        if metric.value is None:
+            found[metric.name] = of_answers[metric.name]
+            continue
+        values = task_means(values_of(metric.value, answers.records), plan)
+        if values:
+            found[metric.name] = bootstrap_mean(values, share=metric.unit == "share", **interval_settings(config))
+    return found
+
+
+def answer_metrics(answers: TaskAnswers, plan: Plan, config: Config) -> dict[str, Mean]:
+    """Alignment and macro-F1 of whoever answered the plan's tasks, a stage or a baseline; no answer is a miss.
+
+    A task that is not among `answers` was not asked and does not count.
+
+    Raises:
+        ValueError: None of the plan's tasks is among `answers`.
+    """
+    tasks: list[tuple[Label, Sequence[Label | None]]] = [
+        (task.label, answers[task.id]) for task in plan.tasks if task.id in answers
+    ]
+    hits = [fmean(answer == label for answer in given) for label, given in tasks]
+    settings = interval_settings(config)
+    return {
+        "alignment": bootstrap_mean(hits, share=True, **settings),
+        MACRO_F1: bootstrap_statistic(f1_rows(tasks), macro_f1_of_totals, **settings),
+    }
+
+
+def interval_settings(config: Config) -> dict[str, Any]:
+    """The arguments of bootstrap intervals."""
+    settings = config.evaluation
+    return {"confidence": settings.confidence, "resamples": settings.resamples, "seed": config.seed}
+
+
+def answer_of(record: RolloutRecord) -> Label | None:
+    """The answer to the question; None for a failed rollout."""
+    return record.answer if record.status == "succeeded" else None
+
+
+def answers_of(answers: StageAnswers) -> TaskAnswers:
+    """What a stage answered."""
+    found: dict[str, list[Label | None]] = {}
+    for record in answers.records:
+        found.setdefault(record.task_id, []).append(answer_of(record))
+    return found
+
+
+def answers_by_baseline(answers: Iterable[BaselineAnswer]) -> dict[str, TaskAnswers]:
+    """What each baseline answered, by its name."""
+    found: dict[str, dict[str, list[Label | None]]] = {}
+    for one in sorted(answers, key=lambda one: one.repeat):
+        found.setdefault(one.baseline, {}).setdefault(one.task_id, []).append(one.answer)
+    return dict(found)
+
+
+def values_of(value: Value, records: Iterable[RolloutRecord]) -> dict[tuple[str, int], float]:
+    """A metric's values by task id and repeat, without rollouts that have none."""
+    found = {(record.task_id, record.repeat): value(record) for record in records}
+    return {key: float(one) for key, one in found.items() if one is not None}
+
+
+def task_means(values: Mapping[tuple[str, int], float], plan: Plan) -> list[float]:
+    """The mean over repeats of each task that has a value, in the order of the plan."""
+    of_task: dict[str, list[float]] = {}
+    for (task, _), value in values.items():
+        of_task.setdefault(task, []).append(value)
+    return [fmean(of_task[task.id]) for task in plan.tasks if task.id in of_task]
+
+
+def outcomes(answers: StageAnswers) -> dict[str, Any]:
+    """How a stage's rollouts ended: counts, failures by reason, answers by label, decisions, and vetoes by reason.
+
+    A failed rollout has the answer and the decision `NONE`.
+    """
+    records = answers.records
+    answered = Counter((record.label, answer_of(record) or NONE) for record in records)
+    decided = Counter(_decision(record) or NONE for record in records)
+    return {
+        "tasks": len({record.task_id for record in records}),
+        "rollouts": len(records),
+        "failed": sum(record.status == "failed" for record in records),
+        "failures": dict(failures(records).most_common()),
+        "confusion": {label: {one: answered[label, one] for one in (*LABELS, NONE)} for label in LABELS},
+        "decisions": {one: decided[one] for one in (*DECISIONS, NONE)},
+        "vetoed": sum(record.veto is not None for record in records),
+        "vetoes": dict(vetoes(records).most_common()),
+    }
+
+
+def _succeeded(record: RolloutRecord) -> float:
+    return float(record.status == "succeeded")
+
+
+def _decision(record: RolloutRecord) -> Decision | None:
+    return record.decision if record.status == "succeeded" else None
+
+
+def _right(record: RolloutRecord) -> float:
+    """1 if the answer is the label. A missing answer never is."""
+    answer = answer_of(record)
+    return float(answer is not None and aligned(answer, record.label))
+
+
+def _vetoed(record: RolloutRecord) -> float | None:
+    """A failed rollout came to no decision that could be vetoed."""
+    return float(record.veto is not None) if record.status == "succeeded" else None
+
+
+def _fits(measure: Callable[[Decision, Label], bool]) -> Value:
+    """Whether the decision fits the label. A missing decision never fits."""
+
+    def value(record: RolloutRecord) -> float:
+        decision = _decision(record)
+        return float(decision is not None and measure(decision, record.label))
+
+    return value
+
+
+def _part(name: str) -> Metric:
+    title = f"reward part: {name.replace('_', ' ')}"
+    return Metric(f"part_{name}", title, "points", 1, False, lambda record: record.parts.get(name))
+
+
+def _criterion(name: str) -> Metric:
+    return Metric(name, f"judge: {name}", "points", 1, False, _of_result(lambda outputs: _score(outputs, name)))
+
+
+def _score(outputs: Mapping[str, Any], criterion: str) -> float | None:
+    evaluated = outputs.get("final_evaluation")
+    return None if evaluated is None else evaluated["scores"].get(criterion)
+
+
+def _count(name: str, title: str, better: Literal[1, -1, 0]) -> Metric:
+    return Metric(name, title, "count", better, False, lambda record: record.counts.get(name))
+
+
+def _of_result(value: Callable[[Mapping[str, Any]], float | None]) -> Value:
+    """A value of what the society made in the end; an unfinished rollout has none."""
+    return lambda record: value(record.outputs) if record.status == "succeeded" else None
+
+
+def _revisions(outputs: Mapping[str, Any]) -> float | None:
+    if "major_revisions" not in outputs or "critical_revisions" not in outputs:
+        return None
+    return outputs["major_revisions"] + outputs["critical_revisions"]
+
+
+def _tool_success(record: RolloutRecord) -> float | None:
+    calls = record.counts.get("tool_calls")
+    return (calls - record.counts["failed_tool_calls"]) / calls if calls else None
+
+
+def _cost(prices: Mapping[str, Sequence[float]]) -> Metric:
+    """USD of one rollout: only models that have a price cost anything, and the judge's tokens are not recorded."""
+
+    def cost(record: RolloutRecord) -> float | None:
+        if not record.tokens:
+            return None
+        spent = 0.0
+        for model, used in record.tokens.items():
+            if model in prices:
+                spent += (used["prompt"] * prices[model][0] + used["completion"] * prices[model][1]) / 1e6
+        return spent
+
+    return Metric("cost", "cost of models with a price, without the judge", "usd", -1, False, cost)

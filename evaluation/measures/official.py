@@ -1,0 +1,116 @@
+"""PubMedQA's official form: `predictions.json` for the authors' evaluation script, and what others have published.
+
+The script (github.com/pubmedqa/pubmedqa, evaluation.py) wants one JSON object of PMID to yes, no or maybe for all and
+only the test items, and prints accuracy and macro-F1. It knows no missing answer: it refuses a file without all items,
+and would average macro-F1 over a fourth class if "missing" stood there as a label. So items without an answer are left
+out, `predictions_missing.json` names them with the reason, and the report counts them. We make no answer up.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from chimera.core.errors import RunError
+from chimera.core.types import Label
+from evaluation.records.study import Plan, StageAnswers, Study
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A published result on the official test split with the abstract given (the reasoning-required setting).
+
+    Attributes:
+        name: Of the system.
+        accuracy: In per cent.
+        macro_f1: In per cent; None when it was not published.
+        source: Where it was published.
+    """
+
+    name: str
+    accuracy: float
+    macro_f1: float | None
+    source: str
+
+    def dump(self) -> dict[str, Any]:
+        """Plain data for the report."""
+        return asdict(self)
+
+
+_JIN = "Jin et al. 2019, arXiv:1909.06146"
+_BOARD = "as listed on pubmedqa.github.io"
+
+REFERENCES: tuple[Reference, ...] = (
+    Reference("human, single annotator", 78.0, 72.2, _JIN),
+    Reference("majority label", 55.2, 23.7, _JIN),
+    Reference("BioBERT, multi-phase fine-tuning", 68.1, 52.7, _JIN),
+    Reference("Flan-PaLM 540B, 3-shot", 79.0, None, f"Singhal et al. 2022, arXiv:2212.13138, {_BOARD}"),
+    Reference("Med-PaLM 2", 81.8, None, f"Singhal et al. 2023, arXiv:2305.09617, {_BOARD}"),
+    Reference("GPT-4, Medprompt", 82.0, None, f"Nori et al. 2023, arXiv:2311.16452, {_BOARD}"),
+)
+"""For comparison with results on all official test items only: `Plan.official` tells."""
+
+
+def predictions(plan: Plan, answers: StageAnswers) -> dict[str, Label]:
+    """The answers to the tasks of `plan` that have one, by PMID, in the plan's order.
+
+    Of several repeats the first that came to an answer counts. A task without an answer is left out.
+    """
+    answered: dict[str, Label] = {}
+    for record in sorted(answers.records, key=lambda one: one.repeat):
+        if record.status == "succeeded" and record.answer is not None:
+            answered.setdefault(record.task_id, record.answer)
+    return {task.id: answered[task.id] for task in plan.tasks if task.id in answered}
+
+
+def unanswered(plan: Plan, answers: StageAnswers) -> dict[str, str]:
+    """Why a task has no answer, by PMID, for the tasks that have none."""
+    predicted = predictions(plan, answers)
+    reasons = {record.task_id: record.error for record in answers.records if record.error is not None}
+    missing = (task.id for task in plan.tasks if task.id not in predicted)
+    return {id: reasons.get(id) or "no reason recorded" for id in missing}
+
+
+def summary(study: Study) -> dict[str, Any] | None:
+    """How complete predictions.json is, for report.json; None when the plan is not about PubMedQA's test items.
+
+    Its keys: "stage", whose answers they are; "answered", how many; "missing", the PMIDs without an answer.
+    """
+    plan = study.plan
+    if not asked_for(plan):
+        return None
+    answers = study.answers[plan.final.name]
+    missing = list(unanswered(plan, answers))
+    return {"stage": plan.final.name, "answered": len(plan.tasks) - len(missing), "missing": missing}
+
+
+def asked_for(plan: Plan) -> bool:
+    """True if predictions are written: the tasks are PubMedQA's test items, or some of them."""
+    return plan.split == "test" and plan.source == "pubmedqa"
+
+
+def missing_sentence(summary: Mapping[str, Any]) -> str:
+    """What a reader has to know of predictions that are not complete."""
+    missing, total = summary["missing"], len(summary["missing"]) + summary["answered"]
+    shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+    return (
+        f"{len(missing)} of {total} test items have no answer ({shown}). They are left out of predictions.json, and "
+        "predictions_missing.json gives the reasons; no answer was made up. PubMedQA's own script refuses a file "
+        "without all items: --resume makes them again, and --seeds 2 gives each a second chance."
+    )
+
+
+def write_predictions(path: Path, predicted: Mapping[str, str]) -> None:
+    """Write `predicted` (or the reasons of what is missing) to `path`; the file is replaced as a whole.
+
+    Raises:
+        RunError: It cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(json.dumps(dict(predicted), indent=1) + "\n", encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}") from error

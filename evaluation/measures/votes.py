@@ -1,0 +1,144 @@
+"""Baselines that are counted from what is recorded: majorities, and the society without its board. No model is asked.
+
+* Self-consistency (Wang et al. 2022, arXiv:2203.11171): the majority of k sampled calls, for the largest k whose calls
+  use no more tokens than the society did on the same tasks. Every call counts with its whole prompt.
+* The majority of the three juniors, from the society's own rollouts.
+* The society without board: the answer of the hypothesis as it was first refined, from the same rollouts. Protocol,
+  reviews, revisions and the principal investigator come after it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from agents.roles import JUNIORS
+from chimera.config.tree import Config
+from chimera.core.types import Label
+from evaluation.measures.baselines import CONSISTENCY, JUNIOR_VOTE, SINGLE, UNREVIEWED, of_stage
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.records.study import BaselineAnswer, Plan, StageAnswers
+
+MOST_CALLS = 64
+"""Votes beyond this change nothing; it bounds what a society with very long prompts lets one ask for."""
+SUPERVISOR = "Supervisor"
+FIRST_REFINEMENT = "HypothesisRefiner/1"
+
+
+def majority_of(answers: Sequence[Label | None], favourite: Label | None = None) -> Label | None:
+    """The commonest of `answers`; None when nobody answered.
+
+    Args:
+        answers: In their order; None does not vote.
+        favourite: Wins when it is among the commonest; without it the first of them does.
+    """
+    given: list[Label] = [answer for answer in answers if answer is not None]
+    most = max(map(given.count, given), default=0)
+    commonest: list[Label] = [answer for answer in given if given.count(answer) == most]
+    if favourite is not None and favourite in commonest:
+        return favourite
+    return commonest[0] if commonest else None
+
+
+def with_consistency(config: Config) -> bool:
+    """Whether self-consistency is a baseline: answers at temperature 0 would be one answer many times."""
+    return config.evaluation.self_consistency and config.models.junior.temperature > 0
+
+
+def affordable(records: Iterable[RolloutRecord], calls: Iterable[BaselineAnswer]) -> int | None:
+    """How many calls use at most as many tokens as a rollout, by their means; at least 1.
+
+    Args:
+        records: The society's rollouts.
+        calls: Sampled single calls on the same tasks.
+
+    Returns:
+        None when no tokens are recorded of either.
+    """
+    society = [used for record in records if (used := _tokens(record.counts))]
+    single = [used for call in calls if (used := call.prompt_tokens + call.completion_tokens)]
+    if not society or not single:
+        return None
+    return min(MOST_CALLS, max(1, int(fmean(society) / fmean(single))))
+
+
+def counted(
+    plan: Plan, answers: Mapping[str, StageAnswers], calls: Iterable[BaselineAnswer], *, consistency: bool = True
+) -> Iterator[BaselineAnswer]:
+    """All answers of these baselines for the first stage and the last.
+
+    Args:
+        plan: What is evaluated.
+        answers: The stages' rollouts.
+        calls: All recorded sampled calls; tasks that lack some of the k votes are left out.
+        consistency: Whether self-consistency is one of them.
+    """
+    by_name: dict[str, list[BaselineAnswer]] = {}
+    for call in calls:
+        by_name.setdefault(call.baseline, []).append(call)
+    for stage in plan.ends:
+        records = answers[stage.name].records
+        if consistency:
+            sampled = by_name.get(of_stage(SINGLE, plan.junior_of(stage).name), [])
+            yield from _consistency(of_stage(CONSISTENCY, stage.name), records, sampled)
+        if _all_hold("initial_hypotheses", records):
+            yield from (_juniors(of_stage(JUNIOR_VOTE, stage.name), record) for record in records)
+        if _all_hold("unreviewed_hypothesis", records):
+            yield from (_unreviewed(of_stage(UNREVIEWED, stage.name), record) for record in records)
+
+
+def _all_hold(field: str, records: Sequence[RolloutRecord]) -> bool:
+    """True if no rollout lacks `field` but failed ones: an earlier version of Chimera did not record all of them."""
+    return all(record.status == "failed" or field in record.outputs for record in records)
+
+
+def _consistency(
+    name: str, records: Sequence[RolloutRecord], calls: Sequence[BaselineAnswer]
+) -> Iterator[BaselineAnswer]:
+    k = affordable(records, (call for call in calls if call.sample == 0))
+    if k is None:
+        return
+    votes: dict[tuple[str, int], list[BaselineAnswer]] = {}
+    for call in sorted(calls, key=lambda call: call.sample):
+        if call.sample < k:
+            votes.setdefault((call.task_id, call.repeat), []).append(call)
+    for (task_id, repeat), given in votes.items():
+        if len(given) == k:
+            yield _answer(
+                name,
+                (task_id, repeat),
+                majority_of([call.answer for call in given]),
+                f"none of {k} answers could be read",
+                [{"calls": 1, "prompt": call.prompt_tokens, "completion": call.completion_tokens} for call in given],
+            )
+
+
+def _juniors(name: str, record: RolloutRecord) -> BaselineAnswer:
+    """The supervisor's choice decides a tie, and then its calls count too."""
+    answers = [one["answer"] for one in record.outputs.get("initial_hypotheses", ())]
+    tied = len(set(answers)) == len(answers) > 1
+    chosen = record.outputs.get("selected_hypothesis", {}).get("answer")
+    roles = (*JUNIORS, SUPERVISOR) if tied else JUNIORS
+    return _of_record(name, record, majority_of(answers, chosen), roles)
+
+
+def _unreviewed(name: str, record: RolloutRecord) -> BaselineAnswer:
+    answer = record.outputs.get("unreviewed_hypothesis", {}).get("answer")
+    return _of_record(name, record, answer, (*JUNIORS, SUPERVISOR, FIRST_REFINEMENT))
+
+
+def _of_record(name: str, record: RolloutRecord, answer: Label | None, visits: Sequence[str]) -> BaselineAnswer:
+    """An answer taken from a rollout, with what some visits have used: "role" for all of a role, "role/1" for one."""
+    used = [work for visit, work in record.visits.items() if visit in visits or visit.partition("/")[0] in visits]
+    return _answer(name, (record.task_id, record.repeat), answer, record.error or "the rollout does not hold it", used)
+
+
+def _answer(
+    name: str, key: tuple[str, int], answer: Label | None, reason: str, used: Sequence[Mapping[str, int]]
+) -> BaselineAnswer:
+    sums = {field: sum(work[field] for work in used) for field in ("calls", "prompt", "completion")}
+    error = reason if answer is None else None
+    return BaselineAnswer(name, *key, answer, error, sums["calls"] or None, sums["prompt"], sums["completion"])
+
+
+def _tokens(counts: Mapping[str, Any]) -> int:
+    return counts.get("prompt_tokens", 0) + counts.get("completion_tokens", 0)

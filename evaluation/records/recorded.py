@@ -1,0 +1,134 @@
+"""Reading a study from the run directory:
+
+    rollouts/evaluation-<stage>.jsonl      rollouts of training's gate         (validation split only)
+    rollouts/eval-<split>-<stage>.jsonl    rollouts of chimera.eval
+    evaluation/<split>/baselines.jsonl     one answer of one baseline a line, or one of several calls that vote
+    evaluation/<split>/audit.jsonl         the second judge's scores of one rollout a line
+    evaluation/<split>/canaries.jsonl      one judge's scores of one canary protocol a line
+
+Of several lines about the same thing the last counts; what is about other tasks, stages, policies or judges does not.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from chimera.config.evaluation import EvaluationConfig
+from chimera.core.errors import RunError
+from chimera.run.directory import Run
+from evaluation.measures.votes import counted, with_consistency
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.records.study import GATE, BaselineAnswer, Judged, Place, Plan, Split, Stage, StageAnswers, Study
+
+Row = TypeVar("Row")
+
+
+def load_study(run: Run, plan: Plan, settings: EvaluationConfig | None = None) -> Study:
+    """Read what is recorded for `plan`.
+
+    Args:
+        run: The run.
+        plan: What is evaluated.
+        settings: The evaluation's settings; the run's own without them.
+
+    Raises:
+        RunError: A rollout of the plan is not recorded, or a record contradicts the plan.
+    """
+    answers: dict[str, StageAnswers] = {}
+    for stage in plan.stages:
+        found, failed_before = _read(run, plan, stage)
+        wanted = [(task.id, repeat) for repeat in range(plan.repeats) for task in plan.tasks]
+        if missing := [key for key in wanted if key not in found]:
+            task, repeat = missing[0]
+            raise RunError(
+                f"stage {stage.name} of run {run.name!r} lacks {len(missing)} of {len(wanted)} rollouts, the first is "
+                f"task {task}, repeat {repeat}: run python -m chimera.eval --run {run.name}"
+            )
+        rows = [found[key] for key in wanted]
+        records, places = zip(*rows, strict=True)
+        answers[stage.name] = StageAnswers(stage, records, places, len(failed_before.intersection(wanted)))
+    config = run.config if settings is None else run.config.model_copy(update={"evaluation": settings})
+    asked = baseline_answers(run, plan)
+    baselines = [one for one in asked if one.sample == 0]
+    baselines += counted(plan, answers, asked, consistency=with_consistency(config))
+    auditor = (settings or run.config.evaluation).auditor.name
+    audit = {one.subject: one for one in _side(run, plan, "audit", Judged) if one.model == auditor}
+    canaries = {
+        (one.subject, one.judge): one
+        for one in _side(run, plan, "canaries", Judged)
+        if one.judge == "judge" or one.model == auditor
+    }
+    return Study(run, plan, answers, tuple(baselines), audit, tuple(canaries.values()), settings)
+
+
+Recorded = dict[tuple[str, int], tuple[RolloutRecord, Place]]
+"""Records by task id and repeat, each with its place."""
+
+
+def recorded(run: Run, plan: Plan, stage: Stage) -> Recorded:
+    """The rollouts of `stage` that are recorded for tasks of the plan.
+
+    Those of chimera.eval come before those of training's gate. Records made with other policies are passed over, and so
+    are those of other data's tasks that have the same ids.
+
+    Raises:
+        RunError: A record has another label than the plan.
+    """
+    return _read(run, plan, stage)[0]
+
+
+def _read(run: Run, plan: Plan, stage: Stage) -> tuple[Recorded, set[tuple[str, int]]]:
+    """What `recorded` gives, and which of it failed before and came to an end when it was made again."""
+    tasks = {task.id: task for task in plan.tasks}
+    found: Recorded = {}
+    failed: set[tuple[str, int]] = set()
+    for phase in phases_of(plan.split, stage):
+        for line, data in enumerate(run.rollouts(phase), start=1):
+            if data["task_id"] not in tasks or data["repeat"] >= plan.repeats:
+                continue
+            record, task = RolloutRecord.load(data), tasks[data["task_id"]]
+            # A failed rollout has no outputs that tell what was asked.
+            goal = record.outputs.get("research_goal", task.goal)
+            same_task = (record.source, goal) == (plan.source, task.goal)
+            if dict(record.policy_versions) != dict(stage.versions) or not same_task:
+                continue
+            if record.label != task.label:
+                raise RunError(
+                    f"{run.rollouts_file(phase)}, line {line}: the label of task {task.id} is {record.label!r}, but "
+                    f"{task.label!r} in what is evaluated: the data has changed since"
+                )
+            place = Place(str(run.rollouts_file(phase).relative_to(run.path)), line)
+            key = record.task_id, record.repeat
+            if key in found and found[key][0].status == "failed":
+                failed.add(key)
+            found[key] = (record, place)
+    return found, {key for key in failed if found[key][0].status != "failed"}
+
+
+def phases_of(split: Split, stage: Stage) -> Sequence[str]:
+    """Under which phases rollouts of `stage` are recorded; later ones replace earlier ones."""
+    own = own_phase(split, stage)
+    return [f"{GATE}-{stage.own_name}", own] if split == "val" and stage.kind == "sequence" else [own]
+
+
+def own_phase(split: Split, stage: Stage) -> str:
+    """The phase under which chimera.eval records rollouts of `stage`."""
+    return f"eval-{split}-{stage.own_name}"
+
+
+def side_file(split: Split, name: str) -> str:
+    """Where `name` ("baselines", "audit", "canaries") is recorded, relative to the run."""
+    return f"evaluation/{split}/{name}.jsonl"
+
+
+def baseline_answers(run: Run, plan: Plan) -> list[BaselineAnswer]:
+    """The recorded answers to the plan's tasks; not those of other stages or further repeats."""
+    tasks, stages = {task.id for task in plan.tasks}, {"", *(stage.name for stage in plan.alone)}
+    found: dict[tuple[str, str, int, int], BaselineAnswer] = {}
+    for one in _side(run, plan, "baselines", BaselineAnswer):
+        if one.task_id in tasks and one.repeat < plan.repeats and one.baseline.partition("@")[2] in stages:
+            found[one.baseline, one.task_id, one.repeat, one.sample] = one
+    return list(found.values())
+
+
+def _side(run: Run, plan: Plan, name: str, kind: Callable[..., Row]) -> Iterator[Row]:
+    return (kind(**data) for data in run.lines(side_file(plan.split, name)))

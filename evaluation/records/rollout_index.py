@@ -1,0 +1,64 @@
+"""All recorded rollouts of a run, how one of them is found by what a user types, and everything that is known of it."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from chimera.core.errors import RunError
+from chimera.run.directory import Run
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.traces.spans import read
+from evaluation.traces.token_records import tokens_of
+from evaluation.traces.tree import Tree, tree
+
+LISTED = 8
+"""How many candidates an error names."""
+
+
+def recorded_rollouts(run: Run, phase: str | None = None) -> list[RolloutRecord]:
+    """The rollouts of a run, phases in the order of their names, within a phase as they ended.
+
+    Args:
+        run: The run.
+        phase: Only this phase.
+
+    Raises:
+        RunError: There is no rollout, or none of that phase.
+    """
+    phases = sorted(file.stem for file in (run.path / "rollouts").glob("*.jsonl"))
+    if phase is not None and phase not in phases:
+        near = get_close_matches(phase, phases, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"phases with rollouts: {', '.join(phases) or 'none'}"
+        raise RunError(f"run {run.name!r} has no rollouts of phase {phase!r}: {hint}")
+    wanted = phases if phase is None else [phase]
+    found = [RolloutRecord.load(data) for name in wanted for data in run.rollouts(name)]
+    if not found:
+        raise RunError(f"run {run.name!r} has no rollouts yet: python -m chimera.train --resume --name {run.name}")
+    return found
+
+
+def find(records: Sequence[RolloutRecord], name: str) -> list[RolloutRecord]:
+    """The rollout with this id or the only one whose id begins so, or all rollouts of the task with this id.
+
+    Raises:
+        RunError: There is none, or several ids begin so.
+    """
+    exact = [record for record in records if record.rollout_id == name]
+    if exact:
+        return exact[-1:]
+    if of_task := [record for record in records if record.task_id == name]:
+        return of_task
+    begun = {record.rollout_id: record for record in records if record.rollout_id.startswith((name, f"ro-{name}"))}
+    if len(begun) == 1:
+        return list(begun.values())
+    if begun:
+        named = ", ".join([*list(begun)[:LISTED], *(["..."] if len(begun) > LISTED else [])])
+        raise RunError(f"{len(begun)} rollouts begin with {name!r} ({named}): give more of the id")
+    known = {name: None for record in records for name in (record.rollout_id, record.task_id)}
+    near = get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
+    raise RunError(f"there is no rollout and no task {name!r} here: did you mean {near!r}?")
+
+
+def read_tree(run: Run, record: RolloutRecord) -> Tree:
+    """Put together what the run directory holds about one rollout: its record, its trace, what PPO learned from it."""
+    spans = read(run.path / record.trace) if record.trace else []
+    return tree(record, spans, tokens_of(run.path, record.rollout_id))

@@ -1,0 +1,186 @@
+"""One rollout as data: what goes into the store's queue, and the record that is kept of what came out.
+
+A bad rollout is data, not a crash: it has status "failed" and says why.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+from chimera.core.errors import RunError
+from chimera.core.types import Decision, Label, ResearchTask, Section, Source
+
+Status = Literal["succeeded", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutInput:
+    """What a runner is given: the task without its conclusion, and the seed of this rollout.
+
+    The label is for the reward; the society is given the task's `brief()` only.
+    """
+
+    task: ResearchTask
+    phase: str
+    repeat: int
+    seed: int
+
+    @classmethod
+    def of(cls, task: ResearchTask, phase: str, repeat: int, seed: int) -> "RolloutInput":
+        """Repeat number `repeat` (from 0) of `task` in a run with seed `seed`; its own seed depends on all of them."""
+        digest = hashlib.sha256(f"{seed}/{phase}/{task.id}/{repeat}".encode()).digest()
+        return cls(task, phase, repeat, int.from_bytes(digest[:4], "big") >> 1)
+
+    def dump(self) -> dict[str, Any]:
+        """Plain data for the store; the long answer is not in it."""
+        return {
+            "id": self.task.id,
+            "goal": self.task.goal,
+            "context": [{"label": section.label, "text": section.text} for section in self.task.context],
+            "label": self.task.label,
+            "source": self.task.source,
+            "level": self.task.level,
+            "phase": self.phase,
+            "repeat": self.repeat,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def load(cls, data: Mapping[str, Any]) -> "RolloutInput":
+        """The inverse of `dump`."""
+        context = tuple(Section(section["label"], section["text"]) for section in data["context"])
+        task = ResearchTask(
+            data["id"], data["goal"], context, data["label"], source=data["source"], level=data.get("level")
+        )
+        return cls(task, data["phase"], data["repeat"], data["seed"])
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a runner reports of one attempt, as one object span in the rollout's trace.
+
+    Attributes:
+        error: Why the attempt failed; None when it did not.
+        outputs: Final fields of the society's state, without chat messages (they are in the trace's model calls).
+        reward: The scalar r; None when a part is missing or the attempt failed.
+        parts: The reward's named parts, which sum to r; a missing one is None.
+        weights_versions: Versions that the servers reported, by logical model; several when weights were swapped.
+        counts: Model calls, tool calls, tokens and so on (see `agents.record.count`).
+        tokens: Tokens by logical model (see `agents.record.tokens`); the judge's are not among them.
+        visits: Model calls and tokens by role and visit (see `agents.record.by_visit`).
+        tool_calls: Tool calls of each role that has tools (see `agents.record.tool_calls`).
+        calls: Every model call and tool call as `agents.record` describes them.
+        seconds: Wall time of the attempt.
+    """
+
+    error: str | None
+    outputs: dict[str, Any]
+    reward: float | None
+    parts: dict[str, float | None]
+    weights_versions: dict[str, list[str]]
+    counts: dict[str, int]
+    tokens: dict[str, dict[str, int]]
+    visits: dict[str, dict[str, int]]
+    tool_calls: dict[str, int]
+    calls: list[dict[str, Any]]
+    seconds: float
+
+    def dump(self) -> dict[str, Any]:
+        """Plain data; its containers are the outcome's own."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@with_config(ConfigDict(extra="forbid"))
+@dataclass(frozen=True, slots=True)
+class RolloutRecord:
+    """The durable record of one rollout: one JSON line in the run's `rollouts/<phase>.jsonl`.
+
+    Attributes:
+        attempt: Which attempt this is about, from 1; the last one.
+        answer: The society's answer to the question; None when the rollout failed.
+        decision: Whether the protocol may run; None when the rollout failed.
+        veto: The unresolved CRITICAL reviews, with the first issue of each; None when there is none.
+        policy_versions: Policy version of each logical model that the rollout was told to use.
+        weights_versions: What the servers said they used.
+        missing: The reward's parts that have no value; then `reward` is None.
+        trace: The trace file, relative to the run; None when the rollout left no span.
+        tool_calls: Tool calls of each role that has tools; empty in records of earlier versions.
+        untraced_calls: Model calls whose exchange never reached the trace.
+    """
+
+    rollout_id: str
+    task_id: str
+    source: Source
+    level: int | None
+    phase: str
+    repeat: int
+    seed: int
+    attempt: int
+    status: Status
+    error: str | None
+    label: Label
+    answer: Label | None
+    decision: Decision | None
+    reward: float | None
+    veto: str | None = None
+    parts: dict[str, float | None] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    policy_versions: dict[str, str] = field(default_factory=dict)
+    weights_versions: dict[str, list[str]] = field(default_factory=dict)
+    outputs: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, dict[str, int]] = field(default_factory=dict)
+    visits: dict[str, dict[str, int]] = field(default_factory=dict)
+    tool_calls: dict[str, int] = field(default_factory=dict)
+    untraced_calls: int = 0
+    seconds: float | None = None
+    worker: str | None = None
+    trace: str | None = None
+
+    def dump(self) -> dict[str, Any]:
+        """Plain data for the JSON line."""
+        return asdict(self)
+
+    @classmethod
+    def load(cls, data: Mapping[str, Any]) -> "RolloutRecord":
+        """The inverse of `dump`.
+
+        Raises:
+            RunError: It is no rollout, or an earlier version of Chimera recorded it, which did not keep the answer
+                apart from the decision.
+        """
+        if "answer" not in data:
+            raise RunError(
+                f"rollout {data.get('rollout_id')} has no 'answer' beside its decision, because an earlier version of "
+                "Chimera recorded it: read this run with that version, or train again"
+            )
+        try:
+            return _RECORD.validate_python(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise RunError(
+                f"a line of rollouts/{str(data.get('phase'))[:40]}.jsonl is no rollout: "
+                f"{'.'.join(map(str, first['loc']))}: {first['msg']}; restore the file from a copy of the run"
+            ) from error
+
+
+_RECORD = TypeAdapter(RolloutRecord)
+
+
+def failures(records: Iterable[RolloutRecord]) -> Counter[str]:
+    """How often each kind of failure occurred: reasons that differ in numbers or after 90 characters are one kind."""
+    return _kinds(record.error or "no reason recorded" for record in records if record.status == "failed")
+
+
+def vetoes(records: Iterable[RolloutRecord]) -> Counter[str]:
+    """How often each kind of veto occurred, counted like `failures`."""
+    return _kinds(record.veto for record in records if record.veto is not None)
+
+
+def _kinds(reasons: Iterable[str]) -> Counter[str]:
+    return Counter(re.sub(r"\d+", "#", reason)[:90] for reason in reasons)

@@ -1,0 +1,1 @@
+"""The report of an evaluation. Read `build` first."""

@@ -1,0 +1,260 @@
+"""The report as data: report.json, a pure function of a study.
+
+Every number stands beside the rollouts that it was computed from, named by file and line of the run directory.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from chimera.config.tree import Config
+from evaluation.measures import baselines, families, official, standing
+from evaluation.measures.comparison import (
+    Comparison,
+    Comparisons,
+    adjust,
+    compare,
+    compare_answers,
+    families_of,
+    too_few_permutations,
+    verdict_sentence,
+)
+from evaluation.measures.metrics import (
+    Metric,
+    TaskAnswers,
+    answer_metrics,
+    answers_by_baseline,
+    answers_of,
+    metrics_of,
+    outcomes,
+    stage_metrics,
+)
+from evaluation.measures.verdicts import margins
+from evaluation.records.plan import ALONE
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.records.study import Plan, StageAnswers, Study
+from evaluation.report import side_by_side
+from evaluation.report.plots.base import Plot
+from evaluation.report.words import about_run, notes, players
+from evaluation.scores.judge_health import health
+
+FORMAT = "chimera-report"
+VERSION = 1
+
+
+def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
+    """The report of `study`: plain data, as report.json holds it.
+
+    Args:
+        study: What was evaluated, with everything that was recorded.
+        plots: As drawn for it.
+        folder: Where the report will stand; the run is named relative to it.
+    """
+    plan, config = study.plan, study.config
+    metrics = metrics_of(config)
+    compared = compare_all(study)
+    sizes = {name: len(tests) for name, tests in families_of(compared, config, _main(plan)).items()}
+    about_families = families.about(study.run, config, sizes)
+    warnings = [families.note(about_families), too_few_permutations(compared, config, _main(plan))]
+    report = {
+        "format": FORMAT,
+        "version": VERSION,
+        "run": {**about_run(study.run), "path": os.path.relpath(study.run.path.resolve(), folder.resolve())},
+        "settings": {
+            **config.evaluation.model_dump(mode="json"),
+            "seed": config.seed,
+            "reward": config.reward.model_dump(mode="json"),
+            "margins": dict(margins(config)),
+        },
+        "plan": plan.dump(),
+        "players": players(config),
+        "data": plan.data,
+        "metrics": {
+            one.name: {"title": one.title, "unit": one.unit, "better": one.better, "primary": one.primary}
+            for one in metrics
+        },
+        "verdict": _verdict(plan, compared, config),
+        "families": about_families,
+        "stages": {
+            name: {metric: mean.dump() for metric, mean in stage_metrics(answers, plan, config).items()}
+            for name, answers in study.answers.items()
+        },
+        "outcomes": {name: _outcome(answers, metrics) for name, answers in study.answers.items()},
+        "comparisons": {pair: {name: row.dump() for name, row in rows.items()} for pair, rows in compared.items()},
+        "pairs": {pair: _pairs(study, *pair.split(":")) for pair in compared},
+        "ablation": _ablation(plan, compared),
+        "baselines": _baselines(study),
+        "work": standing.work(study),
+        "standing": standing.beside(study),
+        "levels": standing.levels(study),
+        "predictions": official.summary(study),
+        "references": [one.dump() for one in official.REFERENCES] if plan.official else [],
+        "judges": health(study),
+        "side_by_side": _side_by_side(study),
+        "plots": [plot.dump() for plot in plots],
+        "notes": [*filter(None, warnings), *notes(study)],
+    }
+    return json.loads(json.dumps(report, allow_nan=False))
+
+
+def stage_pairs(plan: Plan) -> list[tuple[str, str]]:
+    """Which stages are compared: each of the sequence with the one before it, and the first of all with all others."""
+    sequence = [stage.name for stage in plan.stages if stage.kind == "sequence"]
+    first, *others = [stage.name for stage in plan.stages]
+    return list(dict.fromkeys([*pairwise(sequence), *((first, name) for name in others)]))
+
+
+def compare_all(study: Study) -> dict[str, dict[str, Comparison]]:
+    """Every comparison of the report, p-values corrected for how many there are: pairs of stages, then each baseline
+    with the last stage. The main one is of the first stage with the last."""
+    plan, config = study.plan, study.config
+    found = {
+        f"{before}:{after}": compare(study.answers[before], study.answers[after], plan, config)
+        for before, after in stage_pairs(plan)
+    }
+    final = plan.final.name
+    society = answers_of(study.answers[final])
+    for name, answers in answers_by_baseline(study.baselines).items():
+        found[f"{name}:{final}"] = compare_answers(answers, society, plan, config)
+    return adjust(found, config, _main(plan))
+
+
+def _main(plan: Plan) -> str:
+    """The comparison that the report is about."""
+    return f"{plan.stages[0].name}:{plan.final.name}"
+
+
+def _verdict(plan: Plan, compared: Comparisons, config: Config) -> dict[str, Any]:
+    pair = _main(plan)
+    if pair not in compared:
+        return {"comparison": None, "text": f"Only {plan.final.title} was evaluated, so there is nothing to compare."}
+    return {
+        "comparison": pair,
+        "text": verdict_sentence(plan.stages[0].title, plan.final.title, compared[pair], config),
+    }
+
+
+def _outcome(answers: StageAnswers, metrics: Sequence[Metric]) -> dict[str, Any]:
+    """Counts, and one row for each rollout: what it came to, its value of every metric, and where it is recorded."""
+    counts = outcomes(answers)
+    rows = [
+        {
+            "id": record.rollout_id,
+            "task": record.task_id,
+            "repeat": record.repeat,
+            "status": record.status,
+            "error": record.error,
+            "answer": record.answer,
+            "decision": record.decision,
+            "veto": record.veto,
+            "label": record.label,
+            "reward": record.reward,
+            "parts": record.parts,
+            "values": _values(record, metrics),
+            "file": place.file,
+            "line": place.line,
+            "trace": record.trace,
+        }
+        for record, place in zip(answers.records, answers.places, strict=True)
+    ]
+    return {**counts, "count": len(rows), "rollouts": rows}
+
+
+def _values(record: RolloutRecord, metrics: Sequence[Metric]) -> dict[str, float]:
+    found = {one.name: one.value(record) for one in metrics if one.value is not None}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _pairs(study: Study, before: str, after: str) -> list[list[Any]]:
+    """By task: both rewards, then both shares of aligned decisions, means over repeats; a baseline has no reward."""
+    sides = [_by_task(study, name) for name in (before, after)]
+    rows: list[list[Any]] = []
+    for task in study.plan.tasks:
+        (old_reward, old_fit), (new_reward, new_fit) = (side[task.id] for side in sides)
+        rows.append([task.id, old_reward, new_reward, old_fit, new_fit])
+    return rows
+
+
+def _by_task(study: Study, name: str) -> dict[str, tuple[float | None, float | None]]:
+    """Mean reward and share of aligned decisions of each task; no answer is not aligned."""
+    rewards: dict[str, list[float]] = {}
+    for record in study.answers[name].records if name in study.answers else ():
+        if record.reward is not None:
+            rewards.setdefault(record.task_id, []).append(record.reward)
+    answers = _answers(study, name)
+    found: dict[str, tuple[float | None, float | None]] = {}
+    for task in study.plan.tasks:
+        given = answers.get(task.id)
+        fits = None if given is None else fmean(answer == task.label for answer in given)
+        found[task.id] = (fmean(rewards[task.id]) if task.id in rewards else None, fits)
+    return found
+
+
+def _answers(study: Study, name: str) -> TaskAnswers:
+    """What a stage or a baseline answered."""
+    if name in study.answers:
+        return answers_of(study.answers[name])
+    return answers_by_baseline(study.baselines)[name]
+
+
+def _ablation(plan: Plan, compared: Comparisons) -> list[dict[str, Any]]:
+    """What each phase's training gave, in the sequence and alone on the base: which comparison shows it."""
+    sequence = [stage for stage in plan.stages if stage.kind == "sequence"]
+    rows: list[dict[str, Any]] = []
+    for before, stage in pairwise(sequence):
+        new = [policy.learner for policy in stage.policies if policy not in before.policies]
+        phase = stage.name if len(new) == 1 else f"all up to {stage.name}"
+        rows.append(_row(phase, new, "sequence", f"{before.name}:{stage.name}"))
+    base = plan.stages[0]
+    for stage in plan.stages[1:]:
+        if not base.policies and len(stage.policies) == 1:
+            phase = stage.name.removeprefix(ALONE)
+            rows.append(_row(phase, [stage.policies[0].learner], "alone", f"{base.name}:{stage.name}"))
+    return [row for row in rows if row["comparison"] in compared]
+
+
+def _row(phase: str, learners: Sequence[str], kind: str, comparison: str) -> dict[str, Any]:
+    return {"phase": phase, "learner": ", ".join(learners), "kind": kind, "comparison": comparison}
+
+
+def _baselines(study: Study) -> dict[str, Any]:
+    """Each baseline's results, and why it gave no answer where it gave none."""
+    found: dict[str, Any] = {}
+    for name, answers in answers_by_baseline(study.baselines).items():
+        means = answer_metrics(answers, study.plan, study.config)
+        own = [one for one in study.baselines if one.baseline == name]
+        errors = Counter(one.error or "no reason recorded" for one in own if one.answer is None)
+        found[name] = {
+            "title": baselines.title(name, own[0].calls or 0),
+            **{metric: mean.dump() for metric, mean in means.items()},
+            "answered": sum(one.answer is not None for one in own),
+            "errors": dict(errors.most_common()),
+        }
+    return found
+
+
+def _side_by_side(study: Study) -> list[dict[str, Any]]:
+    """The tasks with the largest gain, the median and the largest loss in reward from the first stage to the last."""
+    before, after = study.plan.stages[0].name, study.plan.final.name
+    if before == after:
+        return []
+    goals = {task.id: task.goal for task in study.plan.tasks}
+    return [
+        {
+            "why": pair.why,
+            "task": pair.task_id,
+            "goal": goals[pair.task_id],
+            "label": pair.after.label,
+            "repeat": pair.repeat,
+            "difference": pair.difference,
+            "before": {"stage": before, "id": pair.before.rollout_id, "reward": pair.before.reward},
+            "after": {"stage": after, "id": pair.after.rollout_id, "reward": pair.after.reward},
+            "rows": side_by_side.view(pair.before, pair.after),
+        }
+        for pair in side_by_side.pick(study, before, after)
+    ]

@@ -1,0 +1,53 @@
+"""A report's files: report.json, report.md and index.html, each replaced as a whole."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from chimera.core.errors import RunError
+from evaluation.report.page import page
+from evaluation.report.text import markdown
+
+DATA, TEXT, PAGE = "report.json", "report.md", "index.html"
+PREDICTIONS, MISSING = "predictions.json", "predictions_missing.json"
+FILES = (DATA, TEXT, PAGE, PREDICTIONS, MISSING)
+PLOTS = "plots"
+
+
+def write_report(report: Mapping[str, Any], folder: Path) -> Path:
+    """Write `report` (as of `evaluation.report.build.build`) into `folder`, where its plots are; returns the page.
+
+    Raises:
+        RunError: A file cannot be written, or a plot's drawing cannot be read.
+    """
+    try:
+        drawings = drawings_of(report, folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(folder / DATA, json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        _replace(folder / TEXT, markdown(report))
+        _replace(folder / PAGE, page(report, drawings))
+    except OSError as error:
+        raise RunError(f"the report cannot be written to {folder}: {error.filename} {error.strerror}") from error
+    return folder / PAGE
+
+
+def drawings_of(report: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """The report's drawings by the plot's name, from its `folder`.
+
+    Raises:
+        OSError: One cannot be read.
+    """
+    return {
+        plot["name"]: (folder / plot["files"]["svg"]).read_text(encoding="utf-8")
+        for plot in report["plots"]
+        if "svg" in plot["files"]
+    }
+
+
+def _replace(path: Path, text: str) -> None:
+    """A reader sees the old file or the new one; half a surrogate pair that a model wrote stays as its escape."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+    draft.replace(path)

@@ -1,0 +1,281 @@
+"""The report as one HTML page that needs nothing else: no network, no script to read it, light and dark, on paper too.
+
+The template only places things; what stands in a table is decided here. Everything that a model wrote is text: the
+template escapes all but the plots' own SVG.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from chimera.core.types import LABELS
+from evaluation.measures.metrics import NONE
+from evaluation.records.recorded import side_file
+from evaluation.records.study import Plan
+from evaluation.report.figures import (
+    ablation_rows,
+    amount,
+    answered,
+    between,
+    change,
+    change_between,
+    data_words,
+    equals,
+    families_words,
+    played,
+    probability,
+    sentence,
+    shown,
+    stage_titles,
+    standing,
+    standing_words,
+    titled,
+    verdict_words,
+    veto_words,
+)
+from evaluation.report.text import BASELINES_WORDS
+from evaluation.scores.judge import CRITERIA
+from evaluation.verify.impossible import PART
+
+Report = Mapping[str, Any]
+OUTCOME, PARTS, SCORES, WORK = "Outcome", "Parts of the reward", "The judge's scores", "Work"
+OUTCOMES = ("success", "reward", "alignment", "macro_f1", "decision_alignment", "decision_two_way", "vetoed")
+
+
+def page(report: Report, drawings: Mapping[str, str]) -> str:
+    """The page of `report` (as of `evaluation.report.build.build`); `drawings` are the plots' SVG texts by name."""
+    plan = Plan.load(report["plan"])
+    return _template().render(
+        report=report,
+        titles=stage_titles(report),
+        final=plan.final.name,
+        audit_file=side_file(plan.split, "audit"),
+        canaries_file=side_file(plan.split, "canaries"),
+        data=data_words(report),
+        percent=f"{100 * report['settings']['confidence']:g}",
+        played=played(report),
+        vetoes=veto_words(report),
+        standing=standing(report),
+        standing_words=standing_words(report),
+        answered=answered(report),
+        baselines_words=BASELINES_WORDS,
+        cards=_cards(report),
+        groups=_groups(report),
+        comparisons=_comparisons(report),
+        others=_others(report),
+        ablation=_ablation(report),
+        rollouts={stage: _rollouts(stage, found) for stage, found in report["outcomes"].items()},
+        first_rollouts={
+            stage: {row["task"]: row["id"] for row in reversed(found["rollouts"])}
+            for stage, found in report["outcomes"].items()
+        },
+        columns=_columns(report),
+        plots=[{**plot, "svg": inlined(drawings.get(plot["name"]), plot["name"])} for plot in report["plots"]],
+        side_by_side=[{**pair, "sections": _sections(pair["rows"])} for pair in report["side_by_side"]],
+    )
+
+
+@lru_cache(maxsize=1)
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("evaluation", "assets"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "titled": titled,
+        "slug": slug,
+        "probability": probability,
+        "equals": equals,
+        "verdict_words": verdict_words,
+        "sentence": sentence,
+    }
+    environment.globals |= {
+        "families_words": families_words,
+        "shown": shown,
+        "amount": amount,
+        "change": change,
+        "between": between,
+        "change_between": change_between,
+    }
+    return environment.get_template("report.html.j2")
+
+
+def slug(name: str) -> str:
+    """`name` as an anchor in the page."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", name)
+
+
+def inlined(drawing: str | None, name: str) -> Markup | None:
+    """An SVG file as part of the page: its root element alone, its ids its own, as wide as there is room."""
+    if drawing is None:
+        return None
+    start = drawing.index("<svg")
+    body = drawing[start:].rstrip()
+    head, rest = body.split(">", 1)
+    head = re.sub(r'\s(?:width|height)="[^"]*"', "", head)
+    text = f"{head}>{rest}"
+    text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
+    text = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', text)
+    return Markup(re.sub(r"url\(#([^()]+)\)", rf"url(#{name}-\1)", text))
+
+
+def _cards(report: Report) -> list[dict[str, Any]]:
+    """The verdict's two comparisons, as the first screen shows them."""
+    pair = report["verdict"]["comparison"]
+    if pair is None:
+        return []
+    found = report["comparisons"][pair]
+    rows = [(name, found[name]) for name in ("reward", "alignment") if name in found]
+    return [
+        {
+            **row,
+            "name": name,
+            "sides": pair.split(":"),
+            "title": {"reward": "Reward", "alignment": "Answers right"}[name],
+            "unit": report["metrics"][name]["unit"],
+            "words": {"reward": "", "alignment": "points"}[name],
+            "sign": {"reward": "", "alignment": " %"}[name],
+            "bar": bar(row["low"], row["difference"], row["high"], _span([row])),
+        }
+        for name, row in rows
+    ]
+
+
+def _groups(report: Report) -> list[dict[str, Any]]:
+    """All metrics that some stage has, in the groups that they are shown in."""
+    groups: dict[str, list[dict[str, Any]]] = {OUTCOME: [], PARTS: [], SCORES: [], WORK: []}
+    for name, metric in report["metrics"].items():
+        means = [(stage, metrics.get(name)) for stage, metrics in report["stages"].items()]
+        if any(mean for _, mean in means):
+            # The group says what a title would repeat: "reward part: novelty" is "novelty" among the parts.
+            title = metric["title"].rpartition(": ")[2]
+            groups[_group(name)].append({**metric, "name": name, "title": title, "means": means})
+    return [{"title": title, "metrics": metrics} for title, metrics in groups.items() if metrics]
+
+
+def _group(name: str) -> str:
+    if name in OUTCOMES:
+        return OUTCOME
+    return PARTS if name.startswith(PART) else SCORES if name in CRITERIA else WORK
+
+
+def _comparisons(report: Report) -> list[dict[str, Any]]:
+    """One table for each primary metric, whose rows share a scale."""
+    tables: list[dict[str, Any]] = []
+    for name, metric in report["metrics"].items():
+        rows = [(pair, found[name]) for pair, found in report["comparisons"].items() if name in found]
+        if not metric["primary"] or not rows:
+            continue
+        span = _span([row for _, row in rows])
+        tables.append(
+            {
+                "name": name,
+                **metric,
+                "rows": [
+                    {
+                        **row,
+                        "pair": pair,
+                        "sides": pair.split(":"),
+                        "bar": bar(row["low"], row["difference"], row["high"], span),
+                    }
+                    for pair, row in rows
+                ],
+            }
+        )
+    return tables
+
+
+def _others(report: Report) -> list[dict[str, Any]]:
+    """The comparisons' other metrics, one table for each pair of stages."""
+    metrics = report["metrics"]
+    found: list[dict[str, Any]] = []
+    for pair, rows in report["comparisons"].items():
+        others = [{**row, "metric": metrics[name], "name": name} for name, row in rows.items() if not row["primary"]]
+        if others:
+            found.append({"pair": pair, "sides": pair.split(":"), "rows": others})
+    return found
+
+
+def _ablation(report: Report) -> list[dict[str, Any]]:
+    rows = [
+        {**row, "found": {name: report["comparisons"][row["comparison"]].get(name) for name in ("reward", "alignment")}}
+        for row in ablation_rows(report)
+    ]
+    spans = {
+        name: _span([row["found"][name] for row in rows if row["found"][name]]) for name in ("reward", "alignment")
+    }
+    for row in rows:
+        row["bars"] = {
+            name: bar(one["low"], one["difference"], one["high"], spans[name])
+            for name, one in row["found"].items()
+            if one
+        }
+    return rows
+
+
+def _columns(report: Report) -> list[dict[str, Any]]:
+    """The metrics that single rollouts have, for the tables of rollouts."""
+    used = {name for found in report["outcomes"].values() for row in found["rollouts"] for name in row["values"]}
+    return [{"name": name, **metric} for name, metric in report["metrics"].items() if name in used]
+
+
+def _rollouts(stage: str, found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A stage's rollouts by answer key and answer, failed ones first, so that each cell of the confusion matrix is a
+    run of rows; the first row of each has the anchors that lead to it."""
+    answers = list(next(iter(found["confusion"].values())))
+
+    def key(row: Mapping[str, Any]) -> tuple[bool, int, int]:
+        return row["status"] != "failed", LABELS.index(row["label"]), answers.index(_answered(row))
+
+    rows: list[dict[str, Any]] = []
+    known: set[str] = set()
+    for row in sorted(found["rollouts"], key=key):
+        anchors = [one for one in _anchors(stage, row) if one not in known]
+        known.update(anchors)
+        rows.append({**row, "anchors": anchors, "shown_answer": _answered(row)})
+    return rows
+
+
+def _answered(row: Mapping[str, Any]) -> str:
+    return NONE if row["status"] == "failed" else row["answer"] or NONE
+
+
+def _anchors(stage: str, row: Mapping[str, Any]) -> Iterator[str]:
+    yield slug(f"{stage}.{row['label']}.{_answered(row)}")
+    if row["status"] == "failed":
+        yield slug(f"{stage}.failed")
+
+
+def _sections(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    return [(section, list(found)) for section, found in groupby(rows, key=itemgetter("section"))]
+
+
+Span = tuple[float, float]
+
+
+def _span(rows: Sequence[Mapping[str, Any]]) -> Span:
+    """The scale of bars: all intervals and zero, with a little room."""
+    ends = [value for row in rows for value in (row["low"], row["difference"], row["high"]) if value is not None]
+    low, high = min([0.0, *ends]), max([0.0, *ends])
+    room = 0.06 * (high - low) or 1.0
+    return low - room, high + room
+
+
+def bar(low: float | None, middle: float, high: float | None, span: Span) -> dict[str, float]:
+    """Where an interval, its middle and zero lie on a scale, in per cent of its width."""
+    first, last = span
+
+    def place(value: float) -> float:
+        return round(100 * (value - first) / (last - first), 2)
+
+    left, right = place(middle if low is None else low), place(middle if high is None else high)
+    return {"left": left, "width": round(right - left, 2), "middle": place(middle), "zero": place(0.0)}

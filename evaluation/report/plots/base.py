@@ -1,0 +1,98 @@
+"""All plots of a report, as PNG and SVG files; where there is nothing to draw, a sentence that says why."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evaluation.records.study import Study
+
+if TYPE_CHECKING:
+    from evaluation.measures.comparison import Comparisons
+    from evaluation.report.curves import Line
+    from evaluation.report.plots.stages import StageMeans
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One plot of a report.
+
+    Attributes:
+        name: Its file name without ending.
+        title: What it shows, as a heading.
+        files: File names by format ("png", "svg"), relative to the folder that was drawn into; empty without a plot.
+        caption: How to read it, and what to keep in mind.
+        missing: Why there is no plot; None when there is one.
+    """
+
+    name: str
+    title: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    caption: str = ""
+    missing: str | None = None
+
+    def dump(self) -> dict[str, Any]:
+        """Plain data for the report."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "files": dict(self.files),
+            "caption": self.caption,
+            "missing": self.missing,
+        }
+
+
+TITLES = {
+    "reward": "Reward of every rollout",
+    "parts": "Parts of the reward over time",
+    "stages": "Stages compared",
+    "confusion": "Answers and labels",
+    "sft": "Fine-tuning, step by step",
+    "ppo": "PPO, step by step",
+    "bandit": "What the bandit expected of itself, and what happened",
+}
+"""All plots in the order of the report, with their titles."""
+
+
+def draw_all(
+    study: Study,
+    lines: Sequence["Line"],
+    comparisons: "Comparisons",
+    folder: Path,
+    means: "StageMeans | None" = None,
+) -> list[Plot]:
+    """Draw every plot of `study`; what has no data becomes a plot without files that says why.
+
+    Args:
+        study: The evaluation.
+        lines: The run's metrics, from its metrics.jsonl or from W&B.
+        comparisons: Of the report: by "<before>:<after>" and metric.
+        folder: Where the files go; made if need be.
+        means: By stage what `metrics.stage_metrics` gives, when that is known already.
+    """
+    # Matplotlib is needed for nothing else, and whoever only asks what a plot is should not wait for it.
+    from evaluation.measures.metrics import stage_metrics
+    from evaluation.report.plots import bandit as plots_bandit
+    from evaluation.report.plots import stages as plots_stages
+    from evaluation.report.plots import training as plots_training
+    from evaluation.report.plots.paper import paper, save
+
+    if means is None:
+        means = {name: stage_metrics(answers, study.plan, study.config) for name, answers in study.answers.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    with paper():
+        drawings = {
+            "reward": plots_training.reward(lines),
+            "parts": plots_training.parts(lines),
+            "stages": plots_stages.stages(study, means, comparisons),
+            "confusion": plots_stages.confusion(study),
+            "sft": plots_training.sft(lines),
+            "ppo": plots_training.ppo(lines),
+            "bandit": plots_bandit.reliability(study, lines, means, comparisons),
+        }
+        return [
+            Plot(name, title, missing=drawn)
+            if isinstance(drawn := drawings[name], str)
+            else Plot(name, title, save(drawn, name, title, folder), drawn.caption)
+            for name, title in TITLES.items()
+        ]

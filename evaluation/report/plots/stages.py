@@ -1,0 +1,108 @@
+"""Plots of the stages beside each other: means, differences from the base, and which answer met which label."""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from chimera.core.types import LABELS, Label
+from evaluation.measures.comparison import Comparison, Comparisons
+from evaluation.measures.metrics import NONE, outcomes
+from evaluation.measures.statistics import Mean
+from evaluation.records.study import BASE, Plan, Stage, Study
+from evaluation.report.plots.paper import BLUE, INK, ORANGE, Drawing, intervals, panels
+
+StageMeans = Mapping[str, Mapping[str, Mean]]
+"""By stage, then by metric."""
+Confusion = Mapping[Label, Mapping[str, int]]
+"""How many rollouts of each label ended with each answer."""
+
+METRICS = {"reward": "reward", "alignment": "share right", "macro_f1": "macro-F1"}
+"""What is drawn, with its title."""
+FULL = 0.55
+"""Opacity of a cell with all tasks of its row: text stays legible on it, whether the page is white or black."""
+
+
+def stages(study: Study, means: StageMeans, comparisons: Comparisons) -> Drawing | str:
+    """Means of each stage with intervals, and the paired differences from the base; a sentence without any stage."""
+    plan = study.plan
+    names = [name for name in METRICS if any(name in means[stage.name] for stage in plan.stages)]
+    if not names:
+        return "No stage has a reward or an answer."
+    figure, grid = panels(2 * len(names), 2, 0.5 + 0.27 * len(plan.stages))
+    for number, name in enumerate(names):
+        left, right = grid[2 * number : 2 * number + 2]
+        _means(left, plan, [means[stage.name].get(name) for stage in plan.stages])
+        _differences(right, plan, [comparisons.get(f"{BASE}:{stage.name}", {}).get(name) for stage in plan.stages])
+        left.set_title(METRICS[name])
+        right.set_title("difference from the base")
+    confidence = f"{100 * study.config.evaluation.confidence:.4g} %"
+    alone = " Orange: one learned policy alone on the base." if any(map(_is_alone, plan.stages)) else ""
+    return Drawing(
+        figure,
+        "Left the mean of each stage, right its paired difference from the base on the same tasks and seeds, with "
+        f"{confidence} intervals. Whether a stage is better can be seen on the right: pairing takes out the tasks' own "
+        f"difficulty, which widens the intervals on the left.{alone}",
+    )
+
+
+def _means(axes: Axes, plan: Plan, means: Sequence[Mean | None]) -> None:
+    rows = [None if mean is None else (mean.mean, mean.low, mean.high) for mean in means]
+    intervals(axes, rows, [_colour(stage) for stage in plan.stages])
+    axes.set_yticks(range(len(rows)), [stage.name for stage in plan.stages])
+
+
+def _differences(axes: Axes, plan: Plan, comparisons: Sequence[Comparison | None]) -> None:
+    rows = [None if one is None else (one.difference, one.low, one.high) for one in comparisons]
+    intervals(axes, rows, [_colour(stage) for stage in plan.stages])
+    axes.axvline(0, color=INK, linewidth=0.9, alpha=0.6)
+    axes.set_yticks([])
+
+
+def confusion(study: Study) -> Drawing | str:
+    """Which answer the rollouts of each label ended with, a panel for each stage; a sentence without rollouts."""
+    answers = list(study.answers.values())
+    if not any(one.records for one in answers):
+        return "No rollout is recorded, so no answer met a label."
+    counts: dict[str, Confusion] = {one.stage.name: outcomes(one)["confusion"] for one in answers}
+    failed = any(row[NONE] for found in counts.values() for row in found.values())
+    columns = [*LABELS, *([NONE] if failed else [])]
+    rows: list[Label] = [label for label in LABELS if any(any(found[label].values()) for found in counts.values())]
+    figure, grid = panels(len(answers), 2, 0.6 + 0.36 * len(rows))
+    for axes, (name, found) in zip(grid, counts.items(), strict=True):
+        _matrix(axes, found, rows, columns)
+        axes.set_title(name)
+    unread = f" '{NONE}' is a rollout that failed." if failed else ""
+    return Drawing(
+        figure,
+        "Rollouts by label (rows) and answer (columns). The framed cells are right; the deeper the colour, the "
+        f"larger the share of the row.{unread}",
+    )
+
+
+def _matrix(axes: Axes, found: Confusion, rows: Sequence[Label], columns: Sequence[str]) -> None:
+    for y, label in enumerate(rows):
+        total = sum(found[label].values())
+        for x, answer in enumerate(columns):
+            count = found[label][answer]
+            share = count / total if total else 0.0
+            place = (x - 0.5, y - 0.5)
+            axes.add_patch(Rectangle(place, 1, 1, facecolor=BLUE, alpha=FULL * share, linewidth=0))
+            if label == answer:
+                axes.add_patch(Rectangle(place, 1, 1, fill=False, edgecolor=INK, linewidth=1.2))
+            axes.text(x, y, str(count), ha="center", va="center")
+    axes.set_xlim(-0.55, len(columns) - 0.45)
+    axes.set_ylim(len(rows) - 0.45, -0.55)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def _colour(stage: Stage) -> str:
+    return ORANGE if _is_alone(stage) else BLUE
+
+
+def _is_alone(stage: Stage) -> bool:
+    return stage.kind == "alone"

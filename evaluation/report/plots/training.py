@@ -1,0 +1,212 @@
+"""Plots of what happened during training: rewards, their parts, and what the learners say of themselves."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from evaluation.report.curves import Line, RolloutPoint, Span, part_names, rollouts, running_mean, series, spans
+from evaluation.report.plots.paper import BLUE, INK, ORANGE, Drawing, panels
+
+WINDOW = 30
+LEAST = 10
+"""A running mean of fewer rollouts says more about them than about the society."""
+FLAT = 1e-9
+LINES = (
+    f"Blue is training, its line the mean of the last {WINDOW} rollouts, anew in each phase. Orange is held out, its "
+    "line the mean of the stage: the same tasks with the same seeds each time, which training tasks are not."
+)
+PPO = {
+    "reward/mean": "mean reward",
+    "alignment/mean": "share aligned",
+    "actor/ppo_kl": "KL to the sampling policy",
+    "actor/kl_loss": "KL to the reference",
+    "actor/pg_clipfrac": "clip fraction",
+    "actor/entropy": "entropy, nats",
+    "actor/grad_norm": "gradient norm",
+    "critic/vf_loss": "value loss",
+    "critic/vf_explained_var": "value: explained variance",
+    "response_length/mean": "answer length, tokens",
+    "group/zero_variance": "share of groups without variance",
+    "group/differs_only_by_input": "share of groups that differ only by input",
+}
+"""VeRL's names of what is drawn of PPO; those that a run does not have are left out."""
+SFT = {
+    "loss": "loss",
+    "token_accuracy": "token accuracy",
+    "entropy": "entropy, nats",
+    "grad_norm": "gradient norm",
+}
+
+
+def reward(lines: Sequence[Line]) -> Drawing | str:
+    """Reward of each rollout with a running mean, phases marked; a sentence if there is none."""
+    points = rollouts(lines)
+    if not any(point.reward is not None for point in points):
+        return _no_rollouts(points)
+    figure, (axes,) = panels(1, 1, 3.7)
+    for span in spans(points):
+        rewards = [point.reward for point in span.points]
+        axes.plot(
+            [point.number for point in span.points],
+            [math.nan if value is None else value for value in rewards],
+            ".",
+            color=_colour(span.held_out),
+            alpha=0.5,
+            markersize=4,
+            markeredgewidth=0,
+        )
+        mean = _mean_line(axes, span, rewards)
+        if mean is not None and span.held_out:
+            axes.annotate(
+                f"{mean:.2f}", (_middle(span), mean), (0, 3), textcoords="offset points", ha="center", weight="bold"
+            )
+    _mark_phases(axes, spans(points))
+    _name_phases(axes, spans(points))
+    axes.set_xlabel("rollout")
+    axes.set_ylabel("reward")
+    axes.grid(axis="y")
+    failed = sum(point.reward is None for point in points)
+    lost = f" {failed} of {len(points)} rollouts have no reward and no dot." if failed else ""
+    return Drawing(
+        figure,
+        f"A dot is a rollout. {LINES}{lost}",
+    )
+
+
+def parts(lines: Sequence[Line]) -> Drawing | str:
+    """Running means of the reward's parts, one panel each; a sentence if there is none."""
+    points = rollouts(lines)
+    names = part_names(points)
+    if not names:
+        return _no_rollouts(points)
+    moving = [name for name in names if not _flat([point.parts.get(name) for point in points])]
+    constant = [name for name in names if name not in moving]
+    if not moving:
+        return f"No part of the reward ever changed: {', '.join(constant)} had the same value in every rollout."
+    figure, grid = panels(len(moving), 2, 1.45)
+    for axes, name in zip(grid, moving, strict=True):
+        for span in spans(points):
+            _mean_line(axes, span, [point.parts.get(name) for point in span.points])
+        _mark_phases(axes, spans(points))
+        axes.set_title(name.replace("_", " "))
+        axes.grid(axis="y")
+        axes.yaxis.set_major_locator(MaxNLocator(3))
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    figure.supxlabel("rollout", fontsize=9.5)
+    still = f" Not drawn, because the same in every rollout: {', '.join(_words(constant))}." if constant else ""
+    return Drawing(
+        figure,
+        f"Means of each part of the reward, weight included: the parts add up to the reward. {LINES}{still}",
+    )
+
+
+def ppo(lines: Sequence[Line]) -> Drawing | str:
+    """What PPO tells of each of its steps; a sentence if it has not run."""
+    found = _diagnostics(lines, "ppo", PPO)
+    if found is None:
+        return "PPO has not run, or has not finished a step: the run's metrics have no line of it."
+    drawing, zero = found
+    on_policy = {PPO["actor/ppo_kl"], PPO["actor/pg_clipfrac"]} <= zero
+    note = (
+        " KL to the sampling policy and clip fraction are 0 throughout: each batch is learned from once, by the "
+        "weights that sampled it."
+        if on_policy
+        else ""
+    )
+    return Drawing(
+        drawing,
+        "One point a step. Rewards are of the step's own training tasks, which differ from step to step." + note,
+    )
+
+
+def sft(lines: Sequence[Line]) -> Drawing | str:
+    """What fine-tuning tells of each of its steps; a sentence if it has not run."""
+    found = _diagnostics(lines, "sft", SFT)
+    if found is None:
+        return "Fine-tuning has not run, or has not finished a step: the run's metrics have no line of it."
+    return Drawing(found[0], "One point a step, on the conversations that are learned from; none are held out here.")
+
+
+def _diagnostics(lines: Sequence[Line], phase: str, titles: dict[str, str]) -> tuple[Figure, set[str]] | None:
+    """A panel for each figure that the phase has, and the titles of those that are always 0; None without any."""
+    found = {title: points for key, title in titles.items() if (points := series(lines, phase, key))}
+    if not found:
+        return None
+    figure, grid = panels(len(found), 2, 1.45)
+    for axes, (title, points) in zip(grid, found.items(), strict=True):
+        axes.plot(*zip(*points, strict=True), "o-", color=BLUE, markersize=3.5, linewidth=1.5)
+        axes.set_title(title)
+        axes.grid(axis="y")
+        axes.yaxis.set_major_locator(MaxNLocator(3))
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+        if _flat([value for _, value in points]):
+            axes.set_ylim(points[0][1] - 1, points[0][1] + 1)
+            axes.set_yticks([points[0][1]])
+    figure.supxlabel("step", fontsize=9.5)
+    return figure, {title for title, points in found.items() if all(value == 0 for _, value in points)}
+
+
+def _mean_line(axes: Axes, span: Span, values: Sequence[float | None]) -> float | None:
+    """The running mean of training rollouts; of held-out ones, whose order means nothing, the mean of all."""
+    numbers = [point.number for point in span.points]
+    means = running_mean(values, len(values) if span.held_out else WINDOW, 1 if span.held_out else LEAST)
+    if span.held_out:
+        numbers, means = [numbers[0] - 0.5, numbers[-1] + 0.5], [means[-1]] * 2
+    known = [(number, mean) for number, mean in zip(numbers, means, strict=True) if mean is not None]
+    if not known:
+        return None
+    axes.plot(*zip(*known, strict=True), color=_colour(span.held_out), linewidth=2, solid_capstyle="butt")
+    return known[-1][1]
+
+
+def _mark_phases(axes: Axes, found: Sequence[Span]) -> None:
+    """A line wherever the phase changes."""
+    axes.set_xlim(found[0].points[0].number - 1, found[-1].points[-1].number + 1)
+    for left, right in pairwise(found):
+        between = (left.points[-1].number + right.points[0].number) / 2
+        axes.axvline(between, color=INK, alpha=0.3, linewidth=0.7, linestyle=(0, (3, 2)))
+
+
+def _name_phases(axes: Axes, found: Sequence[Span]) -> None:
+    """The phases' names above the panel: training in one row, held-out stages in another."""
+    left, right = axes.get_xlim()
+    names = [("training", False, left - 0.02 * (right - left), "right")]
+    names += [("held out", True, left - 0.02 * (right - left), "right")]
+    names += [(span.phase, span.held_out, _middle(span), "center") for span in found]
+    for name, held_out, place, side in names:
+        axes.annotate(
+            name,
+            (place, 1),
+            (0, 4 if held_out else 17),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha=side,
+            color=_colour(held_out),
+        )
+
+
+def _middle(span: Span) -> float:
+    return (span.points[0].number + span.points[-1].number) / 2
+
+
+def _colour(held_out: bool) -> str:
+    return ORANGE if held_out else BLUE
+
+
+def _flat(values: Sequence[float | None]) -> bool:
+    known = [value for value in values if value is not None]
+    return max(known) - min(known) < FLAT
+
+
+def _words(names: Sequence[str]) -> list[str]:
+    return [name.replace("_", " ") for name in names]
+
+
+def _no_rollouts(points: Sequence[RolloutPoint]) -> str:
+    if points:
+        return f"None of the {len(points)} rollouts in the run's metrics has a reward."
+    return "The run's metrics have no rollout."

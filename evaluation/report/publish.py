@@ -1,0 +1,58 @@
+"""From a study to its report: figures, drawings, files."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from chimera.core.errors import RunError
+from chimera.run.environment import describe_code
+from evaluation.measures.official import predictions, unanswered, write_predictions
+from evaluation.records.study import Study
+from evaluation.report.build import build, compare_all
+from evaluation.report.files import MISSING, PLOTS, PREDICTIONS, write_report
+from evaluation.report.plots.base import draw_all
+
+
+def publish(study: Study, lines: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
+    """Write the report of `study` into `folder`.
+
+    Args:
+        study: What was evaluated.
+        lines: The training run's metrics, for learning curves.
+        folder: Where the report goes; it is made.
+
+    Returns:
+        The report as report.json holds it.
+
+    Raises:
+        RunError: A file cannot be written.
+    """
+    try:
+        (folder / PLOTS).mkdir(parents=True, exist_ok=True)
+        # Predictions of an earlier evaluation would look like those of this one.
+        for name in (PREDICTIONS, MISSING):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(f"the report cannot be written to {folder}: {error.strerror}") from error
+    drawn = draw_all(study, lines, compare_all(study), folder / PLOTS)
+    plots = [replace(plot, files={kind: f"{PLOTS}/{name}" for kind, name in plot.files.items()}) for plot in drawn]
+    report = {**build(study, plots, folder), "written": describe_code()}
+    write_report(report, folder)
+    return report
+
+
+def publish_predictions(study: Study, folder: Path) -> Path:
+    """Write the last stage's answers as PubMedQA's evaluation script reads them; returns the file.
+
+    Tasks without an answer are left out, and stand with the reason in a file beside it.
+
+    Raises:
+        RunError: A file cannot be written.
+    """
+    answers = study.answers[study.plan.final.name]
+    path = folder / PREDICTIONS
+    write_predictions(path, predictions(study.plan, answers))
+    if missing := unanswered(study.plan, answers):
+        write_predictions(folder / MISSING, missing)
+    return path

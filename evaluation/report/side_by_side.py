@@ -1,0 +1,191 @@
+"""The same task through two stages, field by field, with the differences marked."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any, Literal
+
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.records.study import Study
+
+TOKEN = re.compile(r"\s+|\w+(?:-\w+|[.,]\d+)*%?|[^\w\s]")
+"""Words with their hyphens, numbers with their decimals, single marks, and what is between them: all of a text."""
+Why = Literal["largest gain", "median", "largest loss"]
+Kind = Literal["same", "removed", "added"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two rollouts of one task with the same seed in two stages.
+
+    Attributes:
+        why: What makes it worth a look.
+        task_id: The task.
+        repeat: Which repeat of it, from 0.
+        difference: Reward after minus reward before.
+        before: The rollout of the earlier stage.
+        after: The rollout of the later stage.
+    """
+
+    why: Why
+    task_id: str
+    repeat: int
+    difference: float
+    before: RolloutRecord
+    after: RolloutRecord
+
+
+Scored = tuple[float, RolloutRecord, RolloutRecord]
+"""Difference in reward, the rollout before and the one after."""
+
+
+def pick(study: Study, before: str, after: str) -> list[Pair]:
+    """The pairs of rollouts with the largest gain in reward, the median, and the largest loss.
+
+    Only rollouts with a reward in both stages count. There is no gain where none gained and no loss where none lost;
+    of equal differences the first in the plan's order is taken, and of two median pairs the lower one.
+
+    Args:
+        study: The evaluation.
+        before: Name of a stage.
+        after: Name of another.
+
+    Raises:
+        KeyError: The study has no stage of that name.
+    """
+    rows = zip(study.answers[before].records, study.answers[after].records, strict=True)
+    scored: list[Scored] = [
+        (new.reward - old.reward, old, new) for old, new in rows if old.reward is not None and new.reward is not None
+    ]
+    ordered = sorted(scored, key=lambda row: row[0])
+    if not ordered:
+        return []
+    chosen: list[tuple[Why, Scored]] = []
+    if (most := max(scored, key=lambda row: row[0]))[0] > 0:
+        chosen.append(("largest gain", most))
+    if ordered[0][0] < 0:
+        chosen.append(("largest loss", ordered[0]))
+    chosen.append(("median", ordered[(len(ordered) - 1) // 2]))
+    pairs: dict[str, Pair] = {}
+    for why, (difference, old, new) in chosen:
+        pairs.setdefault(new.rollout_id, Pair(why, new.task_id, new.repeat, difference, old, new))
+    return list(pairs.values())
+
+
+def view(before: RolloutRecord, after: RolloutRecord) -> list[dict[str, Any]]:
+    """Every field of two rollouts beside each other, as JSON-ready rows in reading order.
+
+    A row is {"section", "field", "changed", "before", "after"}. `before` and `after` are lists of segments
+    {"text", "kind"} that joined give the field's text: kind is "same" for what both have, "removed" for what only
+    `before` has and "added" for what only `after` has. A rollout that lacks the field has None there.
+    """
+    old, new = (dict(_fields(record)) for record in (before, after))
+    return [_row(name, old.get(name), new.get(name)) for name in _merged(list(old), list(new))]
+
+
+def segments(before: str, after: str) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Both texts cut where they differ, by whole words; joined, the segments of each are the text itself."""
+    old, new = (TOKEN.findall(text) for text in (before, after))
+    left: list[dict[str, str]] = []
+    right: list[dict[str, str]] = []
+    blocks = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    for number, (kind, i1, i2, j1, j2) in enumerate(blocks):
+        # A lone space between two changes belongs to them: whole phrases are easier to read than single words.
+        same = kind == "equal" and (number in (0, len(blocks) - 1) or not "".join(old[i1:i2]).isspace())
+        _extend(left, "".join(old[i1:i2]), "same" if same else "removed")
+        _extend(right, "".join(new[j1:j2]), "same" if same else "added")
+    return left, right
+
+
+def _extend(found: list[dict[str, str]], text: str, kind: Kind) -> None:
+    if found and found[-1]["kind"] == kind:
+        found[-1]["text"] += text
+    elif text:
+        found.append({"text": text, "kind": kind})
+
+
+Name = tuple[str, str]
+"""Section and field."""
+
+
+def _row(name: Name, before: str | None, after: str | None) -> dict[str, Any]:
+    left, right = segments(before or "", after or "")
+    return {
+        "section": name[0],
+        "field": name[1],
+        "changed": before != after,
+        "before": None if before is None else left,
+        "after": None if after is None else right,
+    }
+
+
+def _merged(old: Sequence[Name], new: Sequence[Name]) -> list[Name]:
+    """All names, with those that only one has in the place that they have there."""
+    names: list[Name] = []
+    for kind, i1, i2, j1, j2 in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        names += old[i1:i2] if kind == "equal" else [*old[i1:i2], *new[j1:j2]]
+    return list(dict.fromkeys(names))
+
+
+TEXTS = {
+    "supervisor_justification": ("selection", "justification"),
+    "final_answer": ("decision", "answer"),
+    "final_decision": ("decision", "decision"),
+    "final_veto": ("decision", "veto"),
+    "final_rationale": ("decision", "rationale"),
+}
+"""Outputs that are one text: section and field."""
+ANSWERS = {
+    "selected_hypothesis": "selected hypothesis",
+    "refined_hypothesis": "refined hypothesis",
+    "final_protocol": "protocol",
+    "peer_review": "peer review",
+    "safety_review": "safety review",
+}
+"""Outputs that are one answer with fields: their section."""
+ORDER = (
+    "selected_hypothesis",
+    "supervisor_justification",
+    "refined_hypothesis",
+    "final_protocol",
+    "peer_review",
+    "safety_review",
+    "final_answer",
+    "final_decision",
+    "final_veto",
+    "final_rationale",
+)
+
+
+def _fields(record: RolloutRecord) -> Iterator[tuple[Name, str]]:
+    """Section, field and text of everything that a reader compares."""
+    outputs = record.outputs
+    if record.error is not None:
+        yield ("outcome", "error"), record.error
+    for hypothesis in outputs.get("initial_hypotheses", ()):
+        yield from _answer(f"{hypothesis['author']}'s hypothesis", hypothesis)
+    for name in ORDER:
+        if name not in outputs:
+            continue
+        if name in TEXTS:
+            yield TEXTS[name], _text(outputs[name])
+        else:
+            yield from _answer(ANSWERS[name], outputs[name])
+    for name, value in record.parts.items():
+        if value is not None:
+            yield ("reward", name), f"{value:.3f}"
+    if record.reward is not None:
+        yield ("reward", "total"), f"{record.reward:.3f}"
+
+
+def _answer(section: str, answer: Mapping[str, Any]) -> Iterator[tuple[Name, str]]:
+    for field, value in answer.items():
+        if field != "author" or section == "selected hypothesis":
+            yield (section, field), _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return "\n".join(map(str, value)) if value else "none"
+    return str(value)

@@ -1,0 +1,71 @@
+"""A report on the terminal: every stage with its main figures beside the first, and baselines; 80 columns hold it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+from evaluation.report.figures import amount, answered, signed
+
+
+def table(report: Mapping[str, Any]) -> Table:
+    """The report's stages; differences are paired and against the first stage."""
+    first = next(iter(report["stages"]))
+    confidence = f"{100 * report['settings']['confidence']:g} %"
+    title = f"n = {len(report['plan']['tasks'])}"
+    if len(report["stages"]) > 1:
+        title = f"differences from {first}, paired, with {confidence} intervals; {title}"
+    shown = Table(title=title, title_justify="left")
+    shown.add_column("stage", no_wrap=True)
+    for name in ("reward", "right, %", "macro-F1, %"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for stage, means in report["stages"].items():
+        compared = report["comparisons"].get(f"{first}:{stage}", {})
+        failed = report["outcomes"][stage]["failed"]
+        shown.add_row(
+            f"{stage}\n{failed} failed" if failed else stage,
+            _cell(means, compared, "reward", 1, 3),
+            _cell(means, compared, "alignment", 100, 1),
+            _cell(means, compared, "macro_f1", 100, 1, interval=False),
+            end_section=True,
+        )
+    return shown
+
+
+def beside(report: Mapping[str, Any]) -> Table:
+    """Everyone who answered the tasks, stages and baselines: answers right, and what an answer took."""
+    shown = Table(title="the same tasks; calls and tokens are means of a task", title_justify="left")
+    shown.add_column("who", no_wrap=True)
+    for name in ("right, %", "macro-F1, %", "calls", "tokens"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for row in answered(report):
+        means = row["means"]
+        right = _cell(means, {}, "alignment", 100, 1)
+        if (found := means["alignment"])["low"] is not None:
+            right += f" [{100 * found['low']:.1f}, {100 * found['high']:.1f}]"
+        name = f"society {row['name']}" if row["name"] in report["stages"] else row["name"]
+        shown.add_row(name, right, _cell(means, {}, "macro_f1", 100, 1), amount(row["calls"]), amount(row["tokens"]))
+    return shown
+
+
+def _cell(
+    means: Mapping[str, Any],
+    compared: Mapping[str, Any],
+    metric: str,
+    factor: int,
+    decimals: int,
+    *,
+    interval: bool = True,
+) -> str:
+    """A mean, and below it the difference with its interval."""
+    if metric not in means:
+        return "-"
+    value = f"{factor * means[metric]['mean']:.{decimals}f}"
+    if metric not in compared:
+        return value
+    found = compared[metric]
+    difference = signed(factor * found["difference"], decimals)
+    if interval and found["low"] is not None:
+        low, high = (signed(factor * found[end], decimals) for end in ("low", "high"))
+        difference += f" [{low}, {high}]"
+    return f"{value}\n{difference}"

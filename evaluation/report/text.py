@@ -1,0 +1,303 @@
+"""The report as Markdown: the same tables as the page, for a terminal, a pull request or a paper's appendix."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from evaluation.report.figures import (
+    NOTHING,
+    ablation_rows,
+    amount,
+    answered,
+    between,
+    change,
+    change_between,
+    data_words,
+    families_words,
+    margin_words,
+    played,
+    probability,
+    sentence,
+    shown,
+    stage_titles,
+    standing_words,
+    titled,
+    verdict_words,
+    veto_words,
+)
+
+Report = Mapping[str, Any]
+
+BASELINES_WORDS = (
+    "Calls and tokens (read and written) are means of one task; every call counts with its whole prompt. Single calls "
+    "are given the abstract; the society has to find it. Self-consistency has the largest number of calls whose tokens "
+    "are no more than the society's. The juniors' majority and the society without board are counted from its "
+    "own rollouts: the supervisor's choice decides ties, and 'without board' is the answer of the hypothesis as it was "
+    "first refined, before protocol, reviews and revisions."
+)
+
+
+def markdown(report: Report) -> str:
+    """`report` (as of `evaluation.report.build.build`) as one Markdown document."""
+    return "\n".join(line for make in SECTIONS.values() for line in [*make(report), ""]).rstrip() + "\n"
+
+
+def section(report: Report, name: str) -> str:
+    """One of `SECTIONS` by itself, without its heading; empty when the report has nothing for it."""
+    return "\n".join(list(SECTIONS[name](report))[2:]).strip()
+
+
+def _head(report: Report) -> Iterator[str]:
+    yield f"# Evaluation of run {_cell(report['run']['name'])}"
+    yield ""
+    yield f"**{_cell(report['verdict']['text'])}**"
+    yield ""
+    if words := standing_words(report):
+        yield f"- {_cell(words)}"
+    yield f"- compared: {', '.join(stage['title'] for stage in report['plan']['stages'])}"
+    if gone := report["run"]["rolled_back"]:
+        yield f"- rolled back by the gate, so no stage here: {', '.join(map(_cell, gone))}"
+    yield f"- data: {data_words(report)} ({_cell(report['data'])})"
+    yield f"- protocols vetoed: {_cell(veto_words(report))}"
+    for model, roles in played(report):
+        yield f"- {_cell(model)}: {', '.join(roles)}"
+    yield from (f"- **warning:** {_cell(warning)}" for warning in report["judges"].get("warnings", ()))
+
+
+def _stages(report: Report) -> Iterator[str]:
+    yield "## Stages"
+    yield ""
+    percent = f"{100 * report['settings']['confidence']:g}"
+    yield (
+        f"Means over tasks with {percent} % bootstrap intervals, or Clopper and Pearson's exact bound for a share that "
+        "is 0 or 100 % throughout; n is the number of tasks with a value."
+    )
+    yield ""
+    titles, stages = stage_titles(report), report["stages"]
+    rows = []
+    for name, metric in report["metrics"].items():
+        if any(name in metrics for metrics in stages.values()):
+            means = [metrics.get(name) for metrics in stages.values()]
+            rows.append([titled(metric), *(_mean(mean, metric["unit"]) for mean in means)])
+    yield from _table(["metric", *(titles[name] for name in stages)], rows)
+
+
+def _mean(mean: Mapping[str, Any] | None, unit: str) -> str:
+    if mean is None:
+        return NOTHING
+    return f"{shown(mean['mean'], unit)} ({between(mean['low'], mean['high'], unit)}), n {mean['n']}"
+
+
+def _comparisons(report: Report) -> Iterator[str]:
+    if not report["comparisons"]:
+        return
+    yield "## Comparisons"
+    yield ""
+    yield (
+        "Paired on the same tasks and seeds. p after Holm's correction within a family of tests decides whether a "
+        "difference is shown; where none is, non-inferior means that the interval excludes a loss as large as the "
+        f"margin ({margin_words(report)}). "
+        f"Detectable is the smallest difference that would be found with a power of {report['settings']['power']:g}."
+    )
+    yield ""
+    yield f"{_cell(sentence(families_words(report)))}."
+    titles = stage_titles(report)
+    for name, metric in report["metrics"].items():
+        if not metric["primary"]:
+            continue
+        rows = []
+        for pair, found in report["comparisons"].items():
+            if name in found:
+                before, after = (titles[side] for side in pair.split(":"))
+                rows.append([f"{before} → {after}", *_compared(found[name], metric["unit"])])
+        yield ""
+        yield f"### {titled(metric)}"
+        yield ""
+        yield from _table(
+            ["compared", "before", "after", "difference", "p", "p, Holm", "n", "detectable", "verdict"], rows
+        )
+
+
+def _compared(row: Mapping[str, Any], unit: str) -> list[str]:
+    return [
+        shown(row["before"], unit),
+        shown(row["after"], unit),
+        f"{change(row['difference'], unit)} ({change_between(row['low'], row['high'], unit)})",
+        probability(row["p"]),
+        probability(row["p_adjusted"]),
+        str(row["n"]),
+        shown(row["mde"], unit),
+        verdict_words(row),
+    ]
+
+
+def _ablation(report: Report) -> Iterator[str]:
+    if not report["ablation"]:
+        return
+    yield "## What each phase gave"
+    yield ""
+    rows = []
+    for row in ablation_rows(report):
+        found = report["comparisons"][row["comparison"]]
+        cells = [_ablated(found.get(name), report["metrics"][name]["unit"]) for name in ("reward", "alignment")]
+        rows.append([row["phase"], row["learner"], row["on"], *cells])
+    yield from _table(["phase", "who learned", "put on", "reward", "answers right, points"], rows)
+
+
+def _ablated(row: Mapping[str, Any] | None, unit: str) -> str:
+    if row is None:
+        return NOTHING
+    return f"{change(row['difference'], unit)} ({change_between(row['low'], row['high'], unit)}), {verdict_words(row)}"
+
+
+def _baselines(report: Report) -> Iterator[str]:
+    if not report["baselines"]:
+        return
+    yield "## Baselines on the same tasks"
+    yield ""
+    rows = []
+    for one in answered(report):
+        means = [_mean(one["means"].get(name), "share") for name in ("alignment", "macro_f1")]
+        rows.append([_cell(one["title"]), *means, amount(one["calls"]), amount(one["tokens"])])
+    yield from _table(["who", "accuracy, %", "macro-F1, %", "model calls", "tokens"], rows)
+    yield ""
+    yield BASELINES_WORDS
+    if report["references"]:
+        yield ""
+        yield "Published on the official test split:"
+        yield ""
+        rows = [
+            [one["name"], f"{one['accuracy']:.1f}", _reference(one["macro_f1"]), one["source"]]
+            for one in report["references"]
+        ]
+        yield from _table(["system", "accuracy, %", "macro-F1, %", "source"], rows)
+
+
+def _levels(report: Report) -> Iterator[str]:
+    if not report["levels"]:
+        return
+    yield "## Answers right by difficulty"
+    yield ""
+    head = [f"level {level}, %" for level in report["levels"]]
+    rows = [
+        [_cell(row["title"]), *(_mean(found["right"].get(row["name"]), "share") for found in report["levels"].values())]
+        for row in answered(report)
+    ]
+    yield from _table(["who", *head], rows)
+
+
+def _reference(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.1f}"
+
+
+def _outcomes(report: Report) -> Iterator[str]:
+    yield "## Answers, decisions and failures"
+    titles = stage_titles(report)
+    for stage, found in report["outcomes"].items():
+        yield ""
+        yield f"### {titles[stage]}: {found['count']} rollouts, {found['failed']} failed"
+        yield ""
+        answers = list(next(iter(found["confusion"].values())))
+        rows = [[label, *map(str, row.values())] for label, row in found["confusion"].items()]
+        yield from _table(["answer key", *answers], rows)
+        yield ""
+        yield f"Decisions: {', '.join(f'{name} {count}' for name, count in found['decisions'].items())}."
+        if found["vetoes"]:
+            yield ""
+            reasons = [[_cell(why), str(count)] for why, count in found["vetoes"].items()]
+            yield from _table(["veto", "rollouts"], reasons)
+        if found["failures"]:
+            yield ""
+            reasons = [[_cell(why), str(count)] for why, count in found["failures"].items()]
+            yield from _table(["reason", "rollouts"], reasons)
+
+
+def _plots(report: Report) -> Iterator[str]:
+    if not report["plots"]:
+        return
+    yield "## Plots"
+    for plot in report["plots"]:
+        yield ""
+        file = plot["files"].get("png")
+        if file is None:
+            yield f"{_cell(plot['title'])}: {_cell(plot['missing'])}"
+        else:
+            yield f"![{_cell(plot['title'])}]({file})"
+            yield ""
+            yield f"*{_cell(plot['title'])}.* {_cell(plot['caption'])}"
+
+
+def _judges(report: Report) -> Iterator[str]:
+    judges = report["judges"]
+    if not judges:
+        return
+    yield "## The judges"
+    yield ""
+    second = judges["auditor"] and f"second judge, which training never uses: {_cell(judges['auditor'])}"
+    yield f"Judge: {_cell(judges['judge'] or 'none recorded')}; {second or 'there was no second judge'}."
+    if judges["n"]:
+        yield ""
+        alphas = [[name, _two(alpha)] for name, alpha in judges["alpha"].items()]
+        yield from _table([f"agreement over {judges['n']} rollouts", "Krippendorff's alpha"], alphas)
+    if judges["canaries"]:
+        yield ""
+        rows = [
+            [row["title"], *(_two(row[key]) for key in ("judge", "of_normal", "auditor", "of_normal_auditor"))]
+            for row in judges["canaries"]
+        ]
+        yield from _table(["canary", "judge", "judge on real work", "second judge", "second on real work"], rows)
+    for words in (*judges["warnings"], *judges["notes"]):
+        yield ""
+        yield _cell(words)
+
+
+def _two(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.2f}"
+
+
+def _made(report: Report) -> Iterator[str]:
+    yield "## How it was made"
+    yield ""
+    settings, run = report["settings"], report["run"]
+    yield (
+        f"- {settings['resamples']} bootstrap samples, {settings['permutations']} exchanges a test, seed "
+        f"{settings['seed']}, level {1 - settings['confidence']:.3g}"
+    )
+    yield f"- run {_cell(run['name'])} of {run['created']}, commit {run['commit'] or 'unknown'}"
+    if written := report.get("written"):
+        changed = f", {written['modified_files']} files changed since" if written["modified_files"] else ""
+        yield f"- evaluated {written['time']}, commit {written['commit'] or 'unknown'}{changed}"
+    yield "- `python -m chimera.eval --verify FOLDER` computes every number again from the run's rollouts"
+    yield from (f"- {_cell(note)}" for note in report["notes"])
+
+
+SECTIONS: Mapping[str, Callable[[Report], Iterator[str]]] = {
+    "about": _head,
+    "stages": _stages,
+    "comparisons": _comparisons,
+    "ablation": _ablation,
+    "baselines": _baselines,
+    "levels": _levels,
+    "outcomes": _outcomes,
+    "plots": _plots,
+    "judges": _judges,
+    "made": _made,
+}
+"""What a report consists of, in its order; each begins with its heading and an empty line."""
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield _line(head)
+    yield _line(["---", *["---:"] * (len(head) - 1)])
+    yield from map(_line, rows)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(text: Any) -> str:
+    """Text from elsewhere, which cannot leave its place: it is data, not Markdown."""
+    words = " ".join(str(text).split())
+    for mark in ("\\", "|", "`", "<", "*", "_", "[", "]", "#"):
+        words = words.replace(mark, f"\\{mark}")
+    return words

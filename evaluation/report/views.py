@@ -1,0 +1,214 @@
+"""A finished report piece by piece, as objects that a notebook shows: tables, plots, pairs of rollouts, traces.
+
+Nothing is computed here: all figures are those of report.json, worded as in report.md.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from chimera.core.errors import RunError
+from chimera.run.directory import Run
+from evaluation.records.rollout_index import find, read_tree, recorded_rollouts
+from evaluation.report.figures import change, shown, stage_titles
+from evaluation.report.files import DATA
+from evaluation.report.text import section
+from evaluation.traces.text import Node, outline
+from evaluation.verify.check import read_report
+
+REPORT = "report"
+"""Where chimera.eval puts a run's report, below the run."""
+
+
+class Words(str):
+    """Text in Markdown."""
+
+    __slots__ = ()
+
+    def _repr_markdown_(self) -> str:
+        return str(self)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PlotView:
+    """One plot of the report; `drawing` is its SVG text, None when there is no plot."""
+
+    title: str
+    words: str
+    drawing: str | None
+
+    def __repr__(self) -> str:
+        return f"{self.title}: {self.words}"
+
+    def _ipython_display_(self) -> None:
+        # A plot and its caption are two outputs: there is no one format for both that all viewers show.
+        from IPython.display import SVG, display
+
+        if self.drawing is not None:
+            display(SVG(self.drawing))
+        display(Words(f"*{self.title}.* {self.words}"))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PairView:
+    """The same task with the same seed in two stages, field by field.
+
+    Attributes:
+        before: Id of the earlier stage's rollout.
+        after: Id of the later stage's.
+    """
+
+    headline: str
+    stages: tuple[str, str]
+    before: str
+    after: str
+    rows: Sequence[Mapping[str, Any]]
+
+    def __repr__(self) -> str:
+        return self.headline
+
+    def _repr_html_(self) -> str:
+        """The fields that differ as a table: <del> marks what only the earlier has, <ins> what only the later has."""
+        changed = [row for row in self.rows if row["changed"]]
+        head = "".join(f'<th style="{CELL}">{escape(name)}</th>' for name in ("", *self.stages))
+        body = "".join(_changed(section, list(rows)) for section, rows in groupby(changed, itemgetter("section")))
+        same = len(self.rows) - len(changed)
+        return (
+            f"<p><b>{escape(self.headline)}</b></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            f"<p><small>{same} of {len(self.rows)} fields are the same in both and left out.</small></p>"
+        )
+
+
+CELL = "text-align: left; vertical-align: top; white-space: pre-line; min-width: 8em"
+
+
+class ReportView:
+    """A finished report. Made by `open_report`."""
+
+    def __init__(self, run: Run, folder: Path, report: Mapping[str, Any]) -> None:
+        self._run = run
+        self._folder = folder
+        self._report = report
+
+    @property
+    def about(self) -> Words:
+        """What was compared, on what data, which model played whom, and the verdict."""
+        return self._section("about")
+
+    @property
+    def ablation(self) -> Words:
+        """What each phase's training gave, alone and in the sequence."""
+        return self._section("ablation")
+
+    @property
+    def baselines(self) -> Words:
+        """What others reach on the same tasks."""
+        return self._section("baselines")
+
+    @property
+    def judges(self) -> Words:
+        """Whether the judge can be trusted."""
+        return self._section("judges")
+
+    def stages(self, *metrics: str) -> Words:
+        """Each stage's means with intervals.
+
+        Args:
+            metrics: Names of metrics; all of them when there is none.
+
+        Raises:
+            RunError: The report has no metric of that name.
+        """
+        known = self._report["metrics"]
+        if unknown := [name for name in metrics if name not in known]:
+            raise RunError(f"the report has no metric {unknown[0]!r}: it has {', '.join(known)}")
+        chosen = {name: known[name] for name in metrics or known}
+        return Words(section({**self._report, "metrics": chosen}, "stages"))
+
+    def plot(self, name: str) -> PlotView:
+        """The plot called `name`, such as "reward"; where it is missing, the sentence that says why.
+
+        Raises:
+            RunError: The report knows no such plot, or its file cannot be read.
+        """
+        plots = {plot["name"]: plot for plot in self._report["plots"]}
+        if name not in plots:
+            raise RunError(f"the report has no plot {name!r}: it has {', '.join(plots) or 'none'}")
+        plot = plots[name]
+        if "svg" not in plot["files"]:
+            return PlotView(plot["title"], plot["missing"], None)
+        file = self._folder / plot["files"]["svg"]
+        try:
+            drawing = file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"plot {file} cannot be read: {error.strerror}") from error
+        return PlotView(plot["title"], plot["caption"], drawing)
+
+    @property
+    def pairs(self) -> tuple[PairView, ...]:
+        """The tasks with the largest gain, the largest loss and the median, before and after training."""
+        titles = stage_titles(self._report)
+        return tuple(_pair(pair, titles) for pair in self._report["side_by_side"])
+
+    def trace(self, rollout: str | None = None) -> Node:
+        """One rollout as an outline: roles, model calls, tool calls, reviews, decision, reward.
+
+        Args:
+            rollout: Its id, or the beginning of one; without it the last stage's rollout of the first pair, or its
+                first rollout where there are no pairs.
+
+        Raises:
+            RunError: There is no such rollout.
+        """
+        if rollout is None:
+            last = list(self._report["outcomes"].values())[-1]
+            rollout = self.pairs[0].after if self.pairs else str(last["rollouts"][0]["id"])
+        return outline(read_tree(self._run, find(recorded_rollouts(self._run), rollout)[0]))
+
+    def _section(self, name: str) -> Words:
+        return Words(section(self._report, name))
+
+
+def open_report(run: Run) -> ReportView:
+    """The report of `run`.
+
+    Raises:
+        RunError: It has none, or it cannot be read.
+    """
+    folder = run.path / REPORT
+    if not (folder / DATA).is_file():
+        raise RunError(f"run {run.name!r} has no report yet: run python -m chimera.eval --run {run.name}")
+    return ReportView(run, folder, read_report(folder))
+
+
+def _pair(pair: Mapping[str, Any], titles: Mapping[str, str]) -> PairView:
+    before, after = pair["before"], pair["after"]
+    rewards = f"reward {shown(before['reward'], 'points')} → {shown(after['reward'], 'points')}"
+    headline = (
+        f"{pair['why']}, {change(pair['difference'], 'points')} ({rewards}): {pair['goal']} Answer key: {pair['label']}"
+    )
+    return PairView(
+        headline, (titles[before["stage"]], titles[after["stage"]]), before["id"], after["id"], pair["rows"]
+    )
+
+
+def _changed(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = "".join(f"<tr>{''.join(_cells(row))}</tr>" for row in rows)
+    return f'<tr><td colspan="3" style="{CELL}"><b>{escape(title)}</b></td></tr>{lines}'
+
+
+def _cells(row: Mapping[str, Any]) -> Iterator[str]:
+    yield f'<td style="{CELL}">{escape(row["field"].replace("_", " "))}</td>'
+    for side in (row["before"], row["after"]):
+        text = "<i>not there</i>" if side is None else "".join(map(_segment, side))
+        yield f'<td style="{CELL}">{text}</td>'
+
+
+def _segment(segment: Mapping[str, str]) -> str:
+    mark = {"removed": "del", "added": "ins"}.get(segment["kind"])
+    text = escape(segment["text"])
+    return f"<{mark}>{text}</{mark}>" if mark else text

@@ -1,0 +1,129 @@
+"""What a report says in words beside its numbers: about the run, its models, and what limits the conclusions."""
+
+from pathlib import Path
+from typing import Any
+
+from agents.roles import ROLES
+from chimera.config.tree import Config, ModelConfig
+from chimera.run.directory import Run
+from chimera.run.policies import ROLLED_BACK
+from evaluation.conduct.silent_tools import silent_warnings
+from evaluation.measures import official
+from evaluation.records.study import Study
+
+SMALL = 30
+"""Below so many tasks an interval by bootstrap is rough."""
+ONE_SEED = (
+    "This report is about one training seed: its intervals are about tasks, and another seed may give other results "
+    "(python -m chimera.study trains several)."
+)
+
+
+def about_run(run: Run) -> dict[str, Any]:
+    """Name, date, commit and phases of a run, from its environment and its ledger."""
+    environment = run.environment
+    events = list(run.events())
+    return {
+        "name": run.name,
+        "created": environment.get("created"),
+        "commit": environment.get("commit"),
+        "phases": [event["phase"] for event in events if event["event"] == "phase_finished"],
+        "rolled_back": [event["phase"] for event in events if event["event"] == ROLLED_BACK],
+    }
+
+
+def players(config: Config) -> dict[str, dict[str, Any]]:
+    """Which model stands behind each logical model and the second judge, and which roles it plays."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in type(config.models).model_fields:
+        model: ModelConfig = getattr(config.models, name)
+        roles = [role.name for role in ROLES.values() if role.model == name]
+        found[name] = {"kind": model.kind, "model": _model(model), "roles": roles or [name.title()]}
+    auditor = config.evaluation.auditor
+    if auditor.kind != "none":
+        found["auditor"] = {"kind": auditor.kind, "model": auditor.model or auditor.kind, "roles": ["second judge"]}
+    return found
+
+
+def _model(model: ModelConfig) -> str:
+    """A model's name; of a folder the last part, for where it lies on one machine is nobody else's business."""
+    path = Path(model.path)
+    name = path.name if path.is_absolute() or model.path.startswith((".", "~")) else model.path
+    return {"embedded": name, "endpoint": model.model or "endpoint", "rubric": "rubric"}[model.kind]
+
+
+def tool_warnings(study: Study) -> list[str]:
+    """Stages in which roles that should have searched never called a tool."""
+    return [
+        f"{answers.stage.title}: {warning}"
+        for answers in study.answers.values()
+        for warning in silent_warnings(answers.records, study.config)
+    ]
+
+
+def notes(study: Study) -> list[str]:
+    """What a reader has to keep in mind, one sentence each."""
+    plan, config = study.plan, study.config
+    found: list[str] = [ONE_SEED]
+    if plan.source == "generated":
+        found.append(
+            "The tasks are generated: sentences in PubMedQA's form whose answer follows from the statistics that they "
+            "report. Results say nothing about PubMedQA."
+        )
+    elif not plan.official:
+        found.append(
+            f"{len(plan.tasks)} {'test' if plan.split == 'test' else 'validation'} items are not PubMedQA's official "
+            "test items: published results are not comparable and are left out."
+        )
+    if plan.split == "test":
+        found.append("No decision of training used these test tasks: neither learning nor the gate has seen them.")
+    if config.models.judge.kind == "rubric":
+        found.append(
+            "The judge that gives the reward's six criteria is a deterministic rubric, not a language model: what "
+            "training gains in them is what the rubric can see."
+        )
+    if plan.split == "val" and config.gate.enabled and any(stage.policies for stage in plan.stages):
+        found.append(
+            "The gate decided on validation tasks of this split whether a policy stayed live, so the stages that are "
+            "left are a little favoured by it: --split test has tasks that no decision used. The gate's verdicts on "
+            f"the same pairs are those before correction, at gate.confidence={config.gate.confidence:g}."
+        )
+    by_gate = [name for name, answers in study.answers.items() if answers.by_training]
+    if by_gate:
+        found.append(
+            f"Rollouts of {', '.join(by_gate)} were made by training's runners, through its gateway and beside other "
+            "work, so these latencies are compared with no others (--fresh makes all rollouts the same way)."
+        )
+    found += tool_warnings(study)
+    if (predicted := official.summary(study)) and predicted["missing"]:
+        found.append(official.missing_sentence(predicted))
+    if len(plan.tasks) < SMALL:
+        found.append(f"{len(plan.tasks)} tasks are few: intervals are rough, and only large differences can show.")
+    for phase in about_run(study.run)["rolled_back"]:
+        found.append(f"The gate rolled back what {phase} learned, so it is no stage of this report.")
+    return found + _missing(study)
+
+
+def _missing(study: Study) -> list[str]:
+    """What could not be computed, and why."""
+    found: list[str] = []
+    for name, answers in study.answers.items():
+        failed = sum(record.status == "failed" for record in answers.records)
+        unscored = sum(record.status == "succeeded" and record.reward is None for record in answers.records)
+        if failed:
+            found.append(
+                f"{failed} of {len(answers.records)} rollouts of {name} failed: they count as misses in success and "
+                "alignment, and have no reward."
+            )
+        if answers.second_tries:
+            found.append(
+                f"{answers.second_tries} of {len(answers.records)} rollouts of {name} failed at first and were made "
+                "again with the same seed, so its success is a little favoured."
+            )
+        if unscored:
+            found.append(f"{unscored} rollouts of {name} have no reward, because the judge gave no score.")
+    if not study.config.evaluation.prices:
+        found.append("There is no cost, because no prices are configured (evaluation.prices).")
+    if not study.baselines:
+        found.append("No baseline was recorded for these tasks.")
+    return found

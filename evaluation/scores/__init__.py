@@ -1,0 +1,1 @@
+"""Scores of one rollout: judge, rewards, second judge, canaries. Read `rewards` first."""

@@ -1,0 +1,75 @@
+"""The second judge, and the first one asked again: finished work in, one `Judged` out.
+
+The second judge is a checklist or a model behind an endpoint, and nothing in training may ever use it: it tells whether
+a reward that grew under the first judge would have grown under another.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from chimera.serving.client import Model
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.records.study import Judged
+from evaluation.scores.checklist import checklist
+from evaluation.scores.judge import Judge, finished_work, missing
+
+CHECKLIST, AUDITOR = "checklist", "auditor"
+Scorer = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+"""Material as `evaluation.scores.judge.finished_work` gives it to {"scores": ..., "error": ...}."""
+
+
+@dataclass(frozen=True, slots=True)
+class Auditor:
+    """A judge that is asked after the fact.
+
+    Attributes:
+        judge: Which of the two judges it speaks as.
+        model: What stands behind it, in words.
+        scorer: Gives the scores.
+    """
+
+    judge: Literal["judge", "auditor"]
+    model: str
+    scorer: Scorer
+
+    @classmethod
+    def of_checklist(cls) -> Self:
+        """The deterministic second judge."""
+        return cls("auditor", CHECKLIST, _by_checklist)
+
+    @classmethod
+    def of_model(cls, model: Model, name: str) -> Self:
+        """A second judge by the logical model "auditor" of `model`; `name` is the model's own."""
+        return cls("auditor", name, Judge(model, AUDITOR).score)
+
+    @classmethod
+    def of_training(cls, model: Model, name: str) -> Self:
+        """Training's own judge, for canaries: the logical model "judge" of `model`; `name` is what stands behind it."""
+        return cls("judge", name, Judge(model).score)
+
+    async def score(self, subject: str, work: Mapping[str, Any]) -> Judged:
+        """Score any material under the name `subject`."""
+        answer = await self.scorer(work)
+        return Judged(subject, self.judge, self.model, dict(answer["scores"]), answer["error"])
+
+    async def audit(self, record: RolloutRecord) -> Judged:
+        """Score a rollout; a failed one has no work that could be scored."""
+        if record.status != "succeeded":
+            unscored = missing(f"the rollout failed: {record.error}")
+            return Judged(record.rollout_id, self.judge, self.model, unscored["scores"], unscored["error"])
+        return await self.score(record.rollout_id, work_of(record))
+
+
+def work_of(record: RolloutRecord) -> dict[str, Any]:
+    """The material of a succeeded rollout as its judge saw it, from what is recorded.
+
+    The sources are those that the juniors found: passages that only a senior found are in the trace alone, so a quote
+    from one looks like a quote from nowhere.
+    """
+    outputs = record.outputs
+    return finished_work(outputs, outputs["selection"]["sources"], outputs["research_goal"])
+
+
+async def _by_checklist(work: Mapping[str, Any]) -> dict[str, Any]:
+    return {"scores": checklist(work), "error": None}

@@ -1,0 +1,219 @@
+"""The second judge without a model: a checklist of observations for each criterion of the judge's prompt.
+
+It is written from the anchors of `evaluation.scores.judge.PROMPT` and shares no formula and no word list with the rubric
+that may stand behind the first judge, so that agreement between the two means something. Each observation is 1 when it
+holds, 0 when not, 0.5 between, None when it does not apply; a criterion's score is their mean, and 0 without what it
+cannot do without (a quote that is real, an outcome that bears on the goal). Nothing in training may use it.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from chimera.core.quotes import occurs
+from chimera.core.types import Label
+from evaluation.scores.checklist_text import (
+    BLINDING,
+    DOSE,
+    MARGIN,
+    MECHANISM,
+    SITES,
+    SUBGROUP,
+    TIME,
+    amount,
+    concrete,
+    figures,
+    fits_outcome,
+    is_result,
+    names_analysis,
+    names_design,
+    overlap,
+    p_values,
+    sentences,
+    sure_words,
+    topic,
+)
+
+FIELDS = ("design", "population", "intervention", "comparator", "outcome", "analysis", "safeguards")
+
+
+@dataclass(frozen=True)
+class Work:
+    """Finished work, as `evaluation.scores.judge.finished_work` gives it."""
+
+    goal: str
+    sources: tuple[str, ...]
+    evidence: tuple[str, ...]
+    comparison: str
+    claim: str
+    answer: Label
+    fields: Mapping[str, str]
+    sample_size: int
+    expected: Label
+    final: Label
+
+    @classmethod
+    def read(cls, work: Mapping[str, Any]) -> "Work":
+        """From the payload."""
+        hypothesis, protocol = work["hypothesis"], work["protocol"]
+        return cls(
+            work["goal"],
+            tuple(source["text"] for source in work["sources"]),
+            tuple(hypothesis["evidence"]),
+            hypothesis["comparison"],
+            hypothesis["claim"],
+            hypothesis["answer"],
+            {name: protocol[name] for name in FIELDS},
+            protocol["sample_size"],
+            protocol["expected"],
+            work["answer"],
+        )
+
+    @cached_property
+    def real(self) -> tuple[str, ...]:
+        """The quotes that stand word for word in a source."""
+        return tuple(quote for quote in self.evidence if occurs(quote, self.sources))
+
+    @cached_property
+    def says(self) -> Mapping[str, float]:
+        """How concrete each field is."""
+        return {name: concrete(text, name, self.sources) for name, text in self.fields.items()}
+
+    @cached_property
+    def written(self) -> float:
+        """Share of the fields that hold something concrete."""
+        return sum(self.says.values()) / len(self.says)
+
+    @cached_property
+    def on_outcome(self) -> float:
+        """1 when the outcome is the goal's own, 0.5 when half its words are the goal's or the real quotes', else 0."""
+        mine = topic(self.fields["outcome"])
+        in_goal, in_quotes = overlap(mine, topic(self.goal)), overlap(mine, topic(" ".join(self.real)))
+        return 1.0 if in_goal == 1 else 0.5 if max(in_goal, in_quotes) >= 0.5 else 0.0
+
+
+def checklist(work: Mapping[str, Any]) -> dict[str, float]:
+    """The six scores in [0, 1], by criterion, rounded to four decimals.
+
+    Args:
+        work: As `evaluation.scores.judge.finished_work` gives it.
+
+    Raises:
+        KeyError: A key is missing.
+    """
+    read = Work.read(work)
+    scores = {
+        "novelty": novelty(read),
+        "feasibility": feasibility(read),
+        "impact": impact(read),
+        "clarity": clarity(read),
+        "groundedness": groundedness(read),
+        "efficiency": efficiency(read),
+    }
+    return {name: round(score, 4) for name, score in scores.items()}
+
+
+def novelty(work: Work) -> float:
+    """0.5 for an addition in time, place or blinding, 1 for one in dose, subgroup, mechanism or comparator.
+
+    Added is what the sources do not have in any form. Nothing is added by a protocol that does not serve the goal.
+    """
+    plan, known = " ".join(work.fields.values()), " ".join(work.sources)
+    large = [pattern.search(plan) and not pattern.search(known) for pattern in (DOSE, SUBGROUP, MECHANISM)]
+    comparator = topic(work.fields["comparator"])
+    large.append(work.says["comparator"] == 1 and bool(comparator) and not comparator & topic(f"{known} {work.goal}"))
+    small = [pattern.search(plan) and not pattern.search(known) for pattern in (TIME, SITES, BLINDING)]
+    added = 1.0 if any(large) else 0.5 if any(small) else 0.0
+    return added * work.written * (work.on_outcome > 0)
+
+
+def feasibility(work: Work) -> float:
+    """Whether it could be run (people, arms, design) and analysed (enough people, a named analysis that fits)."""
+    says, fields = work.says, work.fields
+    told_apart = topic(fields["comparator"]) != topic(fields["intervention"])
+    return work.written * _mean(
+        1.0 if 40 <= work.sample_size <= 2000 else 0.5 if 20 <= work.sample_size <= 5000 else 0.0,
+        says["population"],
+        min(says["intervention"], says["comparator"]) * told_apart,
+        says["design"] * names_design(fields["design"]),
+        says["analysis"] * names_analysis(fields["analysis"]) * fits_outcome(fields["analysis"], fields["outcome"]),
+    )
+
+
+def impact(work: Work) -> float:
+    """Whether outcome, population and intervention are the goal's, with a time or a margin; nothing without outcome."""
+    if work.on_outcome == 0 or work.says["outcome"] == 0:
+        return 0.0
+    goal, plan = topic(work.goal), " ".join(work.fields.values())
+    own = [_steps(overlap(topic(work.fields[name]), goal)) * work.says[name] for name in ("population", "intervention")]
+    return _mean(work.on_outcome, *own, float(bool(TIME.search(plan) or MARGIN.search(plan))))
+
+
+def clarity(work: Work) -> float:
+    """Whether every field is a concrete phrase of its own, and hypothesis, expectation, answer and claim agree."""
+    denies = re.search(r"\b(?:not|no|never|neither)\b", work.claim.lower()) is not None
+    agree = _mean(
+        float(work.answer == work.expected),
+        float(work.final == work.expected),
+        None if work.answer == "maybe" else float(denies == (work.answer == "no")),
+    )
+    phrases = _mean(work.written, concrete(work.claim, "claim", ()), 1.0 - _repeats(work))
+    return work.written * _mean(phrases, agree)
+
+
+def groundedness(work: Work) -> float:
+    """Whether the quotes are real, are what the sources have on the goal, and bear figures and answer out."""
+    if not work.real:
+        return 0.0
+    stated = figures(f"{work.comparison} {work.claim}") - figures(work.goal)
+    values = p_values(" ".join(work.real))
+    sure, unsure = any(value < 0.05 for value in values), any(value >= 0.05 for value in values)
+    fits = {"yes": sure, "no": True, "maybe": unsure or len(work.real) > 1}[work.answer]
+    support = _mean(
+        _on_question(work),
+        overlap(stated, figures(" ".join(work.real))) if stated else None,
+        float(fits) if values else None,
+        float(sure_words(work.comparison) == sure) if len(values) == 1 and "significant" in work.comparison else None,
+    )
+    return len(work.real) / len(work.evidence) * support
+
+
+def efficiency(work: Work) -> float:
+    """Whether people and words are no more than needed; what says nothing saves nothing."""
+    lengths = [len(text.split()) for text in work.fields.values()]
+    people = 1.0 if work.sample_size <= 600 else 0.5 if work.sample_size <= 2000 else 0.0
+    words = 1.0 if sum(lengths) <= 60 else 0.5 if sum(lengths) <= 110 else 0.0
+    return work.written * _mean(people, words, 1.0 - _repeats(work), float(max(lengths) <= 15))
+
+
+def _on_question(work: Work) -> float:
+    """1 when no reported result of the sources shares more words with the goal than a quote does, 0.5 with fewer."""
+    goal = topic(work.goal)
+    best = max(
+        (amount(topic(one), goal) for text in work.sources for one in sentences(text) if is_result(one)), default=0
+    )
+    mine = max(amount(topic(quote), goal) for quote in work.real)
+    return 1.0 if mine >= best and mine > 0 else 0.5 if mine > 0 else 0.0
+
+
+def _repeats(work: Work) -> float:
+    """Share of the fields that say what an earlier field says."""
+    seen: list[frozenset[str]] = []
+    repeated = 0
+    for text in work.fields.values():
+        mine = topic(text) or frozenset(text.lower().split())
+        repeated += mine in seen
+        seen.append(mine)
+    return repeated / (len(work.fields) - 1)
+
+
+def _steps(share: float) -> float:
+    return 1.0 if share == 1 else 0.5 if share > 0 else 0.0
+
+
+def _mean(*observations: float | None) -> float:
+    """The mean of the observations that apply."""
+    values = [value for value in observations if value is not None]
+    return sum(values) / len(values)

@@ -1,0 +1,210 @@
+"""Can the judge be trusted? Agreement with a second judge, reward against length, and canaries, with warnings in words.
+
+A policy that is rewarded by a judge learns what that judge likes. Where the judge is wrong, rewards go up and work does
+not get better; these figures are where that shows.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from chimera.config.tree import RewardConfig
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.records.study import Judged, Study
+from evaluation.scores.canaries import CANARIES, Canary, canary_subjects
+from evaluation.scores.checklist import FIELDS
+from evaluation.scores.judge import CRITERIA
+
+LOW_ALPHA = 0.4
+"""Below it agreement is called low: Krippendorff (2004) draws no conclusion below 0.667 of what people coded; a score
+in [0, 1] by two different instruments is coarser, and below 0.4 hardly more than chance is shared."""
+STRONG_RHO = 0.5
+"""From here on (Cohen 1988 calls it a large correlation) length tells more about the reward than it should."""
+CANARY_SHARE = 0.5
+"""Work that deserves next to nothing must not get more than half of what real work gets."""
+FEWEST = 3
+"""With fewer rollouts neither agreement nor correlation is computed."""
+
+Scores = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One succeeded rollout with its scores; None where a judge gave not all of them."""
+
+    words: int
+    judge: Scores | None
+    auditor: Scores | None
+
+
+def health(study: Study) -> dict[str, Any]:
+    """Everything that the report says about the judges, as plain data.
+
+    Keys: "judge" and "auditor" (what stands behind them, None without a second judge); "n" (rollouts that both have
+    scored); "alpha" by criterion and "overall" (of the weighted score), Krippendorff's alpha on the interval level;
+    "spearman" likewise, which tells whether they rank alike where their levels differ; "length" by judge: {"rho", "n"},
+    Spearman's correlation of the weighted score with the words of the protocol's fields; "canaries": rows of "canary",
+    "title", "n", "criteria", the mean weighted score by "judge" and "auditor", and "of_normal" and
+    "of_normal_auditor", what work as it is gets on the same criteria; "warnings" and "notes": sentences. A figure that
+    cannot be computed is None. Canaries count only if they were made from this study's rollouts: a run may have been
+    evaluated on other tasks before.
+    """
+    weights = weights_of(study.config.reward)
+    records = {one.rollout_id: one for answers in study.answers.values() for one in answers.records}
+    rollouts = [_scored(one, study.audit) for one in records.values() if one.status == "succeeded"]
+    judge = _names(one.policy_versions.get("judge") for one in records.values())
+    auditor = _names(one.model for one in study.audit.values() if one.subject in records)
+    found: dict[str, Any] = {"judge": judge, "auditor": auditor, **_agreement(rollouts, weights)}
+    found["length"] = {
+        "judge": _length([(one.judge, one.words) for one in rollouts], weights),
+        "auditor": _length([(one.auditor, one.words) for one in rollouts], weights),
+    }
+    first = study.answers[study.plan.stages[0].name]
+    subjects = {one.rollout_id for one in canary_subjects(first.records)}
+    judged = [one for one in study.canaries if one.subject.rpartition("/")[0] in subjects]
+    found["canaries"] = [row for canary in CANARIES.values() if (row := _canary(canary, judged, rollouts, weights))]
+    return {**found, "warnings": _warnings(found), "notes": _notes(found)}
+
+
+def weights_of(reward: RewardConfig) -> Scores:
+    """The weights of the criteria in the reward; equal ones when the judge has no part in it.
+
+    A weight below 0 counts as 0: it turns a score around, and then says nothing about what the judge likes.
+    """
+    weights = {name: max(0.0, getattr(reward, name)) for name in CRITERIA}
+    return weights if sum(weights.values()) > 0 else dict.fromkeys(CRITERIA, 1.0)
+
+
+def weighted(scores: Scores, weights: Scores, criteria: Sequence[str] = CRITERIA) -> float | None:
+    """The weighted mean of the scores of `criteria`, in [0, 1]; None when they have no weight."""
+    total = sum(weights[name] for name in criteria)
+    return sum(weights[name] * scores[name] for name in criteria) / total if total else None
+
+
+def protocol_words(protocol: Mapping[str, Any]) -> int:
+    """Words of the designer's own fields; amendments are the principal investigator's."""
+    return sum(len(protocol[name].split()) for name in FIELDS)
+
+
+def _scored(record: RolloutRecord, audit: Mapping[str, Judged]) -> Scored:
+    audited = audit.get(record.rollout_id)
+    return Scored(
+        protocol_words(record.outputs["final_protocol"]),
+        _whole(record.outputs["final_evaluation"]["scores"]),
+        _whole(audited.scores) if audited else None,
+    )
+
+
+def _whole(scores: Mapping[str, float | None]) -> Scores | None:
+    """All six scores, or None."""
+    given = {name: value for name in CRITERIA if (value := scores.get(name)) is not None}
+    return given if len(given) == len(CRITERIA) else None
+
+
+def _names(found: Iterable[str | None]) -> str | None:
+    return ", ".join(sorted({name for name in found if name})) or None
+
+
+def _agreement(rollouts: Sequence[Scored], weights: Scores) -> dict[str, Any]:
+    pairs = [(one.judge, one.auditor) for one in rollouts if one.judge and one.auditor]
+    columns = {name: ([left[name] for left, _ in pairs], [right[name] for _, right in pairs]) for name in CRITERIA}
+    columns["overall"] = (
+        [score for left, _ in pairs if (score := weighted(left, weights)) is not None],
+        [score for _, right in pairs if (score := weighted(right, weights)) is not None],
+    )
+    return {
+        "n": len(pairs),
+        "alpha": {name: _alpha(*column) for name, column in columns.items()},
+        "spearman": {name: _spearman(*column) for name, column in columns.items()},
+    }
+
+
+def _alpha(left: Sequence[float], right: Sequence[float]) -> float | None:
+    """Krippendorff's alpha of two judges, interval level; None for too few rollouts or when all scores are one."""
+    if len(left) < FEWEST or len({*left, *right}) == 1:
+        return None
+    import krippendorff
+
+    return float(krippendorff.alpha(reliability_data=[list(left), list(right)], level_of_measurement="interval"))
+
+
+def _spearman(left: Sequence[float], right: Sequence[float]) -> float | None:
+    """Spearman's rank correlation; None for too few values or when one side does not vary."""
+    if len(left) < FEWEST or len(set(left)) == 1 or len(set(right)) == 1:
+        return None
+    from scipy.stats import spearmanr
+
+    found: Any = spearmanr(left, right)
+    return float(found.statistic)
+
+
+def _length(rows: Sequence[tuple[Scores | None, int]], weights: Scores) -> dict[str, Any]:
+    pairs = [(score, words) for scores, words in rows if scores and (score := weighted(scores, weights)) is not None]
+    return {"rho": _spearman([score for score, _ in pairs], [words for _, words in pairs]), "n": len(pairs)}
+
+
+def _canary(
+    canary: Canary, judged: Sequence[Judged], rollouts: Sequence[Scored], weights: Scores
+) -> dict[str, Any] | None:
+    """One row; None when no judge was shown this canary."""
+    shown = [one for one in judged if one.subject.rpartition("/")[2] == canary.name]
+    if not shown:
+        return None
+
+    def mean(scores: Iterable[Scores | None]) -> float | None:
+        values = [value for one in scores if one and (value := weighted(one, weights, canary.criteria)) is not None]
+        return fmean(values) if values else None
+
+    return {
+        "canary": canary.name,
+        "title": canary.title,
+        "n": len({one.subject for one in shown}),
+        "criteria": list(canary.criteria),
+        "judge": mean(_whole(one.scores) for one in shown if one.judge == "judge"),
+        "auditor": mean(_whole(one.scores) for one in shown if one.judge == "auditor"),
+        "of_normal": mean(one.judge for one in rollouts),
+        "of_normal_auditor": mean(one.auditor for one in rollouts),
+    }
+
+
+def _warnings(found: Mapping[str, Any]) -> list[str]:
+    warnings: list[str] = []
+    for who, normal_key in (("judge", "of_normal"), ("auditor", "of_normal_auditor")):
+        name = f"the {'judge' if who == 'judge' else 'second judge'} ({found[who]})"
+        for row in found["canaries"]:
+            score, normal = row[who], row[normal_key]
+            if score is not None and normal is not None and score > CANARY_SHARE * normal:
+                warnings.append(
+                    f"{name} can be gamed: canaries of the kind '{row['title']}' get {score:.2f} where real work gets "
+                    f"{normal:.2f}, more than {100 * CANARY_SHARE:.0f} % of it"
+                )
+        length = found["length"][who]
+        if length["rho"] is not None and abs(length["rho"]) > STRONG_RHO:
+            more = "longer" if length["rho"] > 0 else "shorter"
+            warnings.append(
+                f"{name} gives {more} protocols more: Spearman's correlation of score and words is "
+                f"{length['rho']:+.2f} over {length['n']} rollouts (what mere padding gets, the padded canaries tell)"
+            )
+    low = [f"{name} {alpha:z.2f}" for name, alpha in found["alpha"].items() if alpha is not None and alpha < LOW_ALPHA]
+    if low:
+        warnings.append(
+            f"agreement of the two judges is low, Krippendorff's alpha below {LOW_ALPHA:g} over {found['n']} rollouts: "
+            f"{', '.join(low)}"
+        )
+    return warnings
+
+
+def _notes(found: Mapping[str, Any]) -> list[str]:
+    """What could not be looked at, and why."""
+    notes: list[str] = []
+    if found["auditor"] is None:
+        notes.append("there is no second judge's score, so nothing is known about agreement")
+    elif found["n"] < FEWEST:
+        notes.append(f"both judges scored {found['n']} of the rollouts, too few to tell whether they agree")
+    if not found["canaries"]:
+        notes.append("no judge was shown canaries, so it is not known what empty or pleading protocols would get")
+    for row in found["canaries"]:
+        if row["judge"] is None:
+            notes.append(f"the judge gave no scores to canaries of the kind '{row['title']}'")
+    return notes

@@ -1,0 +1,124 @@
+"""The reward of one finished rollout: named parts that sum to it.
+
+    total = sum of weight x judge score        (six criteria)
+          + alignment x [the answer is the label]
+          + parsed x share of answers that were readable at the first attempt
+          + call_valid x valid tool calls + tool_succeeded x successful tool calls      (at most three each)
+          + repeated_call x repeats + unverifiable_quote x final quotes in no source + overlong x [an answer was cut]
+
+A part whose weight is 0 is left out. A judge score that is missing makes its part and the total None: such a rollout is
+kept, but nobody learns from it. A rollout that failed has no reward at all, never zero.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agents.record import CallRecord, ModelCall, ToolUse
+from agents.tools.sources import sources_seen
+from chimera.config.tree import RewardConfig
+from chimera.core.quotes import missing_quotes
+from chimera.core.types import ResearchTask
+from evaluation.scores.alignment import aligned
+from evaluation.scores.judge import CRITERIA
+
+COUNTED_CALLS = 3
+"""So many tool calls can earn something; more would reward calling for its own sake."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """One rollout's reward by part; `total` is None when any part is."""
+
+    parts: Mapping[str, float | None]
+    total: float | None
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The parts that have no value because the judge gave no score."""
+        return tuple(name for name, value in self.parts.items() if value is None)
+
+
+def reward_names(config: RewardConfig) -> tuple[str, ...]:
+    """The parts that count under `config` (weight not 0), in the order of its fields: columns of every table."""
+    return tuple(name for name in type(config).model_fields if getattr(config, name) != 0)
+
+
+def compute_reward(
+    state: Mapping[str, Any], records: Sequence[CallRecord], task: ResearchTask, config: RewardConfig
+) -> Reward:
+    """The reward of a finished rollout.
+
+    Args:
+        state: The society's final state, with `final_evaluation` from the judge.
+        records: The society's model and tool calls of this rollout.
+        task: The task with its label.
+        config: The weights.
+
+    Raises:
+        ValueError: The rollout is not finished, or was not recorded; the message names what is missing.
+    """
+    unfinished = [name for name in ("refined_hypothesis", "final_answer", "final_evaluation") if name not in state]
+    if unfinished:
+        raise ValueError(
+            f"task {task.id}: an unfinished rollout has no reward, its state lacks {', '.join(unfinished)}"
+        )
+    signals = _signals(state, last_attempts(records), task)
+    scores = state["final_evaluation"]["scores"]
+    parts: dict[str, float | None] = {}
+    for name in reward_names(config):
+        value = scores.get(name) if name in CRITERIA else signals[name]
+        parts[name] = None if value is None else getattr(config, name) * value
+    values = [value for value in parts.values() if value is not None]
+    return Reward(parts, math.fsum(values) if len(values) == len(parts) else None)
+
+
+def last_attempts(records: Sequence[CallRecord]) -> list[CallRecord]:
+    """The calls of each visit's last attempt: a visit that was tried again after a server's failure counts once."""
+    latest: dict[tuple[str, int], int] = {}
+    for record in records:
+        visit = (record.role, record.visit)
+        latest[visit] = max(record.attempt, latest.get(visit, 0))
+    return [record for record in records if record.attempt == latest[record.role, record.visit]]
+
+
+def call_reward(call: ToolUse, config: RewardConfig) -> float:
+    """The immediate reward of one tool call, for credit by step: arguments readable, call valid, tool succeeded."""
+    return math.fsum(
+        (config.parsed * _is_object(call.arguments), config.call_valid * call.valid, config.tool_succeeded * call.ok)
+    )
+
+
+def _signals(state: Mapping[str, Any], records: Sequence[CallRecord], task: ResearchTask) -> dict[str, float]:
+    """Every automatic part before its weight: what the system itself saw."""
+    answers = [record for record in records if isinstance(record, ModelCall)]
+    tools = [record for record in records if isinstance(record, ToolUse)]
+    first = [bool(call.parsed) for call in answers if call.parsed is not None and not call.repair]
+    if not first:
+        raise ValueError(f"task {task.id}: no role's answer is among the {len(records)} records: observe the society")
+    sources = [source["text"] for source in sources_seen(state["messages"])]
+    return {
+        "alignment": float(aligned(state["final_answer"], task.label)),
+        "parsed": sum(first) / len(first),
+        "call_valid": float(min(sum(call.valid for call in tools), COUNTED_CALLS)),
+        "tool_succeeded": float(min(sum(call.ok for call in tools), COUNTED_CALLS)),
+        "repeated_call": float(_repeats(tools)),
+        "unverifiable_quote": float(len(missing_quotes(state["refined_hypothesis"]["evidence"], sources))),
+        "overlong": float(any(call.finish_reason == "length" for call in answers)),
+    }
+
+
+def _repeats(tools: Sequence[ToolUse]) -> int:
+    """Calls that a role had already made, word for word, in the same visit: it could see the earlier result."""
+    made = Counter((call.role, call.visit, call.tool, call.arguments) for call in tools)
+    return sum(times - 1 for times in made.values())
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except json.JSONDecodeError:
+        return False

@@ -1,0 +1,1 @@
+"""One rollout, call by call and token by token. Read `calls` first."""

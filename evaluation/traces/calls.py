@@ -1,0 +1,138 @@
+"""The model calls in a trace, with their token ids and the role that made each, and the outcome of its attempts.
+
+A trace holds two kinds of spans: ours, one for each visit of a role, which lists the ids of the responses it got; and
+the gateway's, one for each exchange, which holds messages and token ids under its response id. They are joined by that
+id, never by time or by a framework's names.
+"""
+
+import ast
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evaluation.traces.spans import EXCHANGE, OBJECT, OBJECT_JSON, OPERATION, RAW, RESPONSE_IDS, SpanLike
+
+RESPONSE_ID = f"{RAW}id"
+
+
+@dataclass(frozen=True, slots=True)
+class TracedCall:
+    """One exchange with a model: what was sent, what came back, and who asked.
+
+    `prompt_ids` and `response_ids` are as the server sampled them, None when it does not return them. `attempt_id` is
+    the rollout's attempt, `attempt` the try of this visit within it, from 1.
+    """
+
+    response_id: str
+    role: str
+    visit: int
+    attempt_id: str
+    sequence_id: int
+    model: str
+    messages: list[dict[str, Any]]
+    choice: dict[str, Any]
+    prompt_ids: list[int] | None
+    response_ids: list[int] | None
+    weights_version: str | None
+    attempt: int
+    offered: str | None
+
+    @property
+    def tools(self) -> list[dict[str, Any]] | None:
+        """OpenAI schemas of the tools that were offered, parsed here because most readers need none of it."""
+        return _plain(self.offered)
+
+
+def visits(spans: Iterable[SpanLike]) -> Iterator[tuple[SpanLike, list[str]]]:
+    """Our span of each visit of a role, with the ids of the responses it got."""
+    for span in spans:
+        if span.name == OPERATION and "role" in span.attributes:
+            responses = span.attributes.get(RESPONSE_IDS, ())
+            yield span, [str(response) for response in responses] if isinstance(responses, list | tuple) else []
+
+
+def model_calls(
+    spans: Sequence[SpanLike], *, roles: Collection[str] | None = None, attempt_id: str | None = None
+) -> list[TracedCall]:
+    """Every attributed model call of a trace, once each, in the order of the gateway's sequence numbers.
+
+    A call whose exchange is not in the trace is left out, and so are all calls that share a response id within an
+    attempt (some servers draw ids from a small range): nobody can tell which exchange is whose.
+
+    Args:
+        spans: The trace.
+        roles: Only calls of these roles; those of others are not even parsed.
+        attempt_id: Only calls of this attempt of the rollout.
+    """
+    asked: dict[tuple[str, str], SpanLike | None] = {}
+    for span, responses in visits(spans):
+        if attempt_id is None or span.attempt_id == attempt_id:
+            for response in responses:
+                key = span.attempt_id, response
+                asked[key] = None if key in asked else span
+    calls: dict[tuple[str, str], TracedCall] = {}
+    for span in spans:
+        if span.name == EXCHANGE:
+            key = span.attempt_id, str(span.attributes.get(RESPONSE_ID))
+            visit = asked.get(key)
+            if visit is not None and key not in calls and (roles is None or visit.attributes["role"] in roles):
+                calls[key] = _call(span, key[1], visit.attributes)
+    return sorted(calls.values(), key=lambda call: call.sequence_id)
+
+
+def untraced(spans: Sequence[SpanLike]) -> set[str]:
+    """Response ids that a role got but whose exchange is not in the trace (yet: the gateway writes it just after)."""
+    exchanges = {span.attributes.get(RESPONSE_ID) for span in spans if span.name == EXCHANGE}
+    return {response for _, responses in visits(spans) for response in responses} - exchanges
+
+
+def outcome(spans: Sequence[SpanLike], attempt_id: str) -> dict[str, Any] | None:
+    """What the runner reported of this attempt; None when it could not, for example because it was killed."""
+    for span in reversed(spans):
+        if span.attempt_id == attempt_id and _is_outcome(span):
+            return json.loads(span.attributes[OBJECT_JSON])
+    return None
+
+
+def last_outcome(spans: Sequence[SpanLike]) -> tuple[str, dict[str, Any]] | None:
+    """Id and outcome of the last attempt that reported one; None when every attempt's runner was killed.
+
+    The store numbers the spans of a rollout through all its attempts, so the largest number is the last.
+    """
+    reported = max((span for span in spans if _is_outcome(span)), key=lambda span: span.sequence_id, default=None)
+    return None if reported is None else (reported.attempt_id, json.loads(reported.attributes[OBJECT_JSON]))
+
+
+def _is_outcome(span: SpanLike) -> bool:
+    return span.name == OBJECT and OBJECT_JSON in span.attributes
+
+
+def _call(span: SpanLike, response_id: str, visit: Mapping[str, Any]) -> TracedCall:
+    raw = {key.removeprefix(RAW): value for key, value in span.attributes.items() if key.startswith(RAW)}
+    choice = _plain(raw.get("choices"))[0]
+    return TracedCall(
+        response_id=response_id,
+        role=str(visit["role"]),
+        visit=int(visit["visit"]),
+        attempt_id=span.attempt_id,
+        sequence_id=span.sequence_id,
+        model=str(raw.get("model")),
+        messages=_plain(raw.get("messages")),
+        choice=choice,
+        prompt_ids=_numbers(raw.get("prompt_token_ids")),
+        response_ids=choice.get("token_ids"),
+        weights_version=raw.get("weights_version"),
+        attempt=int(visit.get("attempt", 1)),
+        offered=raw.get("tools"),
+    )
+
+
+def _plain(value: Any) -> Any:
+    """LiteLLM writes nested values into spans as Python literals."""
+    return ast.literal_eval(value) if isinstance(value, str) else value
+
+
+def _numbers(value: Any) -> list[int] | None:
+    """A list of whole numbers is the same text in Python and in JSON, which is read twenty times faster."""
+    return json.loads(value) if isinstance(value, str) and value.startswith("[") else _plain(value)

@@ -1,0 +1,287 @@
+"""A rollout's tree as an outline: lines and colours on a terminal, folding lists in a notebook, else plain text."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from agents.quoting import passage_text
+from evaluation.traces.tree import Call, ToolCall, Tree, Visit
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.tree import Tree as RichTree
+
+SEVERITY_COLOURS: Mapping[str, str] = {"NONE": "green", "MINOR": "green", "MAJOR": "yellow", "CRITICAL": "red"}
+
+
+@dataclass(slots=True, repr=False)
+class Node:
+    """One line of the outline and what is below it."""
+
+    text: str
+    style: str = ""
+    children: "list[Node]" = field(default_factory=list)
+
+    def add(self, text: str, style: str = "") -> "Node":
+        """Put a line below this one, and give it."""
+        self.children.append(Node(text, style))
+        return self.children[-1]
+
+    def __repr__(self) -> str:
+        return "\n".join(plain_lines(self))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: lists that fold, open down to the visits."""
+        return _folded(self, open_levels=1)
+
+
+def outline(tree: Tree, *, messages: bool = False, pieces: Mapping[str, Sequence[str]] | None = None) -> Node:
+    """The whole rollout.
+
+    Args:
+        tree: The rollout.
+        messages: Whether to show what each model was sent.
+        pieces: The texts of the tokens of calls, by response id; what PPO learned from each token is shown with them.
+    """
+    record = tree.record
+    root = Node(f"{record.rollout_id}: {record.outputs.get('research_goal', f'task {record.task_id}')}", "bold")
+    for name, text in facts(tree):
+        root.add(f"{name}: {text}", "red" if name == "error" else "")
+    for note in tree.notes:
+        root.add(f"note: {note}", "yellow")
+    for visit in tree.visits:
+        _add_visit(root, visit, tree, messages, pieces)
+    _add_outcome(root, tree)
+    return root
+
+
+def facts(tree: Tree) -> list[tuple[str, str]]:
+    """What the rollout was, by name."""
+    record = tree.record
+    found = [
+        ("task", f"{record.task_id}, repeat {record.repeat}, seed {record.seed}, phase {record.phase}"),
+        ("status", f"{record.status}{'' if record.seconds is None else f' after {record.seconds:.2f} s'}"),
+    ]
+    if record.error:
+        found.append(("error", record.error))
+    found.append(("answer", f"{record.answer or 'none'}, and the answer key says {record.label}"))
+    found.append(("decision", f"{record.decision or 'none'}{f', vetoed by {record.veto}' if record.veto else ''}"))
+    found.append(("reward", number(record.reward)))
+    used = {
+        model: ", ".join(versions) for model, versions in record.weights_versions.items() if versions
+    } or record.policy_versions
+    found.append(("models", "; ".join(f"{model}: {version}" for model, version in used.items()) or "not known"))
+    return found
+
+
+def title(visit: Visit) -> str:
+    """Who, and for which time."""
+    again = f", visit {visit.number}" if visit.number > 1 else ""
+    tries = f", try {visit.attempt}" if visit.attempt > 1 or visit.broken else ""
+    return f"{visit.role}{again}{tries}"
+
+
+def player(visit: Visit) -> str:
+    """The logical model, the weights behind it, and how long it took."""
+    weights = dict.fromkeys(call.weights for call in visit.calls if call.weights)
+    took = "" if visit.seconds is None else f", {visit.seconds:.2f} s"
+    return f"{visit.model}: {', '.join(weights) or 'no weights known'}{took}"
+
+
+def reason(visit: Visit) -> str | None:
+    """Why a visit is a revision; None when it is none."""
+    if not visit.because:
+        return None
+    reviews = " and ".join(f"{name} ({review['severity']})" for name, review in visit.because.items())
+    return f"revision {visit.number - 1}: sent back by {reviews}"
+
+
+def call_line(call: Call) -> str:
+    """A model call in one line."""
+    found = [f"call {call.step}: {call.finish_reason or 'how it ended is not known'}"]
+    if call.record is not None:
+        record = call.record
+        found.append(f"{record.prompt_tokens} + {record.completion_tokens} tokens, {record.seconds:.2f} s")
+        if record.repair:
+            found.append("the one re-ask after an unreadable answer")
+        if record.error:
+            found.append(f"error: {record.error}")
+    if call.exchange is None and not (call.record and call.record.error):
+        found.append("its exchange is not in the trace")
+    return "; ".join(found)
+
+
+def tool_line(tool: ToolCall) -> str:
+    """A tool call in one line."""
+    use = tool.use
+    end = f"found {', '.join(use.results)}" if use.results else "found nothing"
+    state = end if use.ok else f"{'failed' if use.valid else 'refused'}: {use.error}"
+    return f"{use.tool} {use.arguments} -> {state} ({use.seconds:.2f} s)"
+
+
+def tool_texts(answer: str) -> list[tuple[str, str]]:
+    """What a tool told the model: each passage under its id, an error under that name, other text as it is."""
+    try:
+        told = json.loads(answer)
+    except ValueError:
+        return [("text", answer)]
+    results = told.get("results") if isinstance(told, dict) else None
+    if isinstance(results, list) and all(map(_is_passage, results)):
+        return [(str(one["id"]), str(passage_text(one))) for one in results]
+    return [("error", str(told["error"]))] if isinstance(told, dict) and "error" in told else [("text", answer)]
+
+
+def _is_passage(result: Any) -> bool:
+    return (
+        isinstance(result, dict) and "id" in result and ("text" in result or isinstance(result.get("sentences"), dict))
+    )
+
+
+def gist(answer: Mapping[str, Any] | None) -> str:
+    """An answer in a few words."""
+    if answer is None:
+        return "no readable answer"
+    if "severity" in answer:
+        return f"{answer['verdict']}, {answer['severity']}"
+    if "decision" in answer:
+        return f"answer: {answer['answer']}, {answer['decision']}"
+    for name in ("choice", "answer", "expected"):
+        if name in answer:
+            return f"{name}: {answer[name]}"
+    return ""
+
+
+def field_lines(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """An answer's fields by name; lists have one line for each item."""
+    found: list[tuple[str, str]] = []
+    for name, value in answer.items():
+        title = name.replace("_", " ")
+        if isinstance(value, list):
+            found += [(title, str(item)) for item in value] or [(title, "none")]
+        else:
+            found.append((title, str(value)))
+    return found
+
+
+def selection_lines(selection: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Who chose among the hypotheses, and with which probabilities."""
+    found = [("chosen", str(selection["author"])), ("policy", str(selection["policy"]))]
+    if selection["preferred"] is not None:
+        found.append(("the model preferred", str(selection["preferred"])))
+    propensities = selection["propensities"]
+    known = propensities and ", ".join(f"{author} {share:.1%}" for author, share in propensities.items())
+    found.append(("probability of each", known or "not known: the supervisor's model chose"))
+    return found
+
+
+def number(value: float | None) -> str:
+    """Three decimals, or that there is none."""
+    return "none" if value is None else f"{value + 0.0:.3f}"  # 0.0 is added because a penalty of nothing is -0.0.
+
+
+def show(console: "Console", node: Node) -> None:
+    """Print an outline."""
+    if not console.is_terminal:
+        for line in plain_lines(node):
+            print(line, file=console.file)
+        return
+    from rich.text import Text
+    from rich.tree import Tree as RichTree
+
+    def grow(parent: "RichTree", children: Sequence[Node]) -> None:
+        for child in children:
+            grow(parent.add(Text(printable(child.text), style=child.style)), child.children)
+
+    drawn = RichTree(Text(printable(node.text), style=node.style), guide_style="dim")
+    grow(drawn, node.children)
+    console.print(drawn)
+
+
+def plain_lines(node: Node, depth: int = 0) -> list[str]:
+    """The outline as indented lines."""
+    below = [line for child in node.children for line in plain_lines(child, depth + 1)]
+    return ["  " * depth + printable(node.text), *below]
+
+
+def _folded(node: Node, open_levels: int) -> str:
+    text = escape(printable(node.text))
+    if not node.children:
+        return f"<div>{text}</div>"
+    below = "".join(_folded(child, open_levels - 1) for child in node.children)
+    state = ' open=""' if open_levels > 0 else ""
+    return f'<details{state}><summary>{text}</summary><div style="margin-left: 1.5em">{below}</div></details>'
+
+
+def printable(text: str) -> str:
+    """`text` without characters that a terminal would obey: models and web pages wrote it."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _add_visit(
+    root: Node, visit: Visit, tree: Tree, messages: bool, pieces: Mapping[str, Sequence[str]] | None
+) -> None:
+    node = root.add(f"{title(visit)} ({player(visit)})", "bold cyan")
+    if (why := reason(visit)) is not None:
+        node.add(why, "yellow")
+    if visit.broken:
+        node.add("the model's server failed, so the visit was tried again", "yellow")
+    for call in visit.calls:
+        below = node.add(call_line(call), "dim" if call.answer is not None else "")
+        if messages:
+            for message in call.new:
+                below.add(f"[{message['role']}] {message.get('content') or ''}", "dim")
+        for tool in call.tools:
+            line = below.add(tool_line(tool), "" if tool.use.ok else "red")
+            if tool.answer is not None:
+                for name, text in tool_texts(tool.answer):
+                    line.add(f"[{name}] {text}", "dim")
+        if call.answer is None and call.text:
+            below.add(f"unread: {call.text}", "red")
+        if pieces is not None and call.tokens is not None and call.exchange is not None:
+            _add_tokens(below, call, pieces.get(call.exchange.response_id))
+    if visit.answer is not None:
+        style = SEVERITY_COLOURS.get(str(visit.answer.get("severity")), "")
+        for name, text in field_lines(visit.answer):
+            node.add(f"{name}: {text}", style)
+    if visit.role == "Supervisor" and "selection" in tree.record.outputs and visit is _last(tree, visit.role):
+        for name, text in selection_lines(tree.record.outputs["selection"]):
+            node.add(f"{name}: {text}")
+
+
+def token_ids(call: Call) -> list[int | None]:
+    """The ids of the tokens that PPO learned from in a call; None for each where the trace does not have them."""
+    assert call.tokens is not None
+    ids = call.exchange.response_ids if call.exchange else None
+    return list(ids) if ids else [None] * len(call.tokens.mask)
+
+
+def by_id(token: int | None) -> str:
+    """What stands for a token whose text is not known."""
+    return "[?]" if token is None else f"[{token}]"
+
+
+def _add_tokens(parent: Node, call: Call, pieces: Sequence[str] | None) -> None:
+    tokens = call.tokens
+    assert tokens is not None
+    texts = list(map(repr, pieces)) if pieces else list(map(by_id, token_ids(call)))
+    node = parent.add(f"PPO: credit {tokens.reward:.3f}; token, mask, advantage, log-probability")
+    for text, mask, advantage, chance in zip(texts, tokens.mask, tokens.advantages, tokens.old_log_probs, strict=True):
+        node.add(f"{text}  {mask:.0f}  {advantage:+.3f}  {chance:.3f}", "green" if advantage > 0 else "magenta")
+
+
+def _add_outcome(root: Node, tree: Tree) -> None:
+    outputs, record = tree.record.outputs, tree.record
+    if record.decision is not None:
+        vetoed = f", vetoed by {record.veto}" if record.veto else ""
+        node = root.add(f"answer: {record.answer}, answer key: {record.label}; {record.decision}{vetoed}", "bold")
+        if "final_rationale" in outputs:
+            node.add(str(outputs["final_rationale"]))
+    node = root.add(f"reward {number(record.reward)}", "bold")
+    for name, value in record.parts.items():
+        node.add(f"{name.replace('_', ' ')}: {number(value)}")
+
+
+def _last(tree: Tree, role: str) -> Visit:
+    return [visit for visit in tree.visits if visit.role == role][-1]

@@ -1,0 +1,109 @@
+"""What PPO learned from, token by token: one file for each update, one line for each call of a senior.
+
+<run>/ppo/tokens-<step>.jsonl.gz
+"""
+
+import gzip
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from chimera.core.errors import RunError
+from chimera.core.plain_json import parse_json
+from chimera.core.secrets import redact_tree
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """One call as an update used it. Lists have one item for each token of the response, in order.
+
+    Attributes:
+        rollout_id: The rollout.
+        response_id: The server's id of the response, as in the trace.
+        role: Who asked.
+        visit: Which of the role's visits, from 1.
+        attempt: Which try of that visit, from 1.
+        step: Which call of that try, from 1.
+        reward: The credit that the call got.
+        policy: The weights that sampled it.
+        mask: 1.0 for tokens that count in the loss.
+        advantages: How much better than expected, in the estimator's units; NaN where an update had none.
+        old_log_probs: Natural logarithm of each token's probability under the weights before the update.
+    """
+
+    rollout_id: str
+    response_id: str
+    role: str
+    visit: int
+    attempt: int
+    step: int
+    reward: float
+    policy: str | None
+    mask: list[float]
+    advantages: list[float]
+    old_log_probs: list[float]
+
+    def dump(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def tokens_file(run: Path, step: int) -> Path:
+    """Where update `step` of the run in folder `run` is recorded."""
+    return run / "ppo" / f"tokens-{step}.jsonl.gz"
+
+
+def write_tokens(records: Iterable[TokenRecord], path: Path) -> None:
+    """Write an update's records durably; what was there is replaced whole, and the same records give the same bytes.
+
+    Raises:
+        RunError: The file cannot be written.
+    """
+    lines = "".join(json.dumps(redact_tree(record.dump())) + "\n" for record in records)
+    draft = path.with_name(f".{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("wb") as file:
+            file.write(gzip.compress(lines.encode(), compresslevel=3, mtime=0))
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        raise RunError(f"the tokens of an update cannot be written to {path}: {error.strerror}") from error
+
+
+def read_tokens(path: Path, rollout_id: str | None = None) -> list[TokenRecord]:
+    """The records of one update, all or those of one rollout.
+
+    Raises:
+        RunError: The file is missing or broken.
+    """
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            # Most lines are about other rollouts: they are not worth parsing.
+            wanted = [line for line in file if rollout_id is None or rollout_id in line]
+        found = [TokenRecord(**parse_json(line)) for line in wanted]
+    except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
+        raise RunError(f"the token records {path} cannot be read: {error}") from error
+    return [record for record in found if rollout_id in (None, record.rollout_id)]
+
+
+def tokens_of(run: Path, rollout_id: str) -> list[TokenRecord]:
+    """What an update learned from one rollout; empty when none did.
+
+    Raises:
+        RunError: A file is broken.
+    """
+    files = [path for path in (run / "ppo").glob("tokens-*.jsonl.gz") if _STEP.fullmatch(path.name)]
+    for path in sorted(files, key=lambda path: int(path.name.split("-")[1].split(".")[0])):
+        if found := read_tokens(path, rollout_id):
+            return found
+    return []
+
+
+_STEP = re.compile(r"tokens-\d+\.jsonl\.gz")

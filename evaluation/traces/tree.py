@@ -1,0 +1,294 @@
+"""One rollout as a tree: visits of roles in the order in which they began, their model calls, the tools those called.
+
+Three sources are put together: the trace (messages, token ids, times), the runner's own record of each call (it is in
+the trace's outcome) and, for a rollout that PPO learned from, the token records of its update.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agents.react import read_answer
+from agents.record import ModelCall, ToolUse
+from agents.roles import ROLES
+from agents.routing import worst_severity
+from chimera.serving.client import Completion
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.traces.calls import TracedCall, last_outcome, model_calls, visits
+from evaluation.traces.spans import EXCHANGE, Span
+from evaluation.traces.token_records import TokenRecord
+
+SENIORS = tuple(role.name for role in ROLES.values() if role.algorithm == "ppo")
+REVIEWERS = ("PeerReviewer", "SafetyOfficer")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One tool call: the runner's record of it, and what the model was told, None when no later call shows it."""
+
+    use: ToolUse
+    answer: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One model call.
+
+    Attributes:
+        step: Which call of its visit's try, from 1.
+        exchange: What the gateway saw; None when it is not in the trace.
+        record: What the runner noted; None when it was killed.
+        new: The messages that the visit's earlier calls had not had.
+        answer: The answer as the role's schema reads it; None when it is none.
+        tools: The tool calls it asked for.
+        tokens: What PPO learned from; None when it did not learn from this call.
+    """
+
+    step: int
+    exchange: TracedCall | None
+    record: ModelCall | None
+    new: tuple[Mapping[str, Any], ...]
+    answer: Mapping[str, Any] | None
+    tools: tuple[ToolCall, ...]
+    tokens: TokenRecord | None
+
+    @property
+    def text(self) -> str | None:
+        """The answer's text as the model wrote it; None when it wrote none or the exchange is not in the trace."""
+        return self.exchange.choice["message"].get("content") if self.exchange else None
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the model stopped; None when nothing says so."""
+        if self.record is not None:
+            return self.record.finish_reason
+        return self.exchange.choice.get("finish_reason") if self.exchange else None
+
+    @property
+    def weights(self) -> str | None:
+        """The weights that answered, as the server says."""
+        if self.record is not None and self.record.weights_version:
+            return self.record.weights_version
+        return self.exchange.weights_version if self.exchange else None
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One try of one visit of a role.
+
+    Attributes:
+        number: Which of the role's visits, from 1; 2 and more are revisions.
+        attempt: Which try of the visit, from 1.
+        broken: Whether another try followed, because the model's server failed.
+        because: For a revision, the reviews that sent it back, by reviewer.
+        seconds: How long it took; None when the trace does not tell.
+    """
+
+    role: str
+    model: str
+    number: int
+    attempt: int
+    broken: bool
+    because: Mapping[str, Mapping[str, Any]]
+    seconds: float | None
+    calls: tuple[Call, ...]
+
+    @property
+    def answer(self) -> Mapping[str, Any] | None:
+        """What the visit came to; None when it came to no readable answer."""
+        return self.calls[-1].answer if self.calls else None
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A rollout with everything that is known of it.
+
+    Attributes:
+        record: Its durable record: outputs, reward and parts, versions.
+        visits: In the order in which they began; those of the attempt that the record is about.
+        learned: Whether there are token records of it.
+        notes: Sentences about what is missing and why.
+    """
+
+    record: RolloutRecord
+    visits: tuple[Visit, ...]
+    learned: bool
+    notes: tuple[str, ...]
+
+
+def tree(record: RolloutRecord, spans: Sequence[Span], tokens: Sequence[TokenRecord] = ()) -> Tree:
+    """Put together what is known of one rollout.
+
+    Args:
+        record: The rollout.
+        spans: Its trace; none when it left no span.
+        tokens: Its token records.
+    """
+    reported = last_outcome(spans)
+    last = max(spans, key=lambda span: span.sequence_id, default=None)
+    attempt_id = reported[0] if reported else last.attempt_id if last else ""
+    sources = _Sources(
+        {call.response_id: call for call in model_calls(spans, attempt_id=attempt_id)},
+        *_records(reported[1]["calls"] if reported else ()),
+        {one.response_id: one for one in tokens},
+    )
+    found = [
+        (span, responses)
+        for span, responses in visits(spans)
+        if span.attempt_id == attempt_id and isinstance(span, Span)
+    ]
+    found.sort(key=lambda one: (one[0].start_time or 0.0, one[0].sequence_id))
+    tries: dict[tuple[str, int], int] = {}
+    for span, _ in found:
+        key = span.attributes["role"], span.attributes["visit"]
+        tries[key] = max(tries.get(key, 0), span.attributes.get("attempt", 1))
+    made: list[Visit] = []
+    for span, responses in found:
+        made.append(_visit(span, responses, sources, tries, made))
+    return Tree(record, tuple(made), bool(tokens), tuple(_notes(record, spans, reported is not None, bool(tokens))))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """What calls are made from, each by its own key."""
+
+    exchanges: Mapping[str, TracedCall]
+    records: Mapping[str, ModelCall]
+    failed: Mapping[tuple[str, int, int], Sequence[ModelCall]]
+    uses: Mapping[tuple[str, int, int, int], Sequence[ToolUse]]
+    tokens: Mapping[str, TokenRecord]
+
+
+def _records(
+    calls: Sequence[Mapping[str, Any]],
+) -> tuple[
+    dict[str, ModelCall], dict[tuple[str, int, int], list[ModelCall]], dict[tuple[str, int, int, int], list[ToolUse]]
+]:
+    """The runner's records: answers by response id, calls that got none by visit, tool calls by their model call."""
+    answered: dict[str, ModelCall] = {}
+    failed: dict[tuple[str, int, int], list[ModelCall]] = defaultdict(list)
+    uses: dict[tuple[str, int, int, int], list[ToolUse]] = defaultdict(list)
+    for data in calls:
+        fields = {key: value for key, value in data.items() if key != "kind"}
+        if data["kind"] != ModelCall.__name__:
+            use = ToolUse(**{**fields, "results": tuple(fields["results"])})
+            uses[use.role, use.visit, use.attempt, use.step].append(use)
+        elif (record := ModelCall(**fields)).response_id:
+            answered[record.response_id] = record
+        else:
+            failed[record.role, record.visit, record.attempt].append(record)
+    return answered, failed, uses
+
+
+def _visit(
+    span: Span,
+    responses: Sequence[str],
+    sources: _Sources,
+    tries: Mapping[tuple[str, int], int],
+    before: Sequence[Visit],
+) -> Visit:
+    role, number = str(span.attributes["role"]), int(span.attributes["visit"])
+    attempt = int(span.attributes.get("attempt", 1))
+    calls: list[Call] = []
+    shown = 0
+    for step, response in enumerate(responses, start=1):
+        following = sources.exchanges.get(responses[step]) if step < len(responses) else None
+        call = _call((role, number, attempt, step), response, sources, following, shown)
+        # The answer itself comes back as a message of the next call, which is no news.
+        shown = len(call.exchange.messages) + 1 if call.exchange else shown
+        calls.append(call)
+    for record in sources.failed.get((role, number, attempt), ()):
+        calls.append(Call(record.step, None, record, (), None, (), None))
+    return Visit(
+        role=role,
+        model=str(span.attributes["model"]),
+        number=number,
+        attempt=attempt,
+        broken=attempt < tries[role, number],
+        because=_because(role, before) if number > 1 and role in SENIORS else {},
+        seconds=None if span.start_time is None or span.end_time is None else span.end_time - span.start_time,
+        calls=tuple(calls),
+    )
+
+
+def _call(
+    place: tuple[str, int, int, int],
+    response: str,
+    sources: _Sources,
+    following: TracedCall | None,
+    shown: int,
+) -> Call:
+    exchange, record = sources.exchanges.get(response), sources.records.get(response)
+    told = {
+        message["tool_call_id"]: message["content"]
+        for message in (following.messages if following else ())
+        if message["role"] == "tool"
+    }
+    asked = (exchange.choice["message"].get("tool_calls") or ()) if exchange else ()
+    answers = [told.get(one["id"]) for one in asked]
+    uses = sources.uses.get(place, ())
+    return Call(
+        step=place[3],
+        exchange=exchange,
+        record=record,
+        new=tuple(exchange.messages[shown:]) if exchange else (),
+        answer=_answer(place[0], exchange, record),
+        tools=tuple(
+            ToolCall(use, answers[position] if position < len(answers) else None) for position, use in enumerate(uses)
+        ),
+        tokens=sources.tokens.get(response),
+    )
+
+
+def _answer(role: str, exchange: TracedCall | None, record: ModelCall | None) -> Mapping[str, Any] | None:
+    """The answer as the society read it; the judge's, which has no role in the table, as its JSON object."""
+    content = (exchange.choice["message"].get("content") or "") if exchange else ""
+    if not content or (record is not None and not record.parsed):
+        return None
+    try:
+        if role in ROLES:
+            completion = Completion({}, content, (), "stop", 0, 0, "", None)
+            return read_answer(ROLES[role], completion, exchange.messages if exchange else ()).model_dump()
+        value = json.loads(content)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _because(role: str, before: Sequence[Visit]) -> dict[str, Mapping[str, Any]]:
+    """The latest reviews that were severe enough to send `role` back."""
+    latest = {visit.role: visit.answer for visit in before if visit.role in REVIEWERS}
+    severe = ("CRITICAL",) if role == "HypothesisRefiner" else ("MAJOR", "CRITICAL")
+    return {name: review for name, review in latest.items() if review is not None and worst_severity(review) in severe}
+
+
+def _notes(record: RolloutRecord, spans: Sequence[Span], reported: bool, learned: bool) -> list[str]:
+    notes = []
+    if not spans:
+        notes.append("The rollout left no trace, so none of its model calls can be shown.")
+    elif not reported:
+        exchanges = sum(span.name == EXCHANGE for span in spans)
+        notes.append(
+            "Its runner was killed before it could report: which role asked for the exchanges in the trace "
+            f"({exchanges}) is not known."
+        )
+    if record.untraced_calls:
+        notes.append(f"{record.untraced_calls} of its model calls never reached the trace.")
+    if record.attempt > 1:
+        notes.append(f"This is attempt {record.attempt}; what earlier attempts did is not shown.")
+    if record.missing:
+        notes.append(f"It has no reward, because these parts have no value: {', '.join(record.missing)}.")
+    if not learned:
+        notes.append(_unlearned(record))
+    return notes
+
+
+def _unlearned(record: RolloutRecord) -> str:
+    if record.phase == "ppo":
+        return (
+            "There is no token record: PPO left this rollout out of its update, or the run was made before such "
+            "records were kept."
+        )
+    return f"There is no token record: PPO learns from its own rollouts only, and this one is of phase {record.phase}."

@@ -1,0 +1,1 @@
+"""Whether a report happened and is true. Read `check` first."""

@@ -1,0 +1,187 @@
+"""What stands beside the figures of a report, made again: rollouts from their traces, scores, baselines.
+
+Each function gives one sentence for whatever comes out otherwise.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agents.prompting import opening, payload_of
+from chimera.core.errors import ChimeraError
+from chimera.core.types import ResearchTask
+from chimera.data.tasks import Dataset
+from chimera.rubric.grader import grade
+from evaluation.measures.baselines import majority, reader, tfidf
+from evaluation.records.rollouts import RolloutInput, RolloutRecord
+from evaluation.records.study import GATE, Judged, Stage, Study
+from evaluation.scores.auditor import CHECKLIST, work_of
+from evaluation.scores.canaries import canaries_of
+from evaluation.scores.checklist import checklist
+from evaluation.scores.judge import JUDGE
+from evaluation.traces import spans
+from evaluation.traces.calls import last_outcome, model_calls, untraced
+from evaluation.verify.replay import Replay
+
+REPORTED = ("outputs", "reward", "parts", "counts", "tokens", "visits", "weights_versions", "seconds", "error")
+"""Fields of a record that are the trace's outcome, word for word."""
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What is wrong with the rollouts of a report, and how many of them could be replayed."""
+
+    problems: list[str]
+    replayed: int
+    rollouts: int
+
+
+async def rollouts(study: Study, dataset: Dataset) -> Checked:
+    """Compare every rollout of a study with its task, its trace, and what its trace comes to when it is replayed.
+
+    What failed is not replayed, nor is a rollout of whose trace an exchange never arrived, as its record says.
+    """
+    tasks = {task.id: task for task in dataset.tasks}
+    replay, problems, replayed, seen = Replay(study.config), [], 0, dict[str, str]()
+    every = [
+        (answers.stage, record, place)
+        for answers in study.answers.values()
+        for record, place in zip(answers.records, answers.places, strict=True)
+    ]
+    for stage, record, place in every:
+        where = f"{place.file}:{place.line} (rollout {record.rollout_id})"
+        if seen.setdefault(record.rollout_id, f"{place.file}:{place.line}") != f"{place.file}:{place.line}":
+            problems.append(f"{where} has the id of {seen[record.rollout_id]}: a rollout counts once")
+        found = [*_unlike_task(record, study.config.seed, tasks[record.task_id]), *_unlike_stage(record, stage)]
+        if not found:
+            found, done = await _unlike_trace(record, study.run.path, replay, tasks[record.task_id])
+            replayed += done
+        problems += [f"{where}: {problem}" for problem in found]
+    return Checked(problems, replayed, len(every))
+
+
+def _unlike_task(record: RolloutRecord, seed: int, task: ResearchTask) -> Iterator[str]:
+    """Whether a record says of its task what the data says, and had the seed that this rollout must have."""
+    wanted = RolloutInput.of(task, GATE, record.repeat, seed)
+    stated = {"source": task.source, "level": task.level, "label": task.label, "seed": wanted.seed}
+    for name, value in stated.items():
+        if getattr(record, name) != value:
+            yield f"its {name} is {getattr(record, name)!r}, but must be {value!r}"
+    final = {"answer": "final_answer", "decision": "final_decision", "veto": "final_veto"}
+    for name, key in final.items():
+        if getattr(record, name) != record.outputs.get(key):
+            yield f"its {name} is {getattr(record, name)!r}, but its outputs say {record.outputs.get(key)!r}"
+
+
+def _unlike_stage(record: RolloutRecord, stage: Stage) -> Iterator[str]:
+    """Whether the hypothesis was selected by the stage's policy, or by the supervisor's model where there is none."""
+    wanted = next((one.version for one in stage.policies if one.learner == "supervisor"), "supervisor")
+    selection = record.outputs.get("selection") or {}
+    made = selection.get("policy", wanted)
+    if made != wanted:
+        yield f"its selection was made by {made!r}, but must be by {wanted!r}"
+    elif wanted == "supervisor" and selection.get("propensities") is not None:
+        yield "its selection was explored, which only training does"
+
+
+async def _unlike_trace(
+    record: RolloutRecord, folder: Path, replay: Replay, task: ResearchTask
+) -> tuple[list[str], bool]:
+    """Whether record and trace say the same, and the trace replayed as well; and whether it was."""
+    if record.trace is None:
+        lost = record.status == "failed" and record.seconds is None
+        return ([] if lost else ["it has no trace"]), False
+    try:
+        trace = spans.read(folder / record.trace)
+        reported = last_outcome(trace)
+    except (ChimeraError, ValueError, TypeError) as error:
+        return [str(error)], False
+    if reported is None:
+        return ([] if record.seconds is None else [f"{record.trace} holds no outcome"]), False
+    attempt, outcome = reported
+    found = [
+        f"its {name} differs from that in {record.trace}"
+        for name in REPORTED
+        if not alike(getattr(record, name), outcome.get(name) if name in outcome else None)
+    ]
+    if any(span.rollout_id != record.rollout_id for span in trace):
+        found.append(f"{record.trace} is the trace of another rollout")
+    if found or record.status == "failed":
+        return found, False
+    missing = len(untraced(trace))
+    if missing != record.untraced_calls:
+        return [f"{record.trace} lacks {missing} model calls, but its record says {record.untraced_calls}"], False
+    if missing:
+        return [], False
+    try:
+        calls = model_calls(trace, attempt_id=attempt)
+        again = await replay.run(record, calls, outcome["calls"], task)
+    except (ChimeraError, KeyError, TypeError, ValueError, SyntaxError) as error:
+        return [f"{record.trace}, replayed: {error}"], False
+    for name in ("outputs", "parts", "reward"):
+        for key, stated, value in _unlike(name, getattr(record, name), getattr(again, name)):
+            found.append(f"{key} is {stated!r}, but {value!r} when {record.trace} is replayed")
+    return found, True
+
+
+def scores(study: Study) -> Iterator[str]:
+    """Scores by the checklist and by the rubric, which need no model."""
+    records = {record.rollout_id: record for answers in study.answers.values() for record in answers.records}
+    for one in study.audit.values():
+        record = records.get(one.subject)
+        if one.model == CHECKLIST and record is not None and record.status == "succeeded":
+            yield from _unlike_scores("audit", one, checklist(work_of(record)))
+    works = dict(canaries_of(study.answers[study.plan.stages[0].name].records))
+    for one in study.canaries:
+        work = works.get(one.subject)
+        if work is None:
+            continue
+        if one.judge == "auditor" and one.model == CHECKLIST:
+            yield from _unlike_scores("canaries", one, checklist(work))
+        elif one.judge == "judge" and study.config.models.judge.kind == "rubric":
+            inputs = {key: value for key, value in work.items() if key != "goal"}
+            payload = payload_of(opening(JUDGE, work["goal"], **inputs))
+            yield from _unlike_scores("canaries", one, grade(JUDGE.schema.__name__, payload))
+
+
+def baselines(study: Study, dataset: Dataset) -> Iterator[str]:
+    """The baselines that need no model."""
+    known = {task.id: task for task in dataset.tasks}
+    tasks = [known[task.id] for task in study.plan.tasks]
+    recorded = {(one.baseline, one.task_id, one.repeat): one for one in study.baselines}
+    for answers in (majority, tfidf, reader):
+        for again in answers(dataset.train, tasks):
+            stated = recorded.get((again.baseline, again.task_id, again.repeat))
+            if stated != again:
+                said = "nothing" if stated is None else repr(stated.answer)
+                yield f"baseline {again.baseline} answers {again.answer!r} to task {again.task_id}, recorded is {said}"
+
+
+def alike(stated: Any, found: Any) -> bool:
+    """Whether two JSON values are the same; numbers may differ by `TOLERANCE`."""
+    return not any(True for _ in _unlike("", stated, found))
+
+
+def _unlike(place: str, stated: Any, found: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(stated, Mapping) and isinstance(found, Mapping):
+        for key in dict.fromkeys([*stated, *found]):
+            if key not in stated or key not in found:
+                yield f"{place}.{key}", stated.get(key), found.get(key)
+            else:
+                yield from _unlike(f"{place}.{key}", stated[key], found[key])
+    elif isinstance(stated, list | tuple) and isinstance(found, list | tuple) and len(stated) == len(found):
+        for number, (left, right) in enumerate(zip(stated, found, strict=True)):
+            yield from _unlike(f"{place}.{number}", left, right)
+    elif isinstance(stated, float | int) and isinstance(found, float | int) and not isinstance(stated, bool):
+        if not math.isclose(stated, found, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+            yield place, stated, found
+    elif stated != found:
+        yield place, stated, found
+
+
+def _unlike_scores(file: str, one: Judged, again: Mapping[str, Any]) -> Iterator[str]:
+    if not alike(dict(one.scores), dict(again)):
+        yield f"{file}: the scores of {one.subject} are not those that {one.model} gives"

@@ -1,0 +1,153 @@
+"""What an evaluation was asked for: the ledger records it beside its report's hashes, and the plan follows from it.
+
+    {"event": "evaluated", "asked": {...}, "evaluation": {...}, "report": {"folder": ..., "files": {name: SHA-256}}}
+
+A plan is never taken from a report: which tasks and stages there are follows from the run's configuration, its data and
+its ledger, as far as it went then.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from chimera.config.evaluation import EvaluationConfig
+from chimera.config.tree import DataConfig
+from chimera.data.tasks import Dataset, load
+from chimera.run.chain import Entry
+from chimera.run.directory import LEDGER, Run
+from chimera.run.hashes import hash_artifact
+from chimera.run.jsonl import read_lines
+from chimera.run.seals import history
+from evaluation.records.plan import check_unseen, choose_stages, choose_tasks
+from evaluation.records.study import Plan, PlannedTask, Split
+from evaluation.report.files import FILES, PLOTS
+
+EVALUATED = "evaluated"
+ELSEWHERE = "elsewhere"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The arguments of an evaluation that decide what it is about.
+
+    Attributes:
+        split: Whose tasks.
+        limit: How many; None for the usual number.
+        repeats: Rollouts of each task in each stage.
+        stages: Their names, separated by commas; None for all.
+        data: The settings of the data.
+    """
+
+    split: Split
+    limit: int | None
+    repeats: int
+    stages: str | None
+    data: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, split: Split, limit: int | None, repeats: int, stages: str | None, data: DataConfig) -> Self:
+        """With the settings of the data as plain data."""
+        return cls(split, limit, repeats, stages, data.model_dump(mode="json"))
+
+    def plan(self, run: Run) -> tuple[Plan, Dataset]:
+        """What is evaluated, and the data that its tasks are from.
+
+        Raises:
+            ChimeraError: There are no such tasks or stages, or the run has learned from the tasks.
+        """
+        stages, trained = choose_stages(run, self.stages), run.config
+        config = trained.model_copy(update={"data": DataConfig.model_validate(dict(self.data))})
+        own = load(trained.data)
+        dataset = own if config.data == trained.data else load(config.data)
+        tasks = choose_tasks(dataset, self.split, config, self.limit)
+        check_unseen(tasks, own, self.split)
+        planned = tuple(map(PlannedTask.of, tasks))
+        official = self.split == "test" and dataset.official and len(tasks) == len(dataset.test)
+        described = dataset.describe()
+        return Plan(self.split, dataset.source, described, planned, self.repeats, stages, official), dataset
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """An entry of the ledger about an evaluation.
+
+    Attributes:
+        settings: The evaluation's own.
+        written: When the report was written and by which code, as it says itself.
+        name: The run's name then.
+        folder: Where the report was written, relative to the run, or "elsewhere".
+        files: SHA-256 of each of its files, by the path relative to its folder.
+    """
+
+    asked: Asked
+    settings: EvaluationConfig
+    written: Mapping[str, Any]
+    name: str
+    folder: str
+    files: Mapping[str, str]
+
+    def record(self, run: Run) -> None:
+        """Write it into the ledger of `run`."""
+        run.ledger(
+            EVALUATED,
+            run=self.name,
+            asked=asdict(self.asked),
+            evaluation=self.settings.model_dump(mode="json"),
+            written=dict(self.written),
+            report={"folder": self.folder, "files": dict(self.files)},
+        )
+
+    @classmethod
+    def load(cls, event: Mapping[str, Any]) -> Self:
+        """The inverse of `record`.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is no such event.
+        """
+        report = event["report"]
+        settings = EvaluationConfig.model_validate(event["evaluation"])
+        return cls(Asked(**event["asked"]), settings, event["written"], event["run"], report["folder"], report["files"])
+
+
+def folder_in(run: Run, folder: Path) -> str:
+    """How the ledger names a report's folder: relative to the run, or "elsewhere" outside of it."""
+    inside = folder.resolve().is_relative_to(run.path.resolve())
+    return folder.resolve().relative_to(run.path.resolve()).as_posix() if inside else ELSEWHERE
+
+
+def hashes_of(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file of a report, by its path relative to the report's folder."""
+    drawn = sorted(file for file in (folder / PLOTS).rglob("*") if file.is_file()) if (folder / PLOTS).is_dir() else []
+    written = [folder / name for name in FILES if (folder / name).is_file()]
+    return {file.relative_to(folder).as_posix(): hash_artifact(file) for file in (*written, *drawn)}
+
+
+@dataclass(frozen=True)
+class RunThen(Run):
+    """A run as it was when its ledger had `size` bytes: what was written later is not read."""
+
+    called: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def at(cls, run: Run, entries: list[Entry], called: str) -> Self:
+        """As it was at the last of `entries`.
+
+        Args:
+            run: The run as it is.
+            entries: The beginning of its ledger.
+            called: Its name then.
+        """
+        seals = history(entry.record for entry in entries)
+        sizes = {name: of_file[-1][1] for name, of_file in seals.items() if of_file[-1] is not None}
+        return cls(run.path, called=called, sizes={**sizes, LEDGER: entries[-1].end})
+
+    @property
+    def name(self) -> str:
+        """The run's name then: its folder may have been renamed."""
+        return self.called
+
+    def lines(self, file: str) -> Iterator[dict[str, Any]]:
+        """As for `Run`, and no further than the file went then."""
+        return read_lines(self.path / file, end=self.sizes.get(file, 0))

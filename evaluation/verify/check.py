@@ -1,0 +1,249 @@
+"""Is a report true? It must be the one that was written, of a run that is as it was, and come out again when computed.
+
+Nothing is taken from the report: what was asked stands in the run's ledger, a hash chain that also holds the hash of
+every file. So, in this order: the ledger, the run's files, the report's bytes, then every number, text and rollout.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chimera.core.errors import ChimeraError, RunError
+from chimera.core.plain_json import parse_json
+from chimera.run.chain import Entry, read_chain
+from chimera.run.directory import LEDGER, Run
+from chimera.run.hashes import hash_artifact
+from chimera.run.policies import WENT_LIVE
+from chimera.run.seals import history, unlike_disk
+from evaluation.records.recorded import load_study
+from evaluation.records.study import Study
+from evaluation.report.build import FORMAT, VERSION, build
+from evaluation.report.files import DATA, PAGE, TEXT, drawings_of
+from evaluation.report.page import page
+from evaluation.report.text import markdown
+from evaluation.verify import again
+from evaluation.verify.asked import EVALUATED, Evaluated, RunThen, folder_in, hashes_of
+from evaluation.verify.impossible import impossible
+
+TOLERANCE = 1e-9
+"""Sums may be added up in another order on another machine."""
+NOT_COMPARED = ("plots", "written", "run.path")
+"""Drawings are compared byte by byte, the time of writing with the ledger; the run may have been moved since."""
+SHOWN = 200
+"""Longer texts are cut in messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What came of it.
+
+    Attributes:
+        problems: What is wrong, one sentence each; empty when the report is true.
+        entries: How many entries the run's ledger has.
+        head: The hash of the last: whoever has it can tell whether the ledger was made anew.
+        rollouts: How many rollouts the report is about.
+        replayed: How many of them were replayed from their traces.
+    """
+
+    problems: list[str]
+    entries: int = 0
+    head: str | None = None
+    rollouts: int = 0
+    replayed: int = 0
+
+
+def verify(report_file: Path, run: Run | None, *, expect: str | None = None) -> Verification:
+    """Whether a report is true.
+
+    Args:
+        report_file: report.json, the folder that it is in, or the run directory that has it in `report/`.
+        run: The run that it is about (`find_run`); without one nothing can be recomputed, which is a problem too.
+        expect: A hash that the run's ledger had when it was published.
+
+    Raises:
+        RunError: There is no run, and the file cannot be read or is no report.
+    """
+    file = _file(report_file)
+    if run is None:
+        absent = f"the run of {report_file} was not found, so no number could be computed again: name it with --run"
+        return Verification([*impossible(read_report(report_file)), absent])
+    try:
+        entries = read_chain(run.path / LEDGER)
+    except RunError as error:
+        return Verification([str(error)])
+    head = entries[-1].hash if entries else None
+    problems = [*_rebuilt(entries, expect), *_unlike_ledger(run, entries)]
+    position = _entry_of(file, run, entries)
+    if position is None:
+        absent = f"{LEDGER} has no evaluation that wrote {file}: it was removed, or the report is of another run"
+        return Verification([*problems, absent], len(entries), head)
+    evaluated = Evaluated.load(entries[position].record)
+    problems += _unlike_bytes(file.parent, evaluated)
+    then = RunThen.at(run, entries[: position + 1], evaluated.name)
+    try:
+        found = _computed(read_report(report_file), evaluated, then, file)
+    except RunError as error:
+        return Verification([*problems, str(error)], len(entries), head)
+    return Verification([*problems, *found.problems], len(entries), head, found.rollouts, found.replayed)
+
+
+def _rebuilt(entries: Sequence[Entry], expect: str | None) -> Iterator[str]:
+    if expect is not None and expect not in {entry.hash for entry in entries}:
+        yield f"{LEDGER} has no entry with the hash {expect}: its history was rebuilt, or it is another run's"
+
+
+def _unlike_ledger(run: Run, entries: Sequence[Entry]) -> Iterator[str]:
+    """Files that are not as the ledger says: every one by its last seal, and policies as they went live."""
+    seals = history(entry.record for entry in entries)
+    if not seals:
+        yield f"{LEDGER} seals no file, so nobody can tell whether the run's files are as they were written"
+        return
+    yield from unlike_disk(run.path, seals)
+    for entry in entries:
+        if entry.record["event"] == WENT_LIVE:
+            for name, digest in entry.record.get("artifacts", {}).items():
+                if (run.path / name).exists() and hash_artifact(run.path / name) != digest:
+                    yield f"{name} is not the policy that went live after {entry.record['phase']}: it was changed"
+
+
+def _entry_of(file: Path, run: Run, entries: Sequence[Entry]) -> int | None:
+    """Which entry is about a report: the last that has its hash, else the last about its folder, else the last."""
+    digest, folder = (
+        hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "",
+        folder_in(run, file.parent),
+    )
+    about = [
+        (place, entry.record["report"]) for place, entry in enumerate(entries) if entry.record["event"] == EVALUATED
+    ]
+    ranked = [
+        [place for place, report in about if report["files"].get(DATA) == digest],
+        [place for place, report in about if report["folder"] == folder],
+        [place for place, _ in about],
+    ]
+    return next((places[-1] for places in ranked if places), None)
+
+
+def _unlike_bytes(folder: Path, evaluated: Evaluated) -> Iterator[str]:
+    """Files of the report that are not those that were written."""
+    found = hashes_of(folder)
+    for name in dict.fromkeys([*evaluated.files, *found]):
+        if name not in found:
+            yield f"{folder / name} is missing: the ledger has its hash"
+        elif name not in evaluated.files:
+            yield f"{folder / name} is no file of the report that the ledger knows: it was added"
+        elif found[name] != evaluated.files[name]:
+            yield f"{folder / name} was changed: its bytes do not have the hash that the ledger holds"
+
+
+def _computed(report: Mapping[str, Any], evaluated: Evaluated, run: RunThen, file: Path) -> Verification:
+    """What is wrong with a report when everything in it is made again from the run as it was then."""
+    problems = impossible(report)
+    if (report.get("format"), report.get("version")) != (FORMAT, VERSION):
+        problems.append(
+            f"the report's format is {report.get('format')!r}, version {report.get('version')!r}, not {FORMAT!r}, "
+            f"version {VERSION}, so its numbers cannot be computed again"
+        )
+        return Verification(problems)
+    if report.get("written") != evaluated.written:
+        problems.append(f"written is {_brief(report.get('written'))}, but {_brief(evaluated.written)} in the ledger")
+    try:
+        plan, dataset = evaluated.asked.plan(run)
+        study = load_study(run, plan, evaluated.settings)
+        problems += unlike(report, study, file.parent)
+        checked = asyncio.run(again.rollouts(study, dataset))
+        problems += [*checked.problems, *again.scores(study), *again.baselines(study, dataset)]
+    except ChimeraError as error:
+        return Verification([*problems, f"the run does not give this report: {error}"])
+    return Verification(problems, rollouts=checked.rollouts, replayed=checked.replayed)
+
+
+def unlike(report: Mapping[str, Any], study: Study, folder: Path) -> list[str]:
+    """How a report in `folder` differs from the one that its study gives, one sentence each."""
+    problems = [
+        f"{place} is {_brief(stated)} in the report, but {_brief(found)} from the run"
+        for place, stated, found in differences(report, build(study, (), folder))
+    ]
+    return problems or _unlike_pages(report, folder)
+
+
+def read_report(report_file: Path) -> dict[str, Any]:
+    """The report in a file, or in the report.json of a folder.
+
+    Raises:
+        RunError: It cannot be read, or is no JSON object.
+    """
+    file = _file(report_file)
+    try:
+        report = parse_json(file.read_bytes())
+    except OSError as error:
+        raise RunError(f"report {file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RunError(f"report {file} is not JSON: {error}") from error
+    if not isinstance(report, dict):
+        raise RunError(f"report {file} holds a {type(report).__name__}, not a JSON object: it is no report")
+    return report
+
+
+def find_run(report_file: Path) -> Run | None:
+    """The run directory that a report lies in, else the one that it names relative to its folder; None without any."""
+    folder = _file(report_file).parent.resolve()
+    for above in (folder, *folder.parents):
+        if (above / "config.yaml").is_file() and (above / LEDGER).is_file():
+            return Run(above)
+    about = read_report(report_file).get("run")
+    path = about.get("path") if isinstance(about, Mapping) else None
+    if not isinstance(path, str):
+        return None
+    named = (folder / path).resolve()
+    return Run(named) if (named / "config.yaml").is_file() else None
+
+
+def _file(report_file: Path) -> Path:
+    if not report_file.is_dir():
+        return report_file
+    of_run = report_file / "report" / DATA
+    return of_run if of_run.is_file() and not (report_file / DATA).exists() else report_file / DATA
+
+
+def _unlike_pages(report: Mapping[str, Any], folder: Path) -> list[str]:
+    """Which of the report's other files are not those that the (true) `report` gives."""
+    try:
+        shown = {TEXT: markdown(report), PAGE: page(report, drawings_of(report, folder))}
+    except (OSError, KeyError, TypeError) as error:
+        return [f"the plots of {folder / DATA} cannot be shown: {error}"]
+    return [
+        f"{folder / name} does not show what {DATA} holds: it was changed, or another version of Chimera made it"
+        for name, text in shown.items()
+        if (folder / name).is_file() and (folder / name).read_bytes() != text.encode(errors="backslashreplace")
+    ]
+
+
+def differences(stated: Any, found: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Where two reports differ: the dotted path and both values; numbers may differ by `TOLERANCE`."""
+    if place in NOT_COMPARED:
+        return
+    if isinstance(stated, Mapping) and isinstance(found, Mapping):
+        for key in dict.fromkeys([*stated, *found]):
+            yield from differences(stated.get(key), found.get(key), f"{place}.{key}" if place else str(key))
+    elif isinstance(stated, list) and isinstance(found, list) and len(stated) == len(found):
+        for number, (left, right) in enumerate(zip(stated, found, strict=True)):
+            yield from differences(left, right, f"{place}.{number}")
+    elif not _equal(stated, found):
+        yield place, stated, found
+
+
+def _equal(stated: Any, found: Any) -> bool:
+    if isinstance(stated, bool) or isinstance(found, bool):
+        return stated is found
+    if isinstance(stated, int | float) and isinstance(found, int | float):
+        return abs(stated - found) <= TOLERANCE * max(1.0, abs(found))
+    return stated == found
+
+
+def _brief(value: Any) -> str:
+    words = "missing" if value is None else json.dumps(value, ensure_ascii=False)
+    return words if len(words) <= SHOWN else f"{words[:SHOWN]}..."

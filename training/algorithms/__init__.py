@@ -1,0 +1,1 @@
+"""One file or folder for each algorithm: `gather`, `sft/`, `ppo/`, `bandit/`."""

@@ -1,0 +1,1 @@
+"""The supervisor's contextual bandit. Read `phase` first, then `policy`."""

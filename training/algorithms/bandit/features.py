@@ -1,0 +1,183 @@
+"""What the bandit sees of each action: the question, the hypotheses, and which of them this action lets go on.
+
+For every hypothesis one row phi(x, a) of three blocks:
+
+* named cues in [0, 1]: who wrote it, what it answers, how many others agree, how quotes, comparison, claim, question
+  and sources overlap, and how its answer meets what four texts say of direction and significance: its comparison, its
+  quotes, the sentences that these come from, and the sentences that bear on the question. Which author is good at what
+  and which combination is right is learned, not known.
+* the means of these cues over the hypotheses, the same for every action: they cannot change which action is the best,
+  but account for how hard the question is, which would be noise in the reward otherwise.
+* hashed text (Weinberger et al. 2009): words of the question crossed with the author, and words of quotes and
+  comparison crossed with the answer. Each of the two has length `HASHED_LENGTH`, so that under one prior variance for
+  all weights a single word counts for little until much is known of it, as it should with a few hundred examples.
+
+Features depend on texts alone, so that logged choices can be turned into the same rows at any time.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from agents.context import Candidates
+from agents.roles import JUNIORS
+from chimera.core.quotes import missing_quotes
+from chimera.core.types import LABELS
+from evaluation.measures.reading import (
+    DIRECTIONS,
+    SIGNIFICANCES,
+    Passages,
+    direction,
+    numbers,
+    share,
+    significance,
+    stems,
+    words,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Rows = NDArray[np.float64]
+
+Hypothesis = Mapping[str, Any]
+
+HASHED_LENGTH = 0.5
+_MOST_QUOTES = 3
+
+
+def feature_names(hashed: int) -> list[str]:
+    """The name of every column."""
+    means = (f"mean of {name}" for name in _names())
+    return [*_names(), *means, *(f"hashed {number}" for number in range(hashed))]
+
+
+def features(candidates: Candidates, hashed: int) -> "Rows":
+    """The rows phi(x, a) of one choice.
+
+    Args:
+        candidates: What there is to choose from.
+        hashed: Columns of hashed text; 0 leaves it out.
+
+    Returns:
+        An array (number of hypotheses, number of columns), with the columns of `feature_names`.
+    """
+    import numpy as np
+
+    goal = _content(candidates.goal)
+    passages = Passages.of(goal, [source["text"] for source in candidates.sources])
+    rows = []
+    for hypothesis in candidates.hypotheses:
+        cues = _cues(candidates, hypothesis) | _overlaps(candidates, hypothesis, goal, passages)
+        cues |= _meeting(candidates.goal, hypothesis, passages)
+        rows.append([cues.get(name, 0.0) for name in _names()])
+    named = np.array(rows)
+    means = np.broadcast_to(named.mean(axis=0), named.shape)
+    return np.hstack([named, means, _hashed(candidates, hashed)] if hashed else [named, means])
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    own = [f"author {author}" for author in JUNIORS] + [f"answer {label}" for label in LABELS]
+    overlaps = ["question in quotes", "question in claim", "claim in quotes", "claim in question"]
+    sources = ["quotes verbatim", "quotes similar", "relevant quoted", "relevant missed", "quotes beside the point"]
+    meeting = [
+        *(f"{label}: {kind}, {way}" for label, kind, way in product(LABELS, SIGNIFICANCES, DIRECTIONS)),
+        *(f"{label}: {kind}" for label, kind in product(LABELS, SIGNIFICANCES)),
+        *(f"{label}: direction {way}" for label, way in product(LABELS, DIRECTIONS)),
+    ]
+    return (*own, "agreement", "quotes", *overlaps, "numbers in quotes", *sources, *meeting)
+
+
+def _cues(candidates: Candidates, hypothesis: Hypothesis) -> dict[str, float]:
+    """Author, answer, agreement of the others, number of quotes."""
+    others = [other["answer"] for other in candidates.hypotheses if other is not hypothesis]
+    return {
+        f"author {hypothesis['author']}": 1.0,
+        f"answer {hypothesis['answer']}": 1.0,
+        "agreement": others.count(hypothesis["answer"]) / max(1, len(others)),
+        "quotes": len(hypothesis["evidence"]) / _MOST_QUOTES,
+    }
+
+
+def _overlaps(candidates: Candidates, hypothesis: Hypothesis, goal: set[str], passages: Passages) -> dict[str, float]:
+    """How much of one text is in another; what concerns sources is 0 when the juniors have seen none."""
+    quotes: list[str] = hypothesis["evidence"]
+    quoted, claimed = _content(" ".join(quotes)), _content(hypothesis["claim"])
+    stated = numbers(hypothesis["comparison"])
+    cues = {
+        "question in quotes": share(quoted, goal),
+        "question in claim": share(claimed, goal),
+        "claim in quotes": share(quoted, claimed),
+        "claim in question": share(goal, claimed),
+        "numbers in quotes": share(numbers(" ".join(quotes)), stated),
+    }
+    if not passages.sentences or not quotes:
+        return cues
+    origins = [passages.origin(quote) for quote in quotes]
+    found = {at for at, _ in origins}
+    texts = [source["text"] for source in candidates.sources]
+    relevant = passages.relevant
+    return cues | {
+        "quotes verbatim": 1.0 - len(missing_quotes(quotes, texts)) / len(quotes),
+        "quotes similar": sum(alike for _, alike in origins) / len(origins),
+        "relevant quoted": len(found & relevant) / max(1, len(relevant)),
+        "relevant missed": min(1.0, len(relevant - found) / _MOST_QUOTES),
+        "quotes beside the point": sum(at not in relevant for at, _ in origins) / len(origins),
+    }
+
+
+def _meeting(goal: str, hypothesis: Hypothesis, passages: Passages) -> dict[str, float]:
+    """How the answer meets direction and significance: the share of texts that say each combination.
+
+    The texts share their weights, because they tell of the same results; where they differ, something is wrong.
+    """
+    quotes: list[str] = hypothesis["evidence"]
+    comparison = [hypothesis["comparison"]]
+    readings = [
+        (significance(comparison), direction(goal, comparison, restated=True)),
+        (significance(quotes), direction(goal, quotes)),
+    ]
+    if passages.sentences and quotes:
+        origins = [passages.sentences[passages.origin(quote)[0]] for quote in quotes]
+        relevant = [passages.sentences[at] for at in sorted(passages.relevant)]
+        readings += [(significance(texts), direction(goal, texts)) for texts in (origins, relevant)]
+    label, weight = hypothesis["answer"], 1.0 / len(readings)
+    cues: dict[str, float] = {}
+    for kind, way in readings:
+        for name in (f"{label}: {kind}, {way}", f"{label}: {kind}", f"{label}: direction {way}"):
+            cues[name] = cues.get(name, 0.0) + weight
+    return cues
+
+
+def _hashed(candidates: Candidates, columns: int) -> "Rows":
+    asked = words(candidates.goal)
+    by_author = [[f"{word}|{one['author']}" for word in asked] for one in candidates.hypotheses]
+    by_answer = [
+        [f"{word}|{one['answer']}" for word in words(" ".join([*one["evidence"], one["comparison"]]))]
+        for one in candidates.hypotheses
+    ]
+    return HASHED_LENGTH * (_hash(by_author, columns) + _hash(by_answer, columns))
+
+
+def _hash(tokens: list[list[str]], columns: int) -> "Rows":
+    """Signed counts of `tokens` in `columns`, each row of length 1 (or 0 without tokens)."""
+    import numpy as np
+    from sklearn.feature_extraction import FeatureHasher
+
+    counts = np.asarray(FeatureHasher(columns, input_type="string").transform(tokens).todense())
+    return counts / np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1e-12)
+
+
+def _content(text: str) -> set[str]:
+    """The stems of the words that carry meaning."""
+    return stems(text, _stop_words())
+
+
+@cache
+def _stop_words() -> frozenset[str]:
+    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
+    return ENGLISH_STOP_WORDS

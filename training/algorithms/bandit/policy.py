@@ -1,0 +1,212 @@
+"""The supervisor's bandit: a reward model over actions, how it learns from logged choices, and its folder on disk.
+
+What it learns from a logged choice (x, a, p, r), with p the propensity of a, K actions and weight c = min(1 / (K p),
+cut), the importance of an even choice:
+
+* direct: row phi(x, a) with reward r.
+* ips: the same row, counted c times: what the logging policy rarely chose is not drowned by what it liked.
+* dr: a row for every action, each counted 1 / K times, with reward q(x, a') + [a' = a] K c (r - q(x, a)): doubly
+  robust (Dudik et al. 2014), right when either the propensities or the model q of rewards are. q has not seen the
+  event: it is learned on earlier events and on the other folds of this batch.
+
+A Thompson posterior takes weighted rewards to be as exact as plain ones, so with ips and dr it explores less than it
+would with direct.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from agents.context import Candidates
+from chimera.config.learning import BanditConfig
+from chimera.core.errors import RunError
+from chimera.core.plain_json import read_json_object
+from training.algorithms.bandit.features import feature_names, features
+from training.algorithms.bandit.models import Array, LinearThompson, RewardModel, SoftLogistic
+from training.learning.experience import BanditEvent
+
+SETTINGS, ARRAYS = "policy.json", "arrays.safetensors"
+FOLDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a policy was made with; its keys are those of `BanditConfig`."""
+
+    policy: Literal["thompson", "logistic"]
+    update: Literal["direct", "ips", "dr"]
+    hashed_features: int
+    prior_variance: float
+    noise_variance: float
+    lr: float
+    epochs: int
+    max_weight: float
+    seed: int
+
+    @classmethod
+    def of(cls, config: BanditConfig, seed: int) -> "Settings":
+        """The settings in `config`."""
+        keys = cls.__dataclass_fields__.keys() - {"seed"}
+        return cls(**{key: getattr(config, key) for key in keys}, seed=seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A logged choice with its rows phi(x, .) of shape (K, d); `action` is the index of the action a."""
+
+    event: BanditEvent
+    rows: Array
+    action: int
+
+
+class BanditPolicy:
+    """Chooses among hypotheses, and learns from choices.
+
+    Attributes:
+        settings: What it was made with.
+        events: How many choices it has learned from.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.events = 0
+        self._model = _make_model(settings)
+        self._outcomes = _make_model(settings)
+        """q of the doubly robust update; unused by the others."""
+
+    def expected(self, rows: Array) -> Array:
+        """Predicted rewards (K,) of the K actions of one choice, given its rows (K, d)."""
+        return self._model.predict(rows)
+
+    def probabilities(self, candidates: Candidates, *, greedy: bool) -> Array:
+        """The chance (K,) with which each hypothesis is chosen; `greedy` is sure of the first of the best."""
+        rows = features(candidates, self.settings.hashed_features)
+        if greedy:
+            return np.eye(len(rows))[int(self.expected(rows).argmax())]
+        return self._model.probabilities(rows)
+
+    def examples(self, events: Sequence[BanditEvent]) -> list[Example]:
+        """`events` with their rows."""
+        return [
+            Example(
+                event,
+                features(Candidates(event.goal, event.hypotheses, event.sources), self.settings.hashed_features),
+                [hypothesis["author"] for hypothesis in event.hypotheses].index(event.author),
+            )
+            for event in events
+        ]
+
+    def learn(self, examples: Sequence[Example]) -> None:
+        """Learn from further choices, of any policy.
+
+        Raises:
+            RunError: A propensity is missing that the update needs.
+        """
+        if not examples:
+            return
+        if self.settings.update == "dr":
+            self._learn_doubly_robust(examples)
+        else:
+            self._learn_logged(examples)
+        self.events += len(examples)
+
+    def _learn_logged(self, examples: Sequence[Example]) -> None:
+        weighted = self.settings.update == "ips"
+        weights = [self._importance(example) if weighted else 1.0 for example in examples]
+        _learn(self._model, examples, weights)
+
+    def _learn_doubly_robust(self, examples: Sequence[Example]) -> None:
+        before = self._outcomes.state()
+        rows: list[Array] = []
+        rewards: list[Array] = []
+        for fold, others in folds(examples):
+            self._outcomes.restore(before)
+            _learn(self._outcomes, others, [1.0] * len(others))
+            for example in fold:
+                outcome = self._outcomes.predict(example.rows)
+                weight = len(example.rows) * self._importance(example)
+                outcome[example.action] += weight * (example.event.reward - outcome[example.action])
+                rows.append(example.rows)
+                rewards.append(outcome)
+        self._outcomes.restore(before)
+        _learn(self._outcomes, examples, [1.0] * len(examples))
+        self._model.scale_to(_rewards(examples))
+        counts = np.concatenate([np.full(len(each), 1.0 / len(each)) for each in rewards])
+        self._model.learn(np.vstack(rows), np.concatenate(rewards), counts)
+
+    def _importance(self, example: Example) -> float:
+        """c of the module's formula."""
+        propensities = example.event.propensities
+        if propensities is None:
+            raise RunError(
+                f"the choice on task {example.event.task_id} was logged without propensities: "
+                "gather in this version, or set bandit.update=direct"
+            )
+        return min(1.0 / (len(propensities) * propensities[example.event.author]), self.settings.max_weight)
+
+    def save(self, folder: Path) -> None:
+        """Write the policy to `folder`, made when it is missing: JSON and safetensors, which run no code when read."""
+        folder.mkdir(parents=True, exist_ok=True)
+        arrays = {f"model.{name}": value for name, value in self._model.state().items()}
+        arrays |= {f"outcomes.{name}": value for name, value in self._outcomes.state().items()}
+        save_file(arrays, folder / ARRAYS)
+        text = json.dumps({"settings": asdict(self.settings), "events": self.events}, indent=2)
+        (folder / SETTINGS).write_text(text + "\n", encoding="utf-8")
+
+
+def folds(examples: Sequence[Example]) -> list[tuple[list[Example], list[Example]]]:
+    """`examples` in up to `FOLDS` parts, each with all the others; the choices on one task stay together."""
+    tasks = sorted({str(example.event.task_id) for example in examples})
+    Random(FOLDS).shuffle(tasks)
+    part_of = {task: number % FOLDS for number, task in enumerate(tasks)}
+    parts = [part_of[str(example.event.task_id)] for example in examples]
+    return [
+        (
+            [example for example, part in zip(examples, parts, strict=True) if part == number],
+            [example for example, part in zip(examples, parts, strict=True) if part != number],
+        )
+        for number in sorted(set(parts))
+    ]
+
+
+def _make_model(settings: Settings) -> RewardModel:
+    columns = len(feature_names(settings.hashed_features))
+    if settings.policy == "thompson":
+        return LinearThompson(columns, settings.prior_variance, settings.noise_variance, settings.seed)
+    return SoftLogistic(columns, settings.lr, settings.epochs, settings.seed)
+
+
+def _learn(model: RewardModel, examples: Sequence[Example], weights: Sequence[float]) -> None:
+    """Show `model` the action that each example took."""
+    if examples:
+        rows = np.array([example.rows[example.action] for example in examples])
+        model.learn(rows, _rewards(examples), np.array(weights))
+
+
+def _rewards(examples: Sequence[Example]) -> Array:
+    return np.array([example.event.reward for example in examples])
+
+
+def load_policy(folder: Path) -> BanditPolicy:
+    """The policy in `folder`, which goes on learning where it stopped.
+
+    Raises:
+        RunError: There is none, or it cannot be read.
+    """
+    try:
+        data: dict[str, Any] = read_json_object(folder / SETTINGS)
+        policy = BanditPolicy(Settings(**data["settings"]))
+        arrays = load_file(folder / ARRAYS)
+        for prefix, model in (("model.", policy._model), ("outcomes.", policy._outcomes)):
+            model.restore({name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)})
+        policy.events = int(data["events"])
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise RunError(f"bandit policy {folder} cannot be read: {error}; run the bandit phase again") from error
+    return policy

@@ -1,0 +1,72 @@
+"""What a bandit policy would earn, estimated from logged choices before it takes over.
+
+Each choice is judged by a policy that learned from the choices on other tasks only (cross-fitting), so the estimate is
+not flattered by what was learned from the very rewards that it is made of.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from evaluation.measures import off_policy
+from training.algorithms.bandit.models import Array
+from training.algorithms.bandit.policy import BanditPolicy, Example, Settings, folds
+
+
+def estimate(settings: Settings, examples: Sequence[Example]) -> Mapping[str, float | None]:
+    """Figures about the greedy policy that `settings` learn from `examples`.
+
+    `logged` is the mean reward of the logged choices, `ips`, `snips` and `dr` are estimates of the policy's, `gain` is
+    how much more it earns than what the supervisor's model preferred (doubly robust, paired); each with `_low` and
+    `_high` of its 95 % interval. `ess` is the effective sample size behind them, `as_supervisor` the share of choices
+    in which both agree. A figure that the log cannot give is None.
+    """
+    known = [example for example in examples if example.event.propensities is not None]
+    if len({example.event.task_id for example in known}) < 2:
+        return {"ess": 0.0}
+    judged: list[Example] = []
+    outcomes: list[Array] = []
+    for fold, others in folds(known):
+        policy = BanditPolicy(settings)
+        policy.learn(others)
+        judged += fold
+        outcomes += [policy.expected(example.rows) for example in fold]
+    return _figures(judged, np.array(outcomes))
+
+
+def _figures(examples: Sequence[Example], outcomes: Array) -> dict[str, float | None]:
+    target = np.eye(outcomes.shape[1])[outcomes.argmax(axis=1)]
+    log = _log(examples)
+    weights = log.weights(target)
+    figures: dict[str, float | None] = {"ess": off_policy.effective_sample_size(weights)}
+    figures |= _flat("logged", off_policy.on_policy(log))
+    figures |= _flat("ips", off_policy.ips(log, target))
+    figures |= _flat("snips", off_policy.snips(log, target) if weights.any() else None)
+    figures |= _flat("dr", off_policy.doubly_robust(log, target, outcomes))
+    asked = [number for number, example in enumerate(examples) if example.event.preferred is not None]
+    if len({examples[number].event.task_id for number in asked}) < 2:
+        return figures | _flat("gain", None) | {"as_supervisor": None}
+    preferred = np.array([_one_hot(examples[number]) for number in asked])
+    gain = off_policy.doubly_robust_gain(
+        _log([examples[number] for number in asked]), target[asked], preferred, outcomes[asked]
+    )
+    return figures | _flat("gain", gain) | {"as_supervisor": float((target[asked] * preferred).sum(axis=1).mean())}
+
+
+def _log(examples: Sequence[Example]) -> off_policy.Log:
+    return off_policy.Log.of(
+        [example.action for example in examples],
+        [(example.event.propensities or {})[example.event.author] for example in examples],
+        [example.event.reward for example in examples],
+        [str(example.event.task_id) for example in examples],
+    )
+
+
+def _one_hot(example: Example) -> list[float]:
+    return [float(hypothesis["author"] == example.event.preferred) for hypothesis in example.event.hypotheses]
+
+
+def _flat(name: str, found: off_policy.Estimate | None) -> dict[str, float | None]:
+    if found is None:
+        return {name: None, f"{name}_low": None, f"{name}_high": None}
+    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}

@@ -1,0 +1,1 @@
+"""PPO of the seniors. Read `phase` first, then `steps`."""

@@ -1,0 +1,157 @@
+"""The sampled calls of one PPO step, as tensors and as VeRL's packed batches.
+
+Shapes: B calls, T tokens of the longest response. Quantities of response tokens are kept as (B, T) tensors, padded on
+the right; VeRL's engine takes jagged ones, made here for the rows of one mini-batch.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from training.learning.experience import Call
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One call: what the model was given, what it sampled, and what that earned.
+
+    Attributes:
+        prompt_ids: Token ids of the prompt, as the server saw them.
+        response_ids: Token ids as sampled.
+        reward: r, the call's reward, given at its last token.
+        group: What its peers share: the calls that its reward is compared with, see `ppo_steps.group_of`.
+        task: Where it comes from, for messages.
+        call: What it is of, for records; two samples are equal without it.
+    """
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    reward: float
+    group: str
+    task: str
+    call: Call | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids or not self.response_ids:
+            raise ValueError(f"the call of {self.task} has no prompt or no response tokens")
+        if not math.isfinite(self.reward):
+            raise ValueError(f"the call of {self.task} has the reward {self.reward}")
+
+
+class Batch:
+    """The calls of one step, and what is computed for their response tokens."""
+
+    def __init__(self, samples: Sequence[Sample], temperature: float = 1.0) -> None:
+        import torch
+
+        self.samples = tuple(samples)
+        self.temperature = temperature
+        lengths = torch.tensor([len(one.response_ids) for one in samples])
+        self.mask: Tensor = (torch.arange(int(lengths.max()))[None] < lengths[:, None]).float()
+        """(B, T): 1.0 for the tokens of each response."""
+        self.columns: dict[str, Tensor] = {}
+        """(B, T) tensors by VeRL's names: old_log_probs, advantages, ..."""
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Tokens of each call, prompt and response."""
+        return [len(one.prompt_ids) + len(one.response_ids) for one in self.samples]
+
+    def packed(self, rows: Sequence[int], columns: Sequence[str] = (), **settings: Any) -> "TensorDict":
+        """The jagged batch of some rows, as VeRL's engine reads it.
+
+        Args:
+            rows: Which calls.
+            columns: Which of `columns` go along.
+            settings: More of what the engine is told about this batch.
+        """
+        import torch
+        from verl.utils import tensordict_utils as tu
+
+        def jagged(parts: "list[Tensor]") -> "Tensor":
+            return torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+
+        chosen = [self.samples[row] for row in rows]
+        ones = [torch.ones(len(one.response_ids), dtype=torch.long) for one in chosen]
+        tensors: dict[str, Any] = {
+            "input_ids": jagged([torch.tensor(one.prompt_ids + one.response_ids) for one in chosen]),
+            "position_ids": jagged([torch.arange(self.sizes[row]) for row in rows]),
+            "prompts": jagged([torch.tensor(one.prompt_ids) for one in chosen]),
+            "responses": jagged([torch.tensor(one.response_ids) for one in chosen]),
+            "loss_mask": jagged(ones),
+            "response_mask": jagged(ones),
+        }
+        for name in columns:
+            values = self.columns[name]
+            tensors[name] = jagged(
+                [values[row, : len(one.response_ids)] for row, one in zip(rows, chosen, strict=True)]
+            )
+        return tu.get_tensordict(
+            tensors,
+            {
+                "temperature": self.temperature,
+                "pad_mode": "no_padding",
+                "global_token_num": [self.sizes[row] for row in rows],
+                **settings,
+            },
+        )
+
+    def figures(self, rewards: "Tensor") -> dict[str, float]:
+        """Means, largest and smallest values by VeRL's names; `rewards` are those of tokens after any KL penalty."""
+        import torch
+
+        valid = self.mask.bool()
+        numbers = {
+            "critic/score": torch.tensor([one.reward for one in self.samples]),
+            "critic/rewards": rewards.sum(dim=1),
+            "critic/advantages": self.columns["advantages"][valid],
+            "critic/returns": self.columns["returns"][valid],
+            "response_length": self.mask.sum(dim=1),
+            "prompt_length": torch.tensor([float(len(one.prompt_ids)) for one in self.samples]),
+        }
+        if "values" in self.columns:
+            numbers["critic/values"] = self.columns["values"][valid]
+        return {
+            f"{name}/{what}": float(getattr(values, what)())
+            for name, values in numbers.items()
+            for what in ("mean", "max", "min")
+        }
+
+
+def mini_batches(count: int, size: int, *, seed: Sequence[int], shuffle: bool) -> list[list[int]]:
+    """Split `count` rows into mini-batches of about `size`, as many as come nearest to it, and equal to within one row.
+
+    VeRL wants a whole number of full mini-batches; the number of calls that a society makes is what it is. A small rest
+    would be an optimiser step as large as the others on few calls, and padding would change the means of the loss.
+    """
+    import numpy as np
+
+    order = np.random.default_rng(list(seed)).permutation(count) if shuffle else np.arange(count)
+    return [part.tolist() for part in np.array_split(order, max(1, round(count / size)))]
+
+
+def reduce(outputs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """One number for each metric of several mini-batches, by VeRL's own rules (sums within, means between)."""
+    from itertools import chain
+
+    from verl.utils.metric import Metric, reduce_metrics
+    from verl.utils.py_functional import append_to_dict
+
+    merged: dict[str, Any] = {}
+    for output in outputs:
+        one = dict(output)
+        for key, value in one.items():
+            if isinstance(value, list):
+                parts = isinstance(value[0], Metric)
+                one[key] = Metric.aggregate_dp(value) if parts else list(chain.from_iterable(value))
+        append_to_dict(merged, one)
+    return {key: float(value) for key, value in reduce_metrics(merged).items()}

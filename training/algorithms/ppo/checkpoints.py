@@ -1,0 +1,111 @@
+"""Checkpoints of the PPO phase: the engine's state and how far the phase has come, whole or not at all.
+
+checkpoints/ppo/<step>/  engine/ (weights, optimiser, schedules, random states)  phase.json
+models/senior/ppo-<step>/  the weights that step's successor samples with
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chimera.core.errors import RunError
+from chimera.core.plain_json import read_json_object
+from chimera.run.directory import Run
+from chimera.run.policies import Policy
+from chimera.run.seals import checked, seal
+
+FOLDER = "checkpoints/ppo"
+STATE = "phase.json"
+ENGINE = "engine"
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the phase has come.
+
+    Attributes:
+        step: The last step that is done, trained or skipped; 0 before the first.
+        updates: Steps that were trained.
+        left_out: Rollouts that were not learned from, by reason.
+        skipped: Steps without an update.
+        live: The seniors' weights after `step`; None while they are as the phase found them.
+    """
+
+    step: int = 0
+    updates: int = 0
+    skipped: list[int] = field(default_factory=list)
+    left_out: dict[str, int] = field(default_factory=dict)
+    live: Policy | None = None
+
+    def dump(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    @classmethod
+    def load(cls, data: Mapping[str, Any]) -> "Progress":
+        """The inverse of `dump`."""
+        live = data["live"]
+        return cls(**{**data, "live": None if live is None else Policy.load(live)})
+
+
+class Checkpoints:
+    """The phase's checkpoints in one run.
+
+    Args:
+        run: The run, owned by this process.
+        keep: How many to keep, the newest.
+    """
+
+    def __init__(self, run: Run, keep: int) -> None:
+        self._run = run
+        self._folder = run.path / FOLDER
+        self._keep = keep
+
+    def latest(self) -> tuple[Path, Progress] | None:
+        """The newest checkpoint: the engine's folder and the progress; None when there is none.
+
+        Raises:
+            RunError: It is broken, or not what the run wrote.
+        """
+        steps = self._steps()
+        for draft in self._folder.glob(".*"):
+            shutil.rmtree(draft)  # A write that was cut off: only one process at a time writes a run.
+        if not steps:
+            return None
+        remedy = f"remove the folder {self._folder / str(steps[-1])} to continue from before it"
+        folder = checked(self._run, f"{FOLDER}/{steps[-1]}", remedy)
+        return folder / ENGINE, self._progress(folder)
+
+    def write(self, progress: Progress, save_engine: Callable[[Path], None]) -> None:
+        """Write the checkpoint of `progress.step` and its hashes, and remove what is older than those to keep."""
+        from training.learning.weights import whole_folder
+
+        with whole_folder(self._folder / str(progress.step)) as draft:
+            save_engine(draft / ENGINE)
+            (draft / STATE).write_text(json.dumps(progress.dump(), indent=2) + "\n", encoding="utf-8")
+        seal(self._run, f"{FOLDER}/{progress.step}")
+        for step in self._steps()[: -self._keep]:
+            shutil.rmtree(self._folder / str(step))
+
+    def remove_old_weights(self, live: Policy | None) -> None:
+        """Remove exported weights that are neither live nor those of a checkpoint."""
+        kept = [live, *(self._progress(self._folder / str(step)).live for step in self._steps())]
+        folders = {self._run.path / policy.folder for policy in kept if policy is not None}
+        for folder in (self._run.path / "models" / "senior").glob("ppo-*"):
+            if folder not in folders:
+                shutil.rmtree(folder)
+
+    def _steps(self) -> list[int]:
+        """Steps with a whole checkpoint; drafts of writes that were cut off have other names."""
+        return sorted(int(folder.name) for folder in self._folder.glob("*") if folder.name.isdecimal())
+
+    def _progress(self, folder: Path) -> Progress:
+        try:
+            return Progress.load(read_json_object(folder / STATE))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"the checkpoint {folder} is broken ({error}): remove this folder to continue from an earlier one"
+            ) from error

@@ -1,0 +1,166 @@
+"""What one online step of PPO takes and keeps, as pure functions: its tasks, its usable rollouts, its samples."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from chimera.config.tree import Config, PpoConfig
+from chimera.core.types import ResearchTask
+from chimera.data.tasks import Dataset
+from evaluation.records.rollouts import RolloutInput, RolloutRecord
+from training.algorithms.ppo.batch import Sample
+from training.credit.advantages import GROUPED, alone
+from training.credit.calls import Credited
+from training.learning.experience import Call
+from training.summary import aligned, mean, part_means
+
+REASONS: tuple[str, ...] = ("late", "failed", "unscored", "untraced", "stale")
+"""Why a rollout of a step is not learned from, in the order in which it is asked."""
+
+
+def draw(tasks: Sequence[ResearchTask], per_step: int, seed: int) -> Iterator[list[ResearchTask]]:
+    """The tasks of step 1, 2, ...: no task comes again before all have come, and none twice in a step.
+
+    Args:
+        tasks: At least `per_step` tasks.
+        per_step: How many a step takes.
+        seed: The same seed draws the same tasks.
+    """
+    shuffled = random.Random(f"{seed}/ppo")
+    waiting: list[ResearchTask] = []
+    while True:
+        taken, waiting = waiting[:per_step], waiting[per_step:]
+        if len(taken) < per_step:
+            again = shuffled.sample(tasks, len(tasks))
+            names = {task.id for task in taken}
+            fresh = [task for task in again if task.id not in names]
+            missing = per_step - len(taken)
+            taken += fresh[:missing]
+            waiting = fresh[missing:] + [task for task in again if task.id in names]
+        yield taken
+
+
+def inputs_of(tasks: Sequence[ResearchTask], step: int, n: int, seed: int) -> list[RolloutInput]:
+    """The rollouts of step `step` (from 1): each task `n` times, one round of all tasks after another."""
+    return [RolloutInput.of(task, "ppo", (step - 1) * n + again, seed) for again in range(n) for task in tasks]
+
+
+def validation_inputs(dataset: Dataset, config: Config, step: int) -> list[RolloutInput]:
+    """Held-out rollouts after step `step`: the same tasks and seeds after every step of runs with one seed."""
+    drawn = random.Random(f"{config.seed}/ppo-validation").sample(dataset.validation, config.ppo.test_tasks)
+    phase = f"validation-ppo-{step}"
+    return [replace(RolloutInput.of(task, "validation-ppo", 0, config.seed), phase=phase) for task in drawn]
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """A step's rollouts: `good` ones in the order in which they were asked for, and how many are left out, and why."""
+
+    good: list[RolloutRecord]
+    left_out: dict[str, int]
+
+
+def sort_out(inputs: Sequence[RolloutInput], records: Sequence[RolloutRecord], version: str) -> Sorted:
+    """Keep the rollouts that can be learned from.
+
+    Args:
+        inputs: What was asked for.
+        records: What came before the deadline.
+        version: The senior's weights that are being learned. A rollout that any others took part in is stale: its
+            tokens are not theirs, and it is dropped rather than corrected, for it happens only around a restart.
+    """
+    came = {(record.task_id, record.repeat): record for record in records}
+    good: list[RolloutRecord] = []
+    left_out = dict.fromkeys(REASONS, 0)
+    for given in inputs:
+        record = came.get((given.task.id, given.repeat))
+        reason = _reason(record, version)
+        if reason is not None:
+            left_out[reason] += 1
+        elif record is not None:
+            good.append(record)
+    return Sorted(good, left_out)
+
+
+def _reason(record: RolloutRecord | None, version: str) -> str | None:
+    if record is None:
+        return "late"
+    if record.status == "failed":
+        return "failed"
+    if record.reward is None:
+        return "unscored"
+    if record.untraced_calls:
+        return "untraced"
+    return None if record.weights_versions.get("senior") == [version] else "stale"
+
+
+def samples_of(credited: Sequence[Credited], task_id: str) -> list[Sample]:
+    """The calls of one rollout for the engine, each with its group (see `group_of`).
+
+    A response without any token (a server may answer so) is no action and is left out.
+    """
+    return [
+        Sample(
+            prompt_ids=item.call.prompt_ids,
+            response_ids=item.call.response_ids,
+            reward=item.reward,
+            group=group_of(task_id, item.call),
+            task=item.call.rollout_id,
+            call=item.call,
+        )
+        for item in credited
+        if item.call.response_ids
+    ]
+
+
+def group_of(task_id: str, call: Call) -> str:
+    """The calls that a call is compared with: those of one role on one task, first visits and revisions apart.
+
+    A revision's prompt holds reviews, a first visit's does not, and what is left to earn differs: one baseline for both
+    would reward a call for the turn at which it was asked (AT-GRPO, arXiv 2510.11062, groups by agent and turn).
+    Prompts within a group may still differ, by what other roles handed over; `group/prompts_differ` tells.
+    """
+    return f"{task_id}/{call.role}/{'first' if call.visit == 1 else 'revision'}"
+
+
+def why_skip(found: Sorted, samples: Sequence[Sample], config: PpoConfig) -> str | None:
+    """Why a step has too little to learn from; None when it has enough."""
+    total = len(found.good) + sum(found.left_out.values())
+    if len(found.good) < config.min_good_share * total:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in found.left_out.items() if count)
+        return f"only {len(found.good)} of {total} rollouts are usable ({reasons}; ppo.min_good_share)"
+    if not samples:
+        return "no senior call is in its rollouts"
+    if config.adv_estimator in GROUPED and len(alone([one.group for one in samples])) == len(samples):
+        return f"no call has a peer to be compared with, as {config.adv_estimator} needs (ppo.n)"
+    return None
+
+
+def figures(found: Sorted, samples: Sequence[Sample]) -> dict[str, float | None]:
+    """What a step's rollouts were like: counts, reward with its parts, alignment, calls by role."""
+    roles = Counter(one.call.role for one in samples if one.call)
+    return {
+        "rollouts/good": len(found.good),
+        **{f"rollouts/{reason}": count for reason, count in found.left_out.items()},
+        **validation_figures(found.good),
+        **{f"reward/{name}": value for name, value in part_means(found.good).items()},
+        **{f"calls/{role}": count for role, count in roles.items()},
+    }
+
+
+def validation_figures(records: Sequence[RolloutRecord]) -> dict[str, float | None]:
+    """Mean reward over the rollouts that have one; mean alignment over all, where no answer is a miss."""
+    return {
+        "reward/mean": mean([record.reward for record in records if record.reward is not None]),
+        "alignment/mean": mean([float(aligned(record) or False) for record in records]),
+    }
+
+
+def validation_metrics(records: Sequence[RolloutRecord]) -> Mapping[str, float | None]:
+    """Held-out figures under VeRL's names for them."""
+    return {
+        **{f"val-core/{name}": value for name, value in validation_figures(records).items()},
+        "val-aux/rollouts": len(records),
+        "val-aux/failed": sum(record.status == "failed" for record in records),
+    }

@@ -1,0 +1,1 @@
+"""Supervised fine-tuning of the juniors, in a process of its own. Read `phase` first."""

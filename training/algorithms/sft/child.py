@@ -1,0 +1,284 @@
+"""The process that fine-tunes: `python -m training.algorithms.sft.child`, started by `training.algorithms.sft.process`.
+
+It imports what training needs while its parent still chooses examples, reads a `Spec` as one JSON line from stdin,
+trains with TRL's SFTTrainer, writes a model folder, and reports progress as JSON lines on stdout. Whatever libraries
+print goes to its log. It ends with its parent.
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+from chimera.core.errors import ChimeraError, RunError
+from chimera.run.parent import end_with
+from chimera.serving.embedded.checkpoint import check_trainable
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+    from trl.trainer.sft_config import SFTConfig
+
+LARGE_MODEL = 500_000_000
+"""From so many parameters on, activations are computed twice instead of kept."""
+LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+TOLD = "error: "
+"""What the line of an error begins with that says everything; the log's other lines are the libraries'."""
+
+Loader = Literal["auto", "never"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What to train on what; the hyperparameters are those of `chimera.config.learning.SftConfig`.
+
+    Attributes:
+        dataset: JSON lines, each with `input_ids` and `labels`.
+        model: The folder to start from.
+        out: The folder to write; it appears whole.
+        seed: Of the order of examples and of LoRA's first weights.
+    """
+
+    dataset: str
+    model: str
+    out: str
+    seed: int
+    epochs: float
+    batch_size: int
+    micro_batch_size: int
+    lr: float
+    warmup_ratio: float
+    max_length: int
+    lora_rank: int
+    lora_alpha: int
+    unsloth: Loader
+
+    def dump(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def load(cls, line: str) -> "Spec":
+        """The inverse of `dump`."""
+        return cls(**json.loads(line))
+
+
+def main() -> int:
+    """Train as the spec on stdin says; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="training.algorithms.sft.child", description=__doc__)
+    parser.add_argument("--parent", type=int, required=True, help="process id to end with")
+    parser.add_argument("--unsloth", choices=("auto", "never"), required=True, help="as in the configuration")
+    options = parser.parse_args()
+    end_with(options.parent)
+    progress = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    preload(options.unsloth)
+    line = sys.stdin.readline()
+    if not line:
+        return RunError.exit_code  # Nothing to train on after all; the parent says why.
+    try:
+        train(Spec.load(line), progress)
+    except ChimeraError as error:
+        print(f"{TOLD}{error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except OSError as error:
+        print(f"{TOLD}a file cannot be read or written: {error}", file=sys.stderr, flush=True)
+        return RunError.exit_code
+    return 0
+
+
+def preload(loader: Loader) -> None:
+    """Import the libraries. Unsloth replaces parts of the others, so it must come first."""
+    if uses_unsloth(loader):
+        __import__("unsloth")
+    import datasets  # noqa: F401  imported for later
+    import peft  # noqa: F401  imported for later
+    import trl.trainer.sft_trainer  # noqa: F401  imported for later
+
+
+def uses_unsloth(loader: Loader) -> bool:
+    """Whether models are loaded through Unsloth: where it is wanted and installed, and there is a GPU."""
+    import torch
+
+    return loader == "auto" and find_spec("unsloth") is not None and torch.cuda.is_available()
+
+
+def load_model(spec: Spec) -> "tuple[Any, PreTrainedTokenizerBase]":
+    """Model, with LoRA adapters when there are to be any, and tokenizer; the same whoever loads it.
+
+    Raises:
+        ConfigError: The folder has no safetensors: pickles are never read.
+    """
+    check_trainable(Path(spec.model))
+    return _from_unsloth(spec) if uses_unsloth(spec.unsloth) else _from_transformers(spec)
+
+
+def _from_transformers(spec: Spec) -> "tuple[Any, PreTrainedTokenizerBase]":
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    frozen_on_gpu = spec.lora_rank > 0 and torch.cuda.is_available()
+    dtype = torch.bfloat16 if frozen_on_gpu and torch.cuda.is_bf16_supported() else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(
+        spec.model, dtype=dtype, attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
+    )
+    if spec.lora_rank:
+        adapter = LoraConfig(
+            r=spec.lora_rank, lora_alpha=spec.lora_alpha, target_modules=list(LORA_TARGETS), task_type="CAUSAL_LM"
+        )
+        model = get_peft_model(model, adapter)
+    return model, AutoTokenizer.from_pretrained(spec.model, trust_remote_code=False)
+
+
+def _from_unsloth(spec: Spec) -> "tuple[Any, PreTrainedTokenizerBase]":
+    from unsloth import FastLanguageModel  # pyright: ignore[reportMissingImports]  only in the gpu extra
+
+    model, tokenizer = FastLanguageModel.from_pretrained(
+        model_name=spec.model,
+        max_seq_length=spec.max_length,
+        load_in_4bit=False,
+        full_finetuning=spec.lora_rank == 0,
+    )
+    if spec.lora_rank:
+        model = FastLanguageModel.get_peft_model(
+            model,
+            r=spec.lora_rank,
+            lora_alpha=spec.lora_alpha,
+            target_modules=list(LORA_TARGETS),
+            lora_dropout=0.0,
+            bias="none",
+            random_state=spec.seed,
+        )
+    return model, tokenizer
+
+
+def train(spec: Spec, progress: TextIO) -> None:
+    """Train, report each optimiser step and what it came to in the end, and write the model.
+
+    Raises:
+        RunError: The loss is no number any more.
+    """
+    from transformers import TrainerCallback, set_seed
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    from training.learning.weights import plain_weights, write_model
+
+    def tell(event: str, **fields: Any) -> None:
+        progress.write(json.dumps({"event": event, **fields}) + "\n")
+
+    class Reporter(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            tell("begin", total=state.max_steps)
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            if logs is not None and "loss" in logs:
+                tell("step", step=state.global_step, total=state.max_steps, **step_figures(logs))
+
+    set_seed(spec.seed)
+    model, tokenizer = load_model(spec)
+    dataset = load_rows(Path(spec.dataset))
+    with tempfile.TemporaryDirectory(prefix="sft-") as scratch:
+        trainer = SFTTrainer(
+            model=model,
+            args=trainer_settings(spec, model.num_parameters(), scratch),
+            train_dataset=dataset,
+            processing_class=tokenizer,
+            callbacks=[Reporter()],
+        )
+        started = time.perf_counter()
+        result = trainer.train()
+        seconds = time.perf_counter() - started
+    assert trainer.model is not None
+    write_model(Path(spec.out), plain_weights(trainer.model), Path(spec.model))
+    tokens = sum(dataset["length"]) * spec.epochs
+    tell(
+        "end",
+        loss=result.training_loss,
+        steps=result.global_step,
+        seconds=round(seconds, 3),
+        tokens_per_second=round(tokens / seconds, 1),
+        device=str(trainer.args.device),
+        precision="bfloat16" if trainer.args.bf16 else "float32",
+        loader="unsloth" if uses_unsloth(spec.unsloth) else "transformers",
+    )
+
+
+def trainer_settings(spec: Spec, parameters: int, scratch: str) -> "SFTConfig":
+    """TRL's settings: AdamW with a linear schedule; batches of similar length, so that little is padded."""
+    import torch
+    from trl.trainer.sft_config import SFTConfig
+
+    gpu = torch.cuda.is_available()
+    return SFTConfig(
+        output_dir=scratch,
+        seed=spec.seed,
+        num_train_epochs=spec.epochs,
+        per_device_train_batch_size=spec.micro_batch_size,
+        gradient_accumulation_steps=spec.batch_size // spec.micro_batch_size,
+        learning_rate=spec.lr,
+        warmup_steps=spec.warmup_ratio,
+        lr_scheduler_type="linear",
+        optim="adamw_torch",
+        bf16=torch.cuda.is_bf16_supported() if gpu else fast_bfloat16(),
+        use_cpu=not gpu,
+        gradient_checkpointing=parameters >= LARGE_MODEL,
+        max_length=None,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        train_sampling_strategy="group_by_length",
+        length_column_name="length",
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def fast_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 itself: 1.6 times as fast then, slower than float32 otherwise."""
+    import torch
+
+    # torch 2.13 has no public name for either.
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def load_rows(file: Path) -> "Dataset":
+    """The data set as TRL's trainer takes it ready-made: input_ids, labels, and each row's length."""
+    from datasets import Dataset
+
+    with file.open(encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    return Dataset.from_list(
+        [{"input_ids": row["input_ids"], "labels": row["labels"], "length": len(row["input_ids"])} for row in rows]
+    )
+
+
+def step_figures(logs: dict[str, Any]) -> dict[str, float]:
+    """What the trainer logs of one step, by our names.
+
+    Raises:
+        RunError: The loss is no number any more.
+    """
+    loss = float(logs["loss"])
+    if not math.isfinite(loss):
+        raise RunError(f"the loss became {loss} at epoch {logs['epoch']:.2f}: lower sft.lr")
+    return {
+        "loss": loss,
+        "lr": float(logs["learning_rate"]),
+        "grad_norm": float(logs["grad_norm"]),
+        "entropy": float(logs["entropy"]),
+        "token_accuracy": float(logs["mean_token_accuracy"]),
+        "epoch": float(logs["epoch"]),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""From a conversation to token ids, and which of them are learned: those that the assistant wrote.
+
+The server's own renderer is used (`chimera.serving.embedded.chat`), so a prompt in training is the prompt in use, token
+for token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chimera.core.errors import RunError
+from chimera.serving.embedded.chat import ChatFormat
+from chimera.serving.embedded.checkpoint import load_language
+from chimera.serving.embedded.protocol import BadRequest, ChatMessage, Tool
+from training.learning.experience import Conversation
+
+NOT_LEARNED = -100
+"""The label of a token on which no loss is taken, by PyTorch's convention."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence to train on: token ids (T) and, for each, whether it is learned (T)."""
+
+    ids: tuple[int, ...]
+    learned: tuple[bool, ...]
+
+    @property
+    def labels(self) -> list[int]:
+        """The ids where they are learned, NOT_LEARNED elsewhere (T)."""
+        return [token if learned else NOT_LEARNED for token, learned in zip(self.ids, self.learned, strict=True)]
+
+
+class Renderer:
+    """Renders conversations for one model.
+
+    Args:
+        folder: The model; only its tokenizer, chat template and end tokens are read.
+        max_tool_calls: After so many tool calls a role is offered no tools any more (`society.max_tool_calls`).
+
+    Raises:
+        ConfigError: A file of the model is missing or broken.
+    """
+
+    def __init__(self, folder: Path, max_tool_calls: int) -> None:
+        language = load_language(folder)
+        self._folder = folder
+        self._format = ChatFormat(language.template, language.tokenizer)
+        self._eos = frozenset(language.eos)
+        self._max_tool_calls = max_tool_calls
+
+    def rows(self, conversation: Conversation) -> tuple[Row, ...]:
+        """The conversation's assistant turns, end tokens included, each after the prompt that asked for it.
+
+        Turns share a row where a prompt begins with everything before it. It does not where tools were offered to one
+        turn and no more to the next, or where the chat template drops something of earlier turns.
+
+        Raises:
+            RunError: The chat template cannot render the conversation, or ends no turn.
+        """
+        messages = [ChatMessage.model_validate(message) for message in conversation.messages]
+        tools = [Tool.model_validate(tool).model_dump(exclude_none=True) for tool in conversation.tools or ()]
+        rows: list[Row] = []
+        ids: list[int] = []
+        learned: list[bool] = []
+        used = 0
+        for position, message in enumerate(messages):
+            if message.role != "assistant":
+                continue
+            offered = tools if used < self._max_tool_calls else []
+            prompt, answer = self._turn(messages[: position + 1], offered)
+            if prompt[: len(ids)] != ids:
+                rows.append(Row(tuple(ids), tuple(learned)))
+                ids, learned = [], []
+            learned += [False] * (len(prompt) - len(ids)) + [True] * len(answer)
+            ids = [*prompt, *answer]
+            used += len(message.tool_calls or ())
+        return (*rows, Row(tuple(ids), tuple(learned)))
+
+    def _turn(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> tuple[list[int], list[int]]:
+        """Prompt and answer, the latter up to and including its last end token."""
+        try:
+            prompt, answer = self._format.encode_turn(messages, tools)
+        except BadRequest as error:
+            raise RunError(f"the chat template in {self._folder} cannot be trained with: {error.message}") from error
+        ends = [position for position, token in enumerate(answer) if token in self._eos]
+        if not ends:
+            raise RunError(
+                f"the chat template in {self._folder} closes the assistant's turn with none of the model's end tokens "
+                f"{sorted(self._eos)}, so it would not learn to stop: name the token in generation_config.json's "
+                "eos_token_id"
+            )
+        return prompt, answer[: ends[-1] + 1]

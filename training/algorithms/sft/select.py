@@ -1,0 +1,183 @@
+"""Which conversations are imitated: those of rollouts with a high reward, by those who had a part in it. Pure."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agents.tools.sources import sources_seen
+from chimera.config.learning import SftConfig
+from chimera.core.errors import RunError
+from chimera.core.quotes import missing_quotes
+from evaluation.records.rollouts import RolloutRecord
+from training.algorithms.sft.render import Row
+from training.learning.experience import Conversation
+
+Key = tuple[str, str, int]
+"""Phase, task and repeat of a rollout: unlike its id the same when a run is made again, so it settles ties."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One conversation of a rollout that has a reward."""
+
+    record: RolloutRecord
+    reward: float
+    conversation: Conversation
+
+    @property
+    def role(self) -> str:
+        """Whose conversation."""
+        return self.conversation.role
+
+    @property
+    def key(self) -> Key:
+        """The rollout's."""
+        return self.record.phase, self.record.task_id, self.record.repeat
+
+    @property
+    def place(self) -> tuple[str, Key, int]:
+        """Where it belongs in an order that does not depend on which rollout ended first."""
+        return self.role, self.key, self.conversation.visit
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One selected conversation as the model reads it."""
+
+    candidate: Candidate
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is learned from, in an order that only depends on the rollouts, and how it came about."""
+
+    examples: tuple[Example, ...]
+    figures: dict[str, Any]
+
+
+def candidates(record: RolloutRecord, conversations: Iterable[Conversation]) -> list[Candidate]:
+    """The conversations of a rollout that could be learned from; none when it has no reward.
+
+    A reward of which a part is missing is none. An answer that took a repair is no example of a good answer.
+    """
+    if record.reward is None:
+        return []
+    return [Candidate(record, record.reward, conversation) for conversation in conversations if conversation.parsed]
+
+
+def select(
+    found: Sequence[Candidate], render: Callable[[Conversation], tuple[Row, ...]], config: SftConfig
+) -> Selection:
+    """Good rollouts of each role, who is credited, true quotes only, no conversation twice, none that is too long.
+
+    Args:
+        found: All candidates.
+        render: Gives a conversation's token rows.
+        config: How to select.
+
+    Raises:
+        RunError: Fewer than `sft.min_examples` are left; the message says at what stage they were lost.
+    """
+    in_order = sorted(found, key=lambda candidate: candidate.place)
+    good = _of_good_rollouts(in_order, config)
+    credited = [candidate for candidate in good if _is_credited(candidate, config)]
+    honest = _with_true_quotes(credited, config)
+    best: dict[tuple[Row, ...], Example] = {}
+    for candidate in sorted(honest, key=lambda candidate: -candidate.reward):
+        rows = render(candidate.conversation)
+        best.setdefault(rows, Example(candidate, rows))
+    fitting = [example for example in best.values() if max(len(row.ids) for row in example.rows) <= config.max_length]
+    fitting.sort(key=lambda example: example.candidate.place)
+    figures: dict[str, Any] = {
+        "rollouts": len({candidate.key for candidate in found}),
+        "candidates": len(found),
+        "of_good_rollouts": len(good),
+        "credited": len(credited),
+        "misquoting": len(credited) - len(honest),
+        "misquoting_kept": config.true_quotes == "prefer" and not all(map(_quotes_are_real, honest)),
+        "duplicates": len(honest) - len(best),
+        "too_long": len(best) - len(fitting),
+        "selected": len(fitting),
+        "selected_by_role": dict(Counter(example.candidate.role for example in fitting)),
+    }
+    if len(fitting) < config.min_examples:
+        raise RunError(_too_few(figures, max((candidate.reward for candidate in found), default=None), config))
+    figures["reward_of_candidates"] = _mean([candidate.reward for candidate in found])
+    figures["reward_of_selected"] = _mean([example.candidate.reward for example in fitting])
+    return Selection(tuple(fitting), figures)
+
+
+def _of_good_rollouts(found: Sequence[Candidate], config: SftConfig) -> list[Candidate]:
+    """The candidates whose rollout reaches the threshold, or is in the best share of those of its role."""
+    if config.select == "threshold":
+        return [candidate for candidate in found if candidate.reward >= config.threshold]
+    rewards: dict[str, dict[Key, float]] = defaultdict(dict)
+    for candidate in found:
+        rewards[candidate.role][candidate.key] = candidate.reward
+    good = {role: _best_share(of_role, config.quantile) for role, of_role in rewards.items()}
+    return [candidate for candidate in found if candidate.key in good[candidate.role]]
+
+
+def _best_share(rewards: Mapping[Key, float], share: float) -> set[Key]:
+    """The best `share` of the rollouts, rounded up; among equal rewards, those with the smaller key."""
+    ranked = sorted(rewards, key=lambda key: (-rewards[key], key))
+    # A share such as 0.6 is no binary fraction: 0.6 x 5 must be 3 and not the ceiling of 3.0000000000000004.
+    return set(ranked[: math.ceil(round(share * len(ranked), 9))])
+
+
+def _is_credited(candidate: Candidate, config: SftConfig) -> bool:
+    """Whether the rollout's reward says something about this conversation."""
+    record = candidate.record
+    if config.credited == "all":
+        return True
+    if config.credited == "selected":
+        return record.outputs["selected_hypothesis"]["author"] == candidate.role
+    return record.answer is not None and record.answer == candidate.conversation.answer["answer"]
+
+
+def _with_true_quotes(credited: list[Candidate], config: SftConfig) -> list[Candidate]:
+    """Those that do not misquote; all, if misquoting is ignored, or if too few are left and the rest is preferred."""
+    if config.true_quotes == "ignore":
+        return credited
+    honest = [candidate for candidate in credited if _quotes_are_real(candidate)]
+    return credited if config.true_quotes == "prefer" and len(honest) < config.min_examples else honest
+
+
+def _quotes_are_real(candidate: Candidate) -> bool:
+    """Whether all quotes of the answer stand in what the junior itself has read."""
+    read = [passage["text"] for passage in sources_seen({candidate.role: candidate.conversation.messages})]
+    return not missing_quotes(candidate.conversation.answer["evidence"], read)
+
+
+def _too_few(figures: Mapping[str, Any], highest: float | None, config: SftConfig) -> str:
+    """What happened to the candidates, and which key to change for the stage that took most of them."""
+    counts = (
+        f"sft found {figures['selected']} conversations to learn from and sft.min_examples is {config.min_examples}: "
+        f"{figures['rollouts']} rollouts with a reward gave {figures['candidates']} conversations of juniors that "
+        "were read at once"
+    )
+    if highest is None:
+        return f"{counts}; gather more (gather.tasks), or look in rollouts/gather.jsonl why none has a reward"
+    key = f"sft.threshold={config.threshold:g}" if config.select == "threshold" else f"sft.quantile={config.quantile:g}"
+    stages = {
+        (f"lower {key}" if config.select == "threshold" else f"raise {key}"): figures["candidates"]
+        - figures["of_good_rollouts"],
+        "set sft.credited=all": figures["of_good_rollouts"] - figures["credited"],
+        "set sft.true_quotes=ignore": figures["misquoting"],
+        "gather more tasks (gather.tasks), which differ": figures["duplicates"],
+        f"raise sft.max_length={config.max_length}": figures["too_long"],
+    }
+    remedy = max(stages, key=lambda stage: stages[stage]) if any(stages.values()) else "gather more (gather.tasks)"
+    return (
+        f"{counts}, {figures['of_good_rollouts']} of them from rollouts within {key} (the highest reward is "
+        f"{highest:.3f}), {figures['credited']} credited (sft.credited={config.credited}), "
+        f"{figures['misquoting']} of those misquoting, {figures['duplicates']} twice and {figures['too_long']} longer "
+        f"than sft.max_length={config.max_length}; {remedy}, or lower sft.min_examples"
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -1,0 +1,1 @@
+"""Who earned what: credit of calls, and advantages."""

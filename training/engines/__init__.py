@@ -1,0 +1,1 @@
+"""VeRL in one process. Read `local` first."""

@@ -1,0 +1,367 @@
+"""PPO on one model through VeRL's training workers, in this process.
+
+One update, as VeRL's trainer does it: log-probabilities of the sampled tokens under the weights as they are
+(old_log_prob) and, where a KL term needs them, under the phase's first weights (ref); values of a critic for gae;
+advantages; then the clipped objective (Schulman et al. 2017, equation 7, with VeRL's separate lower and upper clip
+range) over mini-batches and epochs, in micro-batches of a token budget.
+"""
+
+import gc
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from chimera.config.learning import PpoConfig
+from chimera.core.errors import RunError
+from chimera.core.plain_json import read_json_object
+from chimera.serving.embedded.checkpoint import check_trainable
+from training.algorithms.ppo.batch import Batch, Sample, mini_batches, reduce
+from training.credit.advantages import GROUPED, alone, at_last_token, estimate, group_figures
+from training.engines.state import REMEDY, read_state, restore_worker, worker_state, write_state
+from training.engines.verl_config import check_verl, make_config, model_config
+from training.engines.verl_runtime import (
+    OwnRandomness,
+    close_group,
+    load_verl,
+    no_progress_bars,
+    open_group,
+    rank_of_one,
+)
+from training.learning.weights import plain_weights, whole_folder, write_model
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from verl.workers.engine_workers import TrainingWorker
+
+__all__ = ["PpoEngine", "Sample"]
+
+STATE, RANDOM = "engine.json", "random"
+
+
+class PpoEngine:
+    """A model, its optimiser, and with gae a critic: updated from samples, saved, resumed and exported.
+
+    Only one engine may be open in a process at a time. Call it from one thread at a time. It computes with as many
+    torch threads as the process has set; beside other busy processes use one thread or OMP_WAIT_POLICY=PASSIVE, for
+    idle OpenMP threads that spin slow everything down manyfold.
+
+    Args:
+        model_folder: The phase's first weights, a Hugging Face folder, also when `load` continues a checkpoint: they
+            are the reference of the KL terms, and exports take tokenizer and settings from here.
+        config: Our settings; what they hold for VeRL is checked.
+        seed: Of adapters, the critic's head and the order of mini-batches.
+        total_steps: Updates that will be made, for learning-rate schedules.
+        device: "auto" is CUDA where there is a GPU; the first engine fixes it for the process.
+        temperature: At which the samples were drawn.
+
+    Raises:
+        ConfigError: `config.verl` holds what VeRL does not take, the model has no safetensors (pickles are never read),
+            or the device does not exist.
+        RunError: Another engine is open.
+    """
+
+    def __init__(
+        self,
+        model_folder: Path,
+        config: PpoConfig,
+        *,
+        seed: int,
+        total_steps: int,
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        temperature: float = 1.0,
+    ) -> None:
+        check_verl(config.verl)
+        check_trainable(model_folder)
+        self._folder, self._config, self._seed, self._temperature = model_folder, config, seed, temperature
+        self._device = load_verl(device)
+        self._verl = make_config(config, total_steps)
+        self._random = OwnRandomness(seed)
+        self.updates = 0
+        """How many updates were made, those before a checkpoint included."""
+        self._kl_in_reward = self._verl.algorithm.use_kl_in_reward
+        self._closed = False
+        with rank_of_one(), no_progress_bars(), self._random:
+            open_group(self._device)
+            try:
+                self._build()
+            except BaseException:
+                self.close()
+                raise
+
+    def _build(self) -> None:
+        from verl.trainer.ppo.core_algos import get_kl_controller
+        from verl.workers.utils.losses import ppo_loss, value_loss
+
+        gae = self._config.adv_estimator == "gae"
+        frozen = (self._config.use_kl_loss or self._kl_in_reward) and not self._config.lora_rank
+        self._actor = self._worker("language_model", self._verl.actor_optim, lora=True)
+        self._actor.set_loss_fn(partial(ppo_loss, config=self._verl.actor))
+        # It is never stepped, so it costs its weights and no optimiser state. With LoRA, the actor's base is the same.
+        self._reference = self._worker("language_model", self._verl.actor_optim, lora=False) if frozen else None
+        self._critic = self._worker("value_model", self._verl.critic_optim, lora=False) if gae else None
+        if self._critic:
+            self._critic.set_loss_fn(partial(value_loss, config=self._verl.critic))
+        self._kl_control: Any = get_kl_controller(self._verl.algorithm.kl_ctrl)
+
+    def _worker(self, kind: str, optimiser: Any, *, lora: bool) -> "TrainingWorker":
+        from transformers.utils.import_utils import is_flash_attn_2_available
+        from verl.trainer.config import CheckpointConfig
+        from verl.workers.config import TrainingWorkerConfig
+        from verl.workers.engine_workers import TrainingWorker
+
+        from training.engines import varlen_attention
+
+        precision = (self._verl.engine.mixed_precision or {}).get("param_dtype", "bf16")
+        # Flash attention has no float32.
+        flash = self._device == "cuda" and is_flash_attn_2_available() and precision not in ("fp32", "float32", "32")
+        attention = "flash_attention_2" if flash else varlen_attention.NAME
+        worker = TrainingWorker(
+            TrainingWorkerConfig(
+                model_type=kind,
+                model_config=model_config(self._folder, self._config, attention=attention, lora=lora),
+                engine_config=self._verl.engine,
+                optimizer_config=optimiser,
+                checkpoint_config=CheckpointConfig(),
+                profiler_config=None,
+            )
+        )
+        if self._device == "cpu":
+            # Its utilisation of "the" CPU's peak would be a made-up number.
+            worker.flops_counter = None
+        worker.reset()
+        return worker
+
+    def update(
+        self, batch: Sequence[Sample], step: int, watch: Callable[[Batch], None] | None = None
+    ) -> dict[str, float]:
+        """Learn from one step's samples.
+
+        With grpo and rloo, samples that are alone in their group have no baseline: they are left out and counted in
+        `group/alone`.
+
+        Args:
+            batch: What the current weights sampled.
+            step: The step's number; with the seed it fixes the order of mini-batches.
+            watch: Is given the batch when its advantages are known, before the weights change.
+
+        Returns:
+            Metrics by VeRL's names.
+
+        Raises:
+            RunError: No sample is left, or the model's log-probabilities are not finite.
+        """
+        with self._random:
+            return self._update(batch, step, watch)
+
+    def _update(self, samples: Sequence[Sample], step: int, watch: Callable[[Batch], None] | None) -> dict[str, float]:
+        config = self._config
+        single = alone([one.group for one in samples]) if config.adv_estimator in GROUPED else []
+        kept = [one for place, one in enumerate(samples) if place not in set(single)]
+        if not kept:
+            raise RunError(
+                f"step {step} has {len(samples)} samples, none with a peer in its group, as {config.adv_estimator} "
+                "needs: raise ppo.n, or use ppo.adv_estimator=reinforce_plus_plus"
+            )
+        batch = Batch(kept, self._temperature)
+        metrics: dict[str, float] = {}
+        started = time.perf_counter()
+        metrics |= self._prepare(batch, step)
+        with _timed(metrics, "adv"):
+            metrics |= self._advantages(batch)
+        if watch is not None:
+            with _timed(metrics, "watch"):
+                watch(batch)
+        if self._critic:
+            with _timed(metrics, "update_critic"):
+                metrics |= self._train(self._critic, batch, ("values", "returns"), self._verl.critic, "critic/", step)
+        if not self._critic or self.updates >= config.critic_warmup:
+            columns = [name for name in ("old_log_probs", "advantages", "ref_log_prob") if name in batch.columns]
+            with _timed(metrics, "update_actor"):
+                metrics |= self._train(self._actor, batch, columns, self._verl.actor, "actor/", step)
+        self.updates += 1
+        seconds = time.perf_counter() - started
+        return metrics | {
+            **group_figures(kept),
+            "group/alone": float(len(single)),
+            "perf/total_num_tokens": float(sum(batch.sizes)),
+            "perf/time_per_step": seconds,
+            "perf/throughput": sum(batch.sizes) / seconds,
+            "timing_s/step": seconds,
+        }
+
+    def _prepare(self, batch: Batch, step: int) -> dict[str, float]:
+        """Fill in the log-probabilities and values that an update starts from."""
+        from verl.trainer.ppo.core_algos import agg_loss
+
+        metrics: dict[str, float] = {}
+        with _timed(metrics, "old_log_prob"):
+            old = self._infer(self._actor, batch, calculate_entropy=True)
+        batch.columns["old_log_probs"] = old["log_probs"]
+        if not old["log_probs"].isfinite().all():
+            raise RunError(
+                f"step {step}: the model of {self._folder} gives log-probabilities that are not finite: its weights "
+                "are broken; continue from an earlier checkpoint with a smaller ppo.lr"
+            )
+        mode = self._config.loss_agg_mode
+        metrics["actor/entropy"] = float(agg_loss(old["entropy"], batch.mask, mode))
+        if self._config.use_kl_loss or self._kl_in_reward:
+            with _timed(metrics, "ref"):
+                base = self._reference or self._actor
+                ref = self._infer(base, batch, no_lora_adapter=self._reference is None)
+            batch.columns["ref_log_prob"] = ref["log_probs"]
+        if self._critic:
+            with _timed(metrics, "values"):
+                batch.columns["values"] = self._infer(self._critic, batch)["values"] * batch.mask
+        return metrics
+
+    def _advantages(self, batch: Batch) -> dict[str, float]:
+        from verl.trainer.ppo.core_algos import kl_penalty
+        from verl.utils.torch_functional import masked_mean
+
+        config, metrics = self._config, {}
+        rewards = at_last_token([one.reward for one in batch.samples], batch.mask)
+        if self._kl_in_reward:
+            # As apply_kl_penalty of VeRL's trainer does.
+            old: Any = batch.columns["old_log_probs"]
+            ref: Any = batch.columns["ref_log_prob"]
+            apart = kl_penalty(old, ref, self._verl.algorithm.kl_penalty) * batch.mask
+            coefficient = self._kl_control.value
+            rewards = rewards - coefficient * apart
+            current = float(masked_mean(apart, batch.mask, axis=-1).mean())
+            self._kl_control.update(current_kl=current, n_steps=len(batch))
+            metrics |= {"actor/reward_kl_penalty": current, "actor/reward_kl_penalty_coeff": coefficient}
+        batch.columns["advantages"], batch.columns["returns"] = estimate(
+            config.adv_estimator,
+            rewards,
+            batch.mask,
+            [one.group for one in batch.samples],
+            values=batch.columns.get("values"),
+            gamma=config.gamma,
+            lam=config.lam,
+            divide_by_std=config.norm_adv_by_std_in_grpo,
+        )
+        return metrics | batch.figures(rewards)
+
+    def _infer(self, worker: "TrainingWorker", batch: Batch, **settings: Any) -> "dict[str, Tensor]":
+        """A worker's outputs for the tokens of each response, (B, T) each."""
+        from verl.utils import tensordict_utils as tu
+        from verl.workers.utils.padding import no_padding_2_padding
+
+        budget = max(self._verl.engine.infer_max_token_len_per_gpu, *batch.sizes)
+        data = batch.packed(range(len(batch)), compute_loss=False, max_token_len_per_gpu=budget, **settings)
+        output = worker.infer_batch(data)
+        names = [name for name in ("log_probs", "entropy", "values") if name in output]
+        return {name: no_padding_2_padding(tu.get(output, name), data).float() for name in names}
+
+    def _train(
+        self, worker: "TrainingWorker", batch: Batch, columns: Sequence[str], verl: Any, prefix: str, step: int
+    ) -> dict[str, float]:
+        """All epochs and mini-batches of one model; the token budget grows to the longest sequence if need be.
+
+        Optimiser steps are counted in `optimizer_steps`; from the second on, weights have moved since log-probabilities
+        were taken, so that ratio, clip range and `ppo_kl` act. A step whose gradient is not finite changes nothing and
+        is counted in `nonfinite_grads` instead.
+        """
+        from verl.utils import tensordict_utils as tu
+
+        parts = [
+            part
+            for epoch in range(verl.ppo_epochs)
+            for part in mini_batches(
+                len(batch), verl.ppo_mini_batch_size, seed=(self._seed, step, epoch), shuffle=verl.shuffle
+            )
+        ]
+        entropy = bool(verl.get("calculate_entropy")) or bool(verl.get("entropy_coeff"))
+        outputs = []
+        with worker.engine.train_mode():
+            for number, rows in enumerate(parts, start=1):
+                data = batch.packed(
+                    rows,
+                    columns,
+                    global_batch_size=len(rows),
+                    max_token_len_per_gpu=max(self._config.ppo_max_token_len_per_gpu, *batch.sizes),
+                    calculate_entropy=entropy,
+                    update_lr_scheduler=number == len(parts),
+                    disable_auto_offload=True,
+                )
+                outputs.append(tu.get(worker.train_batch(data), "metrics"))
+        good = [one for one in outputs if math.isfinite(one["grad_norm"])]  # VeRL leaves out the other steps.
+        steps = {"optimizer_steps": float(len(good)), "nonfinite_grads": float(len(outputs) - len(good))}
+        metrics = steps | (reduce(good) if good else {})
+        return {key if "/" in key else f"{prefix}{key}": value for key, value in metrics.items()}
+
+    def export(self, folder: Path) -> None:
+        """Write the actor as a plain Hugging Face folder in float32, adapters merged; it appears whole."""
+        engine: Any = self._actor.engine
+        write_model(folder, plain_weights(engine.module), self._folder)
+
+    def save(self, folder: Path) -> None:
+        """Write everything that `load` needs to go on exactly as if nothing had happened; the folder appears whole.
+
+        Raises:
+            RunError: It cannot be written.
+        """
+        with whole_folder(folder) as draft:
+            for name, worker in self._trained():
+                write_state(worker_state(worker), draft, name)
+            write_state(self._random.state(), draft, RANDOM)
+            state = {"updates": self.updates, "kl_coef": self._kl_control.value, "made_with": self._made_with()}
+            (draft / STATE).write_text(json.dumps(state), encoding="utf-8")
+
+    def load(self, folder: Path) -> None:
+        """Continue where the engine that wrote this checkpoint was: weights, optimisers, schedules, random states.
+
+        Nothing in the checkpoint can run code.
+
+        Raises:
+            RunError: There is no whole checkpoint, or it is of an engine with other weights.
+        """
+        try:
+            state = read_json_object(folder / STATE)
+            made_with, updates, coefficient = state["made_with"], int(state["updates"]), state["kl_coef"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{folder} holds no whole checkpoint of a PPO engine ({error}): {REMEDY}") from error
+        if made_with != self._made_with():
+            raise RunError(
+                f"the checkpoint in {folder} was made with {made_with}, and this engine has "
+                f"{self._made_with()}: continue with the settings that the run began with"
+            )
+        workers = self._trained()
+        read = {name: read_state(folder, name) for name in (*(name for name, _ in workers), RANDOM)}
+        try:
+            with self._random:
+                for name, worker in workers:
+                    restore_worker(worker, read[name])
+            self._random.restore(read[RANDOM])
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            raise RunError(f"the checkpoint in {folder} does not fit the model ({error}): {REMEDY}") from error
+        self.updates = updates
+        self._kl_control.value = coefficient
+
+    def _trained(self) -> "list[tuple[str, TrainingWorker]]":
+        return [("actor", self._actor), *([("critic", self._critic)] if self._critic else [])]
+
+    def _made_with(self) -> dict[str, Any]:
+        return {"critic": self._critic is not None, "lora_rank": self._config.lora_rank, "seed": self._seed}
+
+    def close(self) -> None:
+        """Free the models and the process group; another engine may then be opened. Closing twice does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        for name in ("_actor", "_reference", "_critic"):
+            vars(self).pop(name, None)
+        gc.collect()
+        close_group()
+
+
+@contextmanager
+def _timed(metrics: dict[str, float], stage: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    metrics[f"timing_s/{stage}"] = time.perf_counter() - started

@@ -1,0 +1,234 @@
+"""From our PPO settings to VeRL's configuration classes, and the check of what is passed through to them.
+
+`ppo.verl` holds more of VeRL's configuration by part: actor, critic, engine, optim, model and algorithm. A key is
+accepted where it has an effect on one process with one device; what a `ppo` key of its own sets is refused there, so
+that every value has one place.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chimera.config.learning import PpoConfig
+from chimera.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from verl.trainer.config import AlgoConfig
+    from verl.workers.config import ActorConfig, CriticConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+
+PASSED: dict[str, frozenset[str]] = {
+    "actor": frozenset(
+        {"policy_loss", "clip_ratio_c", "loss_scale_factor", "tau_pos", "tau_neg", "shuffle", "calculate_entropy"}
+    ),
+    "critic": frozenset({"ppo_epochs", "ppo_mini_batch_size", "shuffle", "loss_agg_mode", "loss_scale_factor"}),
+    "engine": frozenset(
+        {
+            "param_offload",
+            "optimizer_offload",
+            "offload_policy",
+            "reshard_after_forward",
+            "forward_prefetch",
+            "wrap_policy",
+            "model_dtype",
+            "mixed_precision",
+            "infer_max_token_len_per_gpu",
+            "use_torch_compile",
+            "entropy_checkpointing",
+            "entropy_from_logits_with_chunking",
+            "entropy_from_logits_chunk_size",
+            "use_no_sync_for_gradient_accumulation",
+            "pad_to_length",
+            "pad_to_length_bucket",
+        }
+    ),
+    "optim": frozenset(
+        {
+            "optimizer",
+            "optimizer_impl",
+            "override_optimizer_config",
+            "weight_decay",
+            "betas",
+            "lr_scheduler_type",
+            "lr_warmup_steps",
+            "lr_warmup_steps_ratio",
+            "min_lr_ratio",
+            "num_cycles",
+            "zero_indexed_step",
+        }
+    ),
+    "model": frozenset(
+        {
+            "override_config",
+            "enable_gradient_checkpointing",
+            "enable_activation_offload",
+            "target_modules",
+            "target_parameters",
+            "exclude_modules",
+            "use_liger",
+        }
+    ),
+    "algorithm": frozenset({"use_kl_in_reward", "kl_penalty", "kl_ctrl"}),
+}
+"""Keys of VeRL's classes that take effect here, by part."""
+
+OURS: dict[str, dict[str, str]] = {
+    "actor": {
+        **{
+            key: key
+            for key in (
+                "ppo_mini_batch_size",
+                "ppo_epochs",
+                "ppo_max_token_len_per_gpu",
+                "clip_ratio_low",
+                "clip_ratio_high",
+                "grad_clip",
+                "entropy_coeff",
+                "use_kl_loss",
+                "kl_loss_coef",
+                "kl_loss_type",
+                "loss_agg_mode",
+            )
+        },
+        "rollout_n": "n",
+    },
+    "critic": {"cliprange_value": "cliprange_value", "ppo_max_token_len_per_gpu": "ppo_max_token_len_per_gpu"},
+    "engine": {"max_token_len_per_gpu": "ppo_max_token_len_per_gpu"},
+    "optim": {"lr": "lr", "clip_grad": "grad_clip", "grad_clip": "grad_clip", "total_training_steps": "steps"},
+    "model": {"lora_rank": "lora_rank", "lora_alpha": "lora_alpha"},
+    "algorithm": {key: key for key in ("adv_estimator", "gamma", "lam", "norm_adv_by_std_in_grpo")},
+}
+"""Keys of VeRL's classes that a key of ours sets: part -> VeRL's key -> ours."""
+
+FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+"""Without it VeRL computes in bfloat16, whatever the weights are."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerlConfig:
+    """VeRL's own configuration objects for one engine; `critic` and its optimiser are used with gae only."""
+
+    actor: "ActorConfig"
+    critic: "CriticConfig"
+    engine: "FSDPEngineConfig"
+    actor_optim: "FSDPOptimizerConfig"
+    critic_optim: "FSDPOptimizerConfig"
+    algorithm: "AlgoConfig"
+
+
+def check_verl(verl: Mapping[str, Any]) -> None:
+    """Check the names in `ppo.verl`; cheap, for VeRL is not imported. Values are checked when the engine is built.
+
+    Raises:
+        ConfigError: A part or a key is unknown, has no effect here, or is set by a key of ours.
+    """
+    for part, values in verl.items():
+        if part not in PASSED:
+            raise ConfigError(f"ppo.verl has no part {part!r}{_closest(part, PASSED)}: the parts are {_listed(PASSED)}")
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"ppo.verl.{part} is {values!r}: it must be a mapping of VeRL's keys")
+        for key in values:
+            if ours := OURS[part].get(key):
+                raise ConfigError(f"ppo.verl.{part}.{key} is set by ppo.{ours}: set that and leave this out")
+            if key not in PASSED[part]:
+                raise ConfigError(
+                    f"ppo.verl.{part}.{key} is unknown or has no effect here{_closest(key, PASSED[part])}: "
+                    f"the keys are {_listed(PASSED[part])}"
+                )
+
+
+def make_config(config: PpoConfig, total_steps: int) -> VerlConfig:
+    """VeRL's configuration for these settings; VeRL must be loaded.
+
+    Raises:
+        ConfigError: A value in `ppo.verl` is not what VeRL takes.
+    """
+    from verl.trainer.config import AlgoConfig
+    from verl.workers.config import ActorConfig, CriticConfig, FSDPEngineConfig, FSDPOptimizerConfig
+
+    shared = {"strategy": "fsdp2", "use_dynamic_bsz": True, "rollout_n": config.n}
+    shared["ppo_max_token_len_per_gpu"] = config.ppo_max_token_len_per_gpu
+    same = ("ppo_mini_batch_size", "ppo_epochs", "loss_agg_mode")
+    actor = {key: getattr(config, key) for key in OURS["actor"] if key not in ("rollout_n", "grad_clip")}
+    critic = {key: getattr(config, key) for key in (*same, "cliprange_value")}
+    optim = {"clip_grad": config.grad_clip, "total_training_steps": total_steps}
+    engine = {
+        "strategy": "fsdp2",
+        "fsdp_size": 1,
+        "max_token_len_per_gpu": config.ppo_max_token_len_per_gpu,
+        "infer_max_token_len_per_gpu": config.ppo_max_token_len_per_gpu,
+        "mixed_precision": FLOAT32,
+        "use_torch_compile": False,
+        # With one rank nothing is sharded, so gathering the weights again for the backward pass would only copy them.
+        "reshard_after_forward": False,
+    }
+    algorithm = {key: getattr(config, key) for key in OURS["algorithm"]}
+    return VerlConfig(
+        actor=_build(ActorConfig, "actor", config, {**shared, "shuffle": True, **actor}),
+        critic=_build(CriticConfig, "critic", config, {**shared, **critic}),
+        engine=_build(FSDPEngineConfig, "engine", config, engine),
+        actor_optim=_build(FSDPOptimizerConfig, "optim", config, {**optim, "lr": config.lr}),
+        critic_optim=_build(FSDPOptimizerConfig, "optim", config, {**optim, "lr": config.critic_lr}),
+        algorithm=_build(AlgoConfig, "algorithm", config, algorithm),
+    )
+
+
+def model_config(folder: Path, config: PpoConfig, *, attention: str, lora: bool) -> "HFModelConfig":
+    """VeRL's description of the model in `folder`; VeRL must be loaded.
+
+    Args:
+        folder: A Hugging Face folder.
+        config: Our settings.
+        attention: The `attn_implementation` of transformers, unless `ppo.verl.model.override_config` names one.
+        lora: Whether the model gets the configured adapters.
+
+    Raises:
+        ConfigError: A value in `ppo.verl.model` is not what VeRL takes.
+    """
+    from verl.workers.config import HFModelConfig
+
+    passed = dict(config.verl.get("model", {}))
+    override = {"attn_implementation": attention, **passed.pop("override_config", {})}
+    base = {
+        "path": str(folder),
+        # Exports copy the tokenizer's files, so VeRL need not load it.
+        "load_tokenizer": False,
+        "override_config": override,
+        "use_remove_padding": True,
+        "enable_gradient_checkpointing": False,
+        "lora_rank": config.lora_rank if lora else 0,
+        "lora_alpha": config.lora_alpha,
+    }
+    return _made(HFModelConfig, {**base, **passed}, "ppo.verl.model")
+
+
+def _build(kind: type[Any], part: str, config: PpoConfig, base: Mapping[str, Any]) -> Any:
+    return _made(kind, {**base, **config.verl.get(part, {})}, f"ppo.verl.{part}")
+
+
+def _made(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
+    """An object of VeRL's configuration class, mappings in it made into the classes that its fields hold."""
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    made: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in fields:
+            raise ConfigError(f"{where}.{key} is unknown{_closest(key, fields)}: the keys are {_listed(fields)}")
+        factory = fields[key].default_factory
+        if isinstance(value, Mapping) and isinstance(factory, type) and dataclasses.is_dataclass(factory):
+            value = _made(factory, value, f"{where}.{key}")
+        made[key] = tuple(value) if key == "betas" else value
+    try:
+        return kind(**made)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: VeRL refuses it ({type(error).__name__}: {error})") from error
+
+
+def _closest(name: str, known: Any) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,1 @@
+"""Where rollouts run: store, gateway, runners, recorder. Read `lab` first."""

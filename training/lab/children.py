@@ -1,0 +1,256 @@
+"""Child processes of a run: forked from a clean, pre-loaded helper process, with their own log, gone with their parent.
+
+Python's fork server does the forking: it has no threads, so a child can be started or replaced at any time, whatever
+threads (servers, torch) the main process has by then. Children ignore Ctrl-C, which a terminal sends to all of them:
+the main process alone decides what stops when.
+"""
+
+import asyncio
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from chimera.core.errors import RunError
+from chimera.core.ports import listen
+from chimera.run.child_environment import only_child_environment, reduce_environment
+
+PRELOAD = "training.lab.preload"
+STOP_SECONDS = 1.0
+"""How long children may take to end by themselves. They have nothing to save: what is finished is in the store."""
+KILL_SECONDS = 0.5
+"""How long a killed process may take to be gone."""
+UNKNOWN = 255
+"""What multiprocessing gives as the exit code of a child whose fork server was killed."""
+
+_context = multiprocessing.get_context("forkserver")
+_preparing = threading.Lock()
+
+
+def prepare() -> None:
+    """Start the fork server; it imports agents and Agent Lightning while the caller goes on. Call it early.
+
+    A terminal sends Ctrl-C to this process too, which ignores it only when its imports are done: it is started with
+    SIGINT blocked.
+    """
+    _context.set_forkserver_preload([PRELOAD])
+    # Its children inherit its environment, and the one that it was started with stays readable in /proc.
+    with _preparing, only_child_environment(network=True):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def fork_server() -> int | None:
+    """The fork server's process id; None while there is none."""
+    return vars(vars(forkserver)["_forkserver"])["_forkserver_pid"]
+
+
+def _running() -> bool:
+    """True if there is a fork server that was not killed."""
+    pid = fork_server()
+    try:
+        return pid is not None and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def finish() -> None:
+    """End the fork server at once; its children must have been stopped."""
+    pid = fork_server()
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
+
+
+def free_port() -> int:
+    """A loopback port that nobody uses now.
+
+    Raises:
+        RunError: There is none.
+    """
+    with listen() as listener:
+        return listener.getsockname()[1]
+
+
+def pipe() -> tuple[Connection, Connection]:
+    """A one-way pipe: the receiving end and the sending end."""
+    return _context.Pipe(duplex=False)
+
+
+class Child:
+    """One child process: `target(*args)` with its output in `log_file`; `args` are pickled.
+
+    Attributes:
+        orphaned: True if it had to be ended because the fork server was killed: nothing would have told of its end.
+    """
+
+    def __init__(self, name: str, target: Callable[..., None], args: tuple[Any, ...], log_file: Path) -> None:
+        self.name = name
+        self.log_file = log_file
+        self.orphaned = False
+        self._identity: psutil.Process | None = None
+        self._process: ForkServerProcess = _context.Process(
+            target=_main, args=(target, args, str(log_file)), name=name, daemon=True
+        )
+
+    def start(self) -> None:
+        """Fork the process; a fork server that was killed is started again first.
+
+        Raises:
+            RunError: No process can be started.
+        """
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            try:
+                self._start()
+            except (EOFError, ConnectionError):
+                self._start()  # The fork server was killed just now.
+        except (EOFError, OSError) as error:
+            raise RunError(f"{self.name} cannot be started: {error or 'the fork server ended'}") from error
+        with suppress(psutil.NoSuchProcess):
+            self._identity = psutil.Process(self.pid)
+
+    def _start(self) -> None:
+        if not _running():
+            prepare()
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        if self._process.pid is None:
+            raise RunError(f"{self.name} was not started")
+        return self._process.pid
+
+    @property
+    def sentinel(self) -> int:
+        """A file descriptor that becomes readable when the process has ended."""
+        return self._process.sentinel
+
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.is_alive()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal unless the process has ended."""
+        if self._process.is_alive():
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.signal(signal.SIGKILL)
+
+    @property
+    def exit_code(self) -> int | None:
+        """How the process ended; negative for a signal, None while it runs."""
+        return self._process.exitcode
+
+    def killed(self) -> bool:
+        """Whether a signal ended it."""
+        return self.orphaned or (self._process.exitcode or 0) < 0
+
+    def ending(self) -> str:
+        """How the process ended, for messages."""
+        code = self._process.exitcode
+        if self.orphaned:
+            how = "was ended, because the process that it was forked from was killed"
+        elif code is not None and code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        else:
+            how = f"ended with exit code {code}"
+        return f"{self.name} (process {self.pid}) {how}"
+
+    def last_words(self, lines: int = 3) -> str:
+        """The end of its log, for messages."""
+        text = self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+        return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip()) or "its log is empty"
+
+    def join(self, timeout: float) -> None:
+        """Wait for the end. A process whose fork server was killed cannot be waited for: it is killed."""
+        self._process.join(timeout)
+        if self._process.exitcode == UNKNOWN and self._identity is not None:
+            with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+                self._identity.kill()
+                self.orphaned = True
+                self._identity.wait(KILL_SECONDS)
+
+
+def stop(children: Iterable[Child], *, seconds: float = STOP_SECONDS) -> None:
+    """End `children`: SIGTERM to all, one common deadline, then SIGKILL to those that are left."""
+    started = [child for child in children if child.alive()]
+    for child in started:
+        child.signal(signal.SIGTERM)
+    deadline = time.monotonic() + seconds
+    for child in started:
+        child.join(max(0.0, deadline - time.monotonic()))
+    for child in started:
+        child.kill()
+    deadline = time.monotonic() + KILL_SECONDS
+    for child in started:
+        child.join(max(0.0, deadline - time.monotonic()))
+
+
+async def receive(connection: Connection, child: Child, *, seconds: float) -> Any:
+    """The first message that `child` sends through `connection`.
+
+    Raises:
+        RunError: The child ended first, or sent nothing for `seconds` seconds.
+    """
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+
+    def arrived() -> None:
+        if not readable.done():
+            readable.set_result(None)
+
+    descriptors = (connection.fileno(), child.sentinel)
+    for descriptor in descriptors:
+        loop.add_reader(descriptor, arrived)
+    try:
+        async with asyncio.timeout(seconds):
+            await readable
+    except TimeoutError:
+        raise RunError(f"{child.name} was not ready after {seconds:g} s: see {child.log_file}") from None
+    finally:
+        for descriptor in descriptors:
+            loop.remove_reader(descriptor)
+    try:
+        if connection.poll():
+            return connection.recv()
+    except EOFError:
+        pass  # It ended without sending: the same as ending before the other end of the pipe was closed.
+    child.join(1.0)
+    raise RunError(f"{child.ending()} while starting: {child.last_words()} (see {child.log_file})")
+
+
+def _main(target: Callable[..., None], args: tuple[Any, ...], log_file: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    reduce_environment(network=True)
+    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    threading.Thread(target=_exit_with_parent, name="exit-with-parent", daemon=True).start()
+    target(*args)
+
+
+def _exit_with_parent() -> None:
+    """End this process as soon as the main process has ended, however it ended."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)

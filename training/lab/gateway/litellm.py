@@ -1,0 +1,115 @@
+"""Agent Lightning's LLMProxy, which is LiteLLM's, as the gateway: `gateway.engine=litellm`.
+
+It is for those who want LiteLLM's own logs and callbacks. It costs twenty times the processor time of
+`training.lab.gateway.thin` (`benchmarks/gateway.py`), and what it has answered in its last 50 ms is lost when it
+is killed.
+"""
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
+from multiprocessing.connection import Connection
+from typing import Any
+
+import agentlightning as agl
+from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+
+from chimera.config.tree import ModelsConfig
+from chimera.serving.client import Endpoint
+from chimera.serving.door import Door
+from training.lab.gateway.spec import START_SECONDS, GatewaySpec
+from training.lab.gateway.telemetry import ExchangeTelemetry
+from training.lab.store import KeyedStoreClient
+from training.lab.telemetry import use_plain_resources
+
+_ADDRESS = re.compile(r" \(\S{1,99} at http\S{1,99}?/rollout/\S{1,200}\)")
+_WRAPPED = re.compile(r"litellm\.\w{1,60}: ")
+
+
+def model_list(models: ModelsConfig, endpoints: Mapping[str, Endpoint]) -> list[dict[str, Any]]:
+    """LiteLLM's model list: the logical name in front, the server behind it; keys are named, not written.
+
+    Token ids are asked of our own servers only: other services refuse requests with parameters they do not know.
+    """
+    entries: list[dict[str, Any]] = []
+    for name, endpoint in endpoints.items():
+        parameters: dict[str, Any] = {
+            "model": f"hosted_vllm/{endpoint.model}",
+            "api_base": endpoint.base_url,
+            "api_key": f"os.environ/{_key_variable(name)}",
+            "timeout": endpoint.timeout_s,
+        }
+        if getattr(models, name).kind != "endpoint":
+            parameters["extra_body"] = {"return_token_ids": True}
+        entries.append({"model_name": name, "litellm_params": parameters})
+    return entries
+
+
+def plain_error(text: str) -> str:
+    """What the server behind the gateway said, without the rollout's address and what LiteLLM 1.106 puts around it."""
+    text = _ADDRESS.sub("", text)
+    wrapped = _WRAPPED.search(text)
+    _, exception, said = text[wrapped.end() :].partition("Exception - ") if wrapped else ("", "", "")
+    if wrapped is None or not exception:
+        return text
+    said = said.partition(" LiteLLM: ")[0].partition(" Traceback (most recent call last)")[0]
+    with suppress(ValueError, KeyError, TypeError):
+        said = json.loads(said)["error"]["message"]
+    return f"{text[: wrapped.start()]}{said}"
+
+
+def serve(spec: GatewaySpec, port: int, ready: Connection) -> None:
+    """The gateway process: serve until SIGTERM. Sends something through `ready` once it answers."""
+    use_plain_resources()
+    _silence_banner()
+    os.environ["LITELLM_MASTER_KEY"] = spec.key
+    ExchangeTelemetry.store_key = spec.store_key
+    for name, endpoint in spec.endpoints.items():
+        os.environ[_key_variable(name)] = endpoint.api_key
+    asyncio.run(_serve(spec, port, ready))
+
+
+def _silence_banner() -> None:
+    """Keep LiteLLM's banner and request for feedback out of the log; LiteLLM 1.106 has a setting for the latter only.
+
+    An error message ends with the log's last lines, which these would be.
+    """
+    os.environ["LITELLM_DONT_SHOW_FEEDBACK_BOX"] = "true"
+    vars(import_module("litellm.proxy.common_utils.banner"))["show_banner"] = lambda: None
+
+
+def _key_variable(name: str) -> str:
+    return f"CHIMERA_BACKEND_KEY_{name.upper()}"
+
+
+async def _serve(spec: GatewaySpec, port: int, ready: Connection) -> None:
+    launcher = PythonServerLauncherArgs(
+        port=port,
+        host="127.0.0.1",
+        access_host="127.0.0.1",
+        launch_mode="asyncio",
+        log_level=30,
+        startup_timeout=START_SECONDS,
+    )
+    # LiteLLM asks for its key on most routes only: not for its documentation, metrics and health.
+    import_module("litellm.proxy.proxy_server").app.add_middleware(Door, key=spec.key)
+    proxy = agl.LLMProxy(
+        store=KeyedStoreClient(spec.store_url, spec.store_key),
+        model_list=model_list(spec.models, spec.endpoints),  # pyright: ignore[reportArgumentType]  a private TypedDict
+        # A failed call is the society's to retry; a cool-down would answer for a server that is up again.
+        litellm_config={"router_settings": {"disable_cooldowns": True, "num_retries": 0}},
+        callbacks=[ExchangeTelemetry],
+        middlewares=["rollout_attempt"],
+        launcher_args=launcher,
+    )
+    await proxy.start()
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    ready.send("ready")
+    await stop.wait()
+    await proxy.stop()

@@ -1,0 +1,107 @@
+"""The gateway as the main process sees it: a process of its own in front of every model call of a run.
+
+Runners call http://<gateway>/rollout/<id>/attempt/<id>/v1; the gateway attributes the call to that rollout, forwards it
+to the server behind the logical model, and writes the exchange with its token ids into the store.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from chimera.config.tree import Config
+from chimera.core.errors import ChimeraError, RunError, boundary
+from chimera.serving.client import Endpoint
+from training.lab import children
+from training.lab.gateway import litellm, thin
+from training.lab.gateway.spec import START_SECONDS, GatewaySpec
+
+MAX_RESTARTS = 3
+SERVE = {"thin": thin.serve, "litellm": litellm.serve}
+"""What runs in the process, by `gateway.engine`."""
+
+
+class Gateway:
+    """The gateway process as the main process sees it; when it dies it comes back on the same address.
+
+    Args:
+        config: The configured models and which gateway to use.
+        endpoints: The servers behind the models.
+        store_url: The store that exchanges are written to.
+        store_key: Its key.
+        log_file: The process's output.
+        on_restart: Called with how the gateway ended when it is started again.
+        on_failure: Called with the error when the gateway cannot be kept up.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        endpoints: Mapping[str, Endpoint],
+        store_url: str,
+        store_key: str,
+        log_file: Path,
+        on_restart: Callable[[str], None],
+        on_failure: Callable[[ChimeraError], None],
+    ) -> None:
+        self.key = f"sk-{secrets.token_hex(24)}"
+        self._port = children.free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._spec = GatewaySpec(config.gateway, store_url, config.models, endpoints, self.key, store_key)
+        self._log_file = log_file
+        self._on_restart = on_restart
+        self._on_failure = on_failure
+        self._child: children.Child | None = None
+        self._restarts = 0
+        self._restarting: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, None while there is no process."""
+        return None if self._child is None else self._child.pid
+
+    async def start(self) -> None:
+        """Start the process and wait until it answers.
+
+        Raises:
+            RunError: It did not come up.
+        """
+        receiver, sender = children.pipe()
+        child = children.Child(
+            "gateway", SERVE[self._spec.gateway.engine], (self._spec, self._port, sender), self._log_file
+        )
+        child.start()
+        self._child = child
+        sender.close()
+        await children.receive(receiver, child, seconds=START_SECONDS)
+        receiver.close()
+        asyncio.get_running_loop().add_reader(child.sentinel, self._died, child)
+
+    def stop(self) -> None:
+        """End the process."""
+        if self._restarting is not None:
+            self._restarting.cancel()
+        child, self._child = self._child, None
+        if child is not None:
+            asyncio.get_running_loop().remove_reader(child.sentinel)
+            children.stop([child])
+
+    def _died(self, child: children.Child) -> None:
+        asyncio.get_running_loop().remove_reader(child.sentinel)
+        child.join(1.0)
+        self._restarting = asyncio.create_task(self._restart(child))
+
+    async def _restart(self, child: children.Child) -> None:
+        """Start the gateway again after `child` has ended; nobody awaits this, so whatever goes wrong is told."""
+        try:
+            with boundary(RunError, f"the gateway ended and could not be started again (see {self._log_file})"):
+                if child.exit_code == thin.STORE_AWAY:
+                    raise RunError(f"the gateway gave up: {child.last_words(1)} (see {self._log_file})")
+                self._restarts += 1
+                ending = child.ending() if child.killed() else f"{child.ending()}: {child.last_words()}"
+                if self._restarts > MAX_RESTARTS:
+                    raise RunError(f"{ending}, after {MAX_RESTARTS} restarts (see {self._log_file})")
+                self._on_restart(f"{ending}; restart {self._restarts} of {MAX_RESTARTS} (see {self._log_file})")
+                await self.start()
+        except RunError as error:
+            self._on_failure(error)

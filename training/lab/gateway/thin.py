@@ -1,0 +1,244 @@
+"""The gateway: attributes each model call to its rollout, forwards it, and records the exchange before it answers.
+
+What a caller has got is in the store: a gateway that is killed takes nothing with it, for a caller without an answer
+asks again. A failed call is the caller's to repeat; it is passed on with the server's own status and words.
+"""
+
+import asyncio
+import json
+import re
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import uvicorn
+
+from chimera.serving.client import Endpoint
+from chimera.serving.door import LOOPBACK, Door
+from training.lab.gateway.exchanges import Exchange, Exchanges, RefusedError, StoreAwayError
+from training.lab.gateway.spec import GatewaySpec
+
+PATH = re.compile(r"/rollout/([\w.-]+)/attempt/([\w.-]+)/v1/chat/completions")
+MOST_BYTES = 32 * 2**20
+"""Of a request or an answer."""
+STOP_SECONDS = 1
+STORE_AWAY = 3
+"""Exit code of a gateway that cannot write to the store any more; starting it again would not help."""
+PASSED_ON = ("content-type", "retry-after", "retry-after-ms")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the caller gets."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+
+
+class ThinGateway:
+    """The ASGI application; `Door` stands in front of it.
+
+    Args:
+        endpoints: The server behind each logical model.
+        with_ids: Logical models whose servers are asked for token ids: others may refuse what they do not know.
+        exchanges: Where exchanges are recorded.
+    """
+
+    def __init__(self, endpoints: Mapping[str, Endpoint], with_ids: frozenset[str], exchanges: Exchanges) -> None:
+        self._endpoints = endpoints
+        self._with_ids = with_ids
+        self._exchanges = exchanges
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, as ASGI says."""
+        found = PATH.fullmatch(scope["path"])
+        if found is None or scope["method"] != "POST":
+            await _answer(send, _said(404, f"{scope['method']} {scope['path']}: there is no such route"))
+            return
+        body = await _body(receive)
+        if body is None:
+            await _answer(send, _said(413, f"the request has more than {MOST_BYTES} bytes"))
+            return
+        answering = asyncio.ensure_future(self._reply(found[1], found[2], body))
+        leaving = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                await _answer(send, answering.result())
+        finally:
+            leaving.cancel()
+            answering.cancel()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for session in self._sessions.values():
+            await session.close()
+
+    async def _reply(self, rollout_id: str, attempt_id: str, body: bytes) -> Reply:
+        try:
+            asked = json.loads(body)
+            name = asked["model"]
+            endpoint = self._endpoints[name]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return _said(400, f"the body must be a JSON object whose model is one of {', '.join(self._endpoints)}")
+        asked["model"] = endpoint.model
+        if name in self._with_ids:
+            asked["return_token_ids"] = True
+        started = time.time_ns()
+        reply = await self._forward(endpoint, json.dumps(asked).encode())
+        if reply.status != 200:
+            return reply
+        try:
+            answer = json.loads(reply.body)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            shown = reply.body[:100].decode("utf-8", "replace")
+            return _said(502, f"{_where(endpoint)} answered 200 with what is no JSON object: {shown!r}")
+        exchange = Exchange(rollout_id, attempt_id, asked, answer, started, time.time_ns())
+        try:
+            await self._exchanges.record(exchange)
+        except RefusedError as error:
+            return _said(403, str(error))
+        except StoreAwayError as error:
+            return _said(503, str(error))
+        return reply
+
+    async def _forward(self, endpoint: Endpoint, body: bytes) -> Reply:
+        headers = {"authorization": f"Bearer {endpoint.api_key}", "content-type": "application/json"}
+        timeout = aiohttp.ClientTimeout(total=endpoint.timeout_s)
+        try:
+            async with self._session(endpoint).post(
+                f"{endpoint.base_url}/chat/completions",
+                data=body,
+                headers=headers,
+                timeout=timeout,
+                # The prompts and the key are for this server only.
+                allow_redirects=False,
+            ) as answer:
+                if 300 <= answer.status < 400:
+                    place = answer.headers.get("location", "")
+                    return _said(
+                        502, f"{_where(endpoint)} redirects to {place!r}, which is not followed: name it there"
+                    )
+                content = await _content(answer)
+                if content is None:
+                    return _said(502, f"{_where(endpoint)} answered with more than {MOST_BYTES} bytes")
+                kept = {key: value for key, value in answer.headers.items() if key.lower() in PASSED_ON}
+                return Reply(answer.status, content, kept)
+        except TimeoutError:
+            return _said(504, f"{_where(endpoint)} did not answer within {endpoint.timeout_s:g} s")
+        except (aiohttp.ClientError, ValueError) as error:
+            return _said(503, f"{_where(endpoint)} cannot be reached, or broke off: {type(error).__name__}")
+
+    def _session(self, endpoint: Endpoint) -> aiohttp.ClientSession:
+        """The connections to a server; a proxy that the environment names is not for those on this machine."""
+        elsewhere = urlsplit(endpoint.base_url).hostname not in LOOPBACK
+        if elsewhere not in self._sessions:
+            self._sessions[elsewhere] = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), trust_env=elsewhere, cookie_jar=aiohttp.DummyCookieJar()
+            )
+        return self._sessions[elsewhere]
+
+
+def serve(spec: GatewaySpec, port: int, ready: Connection) -> None:
+    """The gateway process: serve until SIGTERM. Sends something through `ready` once it answers."""
+    code = asyncio.run(_serve(spec, port, ready))
+    if code:
+        sys.exit(code)
+
+
+async def _serve(spec: GatewaySpec, port: int, ready: Connection) -> int:
+    with_ids = frozenset(name for name in spec.endpoints if getattr(spec.models, name).kind != "endpoint")
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        exchanges = Exchanges(session, spec.store_url, spec.store_key, spec.gateway.store_timeout_s)
+        gateway = ThinGateway(spec.endpoints, with_ids, exchanges)
+        config = uvicorn.Config(
+            Door(gateway, spec.key),
+            host="127.0.0.1",
+            port=port,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            backlog=2048,
+            timeout_graceful_shutdown=STOP_SECONDS,
+        )
+        server = uvicorn.Server(config)
+        # The main process ends this one by SIGTERM, which needs no farewell: what was answered is in the store.
+        serving = asyncio.create_task(server.serve())
+        while not server.started and not serving.done():  # noqa: ASYNC110  uvicorn has no event for it
+            await asyncio.sleep(0.01)
+        recording = asyncio.create_task(exchanges.run())
+        ready.send("ready")
+        await asyncio.wait({serving, recording}, return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        with suppress(asyncio.CancelledError):
+            await serving
+        await gateway.close()
+        if recording.done() and (error := recording.exception()) is not None:
+            if not isinstance(error, StoreAwayError):
+                raise error
+            print(error, file=sys.stderr, flush=True)
+            return STORE_AWAY
+        recording.cancel()
+        return 0
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """The request's body; None when it is too long."""
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return b""
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > MOST_BYTES:
+            return None
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _content(answer: aiohttp.ClientResponse) -> bytes | None:
+    """The answer's body; None when it is too long."""
+    parts, size = [], 0
+    async for part in answer.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > MOST_BYTES:
+            return None
+    return b"".join(parts)
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Return when the caller closed its connection; the body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _answer(send: Send, reply: Reply) -> None:
+    headers = {"content-type": "application/json", **reply.headers, "content-length": str(len(reply.body))}
+    encoded = [(key.lower().encode("latin-1"), value.encode("latin-1")) for key, value in headers.items()]
+    await send({"type": "http.response.start", "status": reply.status, "headers": encoded})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+def _where(endpoint: Endpoint) -> str:
+    return f"{endpoint.model} at {endpoint.base_url}"
+
+
+def _said(status: int, message: str) -> Reply:
+    error = {"message": message, "type": "gateway_error", "param": None, "code": None}
+    return Reply(status, json.dumps({"error": error}).encode(), {})

@@ -1,0 +1,89 @@
+"""Rollouts on held-out tasks: made in the main process, directly against the model servers.
+
+Nobody learns from their tokens, so they need neither runners nor gateway nor store, and take two thirds of the time.
+They are recorded as all rollouts are: a continued run finds them and makes only the missing ones.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from agents.context import Selector, Tools
+from chimera.config.tree import Config
+from chimera.core.errors import UnreachableError
+from chimera.run.directory import Run
+from chimera.serving.client import HttpModel
+from chimera.serving.process import ModelServers
+from evaluation.records.rollouts import RolloutInput, RolloutRecord
+from evaluation.records.study import Stage
+from training.lab.recorder import Recorder, identity
+
+if TYPE_CHECKING:
+    from evaluation.conduct.direct import DirectRollouts
+
+
+class HeldOut:
+    """Makes a run's rollouts on held-out tasks, `evaluation.concurrency` at a time.
+
+    Args:
+        run: Where they are recorded.
+        config: The whole configuration.
+        servers: The models.
+        recorder: Knows what is recorded already.
+        toolbox: Makes the society's tools.
+        check: Raises what keeps all further rollouts from succeeding, if there is anything.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        config: Config,
+        servers: ModelServers,
+        recorder: Recorder,
+        toolbox: Callable[[], Tools],
+        check: Callable[[], None],
+    ) -> None:
+        self._run = run
+        self._config = config
+        self._servers = servers
+        self._recorder = recorder
+        self._toolbox = toolbox
+        self._check = check
+
+    async def rollouts(
+        self, inputs: Sequence[RolloutInput], stage: Stage, selector: Selector
+    ) -> AsyncGenerator[RolloutRecord, None]:
+        """Yield the rollouts of `inputs`, recorded by then: first those that are there already, then new ones.
+
+        Raises:
+            RunError: The model server has ended.
+            UnreachableError: A model server cannot be reached.
+        """
+        missing: list[RolloutInput] = []
+        for given in inputs:
+            record = self._recorder.recorded(given.phase).get(identity(given))
+            if record is None:
+                missing.append(given)
+            else:
+                yield record
+        if not missing:
+            return
+        model = HttpModel(self._servers.endpoints, max_retries=self._config.evaluation.retries)
+        try:
+            # The society's libraries and its index of abstracts take a second that nobody else should wait.
+            direct = await asyncio.to_thread(self._direct, model)
+            async with aclosing(direct.rollouts(missing, stage, selector)) as records:
+                async for record in records:
+                    self._recorder.note(record)
+                    yield record
+        except UnreachableError:
+            self._check()
+            raise
+        finally:
+            await model.aclose()
+
+    def _direct(self, model: HttpModel) -> "DirectRollouts":
+        from evaluation.conduct.direct import DirectRollouts
+
+        return DirectRollouts(self._run, self._config, model, self._toolbox(), self._check)

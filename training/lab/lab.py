@@ -1,0 +1,321 @@
+"""Everything that the phases of a run share: model servers, store, gateway, runners, and the run directory.
+
+runners --(model calls)--> gateway --> model servers
+   |                          |
+   '--(spans)--> store <------'(exchanges)      main process: enqueues, collects, writes the run directory
+
+Rollouts on held-out tasks, from which nobody learns, take the short way: main process --(model calls)--> model servers.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+import agentlightning as agl
+from agentlightning.types import EnqueueRolloutRequest
+
+from chimera.config.tree import Config
+from chimera.core.errors import ChimeraError
+from chimera.core.secrets import register_secret
+from chimera.data.tasks import Dataset
+from chimera.run import policies
+from chimera.run.directory import Run
+from chimera.run.policies import Learner, Policy
+from chimera.run.seals import checked
+from chimera.serving.embedded.checkpoint import locate
+from chimera.serving.process import ModelServers
+from evaluation.conduct.silent_tools import Watch
+from evaluation.records.rollouts import RolloutInput, RolloutRecord
+from evaluation.records.study import Stage
+from training.lab import resources
+from training.lab.gateway.process import Gateway
+from training.lab.held_out import HeldOut
+from training.lab.pool import RunnerPool
+from training.lab.recorder import Recorder, identity
+from training.lab.runner import Doors, RunnerSpec
+from training.lab.selection import SelectionSpec, make_selector
+from training.lab.store import LabStore
+from training.watch.metrics import Metrics
+from training.watch.view import View
+
+GRACE_SECONDS = 30.0
+"""A runner ends a late rollout itself; after this much longer it counts as hanging and is killed."""
+LOOK_SECONDS = 1.0
+"""The store's own time-outs and the model server's end announce nothing, so they are looked for this often."""
+ENDED = ("succeeded", "failed", "cancelled")
+TRAINING_PHASES = ("gather", "ppo", "bandit")
+"""Phases whose rollouts are on training tasks, so that everybody may learn from them."""
+SELECTION = "selection"
+"""The name under which rollouts are told who chooses among hypotheses, beside the models' policy versions."""
+
+
+class Lab:
+    """One run's machinery, as an async context manager; a phase asks it for rollouts.
+
+    Args:
+        run: Where everything is recorded.
+        config: The whole configuration.
+        dataset: The tasks.
+        servers: The models, already served.
+        secrets: Keys for the tools.
+        view: Shows progress.
+        metrics: Gets everything that is measured.
+
+    Attributes:
+        live: The learned policies that rollouts use; a learner that is missing is as the run began.
+        policy_versions: Version by logical model, and who chooses among hypotheses.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        config: Config,
+        dataset: Dataset,
+        servers: ModelServers,
+        secrets: Mapping[str, str],
+        view: View,
+        metrics: Metrics,
+    ) -> None:
+        self.run = run
+        self.config = config
+        self.dataset = dataset
+        self.servers = servers
+        self.view = view
+        self.metrics = metrics
+        self.live: dict[Learner, Policy] = {}
+        self.policy_versions: dict[str, str] = {}
+        self._secrets = dict(secrets)
+        self._logs = run.path / "logs"
+        self._resources_id = ""
+        self._versions_of: dict[str | None, dict[str, str]] = {}
+        self._changed = asyncio.Event()
+        self._failure: ChimeraError | None = None
+        self._watch = Watch(config)
+        self._losing: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self.store = LabStore(self._wake)
+        await self.store.start()
+        self._recorder = Recorder(self.run, self.store)
+        self.gateway = Gateway(
+            self.config,
+            self.servers.endpoints,
+            self.store.endpoint,
+            self.store.key,
+            self._logs / "gateway.log",
+            self.view.warn,
+            self._fail,
+        )
+        register_secret("gateway key", self.gateway.key)
+        register_secret("store key", self.store.key)
+        for name, endpoint in self.servers.endpoints.items():
+            register_secret(f"key of model {name}", endpoint.api_key)
+        doors = Doors(self.store.endpoint, self.gateway.url, self.store.key, self.gateway.key)
+        spec = RunnerSpec.of(doors, self.config, self.dataset, self._secrets)
+        self._held_out = HeldOut(self.run, self.config, self.servers, self._recorder, spec.toolbox, self._check)
+        self.pool = RunnerPool(
+            spec,
+            self.config.rollouts.runners,
+            self._logs,
+            self.store.employ,
+            self._runner_died,
+            self.view.warn,
+            self._fail,
+        )
+        try:
+            self.pool.start()
+            await self.gateway.start()
+            self._base_versions = await asyncio.to_thread(self.servers.versions)
+            await self.restore(policies.live(self.run.events()))
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    async def _stop(self) -> None:
+        self.pool.stop()
+        self.gateway.stop()
+        await self.store.close()
+
+    async def put_live(self, policy: Policy) -> None:
+        """Have rollouts that are enqueued from now on use `policy`.
+
+        Raises:
+            ModelError: Its weights do not fit the model that they replace; what was live stays live.
+            RunError: Its files are not those that the run wrote.
+        """
+        folder = await asyncio.to_thread(checked, self.run, policy.folder)
+        if policy.learner != "supervisor":
+            await asyncio.to_thread(self.servers.load_weights, policy.learner, folder, version=policy.version)
+        self.live[policy.learner] = policy
+        await self._publish()
+
+    async def restore(self, wanted: Mapping[Learner, Policy]) -> None:
+        """Make `wanted` live, and every other learner what it was when the run began."""
+        for learner in set(self.live) - set(wanted):
+            if learner != "supervisor":
+                folder, version = locate(getattr(self.config.models, learner).path), self._base_versions[learner]
+                await asyncio.to_thread(self.servers.load_weights, learner, folder, version=version)
+            del self.live[learner]
+        for policy in wanted.values():
+            if self.live.get(policy.learner) != policy:
+                await self.put_live(policy)
+        await self._publish()
+
+    def weights_folder(self, learner: Learner) -> Path:
+        """The checkpoint that is live for a learner with weights."""
+        if learner in self.live:
+            return self.run.path / self.live[learner].folder
+        return locate(getattr(self.config.models, learner).path)
+
+    async def gathered(self) -> list[RolloutRecord]:
+        """All rollouts on training tasks so far that ended by themselves, in the order of the phases."""
+        return [record for phase in TRAINING_PHASES for record in self._recorder.recorded(phase).values()]
+
+    async def _publish(self) -> None:
+        """Tell rollouts that are enqueued from now on about the models, their versions, and who selects."""
+        named = {name: endpoint.model for name, endpoint in self.servers.endpoints.items()}
+        models = {**named, **await asyncio.to_thread(self.servers.versions)}
+        selection = self._selection()
+        described = resources.describe(self.gateway.url, self.config.models, models, selection)
+        self.policy_versions = {**models, SELECTION: selection.policy or "supervisor's model"}
+        self._resources_id = (await self.store.add_resources(described)).resources_id
+        self._versions_of[self._resources_id] = self.policy_versions
+
+    def _selection(self) -> SelectionSpec:
+        """Who chooses among hypotheses now."""
+        chooser = self.live.get("supervisor")
+        return SelectionSpec(
+            policy=chooser.version if chooser else None,
+            folder=str((self.run.path / chooser.folder).absolute()) if chooser else None,
+            exploration=self.config.bandit.exploration,
+        )
+
+    def held_out(self, inputs: Sequence[RolloutInput], stage: str) -> AsyncGenerator[RolloutRecord, None]:
+        """Run the society as it is now on held-out tasks, as `training.lab.held_out` says; close the generator.
+
+        Nothing is explored, and runners, gateway and store have no part in it.
+
+        Args:
+            inputs: Tasks with seeds, and the phase to record them under.
+            stage: The name of what is live.
+        """
+        now = Stage(stage, stage, "sequence", tuple(self.live.values()), self.policy_versions)
+        return self._held_out.rollouts(inputs, now, make_selector(self._selection(), greedy=True))
+
+    async def rollouts(
+        self, inputs: Sequence[RolloutInput], *, mode: Literal["train", "val"] = "train"
+    ) -> AsyncIterator[RolloutRecord]:
+        """Run the society on `inputs` and yield each rollout as it ends, recorded in the run directory by then.
+
+        Rollouts that are recorded already, because the run is continued, come first and are not run again. Failed
+        rollouts are yielded too. When the caller stops iterating, rollouts that have not started never will.
+
+        Raises:
+            RunError: No runner is left, the gateway cannot be kept up, or the model server has ended.
+        """
+        known = {phase: dict(self._recorder.recorded(phase)) for phase in {given.phase for given in inputs}}
+        missing = [given for given in inputs if identity(given) not in known[given.phase]]
+        for given in inputs:
+            if record := known[given.phase].get(identity(given)):
+                yield record
+        pending = await self._enqueue(missing, mode)
+        collecting: set[asyncio.Task[RolloutRecord]] = set()
+        try:
+            while pending or collecting:
+                self._check()
+                for rollout in await self._ended(pending):
+                    given = pending.pop(rollout.rollout_id)
+                    collecting.add(asyncio.create_task(self._collect(rollout, given)))
+                finished = {task for task in collecting if task.done()}
+                collecting -= finished
+                for task in finished:
+                    yield task.result()
+                if not finished:
+                    await self._wait(collecting)
+        finally:
+            for task in collecting:
+                task.cancel()
+            for rollout_id in pending:
+                await self.store.update_rollout(rollout_id, status="cancelled")
+
+    async def _enqueue(self, inputs: Sequence[RolloutInput], mode: Literal["train", "val"]) -> dict[str, RolloutInput]:
+        """Only a runner that died gets its rollout another attempt: a bad answer would be repeated, seed for seed."""
+        policy = agl.RolloutConfig(
+            timeout_seconds=self.config.rollouts.timeout_s + GRACE_SECONDS,
+            max_attempts=self.config.rollouts.max_attempts,
+            retry_condition=["unresponsive"],
+        )
+        enqueued = await self.store.enqueue_many_rollouts(
+            [
+                EnqueueRolloutRequest(input=given.dump(), mode=mode, resources_id=self._resources_id, config=policy)
+                for given in inputs
+            ]
+        )
+        return {rollout.rollout_id: given for rollout, given in zip(enqueued, inputs, strict=True)}
+
+    async def _ended(self, pending: Mapping[str, RolloutInput]) -> Sequence[agl.Rollout]:
+        self._changed.clear()
+        if not pending:
+            return []
+        return (await self.store.query_rollouts(rollout_id_in=list(pending), status_in=ENDED)).items
+
+    async def _wait(self, collecting: set[asyncio.Task[RolloutRecord]]) -> None:
+        """Until a rollout has ended, a record is complete, or it is time to look again."""
+        changed = asyncio.create_task(self._changed.wait())
+        await asyncio.wait({changed, *collecting}, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        changed.cancel()
+
+    def _check(self) -> None:
+        """Raise what keeps all further rollouts from succeeding, if there is anything."""
+        if self._failure is not None:
+            raise self._failure
+        self.servers.check()
+
+    async def _collect(self, rollout: agl.Rollout, given: RolloutInput) -> RolloutRecord:
+        """Record an ended rollout, unless it failed because the run as a whole has."""
+        record, spans = await self._recorder.outcome(rollout, given, self._versions_of[rollout.resources_id])
+        if record.status == "failed":
+            self._check()
+        self._recorder.write(record, spans)
+        self.metrics.rollout(record)
+        for warning in self._watch.add(record):
+            self.view.warn(warning)
+        if record.seconds is not None:
+            self.pool.productive()
+        else:
+            attempt = await self.store.get_latest_attempt(rollout.rollout_id)
+            if attempt is not None and attempt.status == "timeout" and attempt.worker_id is not None:
+                self.pool.kill(attempt.worker_id)
+        return record
+
+    def _wake(self, _rollout_id: str = "") -> None:
+        self._loop.call_soon_threadsafe(self._changed.set)
+
+    def _fail(self, error: ChimeraError) -> None:
+        self._failure = error
+        self._wake()
+
+    def _runner_died(self, worker: str, ending: str) -> None:
+        self.store.dismiss(worker)
+        self.view.warn(ending)
+        losing = asyncio.create_task(self._fail_rollouts_of(worker, ending))
+        self._losing.add(losing)  # The loop holds tasks weakly, and two runners may die at once.
+        losing.add_done_callback(self._losing.discard)
+
+    async def _fail_rollouts_of(self, worker: str, reason: str) -> None:
+        running = (await self.store.query_rollouts(status_in=["preparing", "running"])).items
+        for rollout in running:
+            attempt = await self.store.get_latest_attempt(rollout.rollout_id)
+            if attempt is not None and attempt.worker_id == worker:
+                await self.store.update_attempt(
+                    rollout.rollout_id, attempt.attempt_id, status="unresponsive", metadata={"error": reason}
+                )

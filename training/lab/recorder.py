@@ -1,0 +1,138 @@
+"""From an ended rollout to its durable record: brings trace and outcome together and writes both down."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import agentlightning as agl
+
+from chimera.run.directory import Run
+from evaluation.records.rollouts import RolloutInput, RolloutRecord
+from training.lab.store import LabStore
+from training.learning import traces
+
+TRACE_SECONDS = 30.0
+"""How long a finished rollout's last exchanges may take from the gateway to the store."""
+SETTLE_SECONDS = 0.5
+"""How long to wait for late exchanges of a rollout whose runner could not tell what they are."""
+
+Identity = tuple[str, str, int]
+"""Phase, task and repeat: the same rollout in a run and in its continuation."""
+
+
+class Recorder:
+    """Writes a run's rollouts, and knows which are already written.
+
+    Args:
+        run: Where they are written.
+        store: Where ended rollouts and their spans are.
+    """
+
+    def __init__(self, run: Run, store: LabStore) -> None:
+        self._run = run
+        self._store = store
+        self._known: dict[str, dict[Identity, RolloutRecord]] = {}
+
+    def recorded(self, phase: str) -> Mapping[Identity, RolloutRecord]:
+        """The rollouts of `phase` that need not run again: all that ended by themselves, well or badly.
+
+        A rollout whose runner died with it is no answer of the society; a continued run gives it another try.
+        """
+        if phase not in self._known:
+            records = [RolloutRecord.load(data) for data in self._run.rollouts(phase)]
+            self._known[phase] = {identity(record): record for record in records if record.seconds is not None}
+        return self._known[phase]
+
+    async def outcome(
+        self, rollout: agl.Rollout, given: RolloutInput, policy_versions: Mapping[str, str]
+    ) -> tuple[RolloutRecord, Sequence[agl.Span]]:
+        """What came out of an ended rollout; nothing is written yet."""
+        attempt = await self._store.get_latest_attempt(rollout.rollout_id)
+        spans = await self._trace(rollout.rollout_id, attempt)
+        return _record(rollout, attempt, spans, given, policy_versions), spans
+
+    def write(self, record: RolloutRecord, spans: Sequence[agl.Span]) -> None:
+        """Make record and trace durable; the trace comes first, so that a record never names one that is missing."""
+        if record.trace is not None:
+            traces.write(spans, self._run.path / record.trace)
+        self._run.append_rollout(record.dump(), phase=record.phase)
+        self.note(record)
+
+    def note(self, record: RolloutRecord) -> None:
+        """Remember a rollout that has been written."""
+        if record.seconds is not None and record.phase in self._known:
+            self._known[record.phase][identity(record)] = record
+
+    async def _trace(self, rollout_id: str, attempt: agl.Attempt | None) -> Sequence[agl.Span]:
+        """The rollout's spans; the gateway writes an exchange just after answering, so the last may be on their way."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + TRACE_SECONDS
+        spans = (await self._store.query_spans(rollout_id)).items
+        if attempt is not None and traces.outcome(spans, attempt.attempt_id) is None:
+            # The runner died: what it asked for last is not known.
+            await asyncio.sleep(SETTLE_SECONDS)
+            spans = (await self._store.query_spans(rollout_id)).items
+        while traces.untraced(spans) and loop.time() < deadline:
+            await asyncio.sleep(0.05)
+            spans = (await self._store.query_spans(rollout_id)).items
+        return spans
+
+
+def identity(rollout: RolloutRecord | RolloutInput) -> Identity:
+    """What makes a rollout the same in a run and in its continuation."""
+    task_id = rollout.task_id if isinstance(rollout, RolloutRecord) else rollout.task.id
+    return rollout.phase, task_id, rollout.repeat
+
+
+def _record(
+    rollout: agl.Rollout,
+    attempt: agl.Attempt | None,
+    spans: Sequence[agl.Span],
+    given: RolloutInput,
+    policy_versions: Mapping[str, str],
+) -> RolloutRecord:
+    outcome = (traces.outcome(spans, attempt.attempt_id) if attempt else None) or {}
+    status = "succeeded" if rollout.status == "succeeded" and outcome else "failed"
+    parts = outcome.get("parts", {})
+    outputs = outcome.get("outputs", {})
+    return RolloutRecord(
+        rollout_id=rollout.rollout_id,
+        task_id=given.task.id,
+        source=given.task.source,
+        level=given.task.level,
+        phase=given.phase,
+        repeat=given.repeat,
+        seed=given.seed,
+        attempt=attempt.sequence_id if attempt else 0,
+        status=status,
+        error=None if status == "succeeded" else outcome.get("error") or _reason(rollout, attempt),
+        label=given.task.label,
+        answer=outputs.get("final_answer"),
+        decision=outputs.get("final_decision"),
+        veto=outputs.get("final_veto"),
+        reward=outcome.get("reward"),
+        parts=parts,
+        missing=[name for name, value in parts.items() if value is None],
+        policy_versions=dict(policy_versions),
+        weights_versions=outcome.get("weights_versions", {}),
+        outputs=outputs,
+        counts=outcome.get("counts", {}),
+        tokens=outcome.get("tokens", {}),
+        visits=outcome.get("visits", {}),
+        tool_calls=outcome.get("tool_calls", {}),
+        untraced_calls=len(traces.untraced(spans)),
+        seconds=outcome.get("seconds"),
+        worker=attempt.worker_id if attempt else None,
+        trace=str(Path("traces") / given.phase / f"{rollout.rollout_id}.jsonl.gz") if spans else None,
+    )
+
+
+def _reason(rollout: agl.Rollout, attempt: agl.Attempt | None) -> str:
+    """Why a rollout failed whose runner could not say so."""
+    if attempt is None:
+        return f"the rollout was {rollout.status} before it started"
+    if attempt.metadata and "error" in attempt.metadata:
+        return str(attempt.metadata["error"])
+    if attempt.status == "timeout":
+        return f"the runner {attempt.worker_id} gave no result in time (rollouts.timeout_s) and was ended"
+    return f"the attempt ended as {attempt.status!r} and its outcome never reached the store: see logs/"

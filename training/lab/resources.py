@@ -1,0 +1,78 @@
+"""What a rollout is told about the models: gateway address, logical name, sampling and policy version of each.
+
+They travel as Agent Lightning resources: a rollout is enqueued with the id of the resources it must use, so it carries
+the policy versions that produced it.
+"""
+
+from collections.abc import Mapping
+
+import agentlightning as agl
+
+from chimera.config.tree import ModelsConfig
+from chimera.core.errors import RunError
+from chimera.serving.client import Endpoint
+from training.lab.selection import SelectionSpec
+
+VERSION = "policy_version"
+SELECTION = "selection"
+
+
+def describe(
+    gateway_url: str, models: ModelsConfig, versions: Mapping[str, str], selection: SelectionSpec
+) -> agl.NamedResources:
+    """One `ProxyLLM` for each logical model in `versions` (model -> policy version).
+
+    The supervisor's also carries who chooses among hypotheses: Agent Lightning has no resource for a policy that is
+    not a model.
+    """
+    extras = {"supervisor": {SELECTION: selection.dump()}}
+    return {
+        name: agl.ProxyLLM(
+            endpoint=f"{gateway_url}/v1",
+            model=name,
+            sampling_parameters={
+                "temperature": getattr(models, name).temperature,
+                "top_p": getattr(models, name).top_p,
+                "max_tokens": getattr(models, name).max_tokens,
+                VERSION: version,
+                **extras.get(name, {}),
+            },
+        )
+        for name, version in versions.items()
+    }
+
+
+def endpoints(
+    resources: agl.NamedResources, rollout: agl.AttemptedRollout, models: ModelsConfig, gateway_url: str, key: str
+) -> dict[str, Endpoint]:
+    """Where `rollout` finds each model: the gateway under an address that attributes its calls to this attempt.
+
+    Raises:
+        RunError: The resources name another place than the gateway, which must not get the key and the prompts.
+    """
+    found: dict[str, Endpoint] = {}
+    for name, resource in resources.items():
+        if not isinstance(resource, agl.ProxyLLM):
+            continue
+        sampling = resource.sampling_parameters
+        url = resource.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)
+        if not url.startswith(f"{gateway_url}/"):
+            raise RunError(f"model {name!r} is said to be at {url}, which is not this run's gateway ({gateway_url})")
+        found[name] = Endpoint(
+            base_url=url,
+            model=resource.model,
+            api_key=key,
+            structured=getattr(models, name).sends_schema,
+            temperature=sampling["temperature"],
+            top_p=sampling["top_p"],
+            max_tokens=sampling["max_tokens"],
+            timeout_s=getattr(models, name).timeout_s,
+        )
+    return found
+
+
+def selection(resources: agl.NamedResources) -> SelectionSpec:
+    """Who chooses among hypotheses."""
+    supervisor = resources["supervisor"]
+    assert isinstance(supervisor, agl.ProxyLLM)
+    return SelectionSpec.load(supervisor.sampling_parameters[SELECTION])

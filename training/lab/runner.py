@@ -1,0 +1,72 @@
+"""A runner process: takes rollouts from the store one at a time and runs the society on them."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import agentlightning as agl
+
+from agents.tools.toolbox import TOOL_KEYS, Document, Toolbox, build_toolbox
+from chimera.config.tree import Config
+from chimera.core.fingerprints import Fingerprint
+from chimera.core.secrets import protect_logging, register_secret
+from chimera.data.tasks import Dataset
+from training.lab.agent import MedicalResearchAgent
+from training.lab.store import KeyedStoreClient
+from training.lab.telemetry import RolloutTracer, use_plain_resources
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Where runners knock, and the keys; no key is a resource, so that none reaches the store."""
+
+    store_url: str
+    gateway_url: str
+    store_key: str = field(repr=False)
+    gateway_key: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSpec:
+    """What every runner process needs; of the tasks' conclusions only fingerprints, by task id."""
+
+    doors: Doors
+    config: Config
+    documents: Sequence[Document]
+    conclusions: Mapping[str, Fingerprint]
+    secrets: Mapping[str, str] = field(repr=False)
+
+    @classmethod
+    def of(cls, doors: Doors, config: Config, dataset: Dataset, secrets: Mapping[str, str]) -> Self:
+        """What runners may have of `dataset` and `secrets`, with the rest: models' keys are the gateway's."""
+        known = {name: secrets[name] for name in TOOL_KEYS if name in secrets}
+        return cls(doors, config, dataset.documents(), dataset.conclusions(), known)
+
+    def toolbox(self) -> Toolbox:
+        """The tools of the society that a runner runs."""
+        return build_toolbox(self.config.tools, self.documents, self.secrets, conclusions=self.conclusions)
+
+
+def worker_name(number: int) -> str:
+    """How the store names runner `number`."""
+    return f"Worker-{number}"
+
+
+def serve(spec: RunnerSpec, number: int) -> None:
+    """The runner process: work until it is ended. `number` must not be used twice in a run."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    doors = spec.doors
+    for name, value in {**spec.secrets, "gateway key": doors.gateway_key, "store key": doors.store_key}.items():
+        register_secret(name, value)
+    protect_logging()
+    use_plain_resources()
+    agent = MedicalResearchAgent(spec.config, spec.toolbox(), doors.gateway_url, doors.gateway_key)
+    # The store answers a request for work only when there is some, so there is nothing to wait for between requests.
+    runner: agl.LitAgentRunner[dict[str, Any]] = agl.LitAgentRunner(
+        tracer=RolloutTracer(doors.store_key), poll_interval=0.05, interval_jitter=0.02, heartbeat_interval=30.0
+    )
+    runner.init(agent)
+    runner.init_worker(number, KeyedStoreClient(doors.store_url, doors.store_key))
+    asyncio.run(runner.iter())

@@ -1,0 +1,124 @@
+"""Who chooses among the hypotheses in one rollout, and with which probabilities.
+
+Before the bandit is trained the supervisor's model chooses, and afterwards the learned policy does. In training
+rollouts either is mixed with even chances: with share e of exploration and K hypotheses, an author whom the chooser
+takes with probability q is taken with e / K + (1 - e) q. That number is logged, and the choice is drawn from exactly
+these probabilities, so that off-policy estimates need no guess.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from agents.context import Candidates, Choice, Selector, SupervisorChoice
+
+if TYPE_CHECKING:
+    from training.algorithms.bandit.policy import BanditPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionSpec:
+    """Which selector a rollout uses, as it travels in its resources.
+
+    Attributes:
+        policy: Version of the learned policy; None while the supervisor's model chooses.
+        folder: Absolute path of that policy; None likewise.
+        exploration: Share e of choices that are made evenly at random.
+    """
+
+    policy: str | None
+    folder: str | None
+    exploration: float
+
+    def dump(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    @classmethod
+    def load(cls, data: Mapping[str, Any]) -> "SelectionSpec":
+        """The inverse of `dump`."""
+        return cls(**data)
+
+
+def make_selector(spec: SelectionSpec, *, greedy: bool = False) -> Selector:
+    """The selector that `spec` describes; a learned policy is read once in a process.
+
+    Args:
+        spec: Who chooses.
+        greedy: No exploration and no draw: the supervisor's model, or the policy's best guess. For held-out tasks.
+
+    Raises:
+        RunError: The policy's folder cannot be read.
+    """
+    if spec.policy is None or spec.folder is None:
+        return SupervisorChoice() if greedy else ExploringSupervisor(spec.exploration)
+    return LearnedSelector(_load(spec.folder, spec.policy), spec.policy, spec.exploration, greedy=greedy)
+
+
+@lru_cache(maxsize=4)
+def _load(folder: str, version: str) -> "BanditPolicy":
+    from training.algorithms.bandit.policy import load_policy
+
+    return load_policy(Path(folder))
+
+
+class ExploringSupervisor:
+    """What the supervisor's model prefers, mixed with `exploration`."""
+
+    def __init__(self, exploration: float) -> None:
+        self._exploration = exploration
+
+    def propose(self, candidates: Candidates, seed: int | None) -> None:
+        """Ask the model first."""
+        return
+
+    def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:
+        """Draw from the mixture of `preferred` and even chances."""
+        authors = [str(hypothesis["author"]) for hypothesis in candidates.hypotheses]
+        certain = {author: float(author == preferred) for author in authors}
+        return draw(explored(certain, self._exploration), "supervisor", seed)
+
+
+class LearnedSelector:
+    """A learned policy, mixed with `exploration`, or its best guess when `greedy`."""
+
+    def __init__(self, policy: "BanditPolicy", version: str, exploration: float, *, greedy: bool) -> None:
+        self._policy = policy
+        self._version = version
+        self._exploration = exploration
+        self._greedy = greedy
+
+    def propose(self, candidates: Candidates, seed: int | None) -> Choice:
+        """Draw an author from the policy."""
+        authors = [str(hypothesis["author"]) for hypothesis in candidates.hypotheses]
+        weights = self._policy.probabilities(candidates, greedy=self._greedy)
+        probabilities = dict(zip(authors, map(float, weights), strict=True))
+        share = 0.0 if self._greedy else self._exploration
+        return draw(explored(probabilities, share), self._version, seed)
+
+    def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:
+        """As `propose`: this policy does not listen to the supervisor's model."""
+        return self.propose(candidates, seed)
+
+
+def explored(probabilities: Mapping[str, float], share: float) -> dict[str, float]:
+    """`probabilities` mixed with even chances: `share` / K + (1 - `share`) q for each."""
+    even = share / len(probabilities)
+    return {author: even + (1.0 - share) * weight for author, weight in probabilities.items()}
+
+
+def draw(propensities: Mapping[str, float], policy: str, seed: int | None) -> Choice:
+    """Draw one author with exactly `propensities`; the same for the same seed of the run."""
+    at = Random(None if seed is None else f"{seed}/selection").random()
+    below = 0.0
+    author = ""
+    for candidate, propensity in propensities.items():
+        if propensity > 0.0:
+            author = candidate
+            below += propensity
+            if at < below:
+                break
+    return Choice(author, policy, dict(propensities))

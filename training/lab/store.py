@@ -1,0 +1,217 @@
+"""The run's LightningStore server: Agent Lightning's own, which also tells when something has happened.
+
+Runners wait for work on the server (a long poll) instead of asking several times a second, and the main process is
+called when a rollout has ended: no idle cost on two cores, and no polling interval in any rollout's time.
+
+Agent Lightning 0.3.0's store and client have no key. Here every route demands the run's, only the routes that runners
+and gateway need are there, and only attempts that a runner of this run holds are believed.
+"""
+
+import asyncio
+import logging
+import re
+import secrets
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import agentlightning as agl
+import aiohttp
+from agentlightning.types import AttemptStatus, EnqueueRolloutRequest
+from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+from fastapi import HTTPException
+
+from chimera.serving.door import Door
+from training.lab.children import free_port
+from training.lab.steady_time import use_steady_time
+
+logger = logging.getLogger(__name__)
+
+LONG_POLL_SECONDS = 10.0
+CLOSE_SECONDS = 1.0
+"""How long the server may take to end; its thread ends with the process at the latest."""
+SCAN_SECONDS = 1.0
+"""How often the store looks for rollouts over their time."""
+SPAN_MEMORY_BYTES = 512 * 2**20
+ROUTES = re.compile(
+    r"POST /v1/traces|GET /v1/agl/(health|resources/[^/]+)"
+    r"|POST /v1/agl/(queues/rollouts/dequeue|rollouts/[^/]+/attempts/[^/]+|workers/[^/]+|spans/next)"
+)
+"""What runners and gateway ask for. The main process, in which the store lives, needs no route."""
+FINAL_ATTEMPT: frozenset[AttemptStatus] = frozenset({"succeeded", "failed", "timeout", "unresponsive"})
+
+
+class KeyedStoreClient(agl.LightningStoreClient):
+    """The client of a `LabStore`, which shows the key.
+
+    Args:
+        address: The store's.
+        key: The store's.
+    """
+
+    def __init__(self, address: str, key: str) -> None:
+        super().__init__(address)
+        self._key = key
+
+    async def _get_session(self) -> aiohttp.ClientSession:
+        session = await super()._get_session()
+        session.headers["authorization"] = f"Bearer {self._key}"
+        return session
+
+    async def dequeue_rollout(self, worker_id: str | None = None) -> agl.AttemptedRollout | None:
+        """The next rollout; None when there is none yet.
+
+        agentlightning 0.3.0's own takes every error for "none yet", and a runner that is refused would ask for ever.
+
+        Raises:
+            aiohttp.ClientError: The store refuses the request, or cannot be reached.
+        """
+        found = await self._request_json("post", "/queues/rollouts/dequeue", json={"limit": 1, "worker_id": worker_id})
+        return agl.AttemptedRollout.model_validate(found[0]) if found else None
+
+
+class LabStore(agl.LightningStoreServer):
+    """Store server in a thread of the main process, on loopback; spans beyond 512 MB are evicted, oldest first."""
+
+    def __init__(self, on_ended: Callable[[str], None]) -> None:
+        """`on_ended(rollout_id)` is called, in any thread, when an attempt has come to its end."""
+        use_steady_time()
+        memory = agl.InMemoryLightningStore(
+            thread_safe=True, eviction_memory_threshold=SPAN_MEMORY_BYTES, scan_debounce_seconds=SCAN_SECONDS
+        )
+        _read_again_when_changed(memory)
+        super().__init__(
+            memory,
+            launcher_args=PythonServerLauncherArgs(
+                port=free_port(),
+                host="127.0.0.1",
+                access_host="127.0.0.1",
+                launch_mode="thread",
+                log_level=30,
+                thread_join_timeout=CLOSE_SECONDS,
+            ),
+        )
+        self.key = secrets.token_urlsafe(24)
+        assert self.app is not None
+        self.app.add_middleware(Door, key=self.key, routes=ROUTES)
+        self._on_ended = on_ended
+        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._waiting_lock = threading.Lock()
+        self._workers: set[str] = set()
+        self._held: set[tuple[str, str]] = set()
+        self._ended: dict[str, AttemptStatus] = {}
+        self._closing = False
+
+    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[agl.Rollout]:
+        """Enqueue and wake waiting runners."""
+        enqueued = await super().enqueue_many_rollouts(rollouts)
+        self._wake()
+        return enqueued
+
+    async def dequeue_rollout(self, worker_id: str | None = None) -> agl.AttemptedRollout | None:
+        """The next rollout, waiting up to 10 s for one; None for workers that are gone or were never employed."""
+        arrived = (asyncio.get_running_loop(), asyncio.Event())
+        with self._waiting_lock:
+            self._waiting.add(arrived)
+        try:
+            deadline = arrived[0].time() + LONG_POLL_SECONDS
+            while not self._closing and worker_id in self._workers:
+                found = await super().dequeue_rollout(worker_id)
+                if found is not None:
+                    self._held.add((found.rollout_id, found.attempt.attempt_id))
+                left = deadline - arrived[0].time()
+                if found is not None or left <= 0:
+                    return found
+                try:
+                    await asyncio.wait_for(arrived[1].wait(), left)
+                except TimeoutError:
+                    return None
+                arrived[1].clear()
+            return None
+        finally:
+            with self._waiting_lock:
+                self._waiting.discard(arrived)
+
+    async def update_attempt(self, rollout_id: str, attempt_id: str, *args: Any, **kwargs: Any) -> agl.Attempt:
+        """Update, and say so when the attempt has ended; a retry goes back to the queue, so runners are woken too."""
+        self._believe(rollout_id, attempt_id)
+        attempt = await super().update_attempt(rollout_id, attempt_id, *args, **kwargs)
+        if attempt.status in FINAL_ATTEMPT:
+            self._ended[attempt_id] = attempt.status
+            self._wake()
+            self._on_ended(rollout_id)
+        return attempt
+
+    async def add_many_spans(self, spans: Sequence[agl.Span]) -> Sequence[agl.Span]:
+        """Add spans; an attempt that has ended stays so, and a rollout that waits for another one goes on waiting.
+
+        agentlightning 0.3.0 takes a late span for a sign of life (the gateway sends an exchange after the answer, also
+        to a runner that was killed meanwhile): it sets the attempt from "unresponsive" and the rollout from "requeuing"
+        to "running", so that no runner would get it.
+        """
+        for span in spans:
+            self._believe(span.rollout_id, span.attempt_id)
+        added = await super().add_many_spans(spans)
+        for rollout_id in {span.rollout_id for span in spans if span.attempt_id in self._ended}:
+            rollout = await self.get_rollout_by_id(rollout_id)
+            if isinstance(rollout, agl.AttemptedRollout) and rollout.status == "running":
+                attempt_id = rollout.attempt.attempt_id
+                if attempt_id in self._ended:
+                    await super().update_attempt(rollout_id, attempt_id, status=self._ended[attempt_id])
+                    self._wake()
+        return added
+
+    def employ(self, worker_id: str) -> None:
+        """Give work to this worker when it asks."""
+        self._workers.add(worker_id)
+
+    def dismiss(self, worker_id: str) -> None:
+        """Give no more work to this worker: its process has ended, though its last request may still wait here."""
+        self._workers.discard(worker_id)
+
+    def client(self) -> KeyedStoreClient:
+        """A client that may ask for `ROUTES`."""
+        return KeyedStoreClient(self.endpoint, self.key)
+
+    async def close(self) -> None:
+        """Answer all waiting runners and stop the server."""
+        self._closing = True
+        self._wake()
+        try:
+            await self.stop()
+        except RuntimeError as error:
+            # Somebody's request is still under way; a run that ends, or is being stopped, does not wait for it.
+            logger.warning("the store's server did not end within %g s: %s", CLOSE_SECONDS, error)
+
+    def _believe(self, rollout_id: str, attempt_id: str) -> None:
+        """Refuse what is said about an attempt that was not given to a runner of this run."""
+        if (rollout_id, attempt_id) not in self._held:
+            raise HTTPException(403, f"no runner of this run holds attempt {attempt_id} of rollout {rollout_id}")
+
+    def _wake(self) -> None:
+        with self._waiting_lock:
+            for loop, event in self._waiting:
+                loop.call_soon_threadsafe(event.set)
+
+
+def _read_again_when_changed(memory: agl.InMemoryLightningStore) -> None:
+    """Have reads begin again when another thread has added to what they go through.
+
+    agentlightning 0.3.0 reads without its lock, also when thread-safe; its setting to read with it locks twice.
+    """
+    collections = memory.collections
+    for collection in (collections.rollouts, collections.attempts, collections.spans, collections.workers):
+        for name in ("query", "get"):
+            vars(collection)[name] = _persistent(getattr(collection, name))
+
+
+def _persistent(read: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def again(*args: Any, **kwargs: Any) -> Any:
+        while True:
+            try:
+                return await read(*args, **kwargs)
+            except RuntimeError as error:
+                if "changed size during iteration" not in str(error):
+                    raise
+
+    return again

@@ -1,0 +1,1 @@
+"""From traces to the data that algorithms need. Read `adapter` first."""

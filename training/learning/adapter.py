@@ -1,0 +1,275 @@
+"""One trace, three data sets: what juniors can imitate, what seniors did token by token, what the supervisor chose.
+
+A rollout may have been attempted several times; the last attempt that reported an outcome counts, and only its calls.
+Within it every call of a role is kept: an unreadable answer that was repaired, and calls of a visit that was tried
+again after a server's failure, have their own immediate reward but no share in the rollout's.
+
+Roles are known from our own operation spans, calls are joined to them by response id, and each span is read a fixed
+number of times: the cost is linear in the number of spans.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import agentlightning as agl
+
+from agents.prompting import payload_of
+from agents.react import read_answer
+from agents.record import CallRecord, ModelCall, ToolUse
+from agents.roles import JUNIORS, ROLES
+from chimera.config.tree import RewardConfig
+from chimera.core.errors import RunError
+from chimera.serving.client import Completion
+from evaluation.scores.rewards import COUNTED_CALLS, call_reward
+from evaluation.traces.spans import SpanLike
+from training.learning import traces
+from training.learning.experience import BanditEvent, Call, Conversation
+
+SENIORS: tuple[str, ...] = tuple(role.name for role in ROLES.values() if role.algorithm == "ppo")
+
+_Visit = tuple[str, int]
+_Step = tuple[str, int, int, int]
+
+
+class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
+    """Reads the traces of rollouts; one object can read any number.
+
+    Args:
+        reward: Weights of the immediate rewards.
+    """
+
+    def __init__(self, reward: RewardConfig) -> None:
+        self._reward = reward
+
+    def adapt(self, source: Sequence[agl.Span], /) -> list[agl.Triplet]:
+        """The seniors' calls as Agent Lightning's triplets, in the order in which they were asked.
+
+        As Agent Lightning does it, each reward that was emitted goes to the last call before it that has none yet: a
+        rollout's only reward to its last senior call.
+
+        Raises:
+            RunError: A senior's call has no token ids.
+        """
+        attempt_id = _last_attempt(source)
+        calls = _token_calls(source, SENIORS, attempt_id) if attempt_id else []
+        rewards = _reward_per_call(calls, source, attempt_id)
+        return [_triplet(call, rewards.get(call.response_id)) for call in calls]
+
+    def adapt_for_sft(self, spans: Sequence[agl.Span], roles: Collection[str] = JUNIORS) -> list[Conversation]:
+        """The conversations of `roles`, one for each visit that came to a readable answer.
+
+        It is the visit's last try that counts. A visit whose answer is not in the trace is left out.
+        """
+        reported = traces.last_outcome(spans)
+        if reported is None:
+            return []
+        attempt_id, outcome = reported
+        records, _ = _records(outcome)
+        tries: dict[_Visit, list[traces.TracedCall]] = {}
+        for call in traces.model_calls(spans, roles=roles, attempt_id=attempt_id):
+            current = tries.setdefault((call.role, call.visit), [])
+            if current and current[0].attempt < call.attempt:
+                current.clear()
+            if not current or current[0].attempt == call.attempt:
+                current.append(call)
+        return [
+            _conversation(calls, record)
+            for calls in tries.values()
+            if (record := records.get(calls[-1].response_id)) is not None and record.parsed
+        ]
+
+    def adapt_for_ppo(self, spans: Sequence[agl.Span], roles: Collection[str] = SENIORS) -> list[Call]:
+        """The calls of `roles` as token-exact actions with their immediate rewards, in the order they were asked.
+
+        An answer earns `parsed` when it was readable at the first attempt, a request for tools what
+        `rewards.call_reward` says of each of its tool calls (of the first three).
+
+        Raises:
+            RunError: A call has no token ids, or its exchange is not in the trace.
+        """
+        reported = traces.last_outcome(spans)
+        if reported is None:
+            return []
+        attempt_id, outcome = reported
+        records, uses = _records(outcome)
+        last_try: dict[_Visit, int] = {}
+        for span, _ in traces.visits(spans):
+            if span.attempt_id == attempt_id:
+                visit = str(span.attributes["role"]), _number(span, "visit")
+                last_try[visit] = max(last_try.get(visit, 0), _number(span, "attempt"))
+        found: list[Call] = []
+        for call in _token_calls(spans, roles, attempt_id):
+            if (record := records.get(call.response_id)) is None:
+                raise RunError(
+                    f"rollout {spans[0].rollout_id}: the runner's outcome does not mention the answer "
+                    f"{call.response_id!r} to {call.role}, so its reward is not known: leave this rollout out"
+                )
+            finished = call.attempt == last_try[call.role, call.visit]
+            found.append(
+                Call(
+                    rollout_id=spans[0].rollout_id,
+                    role=call.role,
+                    visit=call.visit,
+                    attempt=call.attempt,
+                    step=record.step,
+                    response_id=call.response_id,
+                    prompt_ids=tuple(call.prompt_ids or ()),
+                    response_ids=tuple(call.response_ids or ()),
+                    weights_version=call.weights_version,
+                    immediate=self._immediate(record, uses[_step(record)]),
+                    outcome=finished and record.parsed is not False,
+                    handed=_handed(call.messages),
+                )
+            )
+        return found
+
+    def adapt_for_bandit(self, spans: Sequence[agl.Span]) -> BanditEvent | None:
+        """The supervisor's choice with its reward; None when the rollout came to no choice or has no reward."""
+        reported = traces.last_outcome(spans)
+        outputs: Mapping[str, Any] = reported[1]["outputs"] if reported else {}
+        if reported is None or reported[1]["reward"] is None or "selection" not in outputs:
+            return None
+        selection = outputs["selection"]
+        return BanditEvent(
+            goal=outputs["research_goal"],
+            hypotheses=outputs["initial_hypotheses"],
+            author=selection["author"],
+            preferred=selection["preferred"],
+            propensities=selection["propensities"],
+            policy=selection["policy"],
+            reward=reported[1]["reward"],
+            sources=selection["sources"],
+        )
+
+    def _immediate(self, record: ModelCall, uses: Sequence[ToolUse]) -> float:
+        if record.parsed is None:
+            return math.fsum(call_reward(use, self._reward) for use in uses[:COUNTED_CALLS])
+        return self._reward.parsed if record.parsed and not record.repair else 0.0
+
+
+def _records(outcome: Mapping[str, Any]) -> tuple[dict[str, ModelCall], dict[_Step, list[ToolUse]]]:
+    """The runner's own records: model calls by response id, tool calls by the model call that asked for them."""
+    calls: dict[str, ModelCall] = {}
+    uses: dict[_Step, list[ToolUse]] = defaultdict(list)
+    for data in outcome["calls"]:
+        fields = {key: value for key, value in data.items() if key != "kind"}
+        if data["kind"] == ModelCall.__name__:
+            record = ModelCall(**fields)
+            calls[record.response_id] = record
+        else:
+            use = ToolUse(**fields)
+            uses[_step(use)].append(use)
+    return calls, uses
+
+
+def _step(record: CallRecord) -> _Step:
+    return record.role, record.visit, record.attempt, record.step
+
+
+def _number(span: SpanLike, name: str) -> int:
+    value = span.attributes.get(name, 1)
+    assert isinstance(value, int)
+    return value
+
+
+def _last_attempt(spans: Sequence[agl.Span]) -> str | None:
+    """The last attempt with an outcome; in a trace that has none, such as another program's, the last of all."""
+    reported = traces.last_outcome(spans)
+    if reported is not None:
+        return reported[0]
+    last = max(spans, key=lambda span: span.sequence_id, default=None)
+    return None if last is None else last.attempt_id
+
+
+def _token_calls(spans: Sequence[agl.Span], roles: Collection[str], attempt_id: str) -> list[traces.TracedCall]:
+    """The calls of `roles` in one attempt, all of them and all with token ids."""
+    calls = traces.model_calls(spans, roles=roles, attempt_id=attempt_id)
+    traced = {call.response_id for call in calls}
+    for span, responses in traces.visits(spans):
+        if span.attempt_id == attempt_id and span.attributes["role"] in roles:
+            for response in responses:
+                if response not in traced:
+                    raise RunError(
+                        f"rollout {span.rollout_id}: the answer {response!r} to {span.attributes['role']} has no "
+                        "exchange of its own in the trace: leave out rollouts with untraced calls, and if there are "
+                        f"many, look in logs/gateway.log and whether the server of model "
+                        f"{span.attributes.get('model')!r} gives every answer an id of its own"
+                    )
+    for call in calls:
+        if call.prompt_ids is None or call.response_ids is None:
+            raise RunError(
+                f"rollout {spans[0].rollout_id}: model {call.model!r} answered {call.role} ({call.response_id}) "
+                "without token ids, and text must not be tokenised again: serve it with kind 'embedded', or with a "
+                "server that returns token ids when asked (vLLM does, with return_token_ids)"
+            )
+    return calls
+
+
+def _reward_per_call(
+    calls: Sequence[traces.TracedCall], spans: Sequence[agl.Span], attempt_id: str | None
+) -> dict[str, float]:
+    """Each reward in turn to the last call before it that has none, by the store's numbering."""
+    emitted = [
+        (span.sequence_id, value)
+        for span in spans
+        if span.attempt_id == attempt_id
+        and span.name.startswith("agentlightning.")
+        and (value := agl.get_reward_value(span)) is not None
+    ]
+    given: dict[str, float] = {}
+    without: list[str] = []
+    asked = iter(calls)
+    following = next(asked, None)
+    for number, value in sorted(emitted):
+        while following is not None and following.sequence_id < number:
+            without.append(following.response_id)
+            following = next(asked, None)
+        if without:
+            given[without.pop()] = value
+    return given
+
+
+def _triplet(call: traces.TracedCall, reward: float | None) -> agl.Triplet:
+    answer = traces.without_nothing({**call.choice["message"], "finish_reason": call.choice.get("finish_reason")})
+    return agl.Triplet(
+        prompt={
+            "token_ids": call.prompt_ids,
+            "raw_content": [traces.without_nothing(message) for message in call.messages],
+            "image_urls": [],
+        },
+        response={"token_ids": call.response_ids, "raw_content": [answer]},
+        reward=reward,
+        metadata={
+            "request": {"model": call.model},
+            "response": {"id": call.response_id},
+            "response_id": call.response_id,
+            "agent_name": call.role,
+        },
+    )
+
+
+def _conversation(calls: Sequence[traces.TracedCall], record: ModelCall) -> Conversation:
+    """The conversation that ended with the last of `calls`, which `record` says was readable."""
+    last = calls[-1]
+    content = last.choice["message"].get("content") or ""
+    answer = {"role": "assistant", "content": content}
+    completion = Completion(answer, content, (), record.finish_reason, 0, 0, last.response_id, last.weights_version)
+    return Conversation(
+        role=last.role,
+        visit=last.visit,
+        messages=[*last.messages, answer],
+        tools=calls[0].tools,
+        answer=read_answer(ROLES[last.role], completion, last.messages).model_dump(),
+        parsed=not record.repair,
+    )
+
+
+def _handed(messages: Sequence[dict[str, Any]]) -> str | None:
+    """The answer of the hypothesis in a prompt's opening message; None without one, or when the prompt is not ours."""
+    try:
+        hypothesis = payload_of(messages).get("hypothesis", {})
+    except (ValueError, AttributeError):
+        return None
+    return hypothesis.get("answer")

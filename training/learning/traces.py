@@ -1,0 +1,96 @@
+"""Traces as Agent Lightning's spans: on disk, and as its own tracer would have written them.
+
+What is read of a trace's spans without that library is in `evaluation.traces.spans` and `evaluation.traces.calls`.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import agentlightning as agl
+from agentlightning.utils.otel import flatten_attributes
+
+from chimera.core.errors import RunError
+from evaluation.traces import spans as plain_spans
+from evaluation.traces.calls import TracedCall, last_outcome, model_calls, outcome, untraced, visits
+from evaluation.traces.spans import EXCHANGE, OPERATION, RAW
+
+__all__ = [
+    "EXCHANGE",
+    "TracedCall",
+    "as_instrumented",
+    "last_outcome",
+    "model_calls",
+    "outcome",
+    "read",
+    "untraced",
+    "visits",
+    "without_nothing",
+    "write",
+]
+
+_LEFT_OUT = ("resource", "context", "parent")
+
+
+def write(spans: Iterable[agl.Span], path: Path) -> None:
+    """Write spans as gzipped JSON lines, whole or not at all.
+
+    LiteLLM's bookkeeping spans and the request headers that it copies are left out; secrets are replaced.
+    """
+    kept = (span for span in spans if plain_spans.is_kept(span.name))
+    plain_spans.write_rows((span.model_dump(mode="json", exclude=set(_LEFT_OUT)) for span in kept), path)
+
+
+def read(path: Path) -> list[agl.Span]:
+    """The spans of a trace file.
+
+    Raises:
+        RunError: The file is missing or broken.
+    """
+    nothing = {"resource": {"attributes": {}, "schema_url": ""}, "context": None, "parent": None}
+    try:
+        return [agl.Span.model_validate({**row, **nothing}) for row in plain_spans.read_rows(path)]
+    except ValueError as error:
+        raise RunError(f"trace {path} cannot be read: {error}") from error
+
+
+def without_nothing(value: Any) -> Any:
+    """`value` without None and empty lists and objects in it: span attributes cannot hold them."""
+    if isinstance(value, dict):
+        kept = {key: without_nothing(item) for key, item in value.items()}
+        return {key: item for key, item in kept.items() if item not in (None, [], {})}
+    return [without_nothing(item) for item in value] if isinstance(value, list) else value
+
+
+def as_instrumented(spans: Sequence[agl.Span]) -> list[agl.Span]:
+    """The trace as Agent Lightning's own tracer would have written it, for its own adapters.
+
+    Each exchange becomes an `openai.chat.completion` span below the span of its visit, which names the role as agent.
+    """
+    calls = {(call.attempt_id, call.response_id): call for call in model_calls(spans)}
+    parents = {(span.attempt_id, response): span.span_id for span, responses in visits(spans) for response in responses}
+    found: list[agl.Span] = []
+    for span in spans:
+        if span.name == OPERATION and "role" in span.attributes:
+            named = {**span.attributes, "agent.name": span.attributes["role"]}
+            found.append(span.model_copy(update={"attributes": named}))
+        elif span.name == EXCHANGE:
+            key = span.attempt_id, str(span.attributes.get(f"{RAW}id"))
+            if (call := calls.pop(key, None)) is not None:
+                changed = {"name": "openai.chat.completion", "parent_id": parents[key], "attributes": _openai(call)}
+                found.append(span.model_copy(update=changed))
+        elif span.name.startswith("agentlightning."):
+            found.append(span)
+    return found
+
+
+def _openai(call: TracedCall) -> dict[str, Any]:
+    answer = {**call.choice["message"], "finish_reason": call.choice.get("finish_reason")}
+    messages = {"gen_ai": {"prompt": without_nothing(call.messages), "completion": [without_nothing(answer)]}}
+    return {
+        **flatten_attributes(messages),
+        "gen_ai.request.model": call.model,
+        "gen_ai.response.id": call.response_id,
+        "prompt_token_ids": call.prompt_ids or [],
+        "response_token_ids": call.response_ids or [],
+    }

@@ -1,0 +1,96 @@
+"""Weights & Biases for any Agent Lightning agent: rewards and their parts live, as rollouts end.
+
+    trainer = agl.Trainer(..., hooks=[WandbLoggingHook(project="my-agents", group="run-7")])
+
+The keys are those of Chimera's own runs (`wandb_mirror`): `rollout/reward` and `rollout/parts/<name>` over
+`rollout/index`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from multiprocessing.util import Finalize
+from typing import TYPE_CHECKING, Any
+
+import agentlightning as agl
+from agentlightning.semconv import AGL_ANNOTATION
+from agentlightning.types import SpanLike
+
+from training.watch.metrics import ROLLOUT
+from training.watch.wandb_steps import PhaseSteps
+
+if TYPE_CHECKING:
+    import wandb
+
+PARTS = "reward_parts."
+"""Attributes of the annotation with a reward's known parts when the reward itself has no value (`emit_parts`)."""
+
+logger = logging.getLogger(__name__)
+
+
+class WandbLoggingHook(agl.Hook):
+    """Logs each rollout's reward and its named parts to W&B as the rollout ends.
+
+    A process that runs rollouts makes its own W&B run when its first rollout has ended: give the runs of one training
+    a common `group`. A hook that fails, or that W&B cannot be reached from, says so once and does nothing more.
+
+    Args:
+        run: Log to this run, which must belong to the process that runs the rollouts.
+        init: What `wandb.init` is called with when there is no `run`.
+    """
+
+    def __init__(self, run: "wandb.Run | None" = None, **init: Any) -> None:
+        super().__init__()
+        self._init = init
+        self._steps = None if run is None else PhaseSteps(run)
+        self._count = 0
+        self._failed = False
+
+    async def on_rollout_end(
+        self,
+        *,
+        agent: agl.LitAgent[Any],
+        runner: agl.Runner[Any],
+        rollout: agl.Rollout,
+        spans: Sequence[SpanLike],
+    ) -> None:
+        """Log what the rollout's spans say of its reward."""
+        reward, parts = rewards(spans)
+        values = {"rollout_id": rollout.rollout_id, "mode": rollout.mode, "reward": reward, "parts": parts}
+        # W&B may have to start, which takes a second, or minutes when its server does not answer.
+        await asyncio.to_thread(self._log_next, values)
+
+    def _log_next(self, values: Mapping[str, Any]) -> None:
+        if self._failed:
+            return
+        try:
+            if self._steps is None:
+                self._steps = PhaseSteps(_start(self._init))
+            self._count += 1
+            self._steps.log(ROLLOUT, self._count, values)
+        except Exception as error:  # noqa: BLE001  whatever is wrong with W&B, rollouts go on without it
+            self._failed = True
+            logger.warning("rollouts are no longer logged to W&B: %s: %s", type(error).__name__, error)
+
+
+def _start(init: dict[str, Any]) -> "wandb.Run":
+    import wandb
+
+    run = wandb.init(**init)
+    # W&B finishes its runs at exit, but not in processes of the multiprocessing module, such as Agent Lightning's.
+    Finalize(None, run.finish, exitpriority=1)
+    return run
+
+
+def rewards(spans: Sequence[SpanLike]) -> tuple[float | None, dict[str, float]]:
+    """The last reward in a rollout's spans and its named parts; without a reward, the parts that are known."""
+    for span in reversed(spans):
+        if dimensions := agl.get_rewards_from_span(span):
+            primary, *others = dimensions
+            return primary.value, {part.name: part.value for part in others}
+        if (value := agl.get_reward_value(span)) is not None:
+            return value, {}
+        known = {key: value for key, value in (span.attributes or {}).items() if key.startswith(PARTS)}
+        if span.name == AGL_ANNOTATION and known:
+            return None, {key.removeprefix(PARTS): float(value) for key, value in known.items()}  # pyright: ignore[reportArgumentType]  numbers, as `emit_parts` wrote them
+    return None, {}

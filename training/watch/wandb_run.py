@@ -1,0 +1,141 @@
+"""A run's Weights & Biases process, as the main process sees it: started, listened to, and ended in time.
+
+What W&B shows is always in the run directory first, and W&B has a process of its own (`wandb_mirror`) that follows the
+run's metrics.jsonl: a W&B that hangs, fails or is killed costs the run nothing.
+"""
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+
+import psutil
+
+from chimera.config.loader import effective
+from chimera.config.tree import Config
+from chimera.core.errors import RunError
+from chimera.core.secrets import redact_tree
+from chimera.run.directory import Run
+from training.lab import children
+from training.watch.metrics import Sink
+from training.watch.wandb_mirror import WandbSpec, serve, sync
+
+KEY = "WANDB_API_KEY"
+CLOSE_SECONDS = 20.0
+"""How long the last of a finished run may take to be sent; what is not can be sent later."""
+INTERRUPTED_SECONDS = 1.5
+KILL_SECONDS = 0.5
+"""How long the thread that listens to a killed process may take to notice."""
+LISTEN_SECONDS = 0.1
+
+
+def open_sinks(run: Run, config: Config, secrets: Mapping[str, str], notify: Callable[[str], None]) -> list[Sink]:
+    """The W&B sink if `config.wandb` wants one; `notify` is told where to look, and what goes wrong."""
+    settings = config.wandb
+    if settings.mode == "disabled":
+        return []
+    # Not left to be inherited: the process is forked from one that may have been started before they were set.
+    environment = {name: value for name, value in os.environ.items() if name.startswith("WANDB_")}
+    if KEY in secrets:
+        environment[KEY] = secrets[KEY]
+    mode = settings.mode if settings.mode != "auto" else "online" if KEY in secrets else "offline"
+    spec = WandbSpec(
+        run.path,
+        run_id(run),
+        settings.project,
+        settings.entity,
+        settings.protocols,
+        redact_tree(effective(config)),
+        environment,
+    )
+    return [WandbSink(spec, ("online", "offline") if mode == "online" else ("offline",), notify)]
+
+
+def run_id(run: Run) -> str:
+    """The id of the W&B run: the same for as long as the run directory exists."""
+    environment = (run.path / "environment.json").read_bytes()
+    return hashlib.sha256(run.name.encode() + environment).hexdigest()[:8]
+
+
+class WandbSink:
+    """The W&B process of a run.
+
+    Args:
+        spec: What to show where.
+        modes: W&B's modes to try, one after another, until one starts.
+        notify: Is told where to look, and what goes wrong.
+    """
+
+    name = "W&B"
+
+    def __init__(self, spec: WandbSpec, modes: Sequence[str], notify: Callable[[str], None]) -> None:
+        self._spec = spec
+        self._notify = notify
+        self._closing = threading.Event()
+        self._child: children.Child | None = None
+        self._started = False
+        self._watcher = threading.Thread(target=self._watch, args=(modes,), name="wandb-watcher", daemon=True)
+        self._watcher.start()
+
+    @property
+    def pid(self) -> int | None:
+        """The W&B process; None until there is one."""
+        return None if self._child is None else self._child.pid
+
+    def close(self, *, interrupted: bool) -> None:
+        """Let the process send what is left; after the time limit it is killed."""
+        self._closing.set()
+        self._watcher.join(INTERRUPTED_SECONDS if interrupted else CLOSE_SECONDS)
+        if self._watcher.is_alive():
+            self._kill()
+            self._watcher.join(KILL_SECONDS)
+            rest = f"send the rest with: {sync(self._spec.folder)}" if self._started else "metrics.jsonl has it all"
+            self._notify(f"W&B was not done in time; {rest}")
+
+    def _watch(self, modes: Sequence[str]) -> None:
+        for mode in modes:
+            theirs, orders = children.pipe()
+            reports, send = children.pipe()
+            log = self._spec.folder / "logs" / "wandb.log"
+            child = children.Child(f"W&B ({mode})", serve, (self._spec, mode, theirs, send), log)
+            try:
+                child.start()
+            except RunError as error:
+                self._notify(f"W&B cannot be used {mode}: {error}")
+                return
+            self._child = child
+            theirs.close()
+            send.close()
+            self._listen(child, reports, orders)
+            if self._started or self._closing.is_set():
+                return
+
+    def _listen(self, child: children.Child, reports: Connection, orders: Connection) -> None:
+        """Pass on what the process reports until it has ended."""
+        reported = False
+        while True:
+            if self._closing.is_set():
+                orders.close()
+            try:
+                if reports.poll(LISTEN_SECONDS):
+                    self._started, text = reports.recv()
+                    reported = True
+                    self._notify(text)
+            except EOFError:
+                break
+        child.join(1.0)
+        if not self._closing.is_set() and (self._started or not reported):
+            self._notify(f"{child.ending()}: W&B gets no more, metrics.jsonl has it all (see {child.log_file})")
+
+    def _kill(self) -> None:
+        """End the process and W&B's own below it."""
+        if self._child is None:
+            return
+        try:
+            below = psutil.Process(self._child.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return
+        self._child.kill()
+        for process in below:
+            process.kill()
