@@ -119,7 +119,8 @@ def test_a_configuration_error_is_one_line_and_exit_code_2():
     ],
 )
 def test_how_a_command_ends(body: str, code: int, shown: str):
-    script = f"from chimera.core.cli import run_command\nfrom chimera.core.errors import *\ndef main(argv): {body}\nrun_command(main)"
+    imports = "from chimera.core.cli import run_command\nfrom chimera.core.errors import *"
+    script = f"{imports}\ndef main(argv): {body}\nrun_command(main)"
     answer = python("-c", script, OPENAI_API_KEY="sk-topsecret1")
     assert (answer.returncode, answer.stderr) == (code, shown)
 

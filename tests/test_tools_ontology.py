@@ -325,7 +325,7 @@ def test_a_wrong_database_is_a_configuration_error(ontology_files, kind):
     elif kind == "older":
         build_file(path, None, ontology_files / "go.obo")
         sqlite3.connect(path).executescript("PRAGMA user_version = 0;").close()
-    with pytest.raises(ConfigError, match=r"tools\.database=.*python -m agents\.ontology import"):
+    with pytest.raises(ConfigError, match=r"tools\.database=.*python -m agents\.tools\.ontology import"):
         build_toolbox(ToolsConfig(database=path), (), {})
 
 

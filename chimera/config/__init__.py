@@ -1,1 +1,1 @@
-"""The configuration: one frozen tree. Read `tree` first; `learning` and `evaluation` hold the phases' and reports' part."""
+"""The configuration: one frozen tree. Read `tree` first; phases are in `learning`, reports in `evaluation`."""

@@ -26,6 +26,7 @@ from chimera.run.child_environment import child_environment
 from chimera.serving.client import Endpoint
 from chimera.serving.embedded.checkpoint import locate
 
+SERVER = "chimera.serving.embedded"
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 1.5
 """Then it is killed: Ctrl-C must have ended a run within 10 s, and this is one of several steps."""
@@ -147,7 +148,7 @@ class ServerProcess:
                 [
                     sys.executable,
                     "-m",
-                    "chimera.serving.embedded",
+                    SERVER,
                     "--fd",
                     str(listener.fileno()),
                     "--parent",

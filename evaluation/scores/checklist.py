@@ -1,9 +1,9 @@
 """The second judge without a model: a checklist of observations for each criterion of the judge's prompt.
 
-It is written from the anchors of `evaluation.scores.judge.PROMPT` and shares no formula and no word list with the rubric
-that may stand behind the first judge, so that agreement between the two means something. Each observation is 1 when it
-holds, 0 when not, 0.5 between, None when it does not apply; a criterion's score is their mean, and 0 without what it
-cannot do without (a quote that is real, an outcome that bears on the goal). Nothing in training may use it.
+It is written from the anchors of `evaluation.scores.judge.PROMPT` and shares no formula and no word list with the
+rubric that may stand behind the first judge, so that agreement between the two means something. Each observation is 1
+when it holds, 0 when not, 0.5 between, None when it does not apply; a criterion's score is their mean, and 0 without
+what it cannot do without (a quote that is real, an outcome that bears on the goal). Nothing in training may use it.
 """
 
 import re
