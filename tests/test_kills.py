@@ -15,7 +15,8 @@ from chimera.chain import read_chain
 from chimera.jsonl import read_lines
 from chimera.seals import history, unlike_disk
 
-FEW = ["data.size=60", "rollouts.runners=2", "gate.tasks=4", "gate.margin=9", "gate.margin_alignment=0.9", "evaluation.concurrency=1", "evaluation.auditor.kind=none",
+FEW = ["data.size=60", "rollouts.runners=2", "gate.tasks=4", "gate.margin=9", "gate.margin_alignment=0.9",
+       "evaluation.concurrency=1", "evaluation.auditor.kind=none",
        "wandb.mode=disabled"]  # fmt: skip
 SETTINGS = [
     *FEW, "gather.tasks=12", "sft.min_examples=1", "sft.epochs=3", "sft.batch_size=8", "sft.micro_batch_size=8",
