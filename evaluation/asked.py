@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from chimera.chain import Entry
+from chimera.chain import Entry, read_events
 from chimera.config import DataConfig
 from chimera.config_evaluation import EvaluationConfig
 from chimera.data import Dataset, load
@@ -147,6 +147,10 @@ class RunThen(Run):
     def name(self) -> str:
         """The run's name then: its folder may have been renamed."""
         return self.called
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """As for `Run`, and no further than the ledger went then."""
+        return read_events(self.path / LEDGER, end=self.sizes[LEDGER])
 
     def lines(self, file: str) -> Iterator[dict[str, Any]]:
         """As for `Run`, and no further than the file went then."""
