@@ -114,7 +114,6 @@ def _job(arguments: argparse.Namespace, config: "Config") -> Job:
         ConfigError: The data cannot have several seeds, or phases are wrong.
         RunError: The name is no file name, or is a run's.
     """
-    from chimera.core.secrets import api_key_names
     from chimera.run.directory import check_name
     from training.phases import check_names
 
@@ -133,8 +132,7 @@ def _job(arguments: argparse.Namespace, config: "Config") -> Job:
         one for one in arguments.overrides if one.partition("=")[0].strip() not in ("seed", "data.seed", "runs_dir")
     ]
     file = ["--config", str(arguments.config)] if arguments.config else []
-    keys = api_key_names({**config.models.model_dump(), "auditor": config.evaluation.auditor.model_dump()})
-    return Job(folder, runs, check_names(arguments.phases), (*file, *given), arguments.stages, keys)
+    return Job(folder, runs, check_names(arguments.phases), (*file, *given), arguments.stages, _keys(config))
 
 
 def _begin(job: Job, config: "Config") -> None:
@@ -193,15 +191,26 @@ def _training_arguments(job: Job, wanted: Wanted) -> list[str]:
 
 
 def _child(job: Job, wanted: Wanted, place: str, what: str, module: str, arguments: Sequence[str]) -> None:
+    from chimera.run.directory import Run
+
     log = job.folder / "logs" / f"{wanted.name}.{what}.log"
     _wait_until_free(job, wanted)
     print(f"{place} {wanted.name}: {what} ... (tail -f {log})", flush=True)
     _note(job, f"{what} started", run=wanted.name)
     began = time.monotonic()
-    run_child(module, arguments, log, what=f"{what} of run {wanted.name}", keys=job.keys)
+    begun = (job.folder / wanted.name / "config.yaml").is_file()
+    keys = job.keys + (_keys(Run.open(wanted.name, job.folder).config) if begun else ())
+    run_child(module, arguments, log, what=f"{what} of run {wanted.name}", keys=keys)
     seconds = time.monotonic() - began
     _note(job, f"{what} finished", run=wanted.name, seconds=round(seconds, 1))
     print(f"{place} {wanted.name}: {what} took {seconds / 60:.1f} min", flush=True)
+
+
+def _keys(config: "Config") -> tuple[str, ...]:
+    """The variables with keys that a configuration names."""
+    from chimera.core.secrets import api_key_names
+
+    return api_key_names({**config.models.model_dump(), "auditor": config.evaluation.auditor.model_dump()})
 
 
 def _wait_until_free(job: Job, wanted: Wanted) -> None:

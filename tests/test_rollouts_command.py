@@ -242,11 +242,14 @@ def test_too_low_a_limit_of_open_files_is_one_sentence_and_a_soft_one_is_raised(
     from chimera.core.cli import run_command
     from chimera.train import main
 
+    def told(argv):
+        try:
+            return main(argv)
+        finally:
+            print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv.pop(1))))
-    try:
-        run_command(main)
-    finally:
-        print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    run_command(told)
     """
     call = [sys.executable, "-c", textwrap.dedent(script)]
     options = ["--name", "taken", "rollouts.runners=5", "gather.tasks=601", f"runs_dir={tmp_path}/runs"]

@@ -75,10 +75,14 @@ def read_chain(path: Path) -> list[Entry]:
     return entries
 
 
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
+def read_events(path: Path, *, end: int | None = None) -> Iterator[dict[str, Any]]:
     """The records of a ledger, oldest first; none when there is no file. An unfinished last line is left out.
 
     A ledger of an older version, which is no chain, is read as it is.
+
+    Args:
+        path: The ledger.
+        end: Read only so many bytes: the ledger as it was.
 
     Raises:
         RunError: A line is broken or was changed; the message names it.
@@ -86,7 +90,9 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
     chained, last = True, b""
-    for number, raw, _ in _lines(path):
+    for number, raw, at in _lines(path):
+        if end is not None and at > end:
+            return
         own = _OWN.search(raw)
         if own is None and not raw.endswith(b"\n"):
             return

@@ -14,7 +14,7 @@ from typing import Any, Self
 from chimera.config.evaluation import EvaluationConfig
 from chimera.config.tree import DataConfig
 from chimera.data.tasks import Dataset, load
-from chimera.run.chain import Entry
+from chimera.run.chain import Entry, read_events
 from chimera.run.directory import LEDGER, Run
 from chimera.run.hashes import hash_artifact
 from chimera.run.jsonl import read_lines
@@ -147,6 +147,10 @@ class RunThen(Run):
     def name(self) -> str:
         """The run's name then: its folder may have been renamed."""
         return self.called
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """As for `Run`, and no further than the ledger went then."""
+        return read_events(self.path / LEDGER, end=self.sizes[LEDGER])
 
     def lines(self, file: str) -> Iterator[dict[str, Any]]:
         """As for `Run`, and no further than the file went then."""
