@@ -109,7 +109,7 @@ class Chain:
         """Start the command unless it runs, wait for the moment, kill the victim, and check what must hold then."""
         count = one.count or (lambda _: 1)
         before = count(self.run) if one.count else 0
-        if self._process is not None and self._module != one.module:
+        if self._module not in ("", one.module):
             self.finish(self._module)
         if self._process is None:
             self._start(one.module)
@@ -158,7 +158,7 @@ class Chain:
 
     def _start(self, module: str) -> None:
         own = ["--phases", ",".join(self._phases)] if module == "chimera.train" else []
-        if own and events("phase_started")(self.run):
+        if own and ((self.run / "rollouts").exists() or events("phase_started")(self.run)):
             own.append("--resume")
         self._module, self._output = module, []
         self.starts += 1
