@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from chimera.hashes import hash_artifact
 from chimera.jsonl import read_lines
 from chimera.runs import Run
 
@@ -247,9 +248,14 @@ def ended(records: dict[str, list[dict]]) -> dict[str, set[tuple]]:
 
 
 def learned(run: Path) -> dict[str, str]:
-    """SHA-256 of what each phase has learned, by the policy's version."""
+    """SHA-256 of the weights and arrays that each phase has learned, by the policy's version.
+
+    What lies beside them, such as how long the fine-tuning took, is another one each time.
+    """
+    policies = [event["policy"] for event in Run(run).events() if event["event"] == "phase_learned"]
     return {
-        event["policy"]["version"]: event["artifacts"][event["policy"]["folder"]]
-        for event in Run(run).events()
-        if event["event"] == "phase_learned"
+        policy["version"]: ",".join(
+            hash_artifact(file) for file in sorted((run / policy["folder"]).glob("*.safetensors"))
+        )
+        for policy in policies
     }
