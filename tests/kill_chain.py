@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from chimera.run.directory import Run
+from chimera.run.hashes import hash_artifact
 from chimera.run.jsonl import read_lines
 
 Count = Callable[[Path], int]
@@ -109,7 +110,7 @@ class Chain:
         """Start the command unless it runs, wait for the moment, kill the victim, and check what must hold then."""
         count = one.count or (lambda _: 1)
         before = count(self.run) if one.count else 0
-        if self._process is not None and self._module != one.module:
+        if self._module not in ("", one.module):
             self.finish(self._module)
         if self._process is None:
             self._start(one.module)
@@ -158,7 +159,7 @@ class Chain:
 
     def _start(self, module: str) -> None:
         own = ["--phases", ",".join(self._phases)] if module == "chimera.train" else []
-        if own and events("phase_started")(self.run):
+        if own and ((self.run / "rollouts").exists() or events("phase_started")(self.run)):
             own.append("--resume")
         self._module, self._output = module, []
         self.starts += 1
@@ -247,9 +248,14 @@ def ended(records: dict[str, list[dict]]) -> dict[str, set[tuple]]:
 
 
 def learned(run: Path) -> dict[str, str]:
-    """SHA-256 of what each phase has learned, by the policy's version."""
+    """SHA-256 of the weights and arrays that each phase has learned, by the policy's version.
+
+    What lies beside them, such as how long the fine-tuning took, is another one each time.
+    """
+    policies = [event["policy"] for event in Run(run).events() if event["event"] == "phase_learned"]
     return {
-        event["policy"]["version"]: event["artifacts"][event["policy"]["folder"]]
-        for event in Run(run).events()
-        if event["event"] == "phase_learned"
+        policy["version"]: ",".join(
+            hash_artifact(file) for file in sorted((run / policy["folder"]).glob("*.safetensors"))
+        )
+        for policy in policies
     }
