@@ -161,11 +161,13 @@ def test_rationale_and_amendments_buy_nothing(rationale: str, amendments: list[s
 
 
 def test_it_is_written_without_the_rubric_and_training_never_uses_it():
-    root = Path(module.__file__).parents[1]
+    root = Path(module.__file__).parents[2]
     for name in ("checklist", "checklist_text"):
-        text = (root / "evaluation" / f"{name}.py").read_text()
+        text = (root / "evaluation" / "scores" / f"{name}.py").read_text()
         assert not re.search(r"^\s*(?:from|import) .*rubric", text, re.MULTILINE)
-    used = re.compile(r"evaluation\.(?:checklist|auditor|canaries)|evaluation import .*(?:checklist|auditor|canaries)")
+    used = re.compile(
+        r"evaluation\.scores\.(?:checklist|auditor|canaries)|evaluation.scores import .*(?:checklist|auditor|canaries)"
+    )
     learners = [file for folder in ("training", "agents") for file in (root / folder).rglob("*.py")]
     assert learners
     assert not [file.name for file in learners if used.search(file.read_text())]

@@ -65,7 +65,7 @@ import psutil
 from chimera.config.tree import Config, ModelConfig, ModelsConfig, ServingConfig
 from chimera.run.directory import Run
 from chimera.serving.process import serve
-from training import children
+from training.lab import children
 from training.algorithms.sft.process import SftProcess
 from training.watch.wandb_run import open_sinks
 

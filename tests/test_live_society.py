@@ -73,7 +73,7 @@ def test_live_searches_hide_the_article_behind_a_task_but_not_behind_ones_own_qu
 
     options = {}
     monkeypatch.setattr(
-        evaluation.live_society, "build_toolbox", lambda *arguments, **keywords: options.update(keywords)
+        evaluation.conduct.live_society, "build_toolbox", lambda *arguments, **keywords: options.update(keywords)
     )
     brief = load(config.data).validation[0].brief()
     library = build_library(config, {}, brief if own else None)

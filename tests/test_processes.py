@@ -32,7 +32,7 @@ FORK_SERVER = """
 import os, sys, threading
 sys.path.insert(0, sys.argv[1])
 os.environ["PYTHONPATH"] = sys.argv[1] + os.pathsep + os.environ.get("PYTHONPATH", "")
-from training import children
+from training.lab import children
 children.prepare()
 print(children.fork_server(), flush=True)
 threading.Event().wait()
@@ -58,7 +58,7 @@ def stuck_library(folder: Path, name: str) -> Path:
 @pytest.mark.parametrize(
     ("library", "script", "command"),
     [
-        ("pydantic", PARENT, ["-m", "chimera.serving", "--fd", "FD", "--parent", "PARENT"]),
+        ("pydantic", PARENT, ["-m", "chimera.serving.embedded", "--fd", "FD", "--parent", "PARENT"]),
         ("trl", PARENT, ["-m", "training.algorithms.sft.child", "--unsloth", "never", "--parent", "PARENT"]),
         ("yaml", PARENT, ["-m", "chimera.run.child", "PARENT", "chimera.train"]),
         ("agentlightning", FORK_SERVER, []),

@@ -260,7 +260,7 @@ def test_a_server_that_gets_no_memory_says_so_in_a_sentence(tmp_path, monkeypatc
     limit.parent.mkdir()
     limit.write_text(
         "import resource, sys\n"
-        "if 'chimera.serving' in sys.orig_argv: resource.setrlimit(resource.RLIMIT_AS, (900_000_000,) * 2)\n"
+        "if 'chimera.serving.embedded' in sys.orig_argv: resource.setrlimit(resource.RLIMIT_AS, (900_000_000,) * 2)\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(limit.parent), os.environ.get("PYTHONPATH", "")]))
     with (
@@ -273,7 +273,9 @@ def test_a_server_that_gets_no_memory_says_so_in_a_sentence(tmp_path, monkeypatc
 def test_a_server_that_dies_while_starting_is_reported_with_its_last_lines(tmp_path, monkeypatch):
     crash = tmp_path / "site" / "sitecustomize.py"
     crash.parent.mkdir()
-    crash.write_text("import os, sys\nif 'chimera.serving' in sys.orig_argv: print('boom', flush=True); os._exit(7)\n")
+    crash.write_text(
+        "import os, sys\nif 'chimera.serving.embedded' in sys.orig_argv: print('boom', flush=True); os._exit(7)\n"
+    )
     monkeypatch.setenv("PYTHONPATH", str(crash.parent))
     (tmp_path / "log").write_text("an earlier run\n")
     rubrics = dict.fromkeys(ModelsConfig.model_fields, RUBRIC)

@@ -164,7 +164,7 @@ def test_the_runs_seed_is_used_nothing_is_hidden_and_connections_are_closed(answ
     import evaluation.conduct.live_society
     from chimera.serving.client import HttpModel
 
-    build, close, options, closed = evaluation.live_society.build_toolbox, HttpModel.aclose, [], []
+    build, close, options, closed = evaluation.conduct.live_society.build_toolbox, HttpModel.aclose, [], []
 
     async def aclose(self):
         closed.append(self)
@@ -175,7 +175,7 @@ def test_the_runs_seed_is_used_nothing_is_hidden_and_connections_are_closed(answ
         return build(*arguments, **keywords)
 
     monkeypatch.setattr(HttpModel, "aclose", aclose)
-    monkeypatch.setattr(evaluation.live_society, "build_toolbox", build_toolbox)
+    monkeypatch.setattr(evaluation.conduct.live_society, "build_toolbox", build_toolbox)
     seeds = []
     for seed in (3, 3, 4):
         with FakeServer(answers) as server:
@@ -241,7 +241,7 @@ def test_the_toys_warning_also_ends_what_fails(abstract, monkeypatch, capsys):
     def broken(*_, **__):
         raise RoleError("Supervisor", "said nothing")
 
-    monkeypatch.setattr(evaluation.live_society, "serve", broken)
+    monkeypatch.setattr(evaluation.conduct.live_society, "serve", broken)
     with pytest.raises(RoleError):
         ask(QUESTION, "--context", abstract)
     assert capsys.readouterr().out.count("WARNING: the bundled model is a toy") == 2

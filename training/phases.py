@@ -54,8 +54,15 @@ class Phase(Protocol):
         ...
 
 
-PHASES: tuple[str, ...] = ("gather", "sft", "ppo", "bandit")
-"""All phases, in the order in which a run goes through them; each has a module and a class of its name."""
+ALGORITHMS = {
+    "gather": "training.algorithms.gather:Gather",
+    "sft": "training.algorithms.sft.phase:Sft",
+    "ppo": "training.algorithms.ppo.phase:Ppo",
+    "bandit": "training.algorithms.bandit.phase:Bandit",
+}
+"""Module and class of each phase."""
+PHASES = tuple(ALGORITHMS)
+"""All phases, in the order in which a run goes through them."""
 
 
 def check_names(text: str | None) -> tuple[str, ...]:
@@ -80,4 +87,5 @@ def check_names(text: str | None) -> tuple[str, ...]:
 
 def make_phases(names: Sequence[str]) -> list[Phase]:
     """The phases with these names; only their modules are imported."""
-    return [getattr(import_module(f"training.{name}"), name.capitalize())() for name in names]
+    places = [ALGORITHMS[name].split(":") for name in names]
+    return [getattr(import_module(module), kind)() for module, kind in places]
