@@ -32,7 +32,7 @@ def append(file, records):
 def test_no_byte_of_a_chain_can_be_another(tmp_path_factory, records, data):
     """What can be read of a changed chain is its beginning, unchanged: only the end can go unnoticed."""
     file = tmp_path_factory.mktemp("chain") / "a.jsonl"
-    append(file, [{"n": number, **record} for number, record in enumerate(records)])
+    append(file, [{**record, "n": number} for number, record in enumerate(records)])
     before, whole = file.read_bytes(), read_chain(file)
     assert [entry.record["n"] for entry in whole] == list(range(len(records)))
     assert head(file) == whole[-1].hash
