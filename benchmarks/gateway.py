@@ -77,15 +77,17 @@ def canned_server(port: int, ready: Connection) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def serve() -> None:
-        server = uvicorn.Server(uvicorn.Config(app, port=port, lifespan="off", log_config=None, access_log=False))
-        serving = asyncio.create_task(server.serve())
-        while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
-            await asyncio.sleep(0.01)
-        ready.send("ready")
-        await serving
+    asyncio.run(serve_app(app, port, ready))
 
-    asyncio.run(serve())
+
+async def serve_app(app: Any, port: int, ready: Connection) -> None:
+    """Serve an ASGI application on a loopback port, and send something through `ready` once it answers."""
+    server = uvicorn.Server(uvicorn.Config(app, port=port, lifespan="off", log_config=None, access_log=False))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
+        await asyncio.sleep(0.01)
+    ready.send("ready")
+    await serving
 
 
 @dataclass(slots=True)

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import uvicorn
 from fastapi import FastAPI, Request
 from rich.console import Console
 from rich.table import Table
 
 from agents.society import Society
 from agents.tools.toolbox import build_toolbox
+from benchmarks.gateway import serve_app
 from chimera.config.tree import Config, ModelsConfig
 from chimera.data.tasks import Dataset, load
 from chimera.run.directory import Run
@@ -113,15 +113,7 @@ def canned_server(port: int, ready: Connection) -> None:
             "usage": {"prompt_tokens": 400, "completion_tokens": 100, "total_tokens": 500},
         }
 
-    async def serve() -> None:
-        server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
-        serving = asyncio.create_task(server.serve())
-        while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
-            await asyncio.sleep(0.01)
-        ready.send("ready")
-        await serving
-
-    asyncio.run(serve())
+    asyncio.run(serve_app(app, port, ready))
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
@@ -121,6 +122,39 @@ async def test_a_child_whose_fork_server_was_killed_is_ended_and_the_next_gets_a
     children.stop([second])
     assert not second.alive()
     assert not second.orphaned
+
+
+HALF_ENDED = """
+import ctypes, platform, threading
+threading.Thread(target=threading.Event().wait).start()
+print("ready", flush=True)
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
+"""
+"""Its first thread ends, another goes on: what a killed process with several threads is for a moment."""
+
+
+@pytest.fixture
+def half_ended():
+    """A process whose first thread has ended: a zombie whose end cannot be collected."""
+    with subprocess.Popen([sys.executable, "-c", HALF_ENDED], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+            pass
+        assert process.poll() is None
+        yield process
+        process.kill()
+
+
+async def test_a_fork_server_whose_last_thread_has_not_ended_yet_is_replaced(half_ended, tmp_path, monkeypatch):
+    state = vars(forkserver)["_forkserver"]
+    monkeypatch.setattr(state, "_forkserver_pid", half_ended.pid)
+    monkeypatch.setattr(state, "_forkserver_address", str(tmp_path / "nobody listens here"))
+    monkeypatch.setattr(state, "_forkserver_alive_fd", os.open(os.devnull, os.O_WRONLY))
+    child = await ready_child(tmp_path, "child")
+    assert children.fork_server() != half_ended.pid
+    children.stop([child])
+    children.finish()
 
 
 def test_the_limits_of_all_steps_of_a_stop_are_within_the_limit_of_the_stop():

@@ -122,7 +122,7 @@ async def open_store():
 async def test_only_attempts_that_a_runner_of_this_run_holds_are_believed(open_store):
     store, held = open_store
     (waiting,) = (await store.query_rollouts(status_in=["queuing"])).items
-    client = store.client()
+    client = KeyedStoreClient(store.endpoint, store.key)
     with pytest.raises(aiohttp.ClientResponseError, match="403"):
         await client.update_attempt(waiting.rollout_id, "at-forged", status="succeeded")
     forged = encode([Exchange(waiting.rollout_id, "at-forged", {}, {"id": "x"}, 1, 2)])
@@ -141,7 +141,7 @@ async def test_only_attempts_that_a_runner_of_this_run_holds_are_believed(open_s
 
 async def test_only_employed_workers_get_work(open_store):
     store, _ = open_store
-    client = store.client()
+    client = KeyedStoreClient(store.endpoint, store.key)
     assert await client.dequeue_rollout("Worker-7") is None
     assert await client.dequeue_rollout(None) is None
     store.employ("Worker-7")

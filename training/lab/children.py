@@ -69,10 +69,15 @@ def _running() -> bool:
 
 
 def finish() -> None:
-    """End the fork server at once; its children must have been stopped."""
+    """End the fork server at once and wait until it is gone; its children must have been stopped.
+
+    A killed process is a zombie as soon as its first thread has ended: until the last one has, its socket is open and
+    its end cannot be collected.
+    """
     pid = fork_server()
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # multiprocessing collects it.
 
 
 def free_port() -> int:
@@ -116,8 +121,9 @@ class Child:
         try:
             try:
                 self._start()
-            except (EOFError, ConnectionError):
-                self._start()  # The fork server was killed just now.
+            except (EOFError, ConnectionError):  # The fork server was killed just now.
+                finish()
+                self._start()
         except (EOFError, OSError) as error:
             raise RunError(f"{self.name} cannot be started: {error or 'the fork server ended'}") from error
         with suppress(psutil.NoSuchProcess):
@@ -125,6 +131,7 @@ class Child:
 
     def _start(self) -> None:
         if not _running():
+            finish()
             prepare()
         self._process.start()
 

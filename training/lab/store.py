@@ -169,10 +169,6 @@ class LabStore(agl.LightningStoreServer):
         """Give no more work to this worker: its process has ended, though its last request may still wait here."""
         self._workers.discard(worker_id)
 
-    def client(self) -> KeyedStoreClient:
-        """A client that may ask for `ROUTES`."""
-        return KeyedStoreClient(self.endpoint, self.key)
-
     async def close(self) -> None:
         """Answer all waiting runners and stop the server."""
         self._closing = True
