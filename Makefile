@@ -1,6 +1,6 @@
 # make setup   creates .venv and installs everything, exactly as constraints.txt pins it
 # make train   sets up, then trains; make train ARGS="--config configs/pubmedqa.yaml gather.tasks=20" passes arguments on
-# make test    sets up, then tests;  make test ARGS="tests/test_config.py -k unknown" passes arguments on
+# make test    sets up, then tests;  make test ARGS="tests/chimera/config/test_config.py -k unknown" passes arguments on
 # make bench   runs every benchmark, some ten minutes;  make bench ARGS=--tiny shows in one minute that they run
 # make notebooks   runs the notebooks again, outputs and all: the second shows the latest run, which needs a report
 # Variables: PYTHON (3.11 or 3.12), VENV, TORCH_INDEX (package index to take torch from, such as one with CPU builds),

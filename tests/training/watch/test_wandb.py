@@ -485,7 +485,7 @@ if __name__ == "__main__":
 def test_nothing_is_left_when_the_main_process_is_killed(tmp_path):
     script = tmp_path / "main.py"
     script.write_text(MAIN)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     command = [sys.executable, str(script), str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as main:
         assert main.stdout is not None

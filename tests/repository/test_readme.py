@@ -8,7 +8,7 @@ import pytest
 from chimera.config.tree import Config
 from chimera.core.secrets import ENVIRONMENT
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 from chimera.__main__ import COMMANDS
 from chimera.core.secrets import ENVIRONMENT, SECRETS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGES = ("chimera", "agents", "evaluation", "training")
 HEAVY = (
     "torch",

@@ -12,7 +12,7 @@ import pytest
 from chimera.run.child_environment import child_environment
 from chimera.run.study_children import run_child
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 PLANTED = {
     "AWS_SECRET_ACCESS_KEY": "planted",
     "GITHUB_TOKEN": "planted",

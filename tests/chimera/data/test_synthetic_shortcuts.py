@@ -8,7 +8,7 @@ import pytest
 from chimera.core.types import Brief, Section
 from chimera.data.generated.reader import ASPECTS, answer, asked_direction, asked_endpoint, read, read_direction
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 @pytest.fixture(scope="module")

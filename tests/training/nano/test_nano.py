@@ -34,7 +34,7 @@ from training.nano.transcripts import (
     supervisor,
 )
 
-NANO = Path(__file__).parents[1] / "chimera" / "assets" / "nano"
+NANO = Path(__file__).parents[3] / "chimera" / "assets" / "nano"
 
 
 def transcripts_of(role: str) -> list[Transcript]:

@@ -23,7 +23,7 @@ from chimera.config.tree import ToolsConfig
 from chimera.core.errors import ConfigError
 from chimera.core.types import Brief
 
-PUBMEDQA = Path(__file__).parents[2] / "shared" / "pubmedqa" / "ori_pqal.json"
+PUBMEDQA = Path(__file__).parents[4] / "shared" / "pubmedqa" / "ori_pqal.json"
 BRIEF = Brief("1", "Does zinc shorten colds?", ())
 
 

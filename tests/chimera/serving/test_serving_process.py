@@ -319,7 +319,7 @@ from chimera.serving.embedded.service import Service
 Service({"judge": ModelConfig(kind="rubric")}, ServingConfig())
 print("torch" in sys.modules, "transformers" in sys.modules)
 """
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=False)
     assert done.stdout.split() == ["False", "False"], done.stderr
 

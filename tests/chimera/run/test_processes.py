@@ -18,7 +18,7 @@ from training.algorithms.ppo import phase as ppo
 from training.lab import children, store
 from training.watch import wandb_run
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 PARENT = """
 import os, socket, subprocess, sys, threading
 environment = {**os.environ, "PYTHONPATH": sys.argv[1] + os.pathsep + os.environ.get("PYTHONPATH", "")}

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGES = ("chimera", "agents", "training", "evaluation")
 FLAGS_AT = {"compile": 1, "search": 2, "match": 2, "fullmatch": 2, "findall": 2, "finditer": 2, "split": 3, "sub": 4}
 """Functions of `re` that take a pattern first, and the place of their flags."""

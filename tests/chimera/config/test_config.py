@@ -16,7 +16,7 @@ from chimera.config.source import parse_overrides, parse_yaml, to_yaml
 from chimera.config.tree import HEIRS, Config, ModelsConfig, dump_config, load_config
 from chimera.core.errors import ConfigError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"
 ENDPOINT = ["kind=endpoint", "base_url=http://127.0.0.1:9/v1", "model=m"]
 

@@ -21,7 +21,7 @@ from evaluation.report.views import open_report
 from evaluation.traces.text import Node
 from evaluation.verify.check import read_report
 
-NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 SOCIETY, REPORT = NOTEBOOKS / "01_society.ipynb", NOTEBOOKS / "02_training_report.ipynb"
 BOTH = pytest.mark.parametrize("path", [SOCIETY, REPORT], ids=lambda path: path.stem)
 MACHINE_PATH = re.compile(r"/(?:work|tmp|root|home|Users)/")

@@ -29,7 +29,7 @@ from evaluation.traces.token_records import read_tokens
 from training.learning.weights import whole_folder, write_tensors
 
 DEEP = "[" * 100_000
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from chimera.data import tasks as data
 from chimera.data.splits import check_disjoint, hold_out, official_split, related, three_way_split
 from chimera.data.tasks import load
 
-REAL = Path(__file__).parents[1].parent / "shared" / "pubmedqa" / "ori_pqal.json"
+REAL = Path(__file__).parents[3].parent / "shared" / "pubmedqa" / "ori_pqal.json"
 
 
 def make_task(number: int, label: str = "yes", level: int | None = None) -> ResearchTask:
