@@ -10,14 +10,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 
-import psutil
-
 from chimera.config.loader import effective
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.core.secrets import redact_tree
+from chimera.run import forks
 from chimera.run.directory import Run
-from training.lab import children
 from training.watch.metrics import Sink
 from training.watch.wandb_mirror import WandbSpec, serve, sync
 
@@ -73,7 +71,7 @@ class WandbSink:
         self._spec = spec
         self._notify = notify
         self._closing = threading.Event()
-        self._child: children.Child | None = None
+        self._child: forks.Fork | None = None
         self._started = False
         self._watcher = threading.Thread(target=self._watch, args=(modes,), name="wandb-watcher", daemon=True)
         self._watcher.start()
@@ -88,17 +86,18 @@ class WandbSink:
         self._closing.set()
         self._watcher.join(INTERRUPTED_SECONDS if interrupted else CLOSE_SECONDS)
         if self._watcher.is_alive():
-            self._kill()
+            if self._child is not None:
+                self._child.kill()
             self._watcher.join(KILL_SECONDS)
             rest = f"send the rest with: {sync(self._spec.folder)}" if self._started else "metrics.jsonl has it all"
             self._notify(f"W&B was not done in time; {rest}")
 
     def _watch(self, modes: Sequence[str]) -> None:
         for mode in modes:
-            theirs, orders = children.pipe()
-            reports, send = children.pipe()
+            theirs, orders = forks.pipe()
+            reports, send = forks.pipe()
             log = self._spec.folder / "logs" / "wandb.log"
-            child = children.Child(f"W&B ({mode})", serve, (self._spec, mode, theirs, send), log)
+            child = forks.Fork(f"W&B ({mode})", serve, (self._spec, mode, theirs, send), log)
             try:
                 child.start()
             except RunError as error:
@@ -111,7 +110,7 @@ class WandbSink:
             if self._started or self._closing.is_set():
                 return
 
-    def _listen(self, child: children.Child, reports: Connection, orders: Connection) -> None:
+    def _listen(self, child: forks.Fork, reports: Connection, orders: Connection) -> None:
         """Pass on what the process reports until it has ended."""
         reported = False
         while True:
@@ -127,15 +126,3 @@ class WandbSink:
         child.join(1.0)
         if not self._closing.is_set() and (self._started or not reported):
             self._notify(f"{child.ending()}: W&B gets no more, metrics.jsonl has it all (see {child.log_file})")
-
-    def _kill(self) -> None:
-        """End the process and W&B's own below it."""
-        if self._child is None:
-            return
-        try:
-            below = psutil.Process(self._child.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return
-        self._child.kill()
-        for process in below:
-            process.kill()
