@@ -2,6 +2,10 @@
 
 What W&B shows is always in the run directory first, and W&B has a process of its own (`wandb_mirror`) that follows the
 run's metrics.jsonl: a W&B that hangs, fails or is killed costs the run nothing.
+
+A thread of the main process would not do, with wandb 0.28. It starts its service, `wandb-core`, with the whole
+environment of the process, secrets included, and with its terminal. Its exit handler waits for that service without a
+limit: when the service hangs, the run does not exit. And the stop button of its web page interrupts the main thread.
 """
 
 import hashlib
@@ -15,6 +19,7 @@ from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.core.secrets import redact_tree
 from chimera.run import forks
+from chimera.run.children import KILL_SECONDS
 from chimera.run.directory import Run
 from training.watch.metrics import Sink
 from training.watch.wandb_mirror import WandbSpec, serve, sync
@@ -23,8 +28,6 @@ KEY = "WANDB_API_KEY"
 CLOSE_SECONDS = 20.0
 """How long the last of a finished run may take to be sent; what is not can be sent later."""
 INTERRUPTED_SECONDS = 1.5
-KILL_SECONDS = 0.5
-"""How long the thread that listens to a killed process may take to notice."""
 LISTEN_SECONDS = 0.1
 
 
