@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agents.context import Selector, SupervisorChoice
+from agents.policies.choice import SelectionSpec, make_selector
 from agents.record import CallRecord, ModelCall
 from agents.society import Society
 from agents.tools.sources import sources_seen
@@ -37,7 +38,6 @@ from evaluation.records.rollouts import RolloutInput
 from evaluation.records.study import GATE
 from evaluation.scores.alignment import decision_aligned
 from evaluation.scores.judge import Judge
-from training.lab.selection import SelectionSpec, make_selector
 
 WAYS = {
     "free quotes, the refiner trusts": {"quotes": "free", "refiner": "trusts"},

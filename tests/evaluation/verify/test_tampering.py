@@ -34,7 +34,7 @@ def evaluate(run, *arguments):
 @pytest.fixture(scope="module")
 def finished(scripted_openai, tmp_path_factory):
     """A run with a policy that went live and one that was rolled back, evaluated; reviewers and judge are rubrics."""
-    from training.algorithms.bandit.policy import BanditPolicy, Settings
+    from agents.policies.bandit import BanditPolicy, Settings
 
     def obedient(request):
         payload = json.loads(request["messages"][1]["content"])
