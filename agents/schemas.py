@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model
 
+from chimera.config.roles import JUNIORS
 from chimera.core.types import Decision, Label, Severity, Verdict
 
 MAX_QUOTE = 400
@@ -23,6 +24,16 @@ class Answer(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @property
+    def stance(self) -> Label | None:
+        """What it says to the research question; None if it says nothing to it."""
+        return None
+
+    @property
+    def quotes(self) -> tuple[str, ...]:
+        """The sentences that it quotes as evidence."""
+        return ()
+
 
 class Hypothesis(Answer):
     """A junior's hypothesis, and after refinement the refiner's; `evidence` is empty if nothing has been read."""
@@ -32,11 +43,21 @@ class Hypothesis(Answer):
     claim: Phrase
     answer: Label
 
+    @property
+    def stance(self) -> Label:
+        """Its answer."""
+        return self.answer
+
+    @property
+    def quotes(self) -> tuple[str, ...]:
+        """Its evidence."""
+        return tuple(self.evidence)
+
 
 class Selection(Answer):
     """The supervisor's choice among the three juniors' hypotheses."""
 
-    choice: Literal["Geneticist", "Pharmacologist", "Neurologist"]
+    choice: Literal[JUNIORS]  # pyright: ignore[reportInvalidTypeForm] - the names stand in one place
     justification: Text
 
 
@@ -59,6 +80,11 @@ class Protocol(Answer):
     analysis: Phrase
     safeguards: Phrase
     expected: Label
+
+    @property
+    def stance(self) -> Label:
+        """The answer that it is designed to show."""
+        return self.expected
 
 
 class Review(Answer):
@@ -88,3 +114,8 @@ class FinalDecision(Answer):
     answer: Label
     decision: Decision
     rationale: Text
+
+    @property
+    def stance(self) -> Label:
+        """Its answer."""
+        return self.answer

@@ -9,6 +9,7 @@ from rich.text import Text
 from rich.tree import Tree as RichTree
 
 from agents.quoting import passage_text
+from agents.roles import SUPERVISOR
 from chimera.show.ask import SEVERITY_COLOURS
 from chimera.show.card import printable
 from evaluation.traces.tree import Call, ToolCall, Tree, Visit
@@ -218,7 +219,7 @@ def _add_visit(
         style = SEVERITY_COLOURS.get(str(visit.answer.get("severity")), "")
         for name, text in field_lines(visit.answer):
             node.below(f"{name}: {text}", style)
-    if visit.role == "Supervisor" and "selection" in tree.record.outputs and visit is _last(tree, visit.role):
+    if visit.role == SUPERVISOR and "selection" in tree.record.outputs and visit is _last(tree, visit.role):
         for name, text in selection_lines(tree.record.outputs["selection"]):
             node.below(f"{name}: {text}")
 

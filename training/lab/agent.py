@@ -10,9 +10,11 @@ from typing import Any
 import agentlightning as agl
 
 from agents.context import Selector
+from agents.policies.choice import make_selector
 from agents.record import CallRecord, by_visit, count, dump, tokens, tool_calls
 from agents.society import Society
 from agents.tools.toolbox import Toolbox
+from chimera.config.roles import JUDGE
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError, ModelError, RoleError, UnreachableError
 from chimera.serving.client import Completion, HttpModel
@@ -22,7 +24,6 @@ from evaluation.scores.rewards import Reward, compute_reward
 from training.lab import resources as model_resources
 from training.lab.gateway.litellm import plain_error
 from training.lab.gateway.spec import START_SECONDS
-from training.lab.selection import make_selector
 
 REWARD_KEY = "reward"
 GATEWAY_SECONDS = START_SECONDS
@@ -94,7 +95,8 @@ class MedicalResearchAgent(agl.LitAgent[dict[str, Any]]):
             self._model,
             toolbox,
             config.society,
-            evaluate=Judge(self._model).evaluate,
+            config.roles.slots(),
+            evaluate=Judge(self._model, config.slot(JUDGE)).evaluate,
             operation=traced_operation,
             observe=self._observe,
         )

@@ -1,8 +1,9 @@
 """What one trace holds for each learner: conversations for SFT, calls for PPO, choices for the bandit. Plain data."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from chimera.core.types import Label
 
 Message = dict[str, Any]
 
@@ -18,6 +19,9 @@ class Conversation:
         tools: OpenAI tool schemas that were offered at first; None when there were none.
         answer: The answer as the role's schema reads it.
         parsed: Whether the first answer was readable; False when it took the repair.
+        weights_version: The weights that sampled the answer, as the server says.
+        stance: What the answer says to the question (`agents.schemas.Answer.stance`).
+        quotes: The sentences that the answer quotes (`agents.schemas.Answer.quotes`).
     """
 
     role: str
@@ -26,6 +30,9 @@ class Conversation:
     tools: list[dict[str, Any]] | None
     answer: dict[str, Any]
     parsed: bool
+    weights_version: str | None = None
+    stance: Label | None = None
+    quotes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +67,3 @@ class Call:
     immediate: float
     outcome: bool
     handed: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BanditEvent:
-    """One choice of the supervisor's and what came of it.
-
-    Attributes:
-        goal: The research question: with `hypotheses`, the context x.
-        hypotheses: What there was to choose from, each with its `author`; the authors are the actions.
-        author: The action a that was taken.
-        preferred: What the supervisor's model would have chosen.
-        propensities: Probability of each author under the policy that chose; None when it did not know them.
-        policy: That policy's version.
-        reward: The rollout's reward r.
-        sources: The passages that the juniors had seen, which also belong to x.
-        task_id: The task; None when the trace does not tell.
-    """
-
-    goal: str
-    hypotheses: Sequence[Mapping[str, Any]]
-    author: str
-    preferred: str | None
-    propensities: Mapping[str, float] | None
-    policy: str
-    reward: float
-    sources: Sequence[Mapping[str, str]]
-    task_id: str | None = None

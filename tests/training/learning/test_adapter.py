@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agents.policies.events import BanditEvent
 from agents.record import ModelCall, ToolUse
-from agents.roles import JUNIORS, ROLES
+from agents.roles import ROLES
+from chimera.config.roles import JUNIORS
 from chimera.config.tree import RewardConfig
 from chimera.core.errors import RunError
 from training.learning import traces
 from training.learning.adapter import SENIORS, HierarchicalTraceAdapter
-from training.learning.experience import BanditEvent
 
 # isort: split
 import agentlightning as agl  # after training, which keeps LiteLLM from asking the network
