@@ -190,7 +190,7 @@ def test_leaving_the_block_ends_the_server_and_frees_the_port(serving_model, tmp
 
 
 def test_sigterm_lets_running_requests_finish_and_later_calls_say_that_it_is_gone(serving_model, tmp_path):
-    server = ServerProcess({"junior": models(serving_model()).junior}, ServingConfig(slots=2), tmp_path / "log")
+    server = ServerProcess({"junior": models(serving_model())["junior"]}, ServingConfig(slots=2), tmp_path / "log")
     try:
         server.wait_until_ready()
         endpoint = SimpleNamespace(base_url=f"{server.url}/v1", model="junior", api_key=server.api_key)
