@@ -7,7 +7,7 @@ rest says what to do. User messages are one JSON object (see `agents.prompting`)
 from dataclasses import dataclass
 from typing import Literal
 
-from agents.schemas import Answer, FinalDecision, Hypothesis, PeerReview, Protocol, SafetyReview, Selection
+from agents.schemas import Answer, ExperimentProtocol, FinalDecision, Hypothesis, PeerReview, SafetyReview, Selection
 
 ModelKey = Literal["junior", "supervisor", "senior", "board", "principal", "judge"]
 Algorithm = Literal["sft", "ppo", "bandit"]
@@ -86,7 +86,7 @@ ROLES: dict[str, Role] = {
         Role("Neurologist", NEUROLOGIST, Hypothesis, "junior", (LITERATURE, TRIALS, ONTOLOGY), "sft"),
         Role("Supervisor", SUPERVISOR, Selection, "supervisor", (), "bandit"),
         Role("HypothesisRefiner", REFINER, Hypothesis, "senior", (LITERATURE,), "ppo"),
-        Role("ProtocolDesigner", DESIGNER, Protocol, "senior", (LITERATURE, TRIALS), "ppo"),
+        Role("ProtocolDesigner", DESIGNER, ExperimentProtocol, "senior", (LITERATURE, TRIALS), "ppo"),
         Role("PeerReviewer", PEER_REVIEWER, PeerReview, "board"),
         Role("SafetyOfficer", SAFETY_OFFICER, SafetyReview, "board"),
         Role("PrincipalInvestigator", PRINCIPAL_INVESTIGATOR, FinalDecision, "principal"),

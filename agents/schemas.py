@@ -23,6 +23,16 @@ class Answer(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @property
+    def stance(self) -> Label | None:
+        """What it says to the research question; None if it says nothing to it."""
+        return None
+
+    @property
+    def quotes(self) -> tuple[str, ...]:
+        """The sentences that it quotes as evidence."""
+        return ()
+
 
 class Hypothesis(Answer):
     """A junior's hypothesis, and after refinement the refiner's; `evidence` is empty if nothing has been read."""
@@ -31,6 +41,16 @@ class Hypothesis(Answer):
     comparison: Phrase
     claim: Phrase
     answer: Label
+
+    @property
+    def stance(self) -> Label:
+        """Its answer."""
+        return self.answer
+
+    @property
+    def quotes(self) -> tuple[str, ...]:
+        """Its evidence."""
+        return tuple(self.evidence)
 
 
 class Selection(Answer):
@@ -47,8 +67,11 @@ def selection_of(author: str) -> type[Selection]:
     return create_model("Selection", __base__=Selection, __doc__=Selection.__doc__, choice=(only, ...))
 
 
-class Protocol(Answer):
+class ExperimentProtocol(Answer):
     """An experiment that would confirm the refined hypothesis; `expected` is the answer it is designed to show."""
+
+    model_config = ConfigDict(title="Protocol")
+    """Models and graders know the schema by this name; the bundled model was trained on it."""
 
     design: Phrase
     population: Phrase
@@ -59,6 +82,11 @@ class Protocol(Answer):
     analysis: Phrase
     safeguards: Phrase
     expected: Label
+
+    @property
+    def stance(self) -> Label:
+        """The answer that it is designed to show."""
+        return self.expected
 
 
 class Review(Answer):
@@ -88,3 +116,8 @@ class FinalDecision(Answer):
     answer: Label
     decision: Decision
     rationale: Text
+
+    @property
+    def stance(self) -> Label:
+        """Its answer."""
+        return self.answer

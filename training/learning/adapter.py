@@ -1,4 +1,4 @@
-"""One trace, three data sets: what juniors can imitate, what seniors did token by token, what the supervisor chose.
+"""One rollout, three data sets: what can be imitated, what was done token by token, what was chosen.
 
 A rollout may have been attempted several times; the last attempt that reported an outcome counts, and only its calls.
 Within it every call of a role is kept: an unreadable answer that was repaired, and calls of a visit that was tried
@@ -18,46 +18,47 @@ import agentlightning as agl
 from agents.prompting import payload_of
 from agents.react import read_answer
 from agents.record import CallRecord, ModelCall, ToolUse
-from agents.roles import JUNIORS, ROLES
+from agents.roles import ROLES
 from chimera.config.tree import RewardConfig
 from chimera.core.errors import RunError
 from chimera.serving.client import Completion
+from evaluation.records.rollouts import RolloutRecord
 from evaluation.scores.rewards import COUNTED_CALLS, call_reward
 from evaluation.traces.spans import SpanLike
 from training.learning import traces
 from training.learning.experience import BanditEvent, Call, Conversation
-
-SENIORS: tuple[str, ...] = tuple(role.name for role in ROLES.values() if role.algorithm == "ppo")
 
 _Visit = tuple[str, int]
 _Step = tuple[str, int, int, int]
 
 
 class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
-    """Reads the traces of rollouts; one object can read any number.
+    """Reads the traces of rollouts; one object can read any number. The caller says whose calls are wanted.
 
     Args:
         reward: Weights of the immediate rewards.
+        roles: The roles of `adapt`, which Agent Lightning calls with a trace alone.
     """
 
-    def __init__(self, reward: RewardConfig) -> None:
+    def __init__(self, reward: RewardConfig, roles: Collection[str] = ()) -> None:
         self._reward = reward
+        self._roles = tuple(roles)
 
     def adapt(self, source: Sequence[agl.Span], /) -> list[agl.Triplet]:
-        """The seniors' calls as Agent Lightning's triplets, in the order in which they were asked.
+        """The calls of the adapter's roles as Agent Lightning's triplets, in the order in which they were asked.
 
         As Agent Lightning does it, each reward that was emitted goes to the last call before it that has none yet: a
-        rollout's only reward to its last senior call.
+        rollout's only reward to the last of these calls.
 
         Raises:
-            RunError: A senior's call has no token ids.
+            RunError: A call has no token ids.
         """
         attempt_id = _last_attempt(source)
-        calls = _token_calls(source, SENIORS, attempt_id) if attempt_id else []
+        calls = _token_calls(source, self._roles, attempt_id) if attempt_id else []
         rewards = _reward_per_call(calls, source, attempt_id)
         return [_triplet(call, rewards.get(call.response_id)) for call in calls]
 
-    def adapt_for_sft(self, spans: Sequence[agl.Span], roles: Collection[str] = JUNIORS) -> list[Conversation]:
+    def adapt_for_sft(self, spans: Sequence[SpanLike], roles: Collection[str]) -> list[Conversation]:
         """The conversations of `roles`, one for each visit that came to a readable answer.
 
         It is the visit's last try that counts. A visit whose answer is not in the trace is left out.
@@ -80,7 +81,7 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
             if (record := records.get(calls[-1].response_id)) is not None and record.parsed
         ]
 
-    def adapt_for_ppo(self, spans: Sequence[agl.Span], roles: Collection[str] = SENIORS) -> list[Call]:
+    def adapt_for_ppo(self, spans: Sequence[SpanLike], roles: Collection[str]) -> list[Call]:
         """The calls of `roles` as token-exact actions with their immediate rewards, in the order they were asked.
 
         An answer earns `parsed` when it was readable at the first attempt, a request for tools what
@@ -125,23 +126,9 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
             )
         return found
 
-    def adapt_for_bandit(self, spans: Sequence[agl.Span]) -> BanditEvent | None:
-        """The supervisor's choice with its reward; None when the rollout came to no choice or has no reward."""
-        reported = traces.last_outcome(spans)
-        outputs: Mapping[str, Any] = reported[1]["outputs"] if reported else {}
-        if reported is None or reported[1]["reward"] is None or "selection" not in outputs:
-            return None
-        selection = outputs["selection"]
-        return BanditEvent(
-            goal=outputs["research_goal"],
-            hypotheses=outputs["initial_hypotheses"],
-            author=selection["author"],
-            preferred=selection["preferred"],
-            propensities=selection["propensities"],
-            policy=selection["policy"],
-            reward=reported[1]["reward"],
-            sources=selection["sources"],
-        )
+    def adapt_for_bandit(self, record: RolloutRecord) -> BanditEvent | None:
+        """The choice among hypotheses with its reward; None when the rollout came to no choice or has no reward."""
+        return BanditEvent.of(record)
 
     def _immediate(self, record: ModelCall, uses: Sequence[ToolUse]) -> float:
         if record.parsed is None:
@@ -174,7 +161,7 @@ def _number(span: SpanLike, name: str) -> int:
     return value
 
 
-def _last_attempt(spans: Sequence[agl.Span]) -> str | None:
+def _last_attempt(spans: Sequence[SpanLike]) -> str | None:
     """The last attempt with an outcome; in a trace that has none, such as another program's, the last of all."""
     reported = traces.last_outcome(spans)
     if reported is not None:
@@ -183,7 +170,7 @@ def _last_attempt(spans: Sequence[agl.Span]) -> str | None:
     return None if last is None else last.attempt_id
 
 
-def _token_calls(spans: Sequence[agl.Span], roles: Collection[str], attempt_id: str) -> list[traces.TracedCall]:
+def _token_calls(spans: Sequence[SpanLike], roles: Collection[str], attempt_id: str) -> list[traces.TracedCall]:
     """The calls of `roles` in one attempt, all of them and all with token ids."""
     calls = traces.model_calls(spans, roles=roles, attempt_id=attempt_id)
     traced = {call.response_id for call in calls}
@@ -256,13 +243,17 @@ def _conversation(calls: Sequence[traces.TracedCall], record: ModelCall) -> Conv
     content = last.choice["message"].get("content") or ""
     answer = {"role": "assistant", "content": content}
     completion = Completion(answer, content, (), record.finish_reason, 0, 0, last.response_id, last.weights_version)
+    read = read_answer(ROLES[last.role], completion, last.messages)
     return Conversation(
         role=last.role,
         visit=last.visit,
         messages=[*last.messages, answer],
         tools=calls[0].tools,
-        answer=read_answer(ROLES[last.role], completion, last.messages).model_dump(),
+        answer=read.model_dump(),
         parsed=not record.repair,
+        weights_version=last.weights_version,
+        stance=read.stance,
+        quotes=read.quotes,
     )
 
 

@@ -1,8 +1,11 @@
-"""What one trace holds for each learner: conversations for SFT, calls for PPO, choices for the bandit. Plain data."""
+"""What one rollout holds for each kind of learning: conversations, calls, a choice. Plain data."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from chimera.core.types import Label
+from evaluation.records.rollouts import RolloutRecord
 
 Message = dict[str, Any]
 
@@ -18,6 +21,9 @@ class Conversation:
         tools: OpenAI tool schemas that were offered at first; None when there were none.
         answer: The answer as the role's schema reads it.
         parsed: Whether the first answer was readable; False when it took the repair.
+        weights_version: The weights that sampled the answer, as the server says.
+        stance: What the answer says to the question (`agents.schemas.Answer.stance`).
+        quotes: The sentences that the answer quotes (`agents.schemas.Answer.quotes`).
     """
 
     role: str
@@ -26,6 +32,9 @@ class Conversation:
     tools: list[dict[str, Any]] | None
     answer: dict[str, Any]
     parsed: bool
+    weights_version: str | None = None
+    stance: Label | None = None
+    quotes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +73,18 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class BanditEvent:
-    """One choice of the supervisor's and what came of it.
+    """One choice among hypotheses and what came of it.
 
     Attributes:
         goal: The research question: with `hypotheses`, the context x.
         hypotheses: What there was to choose from, each with its `author`; the authors are the actions.
         author: The action a that was taken.
-        preferred: What the supervisor's model would have chosen.
+        preferred: What the supervisor's model would have chosen; None when it was not asked.
         propensities: Probability of each author under the policy that chose; None when it did not know them.
         policy: That policy's version.
         reward: The rollout's reward r.
-        sources: The passages that the juniors had seen, which also belong to x.
-        task_id: The task; None when the trace does not tell.
+        sources: The passages that the authors had seen, which also belong to x.
+        task_id: The task.
     """
 
     goal: str
@@ -87,3 +96,24 @@ class BanditEvent:
     reward: float
     sources: Sequence[Mapping[str, str]]
     task_id: str | None = None
+
+    @classmethod
+    def of(cls, record: RolloutRecord) -> "BanditEvent | None":
+        """The choice of a rollout; None when it failed before a choice, or has no reward to learn from.
+
+        A rollout's record holds the same choice as its trace.
+        """
+        if record.reward is None or "selection" not in record.outputs:
+            return None
+        selection = record.outputs["selection"]
+        return cls(
+            goal=record.outputs["research_goal"],
+            hypotheses=record.outputs["initial_hypotheses"],
+            author=selection["author"],
+            preferred=selection["preferred"],
+            propensities=selection["propensities"],
+            policy=selection["policy"],
+            reward=record.reward,
+            sources=selection["sources"],
+            task_id=record.task_id,
+        )

@@ -8,7 +8,7 @@ Everything it does follows from recorded rollouts, so a resumed phase comes to t
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chimera.core.errors import ConfigError, RunError
@@ -16,7 +16,7 @@ from chimera.run.directory import phases_before
 from chimera.run.policies import Policy
 from chimera.run.seals import seal
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
-from training.algorithms.bandit.events import events_of
+from training.learning.experience import BanditEvent
 from training.phases import PhaseResult
 from training.summary import summarize
 
@@ -58,7 +58,7 @@ class Bandit:
         from training.algorithms.bandit.policy import BanditPolicy, Settings
 
         policy = BanditPolicy(Settings.of(lab.config.bandit, lab.config.seed))
-        logged = await asyncio.to_thread(policy.examples, events_of(await self._earlier(lab)))
+        logged = await asyncio.to_thread(policy.examples, _events(await self._earlier(lab)))
         if len(logged) < lab.config.bandit.min_events:
             raise RunError(
                 f"{len(logged)} scored choices of the supervisor are logged, bandit.min_events is "
@@ -72,7 +72,7 @@ class Bandit:
             await lab.put_live(Policy(LEARNER, f"{LEARNER}@{self.name}-{number}", folder))
             found = await self._round(lab, number)
             records += found
-            examples = await asyncio.to_thread(policy.examples, events_of(found))
+            examples = await asyncio.to_thread(policy.examples, _events(found))
             logged = [*logged, *examples]
             figures = await self._learn(lab, policy, examples, logged, number + 1)
         if records:
@@ -125,6 +125,11 @@ def _save(policy: "BanditPolicy", run: "Run", folder: str) -> None:
     """Write the policy, and its hashes into the ledger."""
     policy.save(run.path / folder)
     seal(run, folder)
+
+
+def _events(records: Iterable[RolloutRecord]) -> list[BanditEvent]:
+    """The choices of `records`, in their order; rollouts without one are left out."""
+    return [event for record in records if (event := BanditEvent.of(record)) is not None]
 
 
 def _place(record: RolloutRecord) -> tuple[str, int, str]:

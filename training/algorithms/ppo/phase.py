@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from agents.roles import ROLES
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import Dataset
@@ -31,6 +32,8 @@ from training.credit.advantages import GROUPED
 from training.engines.background import Background
 from training.engines.verl_config import check_verl
 from training.phases import PhaseResult
+
+SENIORS = tuple(role.name for role in ROLES.values() if role.algorithm == "ppo")
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -190,7 +193,7 @@ class _Loop:
         samples: list[Sample] = []
         for record in records:
             assert record.trace is not None
-            calls = adapter.adapt_for_ppo(traces.read(self._lab.run.path / record.trace))
+            calls = adapter.adapt_for_ppo(traces.read(self._lab.run.path / record.trace), SENIORS)
             samples += ppo_steps.samples_of(credit(calls, record, self._config, reward), record.task_id)
         return samples
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.roles import JUNIORS
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.core.plain_json import read_json_object
@@ -128,7 +129,7 @@ def read_candidates(run: Path, record: RolloutRecord, adapter: "HierarchicalTrac
 
     if record.reward is None or record.trace is None:
         return []
-    return candidates(record, adapter.adapt_for_sft(traces.read(run / record.trace)))
+    return candidates(record, adapter.adapt_for_sft(traces.read(run / record.trace), JUNIORS))
 
 
 def write_examples(file: Path, examples: "Sequence[Example]") -> None:

@@ -1,0 +1,65 @@
+"""A finished rollout in memory: its record, and from its spans what each algorithm learns from."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.traces import spans as traces
+from evaluation.traces.spans import Span
+from training.learning.experience import BanditEvent, Call, Conversation
+
+if TYPE_CHECKING:
+    from training.learning.adapter import HierarchicalTraceAdapter
+
+
+class Episode:
+    """One rollout: its record, and its trace as `HierarchicalTraceAdapter` reads it.
+
+    Whoever holds an episode holds its spans. One that an earlier process recorded has none in memory, and reads its
+    trace from disk each time that it is asked for calls or conversations.
+
+    Args:
+        record: The rollout.
+        spans: Its trace, as it is on disk; None if it has to be read from there.
+        run: The run's folder.
+        adapter: Reads the trace.
+
+    Attributes:
+        record: The rollout.
+    """
+
+    __slots__ = ("_adapter", "_run", "_spans", "record")
+
+    def __init__(
+        self, record: RolloutRecord, spans: Sequence[Span] | None, run: Path, adapter: "HierarchicalTraceAdapter"
+    ) -> None:
+        self.record = record
+        self._spans = None if spans is None else tuple(spans)
+        self._run = run
+        self._adapter = adapter
+
+    def conversations(self, roles: Collection[str]) -> list[Conversation]:
+        """The conversations of `roles`, one for each visit that came to a readable answer.
+
+        Raises:
+            RunError: The trace cannot be read.
+        """
+        return self._adapter.adapt_for_sft(self._trace(), roles)
+
+    def calls(self, roles: Collection[str]) -> list[Call]:
+        """The calls of `roles` with their token ids, in the order in which they were asked.
+
+        Raises:
+            RunError: The trace cannot be read, or a call has no token ids or no exchange.
+        """
+        return self._adapter.adapt_for_ppo(self._trace(), roles)
+
+    def choice(self) -> BanditEvent | None:
+        """The choice among hypotheses with its reward; None if there was none, or no reward. It needs no trace."""
+        return self._adapter.adapt_for_bandit(self.record)
+
+    def _trace(self) -> Sequence[Span]:
+        if self._spans is not None:
+            return self._spans
+        return () if self.record.trace is None else traces.read(self._run / self.record.trace)
