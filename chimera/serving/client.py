@@ -239,36 +239,36 @@ def _refused(error: "APIStatusError") -> str:
     return f"answered {error.status_code}: {line[:LONGEST_MESSAGE]}"
 
 
-class _Part(BaseModel):
+class _AnswerPart(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class _Function(_Part):
+class _Function(_AnswerPart):
     name: str
     arguments: str
 
 
-class _Call(_Part):
+class _Call(_AnswerPart):
     id: str
     function: _Function
 
 
-class _Message(_Part):
+class _Message(_AnswerPart):
     content: str | None = None
     tool_calls: list[_Call] | None = None
 
 
-class _Choice(_Part):
+class _Choice(_AnswerPart):
     message: _Message
     finish_reason: str | None = None
 
 
-class _Usage(_Part):
+class _Usage(_AnswerPart):
     prompt_tokens: NonNegativeInt | None = None
     completion_tokens: NonNegativeInt | None = None
 
 
-class _Response(_Part):
+class _Response(_AnswerPart):
     """The parts of an OpenAI chat completion that are read."""
 
     id: str | None = None
