@@ -1,7 +1,8 @@
 """The spans of a rollout's trace, on disk and as they are made.
 
-Training writes Agent Lightning's spans. What is here reads them without that library, and makes spans that it and
-training's adapter read alike; the names are those of agentlightning 0.3.0 (`agentlightning.semconv`).
+A rollout through Agent Lightning's runners has the spans of its tracer and of the gateway; one that the main process
+makes has the same spans, made here. Both are written in one form. The names are those of agentlightning 0.3.0
+(`agentlightning.semconv`), which is not needed to read them.
 """
 
 import gzip
