@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from agents.record import Observer, Operation
 from chimera.config.tree import SocietyConfig
 from chimera.core.types import Brief
+from chimera.run.policies import BY_MODEL
 from chimera.serving.client import Model
 
 if TYPE_CHECKING:
@@ -74,16 +75,17 @@ class SupervisorChoice:
 
     def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:
         """Choose `preferred`."""
-        return Choice(preferred, "supervisor")
+        return Choice(preferred, BY_MODEL)
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """One run's brief, seed and services."""
+    """One run's brief, seed and services; `slots` tells whose model plays each role."""
 
     brief: Brief
     seed: int | None
     config: SocietyConfig
+    slots: Mapping[str, str]
     model: Model
     toolbox: Tools
     evaluate: Evaluator

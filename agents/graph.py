@@ -13,9 +13,10 @@ from langgraph.types import RetryPolicy
 
 from agents.context import RunContext
 from agents.nodes import NODES, evaluation_node
-from agents.roles import JUNIORS
+from agents.roles import DESIGNER, PEER_REVIEWER, PRINCIPAL_INVESTIGATOR, REFINER, SAFETY_OFFICER, SUPERVISOR
 from agents.routing import DESTINATIONS, Route, revisions_allowed, route, worst_severity
 from agents.state import ResearchState
+from chimera.config.roles import JUNIORS
 from chimera.config.tree import SocietyConfig
 from chimera.core.errors import ModelError
 
@@ -72,12 +73,12 @@ def _compile(config: SocietyConfig) -> Graph:
     for junior in JUNIORS:
         graph.add_edge(START, junior)
     # One edge with a list of sources: the supervisor waits for all three and runs once.
-    graph.add_edge(list(JUNIORS), "Supervisor")
-    graph.add_edge("Supervisor", "HypothesisRefiner")
-    graph.add_edge("HypothesisRefiner", "ProtocolDesigner")
-    graph.add_edge("ProtocolDesigner", "PeerReviewer")
-    graph.add_edge("PeerReviewer", "SafetyOfficer")
-    graph.add_conditional_edges("SafetyOfficer", after_reviews, {**DESTINATIONS})
-    graph.add_edge("PrincipalInvestigator", EVALUATION)
+    graph.add_edge(list(JUNIORS), SUPERVISOR)
+    graph.add_edge(SUPERVISOR, REFINER)
+    graph.add_edge(REFINER, DESIGNER)
+    graph.add_edge(DESIGNER, PEER_REVIEWER)
+    graph.add_edge(PEER_REVIEWER, SAFETY_OFFICER)
+    graph.add_conditional_edges(SAFETY_OFFICER, after_reviews, {**DESTINATIONS})
+    graph.add_edge(PRINCIPAL_INVESTIGATOR, EVALUATION)
     graph.add_edge(EVALUATION, END)
     return graph.compile()

@@ -7,13 +7,14 @@ from typing import Any, Protocol
 from langgraph.runtime import Runtime
 
 from agents.context import RunContext
-from agents.roles import JUNIORS, ROLES, Role
+from agents.roles import DESIGNER, PEER_REVIEWER, PRINCIPAL_INVESTIGATOR, REFINER, ROLES, SAFETY_OFFICER, Role
 from agents.routing import effective_severity, revisions_allowed, worst_severity
 from agents.schemas import Answer, FinalDecision
 from agents.state import ResearchState, Update
 from agents.supervisor import supervisor_node
 from agents.tools.sources import SourceText, given_sources, sources_seen, sources_within
 from agents.visits import Inputs, attempt_of, errors_of, visit, visits
+from chimera.config.roles import JUDGE, JUNIORS
 from chimera.core.errors import ChimeraError, RoleError
 
 
@@ -88,7 +89,7 @@ def _designer_reads(state: ResearchState, context: RunContext) -> Inputs:
 def _designer_writes(state: ResearchState, answer: Answer, context: RunContext) -> Update:
     """A visit straight from the safety officer is a MAJOR revision; one after the refiner belongs to a CRITICAL one."""
     update: Update = {"experimental_protocol": answer.model_dump()}
-    return {**update, "major_revisions": 1} if state["sender"] == "SafetyOfficer" else update
+    return {**update, "major_revisions": 1} if state["sender"] == SAFETY_OFFICER else update
 
 
 def _peer_reads(state: ResearchState, context: RunContext) -> Inputs:
@@ -153,11 +154,11 @@ DESKS: dict[str, Desk] = {
     desk.role.name: desk
     for desk in (
         *(Desk(ROLES[name], _junior_reads, _junior_writes(name)) for name in JUNIORS),
-        Desk(ROLES["HypothesisRefiner"], _refiner_reads, _refiner_writes),
-        Desk(ROLES["ProtocolDesigner"], _designer_reads, _designer_writes),
-        Desk(ROLES["PeerReviewer"], _peer_reads, _store("peer_review")),
-        Desk(ROLES["SafetyOfficer"], _safety_reads, _store("safety_review")),
-        Desk(ROLES["PrincipalInvestigator"], _principal_reads, _principal_writes),
+        Desk(ROLES[REFINER], _refiner_reads, _refiner_writes),
+        Desk(ROLES[DESIGNER], _designer_reads, _designer_writes),
+        Desk(ROLES[PEER_REVIEWER], _peer_reads, _store("peer_review")),
+        Desk(ROLES[SAFETY_OFFICER], _safety_reads, _store("safety_review")),
+        Desk(ROLES[PRINCIPAL_INVESTIGATOR], _principal_reads, _principal_writes),
     )
 }
 
@@ -185,7 +186,7 @@ NODES: dict[str, Node] = {name: role_node(DESKS[name]) if name in DESKS else sup
 async def evaluation_node(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
     """The last node: hands the finished state to the injected evaluator."""
     context = runtime.context
-    attributes = {"role": "Evaluation", "model": "judge", "visit": 1, "attempt": attempt_of(runtime)}
+    attributes = {"role": "Evaluation", "model": context.slots[JUDGE], "visit": 1, "attempt": attempt_of(runtime)}
     with context.operation("Evaluation", attributes):
         try:
             scores = await context.evaluate(state, context.brief)

@@ -125,7 +125,7 @@ class Visit:
         started = time.perf_counter()
         try:
             completion = await self.context.model.complete(
-                self.role.model,
+                self.context.slots[self.role.name],
                 list(self.messages),
                 tools=self.context.toolbox.specs(tools) if tools else (),
                 response_format=answer_format(self.role, self.messages, self.context.config.quotes),
@@ -205,7 +205,7 @@ class Visit:
     ) -> None:
         call = ModelCall(
             role=self.role.name,
-            model=self.role.model,
+            model=self.context.slots[self.role.name],
             visit=self.number,
             step=self._step,
             response_id=completion.response_id if completion else "",

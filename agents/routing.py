@@ -12,16 +12,20 @@ NONE or MINOR asks for a revision without a severity that would cause one: it co
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from agents.roles import DESIGNER, PRINCIPAL_INVESTIGATOR, REFINER
 from chimera.config.tree import SocietyConfig
 from chimera.core.types import Severity
 
 Route = Literal["CRITICAL", "MAJOR", "DECIDE"]
 
 DESTINATIONS: dict[Route, str] = {
-    "CRITICAL": "HypothesisRefiner",
-    "MAJOR": "ProtocolDesigner",
-    "DECIDE": "PrincipalInvestigator",
+    "CRITICAL": REFINER,
+    "MAJOR": DESIGNER,
+    "DECIDE": PRINCIPAL_INVESTIGATOR,
 }
+
+RETURNED_TO = (REFINER, DESIGNER)
+"""The roles that reviews may send a protocol back to."""
 
 _RANK: dict[Severity, int] = {"NONE": 0, "MINOR": 1, "MAJOR": 2, "CRITICAL": 3}
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model
 
+from chimera.config.roles import JUNIORS
 from chimera.core.types import Decision, Label, Severity, Verdict
 
 MAX_QUOTE = 400
@@ -56,7 +57,7 @@ class Hypothesis(Answer):
 class Selection(Answer):
     """The supervisor's choice among the three juniors' hypotheses."""
 
-    choice: Literal["Geneticist", "Pharmacologist", "Neurologist"]
+    choice: Literal[JUNIORS]  # pyright: ignore[reportInvalidTypeForm] - the names stand in one place
     justification: Text
 
 

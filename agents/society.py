@@ -22,6 +22,7 @@ class Society:
         model: Answers the chat messages of every logical model.
         toolbox: Runs the tool calls.
         config: Evidence, caps, time-outs.
+        slots: The slot whose model plays each role.
         evaluate: Scores each finished state; fills `final_evaluation`.
         operation: Opens a span around each visit of a role, with attributes role, model, visit and attempt.
         observe: Is told of each model call and tool call as it ends.
@@ -33,6 +34,7 @@ class Society:
         model: Model,
         toolbox: Tools,
         config: SocietyConfig,
+        slots: Mapping[str, str],
         *,
         evaluate: Evaluator,
         operation: Operation = no_operation,
@@ -42,6 +44,7 @@ class Society:
         self._model = model
         self._toolbox = toolbox
         self._config = config
+        self._slots = slots
         self._evaluate = evaluate
         self._operation = operation
         self._observe = observe
@@ -84,6 +87,7 @@ class Society:
             brief=brief,
             seed=seed,
             config=self._config,
+            slots=self._slots,
             model=self._model,
             toolbox=self._toolbox,
             evaluate=self._evaluate,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, TypedDict
 
 from agents.prompting import Message
-from agents.roles import JUNIORS
+from chimera.config.roles import JUNIORS
 
 Channels = dict[str, list[Message]]
 """The chat messages of each role, by role name; no role sees another's channel."""

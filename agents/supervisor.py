@@ -14,14 +14,12 @@ from langgraph.runtime import Runtime
 
 from agents.context import Candidates, Choice, RunContext
 from agents.prompting import Message
-from agents.roles import ROLES
+from agents.roles import ROLES, SUPERVISOR
 from agents.schemas import Selection, selection_of
 from agents.state import ResearchState, Update
 from agents.tools.sources import sources_seen
 from agents.visits import attempt_of, errors_of, visit, visits
 from chimera.core.errors import RoleError
-
-SUPERVISOR = "Supervisor"
 
 
 async def supervisor_node(state: ResearchState, runtime: Runtime[RunContext]) -> Update:

@@ -49,7 +49,7 @@ async def visit(
         RoleError: The answer stayed unreadable.
         ModelError: The model's server failed.
     """
-    attributes = {"role": role.name, "model": role.model, "visit": number, "attempt": attempt}
+    attributes = {"role": role.name, "model": context.slots[role.name], "visit": number, "attempt": attempt}
     with context.operation(role.name, attributes):
         shown = {**inputs, "sources": quotable(inputs.get("sources"), context.config.quotes)}
         messages = opening(role, state["research_goal"], **shown)

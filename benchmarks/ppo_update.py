@@ -24,9 +24,9 @@ os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", TOKENIZERS_PAR
 from rich.console import Console
 from rich.table import Table
 
-from chimera.config.learning import PpoConfig
 from chimera.data.generated.tasks import generate
 from chimera.serving.embedded.checkpoint import locate
+from training.algorithms.ppo.settings import PpoSettings
 from training.engines.local import PpoEngine, Sample
 
 PARTS = ("log-probs", "training", "whole", "whole, CPU")
@@ -44,7 +44,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.tiny:
         options.calls, options.mini_batch, options.repeats = 8, 4, 1
-    config = PpoConfig(
+    config = PpoSettings(
         ppo_mini_batch_size=options.mini_batch,
         ppo_max_token_len_per_gpu=options.budget,
         verl={"actor": {"shuffle": False}},
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def run(
-    folder: Path, config: PpoConfig, samples: Sequence[Sample], repeats: int
+    folder: Path, config: PpoSettings, samples: Sequence[Sample], repeats: int
 ) -> tuple[dict[tuple[str, str], list[float]], float]:
     """Seconds of every timed update by system and part, and how far apart the weights are at the end."""
     import torch
@@ -120,7 +120,7 @@ def make_samples(folder: Path, count: int) -> list[Sample]:
 class Bare:
     """What one would write by hand with transformers and torch.optim."""
 
-    def __init__(self, folder: Path, config: PpoConfig) -> None:
+    def __init__(self, folder: Path, config: PpoSettings) -> None:
         import torch
         from transformers import AutoModelForCausalLM
 

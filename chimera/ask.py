@@ -13,12 +13,14 @@ from chimera.core.errors import ConfigError
 from chimera.core.types import SOURCE_NAMES, Brief, ResearchTask
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from rich.console import Console
 
     from agents.context import Selector
-    from chimera.config.tree import Config, ModelsConfig
+    from chimera.config.tree import Config, ModelConfig
     from chimera.run.directory import Run
-    from chimera.run.policies import Learner, Policy
+    from chimera.run.policies import Policy
     from chimera.serving.process import ModelServers
     from chimera.show.ask import Card
     from evaluation.conduct.live_society import LiveSociety
@@ -160,54 +162,45 @@ def answer(asked: Asked, config: "Config", console: "Console", run: "Run | None"
     from chimera.show.ask import show
     from evaluation.conduct.live_society import build_library, open_society
 
-    toys = toy_parts(config.models) if asked.real else []
-    secrets = load_secrets(api_key_names(config.models.model_dump()))
+    toys = toy_parts(config.used()) if asked.real else []
+    secrets = load_secrets(api_key_names(config.model_dump()["models"]))
     library = build_library(config, secrets, asked.brief if asked.task is None else None)
-    learned = live(run.events()) if run else {}
-    folders: dict[Learner, Path] = {}
+    learned = list(live(run.events()).values()) if run else []
     if run:
-        folders = {learner: checked(run, policy.folder) for learner, policy in learned.items()}
+        for policy in learned:
+            checked(run, policy.folder)
     try:
         if toys:
             show(console, warning(toys, "below"))
         show(console, _about(asked, config, library.searched, run, learned))
         with open_society(config, library) as society:
-            selector = _load(society.servers, learned, folders)
+            selector = _put_live(run, config, society.servers, learned) if run else None
             asyncio.run(_work(society, asked.brief, config, console, selector))
     finally:
         if toys:
             show(console, warning(toys, "above"))
 
 
-def _about(
-    asked: Asked, config: "Config", searched: str, run: "Run | None", learned: "Mapping[Learner, Policy]"
-) -> "Card":
+def _about(asked: Asked, config: "Config", searched: str, run: "Run | None", learned: "Sequence[Policy]") -> "Card":
     """The question, who answers it, and from what."""
     from chimera.show.ask import Card
 
-    about = (("models", _players(config.models)), ("searches", searched))
+    about = (("models", _players(config.used())), ("searches", searched))
     if asked.task is not None:
         about += (("task", f"{asked.task.id} of {SOURCE_NAMES[asked.task.source]}, answer key: {asked.task.label}"),)
     if run:
-        versions = ", ".join(policy.version for policy in learned.values()) or "nothing: its base models answer"
+        versions = ", ".join(policy.version for policy in learned) or "nothing: its base models answer"
         about += (("learned", f"{versions} (run {run.name})"),)
     return Card(asked.brief.goal, about, "cyan")
 
 
-def _load(
-    servers: "ModelServers", learned: "Mapping[Learner, Policy]", folders: "Mapping[Learner, Path]"
-) -> "Selector | None":
-    """Serve the weights that a run learned; the selector of its supervisor's policy, None when it has none."""
-    from training.lab.selection import SelectionSpec, make_selector
+def _put_live(run: "Run", config: "Config", servers: "ModelServers", learned: "Sequence[Policy]") -> "Selector":
+    """Put what a run learned live; gives who chooses among hypotheses then."""
+    from evaluation.conduct.live import Live
 
-    for learner, policy in learned.items():
-        if learner != "supervisor":
-            servers.load_weights(learner, folders[learner], version=policy.version)
-    chooser = learned.get("supervisor")
-    if chooser is None:
-        return None
-    folder = str(folders["supervisor"].absolute())
-    return make_selector(SelectionSpec(chooser.version, folder, exploration=0.0), greedy=True)
+    live = Live(run, config.models, servers)
+    live.restore(learned)
+    return live.selector()
 
 
 async def _work(
@@ -232,11 +225,10 @@ async def _work(
             show(console, Card("WARNING: no role searched", (("why", silent),), "red"))
 
 
-def _players(models: "ModelsConfig") -> str:
+def _players(models: "Mapping[str, ModelConfig]") -> str:
     """Which model plays which part, such as 'nano: junior, supervisor, senior; rubric: board, principal, judge'."""
     parts: dict[str, list[str]] = {}
-    for key in type(models).model_fields:
-        one = getattr(models, key)
+    for key, one in models.items():
         name = {"embedded": one.path, "endpoint": one.model or "endpoint", "rubric": "rubric"}[one.kind]
         parts.setdefault(name, []).append(key)
     return "; ".join(f"{name}: {', '.join(keys)}" for name, keys in parts.items())

@@ -14,7 +14,6 @@ from chimera.core.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from agents.context import Selector
     from chimera.config.evaluation import EvaluationConfig
     from chimera.config.tree import Config
     from chimera.data.tasks import Dataset
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from chimera.serving.process import ModelServers
     from evaluation.conduct.conductor import Again, Conductor
     from evaluation.records.rollouts import RolloutInput
-    from evaluation.records.study import Plan, Stage, Study
+    from evaluation.records.study import Plan, Study
     from evaluation.scores.auditor import Auditor
     from evaluation.verify.asked import Asked
 
@@ -172,8 +171,8 @@ def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again:
     from training.watch.view import make_view
 
     auditor_settings = {"auditor": config.evaluation.auditor.model_dump()}
-    secrets = load_secrets(api_key_names(config.models.model_dump() | auditor_settings))
-    check_models(config.models, secrets)
+    secrets = load_secrets(api_key_names(config.model_dump()["models"] | auditor_settings))
+    check_models(config.used(), secrets)
     allow_files("evaluation.concurrency", config.evaluation.concurrency)
     second = _second_judge(config.evaluation, secrets)
     conductor = Conductor(
@@ -184,7 +183,6 @@ def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again:
         toolbox=build_toolbox(config.tools, dataset.documents(), secrets, conclusions=dataset.conclusions()),
         auditor=_auditor(config.evaluation, second),
         progress=make_view(console, config.evaluation.concurrency),
-        selector=lambda stage: _selector(run, stage),
         again=again,
     )
     todo = {stage.name: conductor.missing(stage) for stage in plan.stages}
@@ -194,7 +192,7 @@ def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again:
         if conductor.needs_models(todo):
             console.print("starting model servers ...")
             log = run.path / "logs" / "eval-models.log"
-            servers = stack.enter_context(serve(config.models, config.serving, secrets, log_file=log))
+            servers = stack.enter_context(serve(config.used(), config.serving, secrets, log_file=log))
         try:
             asyncio.run(_make(conductor, servers, todo, second))
         except asyncio.CancelledError:
@@ -250,15 +248,6 @@ def _auditor(settings: "EvaluationConfig", second: "HttpModel | None") -> "Audit
     if second is None:
         return Auditor.of_checklist() if settings.auditor.kind == "checklist" else None
     return Auditor.of_model(second, str(settings.auditor.name))
-
-
-def _selector(run: "Run", stage: "Stage") -> "Selector":
-    from chimera.run.seals import checked
-    from training.lab.selection import SelectionSpec, make_selector
-
-    chooser = next((policy for policy in stage.policies if policy.learner == "supervisor"), None)
-    folder = str(checked(run, chooser.folder).absolute()) if chooser else None
-    return make_selector(SelectionSpec(chooser.version if chooser else None, folder, 0.0), greedy=True)
 
 
 def _report(study: "Study", asked: "Asked", lines: "list[dict[str, Any]]", out: Path, console: "Console") -> None:

@@ -33,11 +33,13 @@ def diagram() -> Diagram:
     """The society as it is compiled, with the model that plays each role."""
     from agents.graph import build_graph
     from agents.roles import ROLES
-    from chimera.config.tree import SocietyConfig
+    from chimera.config.roles import JUDGE
+    from chimera.config.tree import Config, SocietyConfig
 
+    slots = Config().roles.slots()
     graph = build_graph(SocietyConfig()).get_graph()
     boxes = tuple(
-        Box(name, _words(name), CAPTIONS.get(name, ""), ROLES[name].model if name in ROLES else "judge")
+        Box(name, _words(name), CAPTIONS.get(name, ""), slots[name if name in ROLES else JUDGE])
         for name in graph.nodes
         if name not in (START, END)
     )

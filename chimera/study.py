@@ -115,7 +115,7 @@ def _job(arguments: argparse.Namespace, config: "Config") -> Job:
         RunError: The name is no file name, or is a run's.
     """
     from chimera.run.directory import check_name
-    from training.phases import check_names
+    from training.learning.plans import choose_names
 
     if arguments.data_seeds > 1 and config.data.path != "generated":
         raise ConfigError(
@@ -132,7 +132,7 @@ def _job(arguments: argparse.Namespace, config: "Config") -> Job:
         one for one in arguments.overrides if one.partition("=")[0].strip() not in ("seed", "data.seed", "runs_dir")
     ]
     file = ["--config", str(arguments.config)] if arguments.config else []
-    return Job(folder, runs, check_names(arguments.phases), (*file, *given), arguments.stages, _keys(config))
+    return Job(folder, runs, choose_names(arguments.phases, config), (*file, *given), arguments.stages, _keys(config))
 
 
 def _begin(job: Job, config: "Config") -> None:
@@ -210,7 +210,7 @@ def _keys(config: "Config") -> tuple[str, ...]:
     """The variables with keys that a configuration names."""
     from chimera.core.secrets import api_key_names
 
-    return api_key_names({**config.models.model_dump(), "auditor": config.evaluation.auditor.model_dump()})
+    return api_key_names({**config.model_dump()["models"], "auditor": config.evaluation.auditor.model_dump()})
 
 
 def _wait_until_free(job: Job, wanted: Wanted) -> None:

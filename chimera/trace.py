@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int | None:
     from evaluation.records.rollout_index import find, recorded_rollouts
 
     run = _run(arguments)
-    load_secrets(api_key_names(run.config.models.model_dump()))  # They are then replaced in all that is shown.
+    load_secrets(api_key_names(run.config.model_dump()["models"]))  # They are then replaced in all that is shown.
     console = Console(highlight=False)
     records = recorded_rollouts(run, arguments.phase)
     if arguments.rollout is None:
@@ -130,16 +130,16 @@ def _pieces(run: "Run", tree: "Tree") -> tuple[Mapping[str, Sequence[str]], str 
         return {}, None
     from evaluation.traces.token_texts import load_tokenizer, token_texts
 
-    try:
-        tokenizer = load_tokenizer(run.config.models.senior.path)
-    except ConfigError as error:
-        return {}, f"Tokens are shown by their ids, because the seniors' tokenizer cannot be had: {error}"
-    calls = [call for visit in tree.visits for call in visit.calls if call.tokens is not None and call.exchange]
-    return {
-        call.exchange.response_id: token_texts(tokenizer, call.exchange.response_ids or ())
-        for call in calls
-        if call.exchange
-    }, None
+    found: dict[str, Sequence[str]] = {}
+    for slot in dict.fromkeys(visit.model for visit in tree.visits if visit.role in tree.learners):
+        try:
+            tokenizer = load_tokenizer(run.config.models[slot].path)
+        except ConfigError as error:
+            return {}, f"Tokens are shown by their ids, because the tokenizer of {slot} cannot be had: {error}"
+        for call in (call for visit in tree.visits if visit.model == slot for call in visit.calls):
+            if call.tokens is not None and call.exchange:
+                found[call.exchange.response_id] = token_texts(tokenizer, call.exchange.response_ids or ())
+    return found, None
 
 
 def _write_page(path: Path, run: "Run", tree: "Tree", pieces: Mapping[str, Sequence[str]], note: str | None) -> None:

@@ -15,7 +15,7 @@ def main(argv: list[str]) -> int | None:
     parser.add_argument(
         "--phases",
         metavar="A,B",
-        help="which phases to run, in this order; all of them without it (gather, sft, ppo, bandit)",
+        help="which entries of pipeline to run, in this order; all of them without it",
     )
     parser.add_argument("--name", help="the run's name; made from the time without it")
     parser.add_argument(
@@ -37,24 +37,22 @@ def main(argv: list[str]) -> int | None:
     from chimera.serving.process import check_models
     from evaluation.measures.families import check as check_families
     from training.gate import check as check_gate
-    from training.phases import check_names, make_phases
+    from training.learning.plans import choose_names, make_phases
     from training.session import train
 
     if arguments.resume:
         name, phase_list, config = _continued(arguments, config)
-    phases = make_phases(check_names(phase_list))
-    secrets = load_secrets(api_key_names(config.models.model_dump()))
+    names = choose_names(phase_list, config)
+    secrets = load_secrets(api_key_names(config.model_dump()["models"]))
     dataset = load(config.data)
-    check_models(config.models, secrets)
+    check_models(config.used(), secrets)
     allow_files("rollouts.runners", config.rollouts.runners)
     check_families(config)
-    for phase in phases:
-        phase.check(config, dataset)
+    phases = make_phases(names, config, dataset)
     if any(phase.learns for phase in phases):
         check_gate(config, dataset)
     with Run.create(name, config, resume=arguments.resume) as run:
-        names = [phase.name for phase in phases]
-        run.ledger("planned", phases=names, families=config.evaluation.families)
+        run.ledger("planned", phases=list(names), families=config.evaluation.families)
         print(f"run {run.path}: {', '.join(names)} on {dataset.describe()}", flush=True)
         try:
             train(run, config, dataset, phases, secrets)

@@ -106,7 +106,7 @@ class Gate:
         self._write(phase, found, power, kept=not faults)
         verdicts = {one.before: one.verdict for one in found}
         if faults:
-            await lab.restore(policies.live(lab.run.events()))
+            await lab.restore(policies.live(lab.run.events()).values())
             lab.run.ledger(ROLLED_BACK, phase=phase, policy=policy.dump(), verdicts=verdicts, reasons=faults)
             lab.view.warn(f"{phase}: {policy.version} was rolled back: {'; '.join(faults)}")
             return False

@@ -12,8 +12,10 @@ from chimera.run.directory import LEDGER
 from chimera.run.policies import Policy
 from chimera.run.seals import seal
 from training.gate import Gate
+from training.lab.bench import LabBench
 from training.lab.lab import Lab
-from training.phases import Phase, PhaseResult
+from training.learning.base import Learned
+from training.learning.plans import Phase
 
 LEDGER_PHASE = "ledger"
 """The name in metrics.jsonl of the ledger's last hash, so that W&B shows it: the run's history is published with it."""
@@ -43,25 +45,25 @@ class Pipeline(agl.Algorithm):
                 if phase.learns:
                     await gate.open()
                 result = await self._learn(phase)
-                kept = None if result.learned is None else await gate.decide(phase.name, result.learned)
+                kept = None if result.policy is None else await gate.decide(phase.name, result.policy)
             self._finish(phase, result, kept)
             await self._seal()
         gate.summary()
         lab.metrics.log(LEDGER_PHASE, None, {"hash": head(lab.run.path / LEDGER)})
 
-    async def _learn(self, phase: Phase) -> PhaseResult:
+    async def _learn(self, phase: Phase) -> Learned:
         """The phase's result; one that the ledger already has is not made again."""
         for event in self._lab.run.events():
             if event["event"] == "phase_learned" and event["phase"] == phase.name:
-                return PhaseResult(event["figures"], Policy.load(event["policy"]))
-        result = await phase.run(self._lab)
-        if result.learned is not None:
+                return Learned(event["figures"], Policy.load(event["policy"]))
+        result = await phase.algorithm.learn(phase.plan, phase.settings, LabBench(self._lab, phase.name))
+        if result.policy is not None:
             self._lab.run.ledger(
                 "phase_learned",
                 phase=phase.name,
-                policy=result.learned.dump(),
+                policy=result.policy.dump(),
                 figures=dict(result.figures),
-                artifacts=[result.learned.folder],
+                artifacts=[result.policy.folder],
             )
         return result
 
@@ -83,11 +85,11 @@ class Pipeline(agl.Algorithm):
         for name in await asyncio.to_thread(seal, self._lab.run):
             self._lab.view.warn(f"{name} was changed after the run had written it")
 
-    def _finish(self, phase: Phase, result: PhaseResult, kept: bool | None) -> None:
+    def _finish(self, phase: Phase, result: Learned, kept: bool | None) -> None:
         run = self._lab.run
         file = run.rollouts_file(phase.name)
         artifacts = [file.relative_to(run.path)] if file.exists() else []
         run.ledger("phase_finished", phase=phase.name, artifacts=artifacts, figures=dict(result.figures), kept=kept)
         self._lab.metrics.log(phase.name, None, result.figures)
-        if result.learned is not None and kept:
-            self._lab.metrics.artifact(result.learned)
+        if result.policy is not None and kept:
+            self._lab.metrics.artifact(result.policy)

@@ -1,7 +1,7 @@
 """Settings of `python -m chimera.eval`."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any, Literal, Self
 
@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 
 from chimera.config.loader import Section
 
-PRICED = ("junior", "supervisor", "senior", "board", "principal")
-"""Logical models whose tokens a rollout counts; the judge's are not the society's."""
 PRIMARY = ("reward", "alignment", "macro_f1")
 """The metrics that a report's conclusions rest on."""
 FAMILIES = {"main": [f"main/{name}" for name in PRIMARY], "elsewhere": [f"*/{name}" for name in PRIMARY]}
@@ -99,13 +97,18 @@ class EvaluationConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _prices_are_pairs_of_counted_models(self) -> Self:
+    def _prices_are_pairs(self) -> Self:
         for model, price in self.prices.items():
-            if model not in PRICED:
-                near = get_close_matches(model, PRICED, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"those are {', '.join(PRICED)}"
-                raise ValueError(f"prices.{model} is about no logical model whose tokens are counted: {hint}")
             pair = isinstance(price, list) and len(price) == 2
             if not pair or not all(isinstance(one, int | float) and one >= 0 for one in price):
                 raise ValueError(f"prices.{model} must be two numbers such as [0.15, 0.6], not {price!r}")
         return self
+
+    def unknown_prices(self, slots: Collection[str]) -> str | None:
+        """What to say of the first price that is about none of `slots`, whose tokens a rollout counts."""
+        for name in self.prices:
+            if name not in slots:
+                near = get_close_matches(name, slots, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"those are {', '.join(sorted(slots))}"
+                return f"evaluation.prices.{name} is about no slot whose tokens are counted: {hint}"
+        return None

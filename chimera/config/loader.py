@@ -53,23 +53,45 @@ class Key:
     description: str
 
 
+def sections(section: Section) -> dict[str, Section]:
+    """The sections directly below `section`, by their keys relative to it; a table of sections gives one for each."""
+    found: dict[str, Section] = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            found[name] = value
+        elif _is_table(field):
+            found |= {f"{name}.{key}": one for key, one in value.items()}
+    return found
+
+
+def _is_table(field: FieldInfo) -> bool:
+    """Whether a field holds sections by free names."""
+    if get_origin(field.annotation) is not dict:
+        return False
+    kind = get_args(field.annotation)[1]
+    kind = get_args(kind)[0] if hasattr(kind, "__metadata__") else kind
+    return isinstance(kind, type) and issubclass(kind, Section)
+
+
 def keys(tree: Section, prefix: str = "") -> Iterator[Key]:
     """Every dotted key below `tree`, in the order of declaration; `tree` supplies the defaults."""
+    below = sections(tree)
     for name, field in type(tree).model_fields.items():
-        value = getattr(tree, name)
-        if isinstance(value, Section):
-            yield from keys(value, f"{prefix}{name}.")
-        else:
-            yield Key(f"{prefix}{name}", _type_name(field), value, field.description or "")
+        inner = {key: one for key, one in below.items() if key == name or key.startswith(f"{name}.")}
+        for key, one in inner.items():
+            yield from keys(one, f"{prefix}{key}.")
+        if not inner and not _is_table(field):
+            yield Key(f"{prefix}{name}", _type_name(field), getattr(tree, name), field.description or "")
 
 
-def validate(tree: type[Tree], settings: Mapping[str, Setting]) -> Tree:
-    """Build `tree` from settings that passed `check_keys`.
+def validate(tree: Tree, settings: Mapping[str, Setting]) -> Tree:
+    """Build a tree of the same shape as `tree`, which supplies the defaults, from settings that passed `check_keys`.
 
     Raises:
         ConfigError: a wrong type or value; names the key, the value, the place and what is allowed.
     """
-    nested = tree().model_dump(mode="json")
+    nested = tree.model_dump(mode="json")
     for key, setting in settings.items():
         try:
             json.dumps(setting.value, allow_nan=False)
@@ -81,29 +103,23 @@ def validate(tree: type[Tree], settings: Mapping[str, Setting]) -> Tree:
             target = target[section]
         target[last] = setting.value
     try:
-        return tree.model_validate_json(json.dumps(nested), strict=True)
+        return type(tree).model_validate_json(json.dumps(nested), strict=True)
     except ValidationError as error:
-        raise _explain(error, settings, {key.name: key.type for key in keys(tree())}) from error
+        raise _explain(error, settings, {key.name: key.type for key in keys(tree)}) from error
 
 
-def refuse_unused(config: Section, settings: Mapping[str, Setting]) -> None:
-    """Make sure that every setting matters; null, which sets nothing, is allowed.
-
-    Raises:
-        ConfigError: a key that has no effect, with the reason.
-    """
+def without_effect(config: Section, settings: Mapping[str, Setting]) -> Iterator[tuple[Setting, str]]:
+    """Each setting that does not matter, with a sentence that says why; null, which sets nothing, is none."""
     for key, reason in unused_keys(config).items():
         if key in settings and settings[key].value is not None:
-            raise ConfigError(f"{key} {settings[key].place} has no effect because {reason}: remove it")
+            yield settings[key], f"{key} {settings[key].place} has no effect because {reason}: remove it"
 
 
 def unused_keys(section: Section, prefix: str = "") -> dict[str, str]:
     """Every dotted key below `section` that has no effect given the other values, with the reason."""
     found = {f"{prefix}{key}": reason for key, reason in section.unused().items()}
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        if isinstance(value, Section):
-            found |= unused_keys(value, f"{prefix}{name}.")
+    for name, one in sections(section).items():
+        found |= unused_keys(one, f"{prefix}{name}.")
     return found
 
 
@@ -119,14 +135,14 @@ def effective(section: Section) -> dict[str, Any]:
     return values
 
 
-def check_keys(tree: type[Section], settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """The settings of known keys, without sections that are set to nothing.
+def check_keys(tree: Section, settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """The settings of keys that `tree` has, without sections that are set to nothing.
 
     Raises:
         ConfigError: an unknown key, with the nearest valid one; a value for a section; a section for a value.
     """
-    names = [key.name for key in keys(tree())]
-    free = {key.name for key in keys(tree()) if isinstance(key.default, dict)}
+    names = [key.name for key in keys(tree)]
+    free = {key.name for key in keys(tree) if isinstance(key.default, dict)}
     checked: dict[str, Setting] = {}
     for key, setting in settings.items():
         if mapping := next((name for name in free if key == name or key.startswith(f"{name}.")), None):

@@ -1,20 +1,21 @@
 """The configuration: one frozen, typed tree. Every key here does something; unknown keys are errors."""
 
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from chimera.config.evaluation import EvaluationConfig
-from chimera.config.learning import BanditConfig, GateConfig, PpoConfig, SftConfig, WandbConfig
-from chimera.config.loader import Section, check_keys, effective, overlay, refuse_unused, unused_keys, validate
-from chimera.config.source import Setting, parse_overrides, read_yaml, to_yaml
+from chimera.config.learning import GateConfig, WandbConfig
+from chimera.config.loader import Section, check_keys, effective, overlay, validate, without_effect
+from chimera.config.pipeline import DEFAULT, PhaseSettings, Pipeline, find_algorithm
+from chimera.config.roles import GRADING, RolesConfig
+from chimera.config.source import COMMAND_LINE, Setting, parse_overrides, read_yaml, to_yaml
 from chimera.core.errors import ConfigError
-
-HEIRS = ("supervisor", "senior")
-"""Models that take what they do not set themselves from models.junior."""
 
 
 class DataConfig(Section):
@@ -48,8 +49,11 @@ class DataConfig(Section):
 
 
 class ModelConfig(Section):
-    """One logical model: what stands behind it and how it is sampled."""
+    """One slot: a named set of weights, or an endpoint, that roles use, and how it is sampled."""
 
+    like: str | None = Field(
+        default=None, min_length=1, description="the slot from which it takes what it does not set itself"
+    )
     kind: Literal["embedded", "endpoint", "rubric"] = Field(
         default="embedded", description="in-project server, any OpenAI-compatible server, or deterministic grader"
     )
@@ -117,15 +121,17 @@ UNUSED_OF_KIND: Mapping[str, tuple[str, ...]] = {
 """Keys of ModelConfig that a kind of model does not read."""
 
 
-class ModelsConfig(Section):
-    """Which model plays which part; supervisor and senior take what they do not set themselves from junior."""
-
-    junior: ModelConfig = ModelConfig()
-    supervisor: ModelConfig = ModelConfig()
-    senior: ModelConfig = ModelConfig()
-    board: ModelConfig = ModelConfig(kind="rubric")
-    principal: ModelConfig = ModelConfig(kind="rubric")
-    judge: ModelConfig = ModelConfig(kind="rubric")
+SLOTS: Mapping[str, ModelConfig] = {
+    "junior": ModelConfig(),
+    "supervisor": ModelConfig(like="junior"),
+    "senior": ModelConfig(like="junior"),
+    "board": ModelConfig(kind="rubric"),
+    "principal": ModelConfig(kind="rubric"),
+    "judge": ModelConfig(kind="rubric"),
+}
+"""The slots that every configuration has."""
+TAKEN = ("base", "final", "all", "ledger", "validation", "eval")
+"""Names that stages, metrics and files have, so that no phase may have them."""
 
 
 class ServingConfig(Section):
@@ -262,6 +268,12 @@ class RolloutsConfig(Section):
         le=100,
         description="attempts of one rollout whose runner died or hung; a failed answer is not repeated",
     )
+    exploration: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="share of choices among hypotheses in training rollouts that are made evenly at random",
+    )
 
 
 GatewayEngine = Literal["thin", "litellm"]
@@ -287,13 +299,6 @@ class GatewayConfig(Section):
         return {"store_timeout_s": "gateway.engine is 'litellm'"} if self.engine == "litellm" else {}
 
 
-class GatherConfig(Section):
-    """The gather phase: the society as it is answers training tasks."""
-
-    tasks: int = Field(default=160, ge=1, le=1_000_000, description="training tasks to answer")
-    repeats: int = Field(default=1, ge=1, le=100_000, description="rollouts per task")
-
-
 class Config(Section):
     """The whole tree."""
 
@@ -302,26 +307,59 @@ class Config(Section):
     )
     runs_dir: Path = Field(default=Path("runs"), description="folder in which runs are kept")
     data: DataConfig = DataConfig()
-    models: ModelsConfig = ModelsConfig()
+    models: dict[str, ModelConfig] = Field(default=dict(SLOTS), description="slots by free names")
+    roles: RolesConfig = RolesConfig()
     serving: ServingConfig = ServingConfig()
     society: SocietyConfig = SocietyConfig()
     tools: ToolsConfig = ToolsConfig()
     reward: RewardConfig = RewardConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
     gateway: GatewayConfig = GatewayConfig()
-    gather: GatherConfig = GatherConfig()
-    sft: SftConfig = SftConfig()
-    ppo: PpoConfig = PpoConfig()
-    bandit: BanditConfig = BanditConfig()
+    pipeline: Pipeline = Field(default=DEFAULT, validate_default=True, description="phases, in their order")
     gate: GateConfig = GateConfig()
     wandb: WandbConfig = WandbConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
+    @field_validator("models", mode="before")
+    @classmethod
+    def _with_usual_slots(cls, value: Any) -> Any:
+        return {**SLOTS, **value} if isinstance(value, Mapping) else value
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> Self:
+        for name in self.pipeline:
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in (*type(self).model_fields, *TAKEN):
+                raise ValueError(
+                    f"pipeline.{name}: a phase's name has small letters, digits and _ only, and is none of "
+                    f"{', '.join(TAKEN)} and the sections of the configuration"
+                )
+        for role, slot in self.roles.slots().items():
+            if slot not in self.models:
+                raise ValueError(f"roles.{role}.model is {slot!r}, {_near(slot, self.models)}")
+        for name, model in self.models.items():
+            if model.like is not None and model.like not in self.models:
+                raise ValueError(f"models.{name}.like is {model.like!r}, {_near(model.like, self.models)}")
+        if near := self.evaluation.unknown_prices(set(self.models) - {self.roles.Judge.model}):
+            raise ValueError(near)
+        return self
+
+    def slot(self, role: str) -> str:
+        """The slot whose model plays `role`."""
+        return self.roles.slots()[role]
+
+    def used(self) -> dict[str, ModelConfig]:
+        """The slots that roles use."""
+        playing = set(self.roles.slots().values())
+        return {name: model for name, model in self.models.items() if name in playing}
+
     def unused(self) -> Mapping[str, str]:
         """Keys that depend on another section."""
         found: dict[str, str] = {}
-        models = [getattr(self.models, name) for name in ModelsConfig.model_fields]
-        if all(model.kind != "embedded" for model in models):
+        serving = {*self.used(), *(model.like for model in self.models.values() if model.like)}
+        for name in set(self.models) - serving:
+            reason = f"no role uses the slot {name!r} (roles.<role>.model)"
+            found |= {f"models.{name}.{key}": reason for key in ModelConfig.model_fields}
+        if all(model.kind != "embedded" for model in self.used().values()):
             found |= {f"serving.{key}": "no model is 'embedded'" for key in ServingConfig.model_fields}
         if self.society.max_tool_calls == 0:
             found |= {f"tools.{key}": "society.max_tool_calls is 0" for key in ToolsConfig.model_fields}
@@ -331,6 +369,9 @@ class Config(Section):
 def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), *, own_question: bool = False) -> Config:
     """Read the configuration: defaults, then the YAML file, then `key=value` overrides.
 
+    A file's `pipeline` lists all phases of the run; without one they are the usual ones. `sft.epochs` is short for
+    `pipeline.sft.epochs`. A key of the file that has no effect is told on stderr.
+
     Args:
         path: a YAML file; None keeps the defaults, which configs/local.yaml spells out.
         overrides: such as "gather.tasks=20"; values are YAML, the last of two for one key counts.
@@ -339,15 +380,18 @@ def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), *
     Raises:
         ConfigError: names the key, where it was set, and the nearest valid key or what is allowed.
     """
-    file = check_keys(Config, {} if path is None else read_yaml(Path(path)))
-    given = check_keys(Config, parse_overrides(overrides))
-    settings = _inherit(overlay(file, given))
-    config = validate(Config, settings)
-    if outdated := _outdated(file, given, config):
-        settings = _inherit(overlay({key: setting for key, setting in file.items() if key not in outdated}, given))
-        config = validate(Config, settings)
-    refuse_unused(config, settings)
-    _check_players(config.models)
+    file = {} if path is None else read_yaml(Path(path))
+    given = parse_overrides(overrides)
+    phases = _phases(file, given)
+    file, given = _in_full(file, phases), _in_full(given, phases)
+    tree = _shape(overlay(file, given), phases)
+    settings = _inherit(overlay(check_keys(tree, file), check_keys(tree, given)))
+    config = validate(tree, settings)
+    for setting, sentence in without_effect(config, settings):
+        if setting.place == COMMAND_LINE:
+            raise ConfigError(sentence)
+        print(f"warning: {sentence}", file=sys.stderr)
+    _check_players(config)
     if not own_question:
         _check_evidence(config)
     return config
@@ -358,43 +402,109 @@ def dump_config(config: Config) -> str:
     return to_yaml(effective(config))
 
 
-def _outdated(file: Mapping[str, Setting], given: Mapping[str, Setting], config: Config) -> set[str]:
-    """Keys of the file that have an effect there, and have none only because of an override: the override wins."""
-    unused = {key for key in unused_keys(config) if key in file and key not in given}
-    if not unused or not given:
-        return set()
-    try:
-        alone = validate(Config, _inherit(file))
-    except ConfigError:  # the file needs its overrides to be valid, so it cannot tell what it would do without them
-        return set()
-    return unused - set(unused_keys(alone))
+def _phases(file: Mapping[str, Setting], given: Mapping[str, Setting]) -> tuple[str, ...]:
+    """The names of the phases: those that the file lists, or the usual ones; then what the overrides add."""
+    listed = _below(file, "pipeline")
+    return tuple(dict.fromkeys((*(listed or DEFAULT), *_below(given, "pipeline"))))
+
+
+def _below(settings: Mapping[str, Setting], section: str) -> list[str]:
+    """The names directly below `section` that `settings` name."""
+    parts = [key.split(".") for key in settings if key.startswith(f"{section}.")]
+    return list(dict.fromkeys(part[1] for part in parts))
+
+
+def _in_full(settings: Mapping[str, Setting], phases: Sequence[str]) -> dict[str, Setting]:
+    """`settings` with `pipeline.` before keys that begin with a phase's name."""
+    found: dict[str, Setting] = {}
+    for key, setting in settings.items():
+        first = key.partition(".")[0]
+        found[f"pipeline.{key}" if first in phases and first not in Config.model_fields else key] = setting
+    return found
+
+
+def _shape(settings: Mapping[str, Setting], phases: Sequence[str]) -> Config:
+    """The defaults with the slots and phases of `settings`, each phase with its algorithm's settings.
+
+    Raises:
+        ConfigError: There is no such algorithm.
+    """
+    pipeline: dict[str, PhaseSettings] = {}
+    for name in phases:
+        setting = settings.get(f"pipeline.{name}.algorithm")
+        algorithm = str(setting.value) if setting and setting.value else name
+        try:
+            kind = find_algorithm(algorithm).Settings
+        except ConfigError as error:
+            raise ConfigError(f"pipeline.{name}{f' {setting.place}' if setting else ''}: {error}") from error
+        usual = DEFAULT.get(name, {}) if algorithm == name else {}
+        pipeline[name] = kind.model_validate({**usual, "algorithm": algorithm})
+    slots = {name: SLOTS.get(name, ModelConfig()) for name in (*SLOTS, *_below(settings, "models"))}
+    return Config.model_construct(**{**dict(Config()), "models": slots, "pipeline": pipeline})
 
 
 def _inherit(settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Give each heir the junior's settings that it does not set itself and that its kind reads.
+    """Give each slot what the slot that it is like sets, it does not set itself, and its kind reads.
 
-    An heir with a server of its own does not take the junior's key: it would be sent to another address.
+    A slot with a server of its own does not take the other's key: it would be sent to another address.
+
+    Raises:
+        ConfigError: Slots are like each other in a circle.
     """
     merged = dict(settings)
-    for heir in HEIRS:
-        own = settings.get(f"models.{heir}.kind", settings.get("models.junior.kind"))
-        kind = str(own.value) if own else ModelConfig.model_fields["kind"].default
-        for field in ModelConfig.model_fields:
-            source, key = settings.get(f"models.junior.{field}"), f"models.{heir}.{field}"
-            if source is None or key in settings or field in UNUSED_OF_KIND.get(kind, ()):
-                continue
-            if field == "api_key_env" and f"models.{heir}.base_url" in settings:
-                continue
-            merged[key] = Setting(source.value, f"from models.junior.{field} {source.place}")
+    names = dict.fromkeys((*SLOTS, *_below(settings, "models")))
+    done: list[str] = []
+
+    def inherit(name: str, heirs: tuple[str, ...]) -> None:
+        if name in heirs:
+            raise ConfigError(f"models.{name}.like goes round in a circle: {' like '.join((*heirs, name))}")
+        usual = SLOTS[name].like if name in SLOTS else None
+        setting = settings.get(f"models.{name}.like")
+        like = usual if setting is None else setting.value
+        if like not in names or name in done:
+            return  # None, or a name that validation refuses.
+        inherit(like, (*heirs, name))
+        done.append(name)
+        _take(merged, name, like, settings)
+
+    for name in names:
+        inherit(name, ())
     return merged
 
 
-def _check_players(models: ModelsConfig) -> None:
-    if graders := [name for name in ("junior", *HEIRS) if getattr(models, name).kind == "rubric"]:
-        raise ConfigError(
-            f"models.{graders[0]}.kind=rubric cannot work: a rubric grades what others wrote; "
-            "set it to embedded or endpoint"
+def _take(merged: dict[str, Setting], name: str, like: str, own: Mapping[str, Setting]) -> None:
+    """Add to `merged` what the slot `name` takes from `like`."""
+    usual = SLOTS[like].kind if like in SLOTS else ModelConfig.model_fields["kind"].default
+    kind_of = own.get(f"models.{name}.kind", merged.get(f"models.{like}.kind"))
+    kind = str(kind_of.value) if kind_of else usual
+    if kind_of is None and kind != ModelConfig.model_fields["kind"].default:
+        merged[f"models.{name}.kind"] = Setting(kind, f"from models.{like}.kind")
+    for field in ModelConfig.model_fields:
+        source, key = merged.get(f"models.{like}.{field}"), f"models.{name}.{field}"
+        if field == "like" or source is None or key in own or field in UNUSED_OF_KIND.get(kind, ()):
+            continue
+        if field == "api_key_env" and f"models.{name}.base_url" in own:
+            continue
+        place = (
+            source.place if source.place.startswith("from models.") else f"from models.{like}.{field} {source.place}"
         )
+        merged[key] = Setting(source.value, place)
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    """What to say of a name that is not among `known`."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"which is no slot: did you mean {near[0]}?" if near else f"which is no slot: there are {', '.join(known)}"
+
+
+def _check_players(config: Config) -> None:
+    """A rubric knows the forms of the board, the principal investigator and the judge, and grades only those."""
+    for role, slot in config.roles.slots().items():
+        if config.models[slot].kind == "rubric" and role not in GRADING:
+            raise ConfigError(
+                f"models.{slot}.kind=rubric cannot work for {role}: a rubric grades what others wrote; "
+                "set it to embedded or endpoint"
+            )
 
 
 def _check_evidence(config: Config) -> None:

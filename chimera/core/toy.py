@@ -1,8 +1,9 @@
 """The bundled model is a toy: it knows invented studies only, and whoever asks it a real question is told so."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from chimera.config.tree import ModelsConfig
+from chimera.config.tree import ModelConfig
 from chimera.core.plain_json import read_json_object
 from chimera.serving.embedded.checkpoint import NANO
 from chimera.show.ask import Card
@@ -11,10 +12,9 @@ SAME_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
 """Sizes in config.json that tell weights that were trained from the bundled model."""
 
 
-def toy_parts(models: ModelsConfig) -> list[str]:
-    """The logical models that the bundled model plays, as it is shipped or trained further."""
-    configured = {key: getattr(models, key) for key in type(models).model_fields}
-    return [key for key, one in configured.items() if one.kind == "embedded" and is_bundled(one.path)]
+def toy_parts(models: Mapping[str, ModelConfig]) -> list[str]:
+    """The slots that the bundled model plays, as it is shipped or trained further."""
+    return [key for key, one in models.items() if one.kind == "embedded" and is_bundled(one.path)]
 
 
 def is_bundled(path: str) -> bool:

@@ -65,7 +65,7 @@ class Run:
             RunError: the folder cannot be made, the name is unsafe or taken, another process writes the run, or
                 `resume` would change its tasks.
         """
-        load_secrets(api_key_names(config.models.model_dump()))
+        load_secrets(api_key_names(config.model_dump()["models"]))
         try:
             path = _new_folder(config.runs_dir) if name is None else _named_folder(name, config.runs_dir, resume)
         except OSError as error:

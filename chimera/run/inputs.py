@@ -53,8 +53,7 @@ def _paths(config: Config) -> Iterator[tuple[str, Path]]:
         "data.test_ids": config.data.test_ids,
         "tools.database": config.tools.database,
     }
-    for name in type(config.models).model_fields:
-        model = getattr(config.models, name)
+    for name, model in config.models.items():
         if model.kind == "embedded" and model.path != "nano":
             named[f"models.{name}.path"] = model.path
     for key, path in named.items():

@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from chimera.config.tree import ModelConfig, ModelsConfig, ServingConfig
+from chimera.config.tree import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, ModelError, RunError
 from chimera.core.ports import check_sockets, listen
 from chimera.run.child_environment import child_environment
@@ -82,14 +82,13 @@ class ModelServers:
         return None if self._server is None else self._server.pid
 
 
-def check_models(models: ModelsConfig, secrets: Mapping[str, str]) -> None:
+def check_models(models: Mapping[str, ModelConfig], secrets: Mapping[str, str]) -> None:
     """Find what `serve` would refuse before anything has been started; downloads hub models.
 
     Raises:
         ConfigError: an endpoint's key is not set, or a model's folder is not there.
     """
-    for key in ModelsConfig.model_fields:
-        model: ModelConfig = getattr(models, key)
+    for key, model in models.items():
         if model.kind == "endpoint":
             user_endpoint(f"models.{key}", model, secrets)
         elif model.kind == "embedded":
@@ -98,9 +97,9 @@ def check_models(models: ModelsConfig, secrets: Mapping[str, str]) -> None:
 
 @contextmanager
 def serve(
-    models: ModelsConfig, serving: ServingConfig, secrets: Mapping[str, str], *, log_file: Path
+    models: Mapping[str, ModelConfig], serving: ServingConfig, secrets: Mapping[str, str], *, log_file: Path
 ) -> Iterator[ModelServers]:
-    """Serve all logical models for the duration of a `with` block.
+    """Serve all slots for the duration of a `with` block.
 
     Args:
         models: what stands behind each logical model.
@@ -112,11 +111,10 @@ def serve(
         ConfigError: an endpoint's key is not set, or a model's folder cannot be used.
         ModelError: the server process did not start; the message ends with its last log lines.
     """
-    configured: dict[str, ModelConfig] = {key: getattr(models, key) for key in ModelsConfig.model_fields}
     endpoints = {
-        key: user_endpoint(f"models.{key}", one, secrets) for key, one in configured.items() if one.kind == "endpoint"
+        key: user_endpoint(f"models.{key}", one, secrets) for key, one in models.items() if one.kind == "endpoint"
     }
-    own = {key: one for key, one in configured.items() if one.kind != "endpoint"}
+    own = {key: one for key, one in models.items() if one.kind != "endpoint"}
     if not own:
         yield ModelServers(endpoints, None)
         return
@@ -128,7 +126,7 @@ def serve(
         server.wait_until_ready()
         for key, one in own.items():
             endpoints[key] = _endpoint(f"{server.url}/v1", key, server.api_key, one)
-        yield ModelServers({key: endpoints[key] for key in configured}, server)
+        yield ModelServers({key: endpoints[key] for key in models}, server)
     finally:
         server.stop()
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from chimera.core.quotes import occurs
 from chimera.core.types import SOURCE_NAMES, Decision, ResearchTask
+from chimera.run.policies import BY_MODEL
 from chimera.show.card import card_html
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def cards(update: Mapping[str, Any], texts: Texts) -> Iterator[Card]:
         yield Card(f"{hypothesis['author']}: {hypothesis['answer']}", hypothesis_lines(hypothesis, texts))
     if "selection" in update:
         selection = update["selection"]
-        by = "" if selection["policy"] == "supervisor" else f" by {selection['policy']}"
+        by = "" if selection["policy"] == BY_MODEL else f" by {selection['policy']}"
         chosen = f"Supervisor selects the hypothesis of the {selection['author']}{by}"
         yield Card(chosen, (("why", update["supervisor_justification"]),), "dark_orange3")
     if "refined_hypothesis" in update:

@@ -9,22 +9,21 @@ from contextlib import AbstractContextManager, aclosing
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar
 
-from agents.context import Selector, Tools
+from agents.context import Tools
+from chimera.config.roles import JUDGE
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.core.types import ResearchTask
 from chimera.data.tasks import Dataset
 from chimera.run.directory import Run
 from chimera.run.jsonl import append_line, read_lines
-from chimera.run.seals import checked
 from chimera.serving.client import HttpModel
-from chimera.serving.embedded.checkpoint import locate
 from chimera.serving.process import ModelServers
 from evaluation.conduct.direct import DirectRollouts
+from evaluation.conduct.live import Live
 from evaluation.measures.baselines import GREEDY, SINGLE, majority, of_stage, reader, tfidf
 from evaluation.measures.single_agent import ROLE, single_agent
 from evaluation.measures.votes import affordable, with_consistency
-from evaluation.records.plan import SELECTION
 from evaluation.records.recorded import baseline_answers, own_phase, recorded, side_file
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import GATE, BaselineAnswer, Judged, Plan, Stage
@@ -34,7 +33,7 @@ from evaluation.scores.canaries import Work, canaries_of
 Again = Literal["nothing", "failed", "everything"]
 """What is made again although it is recorded: "failed" is all that failed or has no score."""
 GREEDY_JUNIOR = "greedy junior"
-"""The logical model that answers as the juniors' does at temperature 0."""
+"""The name under which the juniors' model answers at temperature 0."""
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 
@@ -80,7 +79,6 @@ class Conductor:
         toolbox: The society's tools.
         auditor: The second judge; None without one.
         progress: Shows how far it is.
-        selector: Who chooses among hypotheses in a stage.
         again: What is made again.
     """
 
@@ -91,7 +89,6 @@ class Conductor:
     toolbox: Tools
     auditor: Auditor | None
     progress: Progress
-    selector: Callable[[Stage], Selector]
     again: Again = "nothing"
 
     def missing(self, stage: Stage) -> list[RolloutInput]:
@@ -117,7 +114,7 @@ class Conductor:
 
     def single_stages(self) -> list[Stage]:
         """The stages with whose weights the junior model is to answer alone and has not done so."""
-        return [stages[-1] for name, stages in self._juniors().items() if self._calls_left(name, stages)]
+        return [stages[-1] for name, stages in self._alone_stages().items() if self._calls_left(name, stages)]
 
     def needs_models(self, todo: Mapping[str, Sequence[RolloutInput]]) -> bool:
         """Whether anything is left that takes a model of the run."""
@@ -131,28 +128,29 @@ class Conductor:
             RunError: The model server has ended, or a stage's models are not those that the run was made with, or are
                 damaged.
         """
-        greedy = replace(servers.endpoints[ROLE.model], temperature=0.0)
+        greedy = replace(servers.endpoints[self._alone], temperature=0.0)
         endpoints = {**servers.endpoints, GREEDY_JUNIOR: greedy}
         model = HttpModel(endpoints, max_retries=self.config.evaluation.retries)
         direct = DirectRollouts(self.run, self.config, model, self.toolbox, servers.check)
         alone = {stage.name for stage in self.single_stages()}
+        live = await asyncio.to_thread(Live, self.run, self.config.models, servers)
         try:
             for stage in self.plan.stages:
                 inputs = todo.get(stage.name, ())
                 if not inputs and stage.name not in alone:
                     continue
-                await self._serve(servers, stage)
+                await self._serve(live, stage)
                 if inputs:
                     with self.progress.phase(
                         own_phase(self.plan.split, stage), len(inputs), stage.versions, table=False
                     ):
                         # Closed at once when this ends early: what is under way must not fail on a closed model.
-                        async with aclosing(direct.rollouts(inputs, stage, self.selector(stage))) as records:
+                        async with aclosing(direct.rollouts(inputs, stage, live.selector())) as records:
                             async for record in records:
                                 self.progress.add(record)
                 if stage.name in alone:
                     await self._single(model, stage)
-            await self._try_canaries(Auditor.of_training(model, self._judge_name()))
+            await self._try_canaries(Auditor.of_training(model, self.config.slot(JUDGE), self._judge_name()))
         finally:
             await model.aclose()
 
@@ -179,23 +177,12 @@ class Conductor:
         await self._make("audit", "second judge", records, audit)
         await self._try_canaries(auditor)
 
-    async def _serve(self, servers: ModelServers, stage: Stage) -> None:
-        """Put the stage's weights behind the models."""
-        policies = {policy.learner: policy for policy in stage.policies}
-        served = await asyncio.to_thread(servers.versions)
-        for learner in ("junior", "senior"):
-            version = stage.versions.get(learner)
-            if version is None or served.get(learner, version) == version:
-                continue
-            policy = policies.get(learner)
-            folder = locate(getattr(self.config.models, learner).path)
-            if policy:
-                folder = await asyncio.to_thread(checked, self.run, policy.folder)
-            await asyncio.to_thread(servers.load_weights, learner, folder, version=version)
-        named = {name: endpoint.model for name, endpoint in servers.endpoints.items()}
-        served = {**named, **await asyncio.to_thread(servers.versions)}
+    async def _serve(self, live: Live, stage: Stage) -> None:
+        """Put the stage's policies live, and make sure that it is what the run was made with."""
+        await asyncio.to_thread(live.restore, stage.policies)
+        served = await asyncio.to_thread(live.versions)
         for name, version in stage.versions.items():
-            if name != SELECTION and served.get(name) != version:
+            if served.get(name) != version:
                 raise RunError(
                     f"stage {stage.name} was made with {name}={version}, but {served.get(name)} is served: the run's "
                     "models must be the same"
@@ -207,13 +194,13 @@ class Conductor:
         How many samples the society's tokens allow is known when each task has one.
         """
         tasks = {task.id: task for task in self._tasks()}
-        for name, stages in self._juniors().items():
+        for name, stages in self._alone_stages().items():
             if stages[-1] != stage:
                 continue
 
             async def answer(asked: _Asked, name: str = name) -> list[BaselineAnswer]:
                 task, repeat = tasks[asked.task_id], asked.repeat
-                key = GREEDY_JUNIOR if asked.kind == GREEDY else ROLE.model
+                key = GREEDY_JUNIOR if asked.kind == GREEDY else self._alone
                 seed = RolloutInput.of(task, "single", repeat, self.config.seed).seed
                 options = {"repeat": repeat, "seed": seed, "first": asked.first, "samples": asked.samples}
                 return await single_agent(
@@ -257,14 +244,19 @@ class Conductor:
         known = {task.id: task for task in self.dataset.tasks}
         return [known[task.id] for task in self.plan.tasks]
 
-    def _judge_name(self) -> str:
-        return self.plan.stages[0].versions["judge"]
+    @property
+    def _alone(self) -> str:
+        """The slot whose model also answers alone."""
+        return self.config.slot(ROLE.name)
 
-    def _juniors(self) -> dict[str, list[Stage]]:
+    def _judge_name(self) -> str:
+        return self.plan.stages[0].versions[self.config.slot(JUDGE)]
+
+    def _alone_stages(self) -> dict[str, list[Stage]]:
         """By the name under which a junior model answers alone: the first and the last stage, where they have it."""
         found: dict[str, list[Stage]] = {}
         for stage in self.plan.ends:
-            found.setdefault(self.plan.junior_of(stage).name, []).append(stage)
+            found.setdefault(self.plan.alone_of(stage).name, []).append(stage)
         return found
 
     def _calls_left(self, name: str, stages: Sequence[Stage]) -> list[_Asked]:

@@ -127,7 +127,7 @@ class DirectTransport:
     async def complete(self, key: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Completion:
         """Answer as the model does, and note request and answer for the trace."""
         request = self._model.request(key, messages, **options)
-        if getattr(self._models, key).kind != "endpoint":
+        if self._models[key].kind != "endpoint":
             request["return_token_ids"] = True
         started = time.time()
         body, where = await self._model.ask(key, request), self._model.where(key)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from agents.context import Selector, Tools
-from agents.roles import ROLES
 from agents.society import Society
 from agents.tools.source_log import SourceLog
 from agents.tools.sources import given_sources
 from agents.tools.toolbox import build_toolbox
+from chimera.config.roles import JUDGE
 from chimera.config.tree import Config
 from chimera.core.cli import keep_loopback_direct
 from chimera.core.secrets import api_key_names, load_secrets
@@ -61,6 +61,7 @@ class Step:
         cards: The same for a reader.
         sources: The passages that the society has found up to here, as one more card.
         tool_calls: How many tool calls were made up to here.
+        slot: Whose model plays the node; None for a node that is no role.
     """
 
     number: int
@@ -69,6 +70,7 @@ class Step:
     cards: tuple[Card, ...]
     sources: Card
     tool_calls: int = 0
+    slot: str | None = None
 
     @property
     def wrote(self) -> tuple[str, ...]:
@@ -78,7 +80,7 @@ class Step:
     @property
     def headline(self) -> str:
         """The node, the model that plays it and what it wrote, in one line."""
-        model = f" ({ROLES[self.node].model} model)" if self.node in ROLES else ""
+        model = f" ({self.slot} model)" if self.slot else ""
         return f"Step {self.number}: {self.node}{model} wrote {', '.join(self.wrote)}"
 
     def __repr__(self) -> str:
@@ -117,7 +119,8 @@ class LiveSociety:
         origins, rule = self._library.origins, self._library.rule
         abstract = [origins.abstract(one["id"], one["text"]) for one in given_sources(brief) or ()]
         log, model = SourceLog(self._library.toolbox), HttpModel(self.servers.endpoints)
-        society = Society(model, log, self._config.society, evaluate=Judge(model).evaluate)
+        slots = self._config.roles.slots()
+        society = Society(model, log, self._config.society, slots, evaluate=Judge(model, slots[JUDGE]).evaluate)
         evidence: list[str] = []
         number = 0
         try:
@@ -134,7 +137,7 @@ class LiveSociety:
                     update = rule.apply(written, evidence, known)
                 texts = [(one.where, one.text) for one in known]
                 sources = Card("Sources", source_lines(read), "cyan")
-                yield Step(number, node, update, tuple(cards(update, texts)), sources, log.calls)
+                yield Step(number, node, update, tuple(cards(update, texts)), sources, log.calls, slots.get(node))
         finally:
             await model.aclose()
 
@@ -175,7 +178,7 @@ def build_library(config: Config, secrets: Mapping[str, str], question: Brief | 
     if question is None:
         return Library(toolbox, "; ".join(dict.fromkeys(searched)), origins)
     offered = "what you gave" if searched == [YOURS] else "what was searched"
-    rule = Rule(question.goal, offered, toy=bool(toy_parts(config.models)))
+    rule = Rule(question.goal, offered, toy=bool(toy_parts(config.used())))
     return Library(toolbox, "; ".join(dict.fromkeys(searched)), origins, rule)
 
 
@@ -192,11 +195,11 @@ def open_society(config: Config, library: Library | None = None) -> Iterator[Liv
         ModelError: The model server did not start; the message names its log, which is kept then.
     """
     keep_loopback_direct()
-    secrets = load_secrets(api_key_names(config.models.model_dump()))
+    secrets = load_secrets(api_key_names(config.model_dump()["models"]))
     library = library or build_library(config, secrets)
     descriptor, name = tempfile.mkstemp(prefix="chimera-models-", suffix=".log")
     os.close(descriptor)
     log_file = Path(name)
-    with serve(config.models, config.serving, secrets, log_file=log_file) as servers:
+    with serve(config.used(), config.serving, secrets, log_file=log_file) as servers:
         yield LiveSociety(config, servers, library)
     log_file.unlink()  # After an error it stays: the error names it.

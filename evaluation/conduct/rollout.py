@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from agents.context import Selector, Tools
 from agents.record import CallRecord, by_visit, count, dump, tokens, tool_calls
 from agents.society import Society
+from chimera.config.roles import JUDGE
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError, RoleError
 from chimera.run.directory import Run
@@ -64,7 +65,8 @@ class RolloutMaker:
             self,
             toolbox,
             config.society,
-            evaluate=Judge(self).evaluate,
+            config.roles.slots(),
+            evaluate=Judge(self, config.slot(JUDGE)).evaluate,
             operation=self._operation,
             observe=self._observe,
         )

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from agents.roles import JUNIORS, ROLES
+from agents.roles import ROLES
+from chimera.config.roles import JUNIORS
 from chimera.config.tree import Config, ModelConfig
 from evaluation.records.rollouts import RolloutRecord
 
@@ -19,14 +20,14 @@ def silent_warnings(records: Sequence[RolloutRecord], config: Config) -> list[st
     for role in searchers(config):
         calls = [record.tool_calls[role] for record in records if role in record.tool_calls]
         if len(calls) >= ENOUGH and not any(calls):
-            found.setdefault(ROLES[role].model, []).append(f"{role} ({len(calls)} rollouts)")
+            found.setdefault(config.slot(role), []).append(f"{role} ({len(calls)} rollouts)")
     return [_sentence(config, slot, f"{', '.join(roles)} never called a tool") for slot, roles in found.items()]
 
 
 def never_searched(config: Config) -> str | None:
     """The sentence about a single run in which no role called a tool; None when none had to."""
     roles = searchers(config)
-    return _sentence(config, ROLES[roles[0]].model, "no role called a tool") if roles else None
+    return _sentence(config, config.slot(roles[0]), "no role called a tool") if roles else None
 
 
 def searchers(config: Config) -> list[str]:
@@ -40,7 +41,7 @@ def searchers(config: Config) -> list[str]:
     return [
         name
         for name, role in ROLES.items()
-        if role.tools and (name in JUNIORS or _prevented(getattr(config.models, role.model)))
+        if role.tools and (name in JUNIORS or _prevented(config.models[config.slot(name)]))
     ]
 
 
@@ -49,7 +50,7 @@ def _prevented(model: ModelConfig) -> bool:
 
 
 def _sentence(config: Config, slot: str, what: str) -> str:
-    model: ModelConfig = getattr(config.models, slot)
+    model = config.models[slot]
     if _prevented(model):
         remedy = f"some servers call none beside a JSON schema: set models.{slot}.structured=final"
     elif model.kind == "endpoint":

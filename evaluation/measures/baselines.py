@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from chimera.core.reading import DIRECTIONS, SIGNIFICANCES, Passages, direction, significance, stems
 from chimera.core.types import LABELS, Label, ResearchTask, abstract_text
-from evaluation.measures.reading import DIRECTIONS, SIGNIFICANCES, Passages, direction, significance, stems
 from evaluation.records.study import BaselineAnswer
 
 if TYPE_CHECKING:

@@ -9,13 +9,14 @@ from agents.react import read_answer
 from agents.roles import ROLES
 from agents.schemas import Hypothesis
 from agents.tools.sources import given_sources
+from chimera.config.roles import JUNIORS
 from chimera.config.tree import Quotes
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.types import ResearchTask
 from chimera.serving.client import Completion
 from evaluation.records.study import BaselineAnswer
 
-ROLE = ROLES["Pharmacologist"]
+ROLE = ROLES[JUNIORS[1]]
 """A junior's words and schema: small models know no others, and large ones need no others."""
 
 
@@ -40,8 +41,8 @@ async def single_agent(
     task: ResearchTask,
     *,
     name: str,
+    key: str,
     quotes: Quotes,
-    key: str = ROLE.model,
     repeat: int = 0,
     seed: int = 0,
     first: int = 0,
@@ -56,8 +57,8 @@ async def single_agent(
         model: Serves the juniors of the stage.
         task: Of which only the brief is shown: the question and the abstract as the one source.
         name: The baseline's name.
+        key: The slot that is asked.
         quotes: How it quotes, as the society does.
-        key: The logical model that is asked.
         repeat: Which rollout of the task this stands beside, from 0.
         seed: Of the model's sampling; a request is sent with the sum of this and the number of its first answer.
         first: Number of the first answer, from 0.

@@ -49,7 +49,7 @@ def beside(study: Study) -> list[str]:
     """Who stands on the first screen: the last stage, what it is to be measured against, and the best baseline."""
     final = study.plan.final.name
     means = {name: _hits(answers, study.plan.tasks) for name, answers in answers_by_baseline(study.baselines).items()}
-    junior = study.plan.junior_of(study.plan.final).name
+    junior = study.plan.alone_of(study.plan.final).name
     names = [baselines.of_stage(kind, stage) for kind in BESIDE for stage in dict.fromkeys((final, junior))]
     shown = [name for name in (*names, baselines.READER) if name in means]
     best = max(means, key=lambda name: fmean(means[name]), default=None)

@@ -11,17 +11,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from agents.roles import JUNIORS
+from agents.roles import REFINER, SUPERVISOR
+from chimera.config.roles import JUNIORS
 from chimera.config.tree import Config
 from chimera.core.types import Label
 from evaluation.measures.baselines import CONSISTENCY, JUNIOR_VOTE, SINGLE, UNREVIEWED, of_stage
+from evaluation.measures.single_agent import ROLE
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import BaselineAnswer, Plan, StageAnswers
 
 MOST_CALLS = 64
 """Votes beyond this change nothing; it bounds what a society with very long prompts lets one ask for."""
-SUPERVISOR = "Supervisor"
-FIRST_REFINEMENT = "HypothesisRefiner/1"
+FIRST_REFINEMENT = f"{REFINER}/1"
 
 
 def majority_of(answers: Sequence[Label | None], favourite: Label | None = None) -> Label | None:
@@ -41,7 +42,7 @@ def majority_of(answers: Sequence[Label | None], favourite: Label | None = None)
 
 def with_consistency(config: Config) -> bool:
     """Whether self-consistency is a baseline: answers at temperature 0 would be one answer many times."""
-    return config.evaluation.self_consistency and config.models.junior.temperature > 0
+    return config.evaluation.self_consistency and config.models[config.slot(ROLE.name)].temperature > 0
 
 
 def affordable(records: Iterable[RolloutRecord], calls: Iterable[BaselineAnswer]) -> int | None:
@@ -78,7 +79,7 @@ def counted(
     for stage in plan.ends:
         records = answers[stage.name].records
         if consistency:
-            sampled = by_name.get(of_stage(SINGLE, plan.junior_of(stage).name), [])
+            sampled = by_name.get(of_stage(SINGLE, plan.alone_of(stage).name), [])
             yield from _consistency(of_stage(CONSISTENCY, stage.name), records, sampled)
         if _all_hold("initial_hypotheses", records):
             yield from (_juniors(of_stage(JUNIOR_VOTE, stage.name), record) for record in records)

@@ -11,7 +11,7 @@ from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import ResearchTask
 from chimera.data.tasks import Dataset
 from chimera.run.directory import Run
-from chimera.run.policies import ROLLED_BACK, WENT_LIVE, Learner, Policy
+from chimera.run.policies import ROLLED_BACK, WENT_LIVE, Place, Policy
 from evaluation.records.study import BASE, Split, Stage
 
 FINAL = "final"
@@ -19,8 +19,6 @@ FINAL = "final"
 ALL = "all"
 """Names all stages, also those of one policy alone."""
 ALONE = "only-"
-SELECTION = "selection"
-"""The name under which policy versions tell who chooses among hypotheses."""
 
 
 def stages_of(run: Run) -> list[Stage]:
@@ -36,14 +34,14 @@ def stages_of(run: Run) -> list[Stage]:
     if began is None:
         raise RunError(f"run {run.name!r} has started no phase, so there is nothing to evaluate")
     stages = [Stage(BASE, "base", "sequence", (), dict(began))]
-    live: dict[Learner, Policy] = {}
+    live: dict[Place, Policy] = {}
     went = [(str(event["phase"]), Policy.load(event["policy"])) for event in events if event["event"] == WENT_LIVE]
     for phase, policy in went:
-        live[policy.learner] = policy
+        live[policy.place] = policy
         stages.append(_stage(phase, f"after {phase}", "sequence", live, began))
     known = {stage.policies for stage in stages}
     for phase, policy in went:
-        alone = _stage(f"{ALONE}{phase}", f"{phase} alone", "alone", {policy.learner: policy}, began)
+        alone = _stage(f"{ALONE}{phase}", f"{phase} alone", "alone", {policy.place: policy}, began)
         if alone.policies not in known:
             stages.append(alone)
     return stages
@@ -144,9 +142,9 @@ def _content(task: ResearchTask) -> tuple[str, ...]:
     return (task.goal, *(section.text for section in task.context))
 
 
-def _stage(name: str, title: str, kind: Any, live: Mapping[Learner, Policy], began: Mapping[str, str]) -> Stage:
-    policies = tuple(live[learner] for learner in sorted(live))
+def _stage(name: str, title: str, kind: Any, live: Mapping[Place, Policy], began: Mapping[str, str]) -> Stage:
+    policies = tuple(live[place] for place in sorted(live))
     versions = dict(began)
     for policy in policies:
-        versions[SELECTION if policy.learner == "supervisor" else policy.learner] = policy.version
+        versions[policy.slot] = policy.version
     return Stage(name, title, kind, policies, versions)

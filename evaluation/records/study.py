@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from chimera.config.evaluation import EvaluationConfig
+from chimera.config.roles import JUNIORS, RolesConfig
 from chimera.config.tree import Config
 from chimera.core.types import Label, ResearchTask, Source
 from chimera.run.directory import Run
@@ -18,8 +19,8 @@ from evaluation.records.rollouts import RolloutRecord
 
 Split = Literal["val", "test"]
 BASE = "base"
-GATE = "evaluation"
-"""Training's gate records its rollouts of a stage as `evaluation-<stage>`; the seeds of all are made from this name."""
+GATE = "gate"
+"""The gate records its rollouts of a stage as `gate-<stage>`; the seeds of all are made from this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class Plan:
         repeats: Rollouts of each task in each stage, with different seeds; the same seeds in every stage.
         stages: In the order of the run, single policies last.
         official: Whether these are PubMedQA's official test items, all of them.
+        alone_slot: The slot whose model also answers alone, as one junior does.
     """
 
     split: Split
@@ -92,6 +94,7 @@ class Plan:
     repeats: int
     stages: tuple[Stage, ...]
     official: bool = False
+    alone_slot: str = RolesConfig().slots()[JUNIORS[1]]
 
     @property
     def final(self) -> Stage:
@@ -101,18 +104,20 @@ class Plan:
 
     @property
     def alone(self) -> list[Stage]:
-        """The stages whose junior model also answers alone: the first, and the last if its junior is another."""
+        """The stages whose model also answers alone: the first, and the last if its weights are others."""
         first, last = self.stages[0], self.final
-        return [first] if first.versions.get("junior") == last.versions.get("junior") else [first, last]
+        return [first] if first.versions.get(self.alone_slot) == last.versions.get(self.alone_slot) else [first, last]
 
     @property
     def ends(self) -> list[Stage]:
         """The first stage and the last: those that baselines are made from."""
         return list({stage.name: stage for stage in (self.stages[0], self.final)}.values())
 
-    def junior_of(self, stage: Stage) -> Stage:
-        """The stage, of `alone`, under whose name the junior model of `stage` answers alone."""
-        return next(one for one in self.alone if one.versions.get("junior") == stage.versions.get("junior"))
+    def alone_of(self, stage: Stage) -> Stage:
+        """The stage, of `alone`, under whose name the model of `stage` answers alone."""
+        return next(
+            one for one in self.alone if one.versions.get(self.alone_slot) == stage.versions.get(self.alone_slot)
+        )
 
     def dump(self) -> dict[str, Any]:
         """Plain data for the report."""
@@ -124,6 +129,7 @@ class Plan:
             "repeats": self.repeats,
             "stages": [stage.dump() for stage in self.stages],
             "official": self.official,
+            "alone_slot": self.alone_slot,
         }
 
     @classmethod

@@ -207,14 +207,14 @@ def _ablation(plan: Plan, compared: Comparisons) -> list[dict[str, Any]]:
     sequence = [stage for stage in plan.stages if stage.kind == "sequence"]
     rows: list[dict[str, Any]] = []
     for before, stage in pairwise(sequence):
-        new = [policy.learner for policy in stage.policies if policy not in before.policies]
+        new = [policy.target for policy in stage.policies if policy not in before.policies]
         phase = stage.name if len(new) == 1 else f"all up to {stage.name}"
         rows.append(_row(phase, new, "sequence", f"{before.name}:{stage.name}"))
     base = plan.stages[0]
     for stage in plan.stages[1:]:
         if not base.policies and len(stage.policies) == 1:
             phase = stage.name.removeprefix(ALONE)
-            rows.append(_row(phase, [stage.policies[0].learner], "alone", f"{base.name}:{stage.name}"))
+            rows.append(_row(phase, [stage.policies[0].target], "alone", f"{base.name}:{stage.name}"))
     return [row for row in rows if row["comparison"] in compared]
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from agents.roles import ROLES
+from chimera.config.roles import JUDGE
 from chimera.config.tree import Config, ModelConfig
 from chimera.run.directory import Run
 from chimera.run.policies import ROLLED_BACK
@@ -35,10 +35,9 @@ def about_run(run: Run) -> dict[str, Any]:
 def players(config: Config) -> dict[str, dict[str, Any]]:
     """Which model stands behind each logical model and the second judge, and which roles it plays."""
     found: dict[str, dict[str, Any]] = {}
-    for name in type(config.models).model_fields:
-        model: ModelConfig = getattr(config.models, name)
-        roles = [role.name for role in ROLES.values() if role.model == name]
-        found[name] = {"kind": model.kind, "model": _model(model), "roles": roles or [name.title()]}
+    for name, model in config.used().items():
+        roles = [role for role, slot in config.roles.slots().items() if slot == name]
+        found[name] = {"kind": model.kind, "model": _model(model), "roles": roles}
     auditor = config.evaluation.auditor
     if auditor.kind != "none":
         found["auditor"] = {"kind": auditor.kind, "model": auditor.model or auditor.kind, "roles": ["second judge"]}
@@ -77,7 +76,7 @@ def notes(study: Study) -> list[str]:
         )
     if plan.split == "test":
         found.append("No decision of training used these test tasks: neither learning nor the gate has seen them.")
-    if config.models.judge.kind == "rubric":
+    if config.models[config.slot(JUDGE)].kind == "rubric":
         found.append(
             "The judge that gives the reward's six criteria is a deterministic rubric, not a language model: what "
             "training gains in them is what the rubric can see."

@@ -44,9 +44,9 @@ class Auditor:
         return cls("auditor", name, Judge(model, AUDITOR).score)
 
     @classmethod
-    def of_training(cls, model: Model, name: str) -> Self:
-        """Training's own judge, for canaries: the logical model "judge" of `model`; `name` is what stands behind it."""
-        return cls("judge", name, Judge(model).score)
+    def of_training(cls, model: Model, slot: str, name: str) -> Self:
+        """Training's own judge, for canaries: the slot `slot` of `model`; `name` is what stands behind it."""
+        return cls("judge", name, Judge(model, slot).score)
 
     async def score(self, subject: str, work: Mapping[str, Any]) -> Judged:
         """Score any material under the name `subject`."""

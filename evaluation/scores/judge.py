@@ -15,6 +15,7 @@ from agents.react import read_answer
 from agents.roles import Role
 from agents.schemas import Answer
 from agents.tools.sources import sources_seen
+from chimera.config.roles import JUDGE
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.types import Brief
 from chimera.serving.client import Model
@@ -63,7 +64,7 @@ Score each criterion between 0 and 1, in steps as fine as you can justify. Ancho
 Answer with one JSON object whose keys are novelty, feasibility, impact, clarity, groundedness and efficiency, and whose
 values are numbers between 0 and 1. Write nothing else."""
 
-JUDGE = Role("Judge", PROMPT, Judgement, "judge")
+ROLE = Role(JUDGE, PROMPT, Judgement)
 
 
 class Judge:
@@ -71,12 +72,12 @@ class Judge:
 
     Args:
         model: Answers the judge's messages.
-        key: The logical model's name.
+        slot: The slot whose model that is.
     """
 
-    def __init__(self, model: Model, key: str = "judge") -> None:
+    def __init__(self, model: Model, slot: str) -> None:
         self._model = model
-        self._key = key
+        self._slot = slot
 
     async def evaluate(self, state: Mapping[str, Any], brief: Brief) -> dict[str, Any]:
         """{"scores": {criterion: score or None}, "error": None or why the scores are missing}.
@@ -96,17 +97,17 @@ class Judge:
             UnreachableError: The model's server cannot be reached, so nobody has judged.
         """
         goal: str = work["goal"]
-        messages = opening(JUDGE, goal, **{key: value for key, value in work.items() if key != "goal"})
+        messages = opening(ROLE, goal, **{key: value for key, value in work.items() if key != "goal"})
         fault = ""
         for _ in ("answer", "repair"):
             try:
-                completion = await self._model.complete(self._key, messages, response_format=response_format(JUDGE))
+                completion = await self._model.complete(self._slot, messages, response_format=response_format(ROLE))
             except UnreachableError:
                 raise
             except ModelError as error:
                 return _failed(error)
             try:
-                return {"scores": read_answer(JUDGE, completion).model_dump(), "error": None}
+                return {"scores": read_answer(ROLE, completion).model_dump(), "error": None}
             except ValueError as error:
                 fault = str(error)
                 messages = [

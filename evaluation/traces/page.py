@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evaluation.traces import text as trace_text
-from evaluation.traces.tree import SENIORS, Call, Tree
+from evaluation.traces.tree import Call, Tree
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -54,7 +54,7 @@ def page(tree: Tree, *, run: str, pieces: Mapping[str, Sequence[str]], note: str
     }
     notes = (*tree.notes, note) if note else tree.notes
     template = _environment().get_template(TEMPLATE)
-    return template.render(tree=tree, record=tree.record, run=run, notes=notes, tokens=tokens, seniors=SENIORS)
+    return template.render(tree=tree, record=tree.record, run=run, notes=notes, tokens=tokens)
 
 
 def _largest(tree: Tree) -> float:

@@ -7,6 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from agents.quoting import passage_text
+from agents.roles import SUPERVISOR
 from evaluation.traces.tree import Call, ToolCall, Tree, Visit
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ def _add_visit(
         style = SEVERITY_COLOURS.get(str(visit.answer.get("severity")), "")
         for name, text in field_lines(visit.answer):
             node.add(f"{name}: {text}", style)
-    if visit.role == "Supervisor" and "selection" in tree.record.outputs and visit is _last(tree, visit.role):
+    if visit.role == SUPERVISOR and "selection" in tree.record.outputs and visit is _last(tree, visit.role):
         for name, text in selection_lines(tree.record.outputs["selection"]):
             node.add(f"{name}: {text}")
 

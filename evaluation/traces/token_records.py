@@ -1,6 +1,6 @@
-"""What PPO learned from, token by token: one file for each update, one line for each call of a senior.
+"""What was learned from token by token: one file for each update, one line for each call.
 
-<run>/ppo/tokens-<step>.jsonl.gz
+<run>/phases/<phase>/tokens-<step>.jsonl.gz
 """
 
 import gzip
@@ -53,9 +53,9 @@ class TokenRecord:
         return asdict(self)
 
 
-def tokens_file(run: Path, step: int) -> Path:
-    """Where update `step` of the run in folder `run` is recorded."""
-    return run / "ppo" / f"tokens-{step}.jsonl.gz"
+def tokens_file(run: Path, phase: str, step: int) -> Path:
+    """Where update `step` of a phase of the run in folder `run` is recorded."""
+    return run / "phases" / phase / f"tokens-{step}.jsonl.gz"
 
 
 def write_tokens(records: Iterable[TokenRecord], path: Path) -> None:
@@ -99,8 +99,8 @@ def tokens_of(run: Path, rollout_id: str) -> list[TokenRecord]:
     Raises:
         RunError: A file is broken.
     """
-    files = [path for path in (run / "ppo").glob("tokens-*.jsonl.gz") if _STEP.fullmatch(path.name)]
-    for path in sorted(files, key=lambda path: int(path.name.split("-")[1].split(".")[0])):
+    files = [path for path in (run / "phases").glob("*/tokens-*.jsonl.gz") if _STEP.fullmatch(path.name)]
+    for path in sorted(files, key=lambda path: (path.parent.name, int(path.name.split("-")[1].split(".")[0]))):
         if found := read_tokens(path, rollout_id):
             return found
     return []

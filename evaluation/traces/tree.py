@@ -12,16 +12,15 @@ from typing import Any
 
 from agents.react import read_answer
 from agents.record import ModelCall, ToolUse
-from agents.roles import ROLES
-from agents.routing import worst_severity
+from agents.roles import PEER_REVIEWER, REFINER, ROLES, SAFETY_OFFICER
+from agents.routing import RETURNED_TO, worst_severity
 from chimera.serving.client import Completion
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces.calls import TracedCall, last_outcome, model_calls, visits
 from evaluation.traces.spans import EXCHANGE, Span
 from evaluation.traces.token_records import TokenRecord
 
-SENIORS = tuple(role.name for role in ROLES.values() if role.algorithm == "ppo")
-REVIEWERS = ("PeerReviewer", "SafetyOfficer")
+REVIEWERS = (PEER_REVIEWER, SAFETY_OFFICER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +116,11 @@ class Tree:
     learned: bool
     notes: tuple[str, ...]
 
+    @property
+    def learners(self) -> set[str]:
+        """The roles that an update learned from token by token."""
+        return {visit.role for visit in self.visits if any(call.tokens is not None for call in visit.calls)}
+
 
 def tree(record: RolloutRecord, spans: Sequence[Span], tokens: Sequence[TokenRecord] = ()) -> Tree:
     """Put together what is known of one rollout.
@@ -207,7 +211,7 @@ def _visit(
         number=number,
         attempt=attempt,
         broken=attempt < tries[role, number],
-        because=_because(role, before) if number > 1 and role in SENIORS else {},
+        because=_because(role, before) if number > 1 and role in RETURNED_TO else {},
         seconds=None if span.start_time is None or span.end_time is None else span.end_time - span.start_time,
         calls=tuple(calls),
     )
@@ -260,7 +264,7 @@ def _answer(role: str, exchange: TracedCall | None, record: ModelCall | None) ->
 def _because(role: str, before: Sequence[Visit]) -> dict[str, Mapping[str, Any]]:
     """The latest reviews that were severe enough to send `role` back."""
     latest = {visit.role: visit.answer for visit in before if visit.role in REVIEWERS}
-    severe = ("CRITICAL",) if role == "HypothesisRefiner" else ("MAJOR", "CRITICAL")
+    severe = ("CRITICAL",) if role == REFINER else ("MAJOR", "CRITICAL")
     return {name: review for name, review in latest.items() if review is not None and worst_severity(review) in severe}
 
 
@@ -286,9 +290,7 @@ def _notes(record: RolloutRecord, spans: Sequence[Span], reported: bool, learned
 
 
 def _unlearned(record: RolloutRecord) -> str:
-    if record.phase == "ppo":
-        return (
-            "There is no token record: PPO left this rollout out of its update, or the run was made before such "
-            "records were kept."
-        )
-    return f"There is no token record: PPO learns from its own rollouts only, and this one is of phase {record.phase}."
+    return (
+        "There is no token record: an algorithm that learns token by token writes one of the rollouts that it has "
+        f"learned from, and none learned so from this one, which is of phase {record.phase}."
+    )

@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from agents.prompting import opening, payload_of
+from chimera.config.roles import JUDGE
 from chimera.core.errors import ChimeraError
 from chimera.core.types import ResearchTask
 from chimera.data.tasks import Dataset
 from chimera.rubric.grader import grade
+from chimera.run.policies import BY_MODEL
 from evaluation.measures.baselines import majority, reader, tfidf
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import GATE, Judged, Stage, Study
 from evaluation.scores.auditor import CHECKLIST, work_of
 from evaluation.scores.canaries import canaries_of
 from evaluation.scores.checklist import checklist
-from evaluation.scores.judge import JUDGE
+from evaluation.scores.judge import ROLE
 from evaluation.traces import spans
 from evaluation.traces.calls import last_outcome, model_calls, untraced
 from evaluation.verify.replay import Replay
@@ -78,12 +80,12 @@ def _unlike_task(record: RolloutRecord, seed: int, task: ResearchTask) -> Iterat
 
 def _unlike_stage(record: RolloutRecord, stage: Stage) -> Iterator[str]:
     """Whether the hypothesis was selected by the stage's policy, or by the supervisor's model where there is none."""
-    wanted = next((one.version for one in stage.policies if one.learner == "supervisor"), "supervisor")
+    wanted = next((one.version for one in stage.policies if one.part == "choice"), BY_MODEL)
     selection = record.outputs.get("selection") or {}
     made = selection.get("policy", wanted)
     if made != wanted:
         yield f"its selection was made by {made!r}, but must be by {wanted!r}"
-    elif wanted == "supervisor" and selection.get("propensities") is not None:
+    elif wanted == BY_MODEL and selection.get("propensities") is not None:
         yield "its selection was explored, which only training does"
 
 
@@ -141,10 +143,10 @@ def scores(study: Study) -> Iterator[str]:
             continue
         if one.judge == "auditor" and one.model == CHECKLIST:
             yield from _unlike_scores("canaries", one, checklist(work))
-        elif one.judge == "judge" and study.config.models.judge.kind == "rubric":
+        elif one.judge == "judge" and study.config.models[study.config.slot(JUDGE)].kind == "rubric":
             inputs = {key: value for key, value in work.items() if key != "goal"}
-            payload = payload_of(opening(JUDGE, work["goal"], **inputs))
-            yield from _unlike_scores("canaries", one, grade(JUDGE.schema.__name__, payload))
+            payload = payload_of(opening(ROLE, work["goal"], **inputs))
+            yield from _unlike_scores("canaries", one, grade(ROLE.schema.__name__, payload))
 
 
 def baselines(study: Study, dataset: Dataset) -> Iterator[str]:

@@ -19,6 +19,7 @@ from chimera.run.directory import LEDGER, Run
 from chimera.run.hashes import hash_artifact
 from chimera.run.jsonl import read_lines
 from chimera.run.seals import history
+from evaluation.measures.single_agent import ROLE
 from evaluation.records.plan import check_unseen, choose_stages, choose_tasks
 from evaluation.records.study import Plan, PlannedTask, Split
 from evaluation.report.files import FILES, PLOTS
@@ -65,7 +66,8 @@ class Asked:
         planned = tuple(map(PlannedTask.of, tasks))
         official = self.split == "test" and dataset.official and len(tasks) == len(dataset.test)
         described = dataset.describe()
-        return Plan(self.split, dataset.source, described, planned, self.repeats, stages, official), dataset
+        alone = run.config.slot(ROLE.name)
+        return Plan(self.split, dataset.source, described, planned, self.repeats, stages, official, alone), dataset
 
 
 @dataclass(frozen=True, slots=True)

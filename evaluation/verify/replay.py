@@ -17,10 +17,12 @@ from agents.quoting import passage_text
 from agents.record import CallRecord
 from agents.society import Society
 from agents.tools.toolbox import Passage, ToolResult
+from chimera.config.roles import JUDGE
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError, ModelError, RunError
 from chimera.core.types import Brief, ResearchTask
 from chimera.rubric.grader import grade
+from chimera.run.policies import BY_MODEL
 from chimera.serving.client import Completion, read_completions
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.scores.judge import Judge
@@ -58,7 +60,8 @@ class Replay:
             self,
             self,
             config.society,
-            evaluate=Judge(self).evaluate,
+            config.roles.slots(),
+            evaluate=Judge(self, config.slot(JUDGE)).evaluate,
             operation=self._operation,
             observe=self._observe,
         )
@@ -108,7 +111,7 @@ class Replay:
             raise RunError(f"{role}, visit {number}: its trace has no further answer")
         if _plain(call.messages) != _plain(messages):
             raise RunError(f"{role}, visit {number}: its trace has the answer to another question")
-        if getattr(self._config.models, key).kind == "rubric":
+        if self._config.models[key].kind == "rubric":
             _check_rubric(call, visit, messages, options.get("response_format"))
         return _completion(call)
 
@@ -209,7 +212,7 @@ class _RecordedChoice:
 
     def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:
         """What was chosen after the model was."""
-        if self._selection["policy"] == "supervisor" and self._selection["propensities"] is None:
+        if self._selection["policy"] == BY_MODEL and self._selection["propensities"] is None:
             return SupervisorChoice().select(candidates, preferred, seed)
         return self._choice()
 

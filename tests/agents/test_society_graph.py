@@ -17,9 +17,10 @@ from agents.graph import build_graph, step_limit
 from agents.nodes import NODES
 from agents.prompting import payload_of
 from agents.record import ModelCall, ToolUse, no_observer, no_operation
-from agents.roles import JUNIORS, ROLES
+from agents.roles import ROLES
 from agents.state import ResearchState
 from agents.tools.sources import sources_seen
+from chimera.config.roles import JUNIORS
 from chimera.config.tree import SocietyConfig
 from chimera.core.errors import ModelError, RoleError
 from chimera.core.types import Brief, ResearchTask, Section

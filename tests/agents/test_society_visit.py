@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from agents.prompting import dump, payload_of, response_format
 from agents.record import ModelCall, ToolUse
-from agents.roles import JUNIORS, ROLES
+from agents.roles import ROLES
+from chimera.config.roles import JUNIORS
 from chimera.core.errors import RoleError
 from chimera.serving.client import Endpoint, HttpModel
 

@@ -30,7 +30,7 @@ def server(scripted_openai):
 @pytest.fixture
 def trained(scripted_run, server):
     """A run with endpoints for models and a bandit that went live: stages base and bandit, four held-out tasks."""
-    from training.algorithms.bandit.policy import BanditPolicy, Settings
+    from agents.policies.bandit import BanditPolicy, Settings
 
     server.hooks.append(obedient(server))
     with scripted_run.own() as run:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(4 * LONG)
 @pytest.fixture
 def trained(scripted_run, scripted_openai, tmp_path):
     """A study's folder with two finished runs, whose models are endpoints: `data0-seed0` and `data0-seed1`."""
-    from training.algorithms.bandit.policy import BanditPolicy, Settings
+    from agents.policies.bandit import BanditPolicy, Settings
 
     scripted_openai.hooks.append(obedient(scripted_openai))
     folder = tmp_path / "mine"

@@ -37,7 +37,7 @@ def test_every_benchmark_has_a_row_here():
     unknown = sorted(there - ROWS.keys() - ELSEWHERE.keys())
     assert unknown == [], (
         f"no test runs benchmarks/{unknown[0]}.py: give it an argument --tiny with which it ends within ten seconds, "
-        f"and add a row {unknown[0]!r} to ROWS in tests/repository/test_benchmarks.py: patterns of the figures and units it prints"
+        f"and add a row {unknown[0]!r} to ROWS in test_benchmarks.py: patterns of the figures and units it prints"
     )
     assert sorted(ROWS.keys() - there) == []
 

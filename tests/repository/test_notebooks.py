@@ -97,7 +97,7 @@ def test_the_society_answers_in_the_notebook(tmp_path):
 @pytest.fixture(scope="module")
 def run(scripted_openai, society_kit, tmp_path_factory):
     """A run of two stages whose models are scripted; after training the designer and the decision are others."""
-    from training.algorithms.bandit.policy import BanditPolicy, Settings
+    from agents.policies.bandit import BanditPolicy, Settings
 
     runs = tmp_path_factory.mktemp("runs")
     settings = {"kind": "endpoint", "base_url": scripted_openai.url}

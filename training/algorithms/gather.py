@@ -1,61 +1,60 @@
-"""The gather phase: the society as it is answers training tasks; everything later is learned from these rollouts."""
+"""Gathering: the society as it is answers training tasks; other phases learn from these rollouts."""
 
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
+from pydantic import Field
+
+from chimera.config.pipeline import PhaseSettings
 from chimera.config.tree import Config
-from chimera.core.errors import ConfigError, RunError
+from chimera.core.errors import ConfigError
 from chimera.data.tasks import Dataset
-from evaluation.records.rollouts import RolloutInput, RolloutRecord
-from training.phases import PhaseResult
+from chimera.run.policies import Part
+from evaluation.records.rollouts import RolloutInput
+from training.learning.base import Bench, Learned, PhasePlan
+from training.learning.rounds import all_of
 from training.summary import summarize
 
-if TYPE_CHECKING:
-    from training.lab.lab import Lab
+
+class GatherSettings(PhaseSettings):
+    """The society as it is answers training tasks."""
+
+    tasks: int = Field(default=160, ge=1, le=1_000_000, description="training tasks to answer")
+    repeats: int = Field(default=1, ge=1, le=100_000, description="rollouts per task")
 
 
 class Gather:
-    """`gather.tasks` training tasks, `gather.repeats` rollouts of each."""
+    """`tasks` training tasks, `repeats` rollouts of each."""
 
-    name = "gather"
-    learns = False
+    Settings = GatherSettings
+    part: ClassVar[Part | None] = None
 
-    def check(self, config: Config, dataset: Dataset) -> None:
+    def check(self, plan: PhasePlan, settings: GatherSettings, config: Config, dataset: Dataset) -> None:
         """Raise ConfigError if more tasks are asked for than there are."""
-        choose(dataset, config)
+        choose(plan.name, settings, dataset, config.seed)
 
-    async def run(self, lab: "Lab") -> PhaseResult:
+    async def learn(self, plan: PhasePlan, settings: GatherSettings, bench: Bench) -> Learned:
         """Gather the rollouts.
 
         Raises:
             RunError: Not one rollout succeeded.
         """
-        inputs = choose(lab.dataset, lab.config)
-        records: list[RolloutRecord] = []
-        with lab.view.phase(self.name, len(inputs), lab.policy_versions):
-            async for record in lab.rollouts(inputs):
-                records.append(record)
-                lab.view.add(record)
-        if all(record.status == "failed" for record in records):
-            raise RunError(f"all {len(records)} rollouts failed; the first: {records[0].error}")
-        lab.metrics.protocols(self.name, records)
-        return PhaseResult(summarize(records))
+        inputs = choose(plan.name, settings, bench.dataset, bench.config.seed)
+        records = [episode.record for episode in await all_of(bench, plan.name, inputs)]
+        bench.metrics.protocols(plan.name, records)
+        return Learned(summarize(records))
 
 
-def choose(dataset: Dataset, config: Config) -> Sequence[RolloutInput]:
+def choose(phase: str, settings: GatherSettings, dataset: Dataset, seed: int) -> Sequence[RolloutInput]:
     """The rollouts to run: tasks drawn without replacement, the same for the same seed; repeats one round at a time.
 
     Raises:
-        ConfigError: There are fewer training tasks than `gather.tasks`.
+        ConfigError: There are too few training tasks.
     """
-    if config.gather.tasks > len(dataset.train):
+    if settings.tasks > len(dataset.train):
         raise ConfigError(
-            f"gather.tasks={config.gather.tasks}, but there are {len(dataset.train)} training tasks: ask for fewer"
+            f"{phase}.tasks={settings.tasks}, but there are {len(dataset.train)} training tasks: ask for fewer"
         )
-    drawn = random.Random(f"{config.seed}/gather").sample(dataset.train, config.gather.tasks)
-    return [
-        RolloutInput.of(task, Gather.name, repeat, config.seed)
-        for repeat in range(config.gather.repeats)
-        for task in drawn
-    ]
+    drawn = random.Random(f"{seed}/{phase}").sample(dataset.train, settings.tasks)
+    return [RolloutInput.of(task, phase, repeat, seed) for repeat in range(settings.repeats) for task in drawn]

@@ -19,8 +19,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chimera.config.tree import PpoConfig, RewardConfig
+from chimera.config.tree import RewardConfig
 from evaluation.records.rollouts import RolloutRecord
+from training.algorithms.ppo.settings import PpoSettings
 from training.learning.experience import Call
 
 AUTOMATIC = ("parsed", "call_valid", "tool_succeeded")
@@ -35,7 +36,7 @@ class Credited:
     reward: float
 
 
-def credit(calls: Sequence[Call], record: RolloutRecord, config: PpoConfig, reward: RewardConfig) -> list[Credited]:
+def credit(calls: Sequence[Call], record: RolloutRecord, config: PpoSettings, reward: RewardConfig) -> list[Credited]:
     """What each of a rollout's calls gets.
 
     Args:

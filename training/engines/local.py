@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from chimera.config.learning import PpoConfig
 from chimera.core.errors import RunError
 from chimera.core.plain_json import read_json_object
 from chimera.serving.embedded.checkpoint import check_trainable
 from training.algorithms.ppo.batch import Batch, Sample, mini_batches, reduce
+from training.algorithms.ppo.settings import PpoSettings
 from training.credit.advantages import GROUPED, alone, at_last_token, estimate, group_figures
 from training.engines.state import REMEDY, read_state, restore_worker, worker_state, write_state
 from training.engines.verl_config import check_verl, make_config, model_config
@@ -68,7 +68,7 @@ class PpoEngine:
     def __init__(
         self,
         model_folder: Path,
-        config: PpoConfig,
+        config: PpoSettings,
         *,
         seed: int,
         total_steps: int,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chimera.config.learning import PpoConfig
 from chimera.core.errors import ConfigError
+from training.algorithms.ppo.settings import PpoSettings
 
 if TYPE_CHECKING:
     from verl.trainer.config import AlgoConfig
@@ -139,7 +139,7 @@ def check_verl(verl: Mapping[str, Any]) -> None:
                 )
 
 
-def make_config(config: PpoConfig, total_steps: int) -> VerlConfig:
+def make_config(config: PpoSettings, total_steps: int) -> VerlConfig:
     """VeRL's configuration for these settings; VeRL must be loaded.
 
     Raises:
@@ -175,7 +175,7 @@ def make_config(config: PpoConfig, total_steps: int) -> VerlConfig:
     )
 
 
-def model_config(folder: Path, config: PpoConfig, *, attention: str, lora: bool) -> "HFModelConfig":
+def model_config(folder: Path, config: PpoSettings, *, attention: str, lora: bool) -> "HFModelConfig":
     """VeRL's description of the model in `folder`; VeRL must be loaded.
 
     Args:
@@ -204,7 +204,7 @@ def model_config(folder: Path, config: PpoConfig, *, attention: str, lora: bool)
     return _made(HFModelConfig, {**base, **passed}, "ppo.verl.model")
 
 
-def _build(kind: type[Any], part: str, config: PpoConfig, base: Mapping[str, Any]) -> Any:
+def _build(kind: type[Any], part: str, config: PpoSettings, base: Mapping[str, Any]) -> Any:
     return _made(kind, {**base, **config.verl.get(part, {})}, f"ppo.verl.{part}")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import agentlightning as agl
 
 from agents.context import Selector
+from agents.policies.choice import make_selector
 from agents.tools.toolbox import Toolbox
 from chimera.config.tree import Config
 from chimera.core.errors import ModelError, UnreachableError
@@ -21,7 +22,6 @@ from evaluation.traces.spans import REWARD, REWARD_PARTS
 from training.lab import resources as model_resources
 from training.lab.gateway.litellm import plain_error
 from training.lab.gateway.spec import START_SECONDS
-from training.lab.selection import make_selector
 
 GATEWAY_SECONDS = START_SECONDS
 """How long a call waits for the gateway: one that was killed is started again at its address."""

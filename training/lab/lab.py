@@ -8,8 +8,7 @@ Rollouts on held-out tasks, from which nobody learns, take the short way: main p
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
@@ -22,10 +21,9 @@ from chimera.core.secrets import register_secret
 from chimera.data.tasks import Dataset
 from chimera.run import policies
 from chimera.run.directory import Run
-from chimera.run.policies import Learner, Policy
-from chimera.run.seals import checked
-from chimera.serving.embedded.checkpoint import locate
+from chimera.run.policies import Policy
 from chimera.serving.process import ModelServers
+from evaluation.conduct.live import Live
 from evaluation.conduct.silent_tools import Watch
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import Stage
@@ -35,8 +33,8 @@ from training.lab.held_out import HeldOut
 from training.lab.pool import RunnerPool
 from training.lab.recorder import Recorder, identity
 from training.lab.runner import Doors, RunnerSpec
-from training.lab.selection import SelectionSpec, make_selector
 from training.lab.store import LabStore
+from training.learning.episodes import Episode
 from training.watch.metrics import Metrics
 from training.watch.view import View
 
@@ -45,10 +43,6 @@ GRACE_SECONDS = 30.0
 LOOK_SECONDS = 1.0
 """The store's own time-outs and the model server's end announce nothing, so they are looked for this often."""
 ENDED = ("succeeded", "failed", "cancelled")
-TRAINING_PHASES = ("gather", "ppo", "bandit")
-"""Phases whose rollouts are on training tasks, so that everybody may learn from them."""
-SELECTION = "selection"
-"""The name under which rollouts are told who chooses among hypotheses, beside the models' policy versions."""
 
 
 class Lab:
@@ -64,8 +58,8 @@ class Lab:
         metrics: Gets everything that is measured.
 
     Attributes:
-        live: The learned policies that rollouts use; a learner that is missing is as the run began.
-        policy_versions: Version by logical model, and who chooses among hypotheses.
+        live: What is live; change it through `put_live` and `restore`, so that rollouts are told.
+        policy_versions: Version by slot, and who chooses among hypotheses.
     """
 
     def __init__(
@@ -84,7 +78,6 @@ class Lab:
         self.servers = servers
         self.view = view
         self.metrics = metrics
-        self.live: dict[Learner, Policy] = {}
         self.policy_versions: dict[str, str] = {}
         self._secrets = dict(secrets)
         self._logs = run.path / "logs"
@@ -99,7 +92,7 @@ class Lab:
         self._loop = asyncio.get_running_loop()
         self.store = LabStore(self._wake)
         await self.store.start()
-        self._recorder = Recorder(self.run, self.store)
+        self._recorder = Recorder(self.run, self.store, self.config.reward)
         self.gateway = Gateway(
             self.config,
             self.servers.endpoints,
@@ -128,8 +121,8 @@ class Lab:
         try:
             self.pool.start()
             await self.gateway.start()
-            self._base_versions = await asyncio.to_thread(self.servers.versions)
-            await self.restore(policies.live(self.run.events()))
+            self.live = await asyncio.to_thread(Live, self.run, self.config.models, self.servers)
+            await self.restore(policies.live(self.run.events()).values())
         except BaseException:
             await self._stop()
             raise
@@ -152,52 +145,36 @@ class Lab:
             ModelError: Its weights do not fit the model that they replace; what was live stays live.
             RunError: Its files are not those that the run wrote.
         """
-        folder = await asyncio.to_thread(checked, self.run, policy.folder)
-        if policy.learner != "supervisor":
-            await asyncio.to_thread(self.servers.load_weights, policy.learner, folder, version=policy.version)
-        self.live[policy.learner] = policy
+        await asyncio.to_thread(self.live.put, policy)
         await self._publish()
 
-    async def restore(self, wanted: Mapping[Learner, Policy]) -> None:
-        """Make `wanted` live, and every other learner what it was when the run began."""
-        for learner in set(self.live) - set(wanted):
-            if learner != "supervisor":
-                folder, version = locate(getattr(self.config.models, learner).path), self._base_versions[learner]
-                await asyncio.to_thread(self.servers.load_weights, learner, folder, version=version)
-            del self.live[learner]
-        for policy in wanted.values():
-            if self.live.get(policy.learner) != policy:
-                await self.put_live(policy)
+    async def restore(self, wanted: Iterable[Policy]) -> None:
+        """Make exactly `wanted` live; every other place becomes what it was when the run began.
+
+        Raises:
+            ModelError: See `put_live`.
+            RunError: See `put_live`.
+        """
+        await asyncio.to_thread(self.live.restore, list(wanted))
         await self._publish()
 
-    def weights_folder(self, learner: Learner) -> Path:
-        """The checkpoint that is live for a learner with weights."""
-        if learner in self.live:
-            return self.run.path / self.live[learner].folder
-        return locate(getattr(self.config.models, learner).path)
-
-    async def gathered(self) -> list[RolloutRecord]:
-        """All rollouts on training tasks so far that ended by themselves, in the order of the phases."""
-        return [record for phase in TRAINING_PHASES for record in self._recorder.recorded(phase).values()]
+    def recorded(self, phases: Iterable[str]) -> list[Episode]:
+        """All rollouts of `phases` that ended by themselves, in the order of the phases."""
+        return [
+            self._recorder.episode(record) for phase in phases for record in self._recorder.recorded(phase).values()
+        ]
 
     async def _publish(self) -> None:
         """Tell rollouts that are enqueued from now on about the models, their versions, and who selects."""
-        named = {name: endpoint.model for name, endpoint in self.servers.endpoints.items()}
-        models = {**named, **await asyncio.to_thread(self.servers.versions)}
-        selection = self._selection()
-        described = resources.describe(self.gateway.url, self.config.models, models, selection)
-        self.policy_versions = {**models, SELECTION: selection.policy or "supervisor's model"}
+        self.policy_versions = await asyncio.to_thread(self.live.versions)
+        described = resources.describe(
+            self.gateway.url,
+            self.config.models,
+            self.policy_versions,
+            self.live.selection(self.config.rollouts.exploration),
+        )
         self._resources_id = (await self.store.add_resources(described)).resources_id
         self._versions_of[self._resources_id] = self.policy_versions
-
-    def _selection(self) -> SelectionSpec:
-        """Who chooses among hypotheses now."""
-        chooser = self.live.get("supervisor")
-        return SelectionSpec(
-            policy=chooser.version if chooser else None,
-            folder=str((self.run.path / chooser.folder).absolute()) if chooser else None,
-            exploration=self.config.bandit.exploration,
-        )
 
     def held_out(self, inputs: Sequence[RolloutInput], stage: str) -> AsyncGenerator[RolloutRecord, None]:
         """Run the society as it is now on held-out tasks, as `training.lab.held_out` says; close the generator.
@@ -208,12 +185,12 @@ class Lab:
             inputs: Tasks with seeds, and the phase to record them under.
             stage: The name of what is live.
         """
-        now = Stage(stage, stage, "sequence", tuple(self.live.values()), self.policy_versions)
-        return self._held_out.rollouts(inputs, now, make_selector(self._selection(), greedy=True))
+        now = Stage(stage, stage, "sequence", tuple(self.live.policies.values()), self.policy_versions)
+        return self._held_out.rollouts(inputs, now, self.live.selector())
 
     async def rollouts(
         self, inputs: Sequence[RolloutInput], *, mode: Literal["train", "val"] = "train"
-    ) -> AsyncIterator[RolloutRecord]:
+    ) -> AsyncGenerator[Episode]:
         """Run the society on `inputs` and yield each rollout as it ends, recorded in the run directory by then.
 
         Rollouts that are recorded already, because the run is continued, come first and are not run again. Failed
@@ -226,9 +203,9 @@ class Lab:
         missing = [given for given in inputs if identity(given) not in known[given.phase]]
         for given in inputs:
             if record := known[given.phase].get(identity(given)):
-                yield record
+                yield self._recorder.episode(record)
         pending = await self._enqueue(missing, mode)
-        collecting: set[asyncio.Task[RolloutRecord]] = set()
+        collecting: set[asyncio.Task[Episode]] = set()
         try:
             while pending or collecting:
                 self._check()
@@ -268,7 +245,7 @@ class Lab:
             return []
         return (await self.store.query_rollouts(rollout_id_in=list(pending), status_in=ENDED)).items
 
-    async def _wait(self, collecting: set[asyncio.Task[RolloutRecord]]) -> None:
+    async def _wait(self, collecting: set[asyncio.Task[Episode]]) -> None:
         """Until a rollout has ended, a record is complete, or it is time to look again."""
         changed = asyncio.create_task(self._changed.wait())
         await asyncio.wait({changed, *collecting}, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -280,12 +257,12 @@ class Lab:
             raise self._failure
         self.servers.check()
 
-    async def _collect(self, rollout: agl.Rollout, given: RolloutInput) -> RolloutRecord:
+    async def _collect(self, rollout: agl.Rollout, given: RolloutInput) -> Episode:
         """Record an ended rollout, unless it failed because the run as a whole has."""
         record, spans = await self._recorder.outcome(rollout, given, self._versions_of[rollout.resources_id])
         if record.status == "failed":
             self._check()
-        self._recorder.write(record, spans)
+        episode = self._recorder.write(record, spans)
         self.metrics.rollout(record)
         for warning in self._watch.add(record):
             self.view.warn(warning)
@@ -295,7 +272,7 @@ class Lab:
             attempt = await self.store.get_latest_attempt(rollout.rollout_id)
             if attempt is not None and attempt.status == "timeout" and attempt.worker_id is not None:
                 self.pool.kill(attempt.worker_id)
-        return record
+        return episode
 
     def _wake(self, _rollout_id: str = "") -> None:
         self._loop.call_soon_threadsafe(self._changed.set)

@@ -15,7 +15,6 @@ with ends_with_parent():
     import openai  # noqa: F401  as above
     import sklearn.feature_extraction.text  # noqa: F401  as above
 
-    import training.algorithms.bandit.policy
     import training.lab.gateway.process
     import training.lab.runner  # noqa: F401  as above
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import agentlightning as agl
 
+from chimera.config.tree import RewardConfig
 from chimera.run.directory import Run
 from evaluation.conduct.rollout import keep
 from evaluation.records.rollouts import Made, Outcome, RolloutInput, RolloutRecord
@@ -29,12 +30,13 @@ class Recorder:
     Args:
         run: Where they are written.
         store: Where ended rollouts and their spans are.
+        reward: Weights of the immediate rewards of calls.
     """
 
-    def __init__(self, run: Run, store: LabStore) -> None:
+    def __init__(self, run: Run, store: LabStore, reward: RewardConfig) -> None:
         self._run = run
         self._store = store
-        self._adapter = HierarchicalTraceAdapter(run.config.reward)
+        self._adapter = HierarchicalTraceAdapter(reward)
         self._known: dict[str, dict[Identity, RolloutRecord]] = {}
 
     def recorded(self, phase: str) -> Mapping[Identity, RolloutRecord]:

@@ -4,46 +4,52 @@ They travel as Agent Lightning resources: a rollout is enqueued with the id of t
 the policy versions that produced it.
 """
 
+import json
 from collections.abc import Mapping
 
 import agentlightning as agl
 
-from chimera.config.tree import ModelsConfig
+from agents.policies.choice import SelectionSpec
+from chimera.config.tree import ModelConfig
 from chimera.core.errors import RunError
+from chimera.run.policies import SELECTION
 from chimera.serving.client import Endpoint
-from training.lab.selection import SelectionSpec
 
 VERSION = "policy_version"
-SELECTION = "selection"
 
 
 def describe(
-    gateway_url: str, models: ModelsConfig, versions: Mapping[str, str], selection: SelectionSpec
+    gateway_url: str, models: Mapping[str, ModelConfig], versions: Mapping[str, str], selection: SelectionSpec
 ) -> agl.NamedResources:
-    """One `ProxyLLM` for each logical model in `versions` (model -> policy version).
+    """One `ProxyLLM` for each slot in `versions` (slot -> version), and who chooses among hypotheses.
 
-    The supervisor's also carries who chooses among hypotheses: Agent Lightning has no resource for a policy that is
-    not a model.
+    Agent Lightning has no resource for a policy that is not a model, so who chooses travels as a prompt template: its
+    text is JSON.
     """
-    extras = {"supervisor": {SELECTION: selection.dump()}}
-    return {
+    choice = agl.PromptTemplate(template=json.dumps(selection.dump()), engine="f-string")
+    slots: agl.NamedResources = {
         name: agl.ProxyLLM(
             endpoint=f"{gateway_url}/v1",
             model=name,
             sampling_parameters={
-                "temperature": getattr(models, name).temperature,
-                "top_p": getattr(models, name).top_p,
-                "max_tokens": getattr(models, name).max_tokens,
+                "temperature": models[name].temperature,
+                "top_p": models[name].top_p,
+                "max_tokens": models[name].max_tokens,
                 VERSION: version,
-                **extras.get(name, {}),
             },
         )
         for name, version in versions.items()
+        if name in models
     }
+    return {**slots, SELECTION: choice}
 
 
 def endpoints(
-    resources: agl.NamedResources, rollout: agl.AttemptedRollout, models: ModelsConfig, gateway_url: str, key: str
+    resources: agl.NamedResources,
+    rollout: agl.AttemptedRollout,
+    models: Mapping[str, ModelConfig],
+    gateway_url: str,
+    key: str,
 ) -> dict[str, Endpoint]:
     """Where `rollout` finds each model: the gateway under an address that attributes its calls to this attempt.
 
@@ -62,17 +68,17 @@ def endpoints(
             base_url=url,
             model=resource.model,
             api_key=key,
-            structured=getattr(models, name).sends_schema,
+            structured=models[name].sends_schema,
             temperature=sampling["temperature"],
             top_p=sampling["top_p"],
             max_tokens=sampling["max_tokens"],
-            timeout_s=getattr(models, name).timeout_s,
+            timeout_s=models[name].timeout_s,
         )
     return found
 
 
 def selection(resources: agl.NamedResources) -> SelectionSpec:
     """Who chooses among hypotheses."""
-    supervisor = resources["supervisor"]
-    assert isinstance(supervisor, agl.ProxyLLM)
-    return SelectionSpec.load(supervisor.sampling_parameters[SELECTION])
+    choice = resources[SELECTION]
+    assert isinstance(choice, agl.PromptTemplate)
+    return SelectionSpec.load(json.loads(choice.template))

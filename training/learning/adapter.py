@@ -15,6 +15,7 @@ from typing import Any
 
 import agentlightning as agl
 
+from agents.policies.events import BanditEvent
 from agents.prompting import payload_of
 from agents.react import read_answer
 from agents.record import CallRecord, ModelCall, ToolUse
@@ -26,7 +27,7 @@ from evaluation.records.rollouts import RolloutRecord
 from evaluation.scores.rewards import COUNTED_CALLS, call_reward
 from evaluation.traces.spans import SpanLike
 from training.learning import traces
-from training.learning.experience import BanditEvent, Call, Conversation
+from training.learning.experience import Call, Conversation
 
 _Visit = tuple[str, int]
 _Step = tuple[str, int, int, int]
@@ -128,7 +129,20 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
 
     def adapt_for_bandit(self, record: RolloutRecord) -> BanditEvent | None:
         """The choice among hypotheses with its reward; None when the rollout came to no choice or has no reward."""
-        return BanditEvent.of(record)
+        if record.reward is None or "selection" not in record.outputs:
+            return None
+        selection = record.outputs["selection"]
+        return BanditEvent(
+            goal=record.outputs["research_goal"],
+            hypotheses=record.outputs["initial_hypotheses"],
+            author=selection["author"],
+            preferred=selection["preferred"],
+            propensities=selection["propensities"],
+            policy=selection["policy"],
+            reward=record.reward,
+            sources=selection["sources"],
+            task_id=record.task_id,
+        )
 
     def _immediate(self, record: ModelCall, uses: Sequence[ToolUse]) -> float:
         if record.parsed is None:

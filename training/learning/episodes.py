@@ -4,10 +4,11 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agents.policies.events import BanditEvent
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces import spans as traces
 from evaluation.traces.spans import Span
-from training.learning.experience import BanditEvent, Call, Conversation
+from training.learning.experience import Call, Conversation
 
 if TYPE_CHECKING:
     from training.learning.adapter import HierarchicalTraceAdapter

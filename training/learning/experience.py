@@ -1,11 +1,9 @@
-"""What one rollout holds for each kind of learning: conversations, calls, a choice. Plain data."""
+"""What one rollout holds of what its roles said: conversations, and calls with their tokens. Plain data."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from chimera.core.types import Label
-from evaluation.records.rollouts import RolloutRecord
 
 Message = dict[str, Any]
 
@@ -69,51 +67,3 @@ class Call:
     immediate: float
     outcome: bool
     handed: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BanditEvent:
-    """One choice among hypotheses and what came of it.
-
-    Attributes:
-        goal: The research question: with `hypotheses`, the context x.
-        hypotheses: What there was to choose from, each with its `author`; the authors are the actions.
-        author: The action a that was taken.
-        preferred: What the supervisor's model would have chosen; None when it was not asked.
-        propensities: Probability of each author under the policy that chose; None when it did not know them.
-        policy: That policy's version.
-        reward: The rollout's reward r.
-        sources: The passages that the authors had seen, which also belong to x.
-        task_id: The task.
-    """
-
-    goal: str
-    hypotheses: Sequence[Mapping[str, Any]]
-    author: str
-    preferred: str | None
-    propensities: Mapping[str, float] | None
-    policy: str
-    reward: float
-    sources: Sequence[Mapping[str, str]]
-    task_id: str | None = None
-
-    @classmethod
-    def of(cls, record: RolloutRecord) -> "BanditEvent | None":
-        """The choice of a rollout; None when it failed before a choice, or has no reward to learn from.
-
-        A rollout's record holds the same choice as its trace.
-        """
-        if record.reward is None or "selection" not in record.outputs:
-            return None
-        selection = record.outputs["selection"]
-        return cls(
-            goal=record.outputs["research_goal"],
-            hypotheses=record.outputs["initial_hypotheses"],
-            author=selection["author"],
-            preferred=selection["preferred"],
-            propensities=selection["propensities"],
-            policy=selection["policy"],
-            reward=record.reward,
-            sources=selection["sources"],
-            task_id=record.task_id,
-        )

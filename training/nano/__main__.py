@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents.roles import JUNIORS
+from chimera.config.roles import JUNIORS
 from chimera.data.generated.tasks import GeneratedTask, generate
 from training.nano.fit import NanoShape, Schedule, TokenizedTranscript, encode
 from training.nano.transcripts import Habits, Transcript, careful, junior, stream

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.prompting import Message, dump, opening, tool_message
-from agents.roles import JUNIORS, LITERATURE, ROLES
+from agents.roles import DESIGNER, LITERATURE, REFINER, ROLES, SUPERVISOR
 from agents.schemas import ExperimentProtocol, Hypothesis
+from chimera.config.roles import JUNIORS
 from chimera.core.types import Label, ResearchTask, abstract_text
 from chimera.data.generated.tasks import Finding, GeneratedTask
 from chimera.data.generated.vocabulary import ENDPOINTS
 
-EXPERT = {"drug": "Pharmacologist", "behaviour": "Neurologist", "gene": "Geneticist"}
+EXPERT = dict(zip(("gene", "drug", "behaviour"), JUNIORS, strict=True))
 """Which junior is careful on which kind of exposure."""
 
 SHARES = frozenset(endpoint.name for endpoint in ENDPOINTS if endpoint.unit == "%")
@@ -138,8 +139,8 @@ def supervisor(
         "choice": choice,
         "justification": f"the {choice} quotes evidence that supports {proposals[choice].answer}",
     }
-    prompt = opening(ROLES["Supervisor"], item.task.goal, hypotheses=listed)
-    return Transcript("Supervisor", (*prompt, {"role": "assistant", "content": dump(answer)}))
+    prompt = opening(ROLES[SUPERVISOR], item.task.goal, hypotheses=listed)
+    return Transcript(SUPERVISOR, (*prompt, {"role": "assistant", "content": dump(answer)}))
 
 
 def refiner(
@@ -151,13 +152,13 @@ def refiner(
     author = next(name for name in JUNIORS if proposals[name] == chosen)
     justification = f"the {author} quotes evidence that supports {chosen.answer}"
     prompt = opening(
-        ROLES["HypothesisRefiner"],
+        ROLES[REFINER],
         item.task.goal,
         hypothesis=chosen.model_dump(),
         justification=justification,
         feedback=_feedback(rng, "the evidence does not decide the question"),
     )
-    return Transcript("HypothesisRefiner", (*prompt, {"role": "assistant", "content": dump(answer.model_dump())}))
+    return Transcript(REFINER, (*prompt, {"role": "assistant", "content": dump(answer.model_dump())}))
 
 
 def reread(item: GeneratedTask, chosen: Hypothesis) -> Hypothesis:
@@ -180,8 +181,8 @@ def designer(
     protocol = concrete(item, chosen.answer, rng)
     if feedback is None:
         protocol = blur(protocol, rng, habits)
-    prompt = opening(ROLES["ProtocolDesigner"], item.task.goal, hypothesis=chosen.model_dump(), feedback=feedback)
-    return Transcript("ProtocolDesigner", (*prompt, {"role": "assistant", "content": dump(protocol.model_dump())}))
+    prompt = opening(ROLES[DESIGNER], item.task.goal, hypothesis=chosen.model_dump(), feedback=feedback)
+    return Transcript(DESIGNER, (*prompt, {"role": "assistant", "content": dump(protocol.model_dump())}))
 
 
 def concrete(item: GeneratedTask, expected: Label, rng: random.Random) -> ExperimentProtocol:

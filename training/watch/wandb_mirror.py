@@ -192,7 +192,7 @@ class Mirror:
         """Log the policy's files by reference: their place and checksums, no copy. W&B knows those that it has."""
         import wandb
 
-        artifact = wandb.Artifact(f"{policy.learner}-{self._run.id}", type="model", metadata=policy.dump())
+        artifact = wandb.Artifact(f"{policy.target}-{self._run.id}", type="model", metadata=policy.dump())
         with self._optional(f"the files of {policy.version}"):
             artifact.add_reference((self._spec.folder / policy.folder).resolve().as_uri(), checksum=True)
             self._run.log_artifact(artifact, aliases=[policy.version])

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera.config.tree import PpoConfig
+from agents.policies.bandit import load_policy
 from chimera.core.errors import ChimeraError
 from chimera.serving.embedded.checkpoint import load_checkpoint
-from training.algorithms.bandit.policy import load_policy
+from training.algorithms.ppo.settings import PpoSettings
 from training.algorithms.sft.child import Spec, load_model
 from training.engines.local import PpoEngine
 from training.engines.state import read_state, write_state
@@ -76,7 +76,7 @@ def checkpoint(serving_model, tmp_path_factory):
 
 
 def with_engine(model, use):
-    engine = PpoEngine(model, PpoConfig(), seed=0, total_steps=1)
+    engine = PpoEngine(model, PpoSettings(), seed=0, total_steps=1)
     try:
         return use(engine)
     finally:
@@ -216,7 +216,7 @@ def test_a_models_own_code_is_not_run(serving_model, tmp_path):
     READERS["ppo"](folder)
     assert not made.exists()
     with pytest.raises(ChimeraError, match=r"ppo\.verl\.model\.trust_remote_code is unknown"):
-        PpoEngine(folder, PpoConfig(verl={"model": {"trust_remote_code": True}}), seed=0, total_steps=1)
+        PpoEngine(folder, PpoSettings(verl={"model": {"trust_remote_code": True}}), seed=0, total_steps=1)
 
 
 # --- the bandit
@@ -224,10 +224,10 @@ def test_a_models_own_code_is_not_run(serving_model, tmp_path):
 
 @pytest.mark.parametrize("name", ["policy.json", "arrays.safetensors"])
 def test_a_bandits_files_may_be_pickles(tmp_path, trap, name):
-    from chimera.config.learning import BanditConfig
-    from training.algorithms.bandit.policy import BanditPolicy, Settings
+    from agents.policies.bandit import BanditPolicy, Settings
+    from training.algorithms.bandit.settings import BanditSettings
 
-    BanditPolicy(Settings.of(BanditConfig(), 0)).save(tmp_path / "policy")
+    BanditPolicy(Settings.of(BanditSettings(), 0)).save(tmp_path / "policy")
     load_policy(tmp_path / "policy")
     trap.works(trap.plant(tmp_path / "policy" / name))
     refused(lambda: load_policy(tmp_path / "policy"), trap, str(tmp_path / "policy"))

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from agents.roles import JUNIORS, ROLES
+from agents.roles import ROLES
 from agents.tools.source_log import SourceLog
 from agents.tools.sources import given_sources
 from chimera.ask import main
+from chimera.config.roles import JUNIORS
 from chimera.config.tree import ToolsConfig, load_config
 from chimera.core.abstracts import LONGEST, read_abstract, sections
 from chimera.core.errors import ConfigError, DataError, RoleError, RunError
@@ -283,8 +284,8 @@ def test_that_no_role_searched_is_a_warning_with_the_setting(answers, abstract, 
 
 
 def test_a_trained_run_answers_with_its_weights_and_its_policy(tmp_path, capsys):
+    from agents.policies.bandit import BanditPolicy, Settings
     from chimera.run.policies import WENT_LIVE, Policy
-    from training.algorithms.bandit.policy import BanditPolicy, Settings
 
     config = load_config(None, [f"runs_dir={tmp_path}", "data.size=60"])
     with Run.create("trained", config) as run:

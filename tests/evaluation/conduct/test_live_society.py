@@ -8,7 +8,8 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from agents.graph import build_graph
-from agents.roles import JUNIORS, ROLES
+from agents.roles import ROLES
+from chimera.config.roles import JUNIORS
 from chimera.config.tree import SocietyConfig, load_config
 from chimera.core.errors import RoleError
 from chimera.core.types import ResearchTask, Section

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chimera.config.tree import ModelsConfig, load_config
+from chimera.config.tree import SLOTS, load_config
 from chimera.eval import main
 from chimera.run.chain import link, read_chain
 from chimera.run.directory import Run
@@ -34,7 +34,7 @@ def evaluate(run, *arguments):
 @pytest.fixture(scope="module")
 def finished(scripted_openai, tmp_path_factory):
     """A run with a policy that went live and one that was rolled back, evaluated; reviewers and judge are rubrics."""
-    from training.algorithms.bandit.policy import BanditPolicy, Settings
+    from agents.policies.bandit import BanditPolicy, Settings
 
     def obedient(request):
         payload = json.loads(request["messages"][1]["content"])
@@ -51,10 +51,7 @@ def finished(scripted_openai, tmp_path_factory):
     few = ["data.size=40", "gate.tasks=4", "society.node_retries=0", "evaluation.permutations=200"]
     few += ["evaluation.resamples=200", f"runs_dir={folder}"]
     with closing(Run.create("finished", load_config(None, [*models, *few]))) as run:
-        began = {
-            key: f"scripted-{key}" if key in ("junior", "supervisor", "senior") else "rubric"
-            for key in ModelsConfig.model_fields
-        }
+        began = {key: f"scripted-{key}" if key in ("junior", "supervisor", "senior") else "rubric" for key in SLOTS}
         began = {**began, "selection": "supervisor's model"}
         run.ledger("phase_started", phase="bandit", policy_versions=began)
         run.append_metrics({"phase": "bandit", "step": 1, "loss": 0.5})

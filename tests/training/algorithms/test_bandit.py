@@ -12,22 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.context import Candidates
-from agents.roles import JUNIORS
-from chimera.config.learning import BanditConfig
+from agents.policies.bandit import BanditPolicy, Settings, folds, load_policy
+from agents.policies.events import BanditEvent
+from agents.policies.features import HASHED_LENGTH, feature_names, features
+from agents.policies.models import DRAWS, LinearThompson, SoftLogistic
+from chimera.config.roles import JUNIORS
 from chimera.core.errors import RunError
+from chimera.core.reading import Passages, direction, significance, stems
 from chimera.core.types import LABELS, abstract_text
 from chimera.data.generated.tasks import generate
-from evaluation.measures.reading import Passages, direction, significance, stems
-from training.algorithms.bandit.features import HASHED_LENGTH, feature_names, features
-from training.algorithms.bandit.models import DRAWS, LinearThompson, SoftLogistic
-from training.algorithms.bandit.policy import BanditPolicy, Settings, folds, load_policy
+from training.algorithms.bandit.settings import BanditSettings
 from training.algorithms.bandit.value import estimate
-from training.learning.experience import BanditEvent
 from training.nano.transcripts import EXPERT, Habits, propose
 
 
 def settings_for(**changes):
-    return Settings.of(BanditConfig(**changes), seed=0)
+    return Settings.of(BanditSettings(**changes), seed=0)
 
 
 # --- a small world: three authors, one of them good on each kind of question

@@ -10,10 +10,13 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from training.algorithms.bandit.events import event_of
 
 from agents.context import Candidates, SupervisorChoice
-from agents.roles import JUNIORS
-from chimera.config.learning import BanditConfig
+from agents.policies.bandit import BanditPolicy, Settings, load_policy
+from agents.policies.choice import SelectionSpec, draw, explored, make_selector
+from agents.policies.features import features
+from chimera.config.roles import JUNIORS
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import DECISION_OF_LABEL, abstract_text
@@ -22,11 +25,8 @@ from chimera.data.tasks import Dataset
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
-from training.algorithms.bandit.features import features
 from training.algorithms.bandit.phase import Bandit, draw_tasks
-from training.algorithms.bandit.policy import BanditPolicy, Settings, load_policy
-from training.lab.selection import SelectionSpec, draw, explored, make_selector
-from training.learning.experience import BanditEvent
+from training.algorithms.bandit.settings import BanditSettings
 from training.nano.transcripts import Habits, propose
 
 TASKS = {item.task.id: item for item in generate(260, seed=7)}
@@ -127,7 +127,7 @@ class FakeLab:
 
 
 def config_of(**bandit):
-    return Config(bandit=BanditConfig(**{"rounds": 1, "tasks": 30, **bandit}))
+    return Config(bandit=BanditSettings(**{"rounds": 1, "tasks": 30, **bandit}))
 
 
 def accuracy(policy, ids):
@@ -242,10 +242,10 @@ def test_a_phase_that_cannot_work_is_refused_before_anything_starts(tmp_path, ba
 
 def test_a_rollout_without_choice_or_reward_is_no_event():
     found = rollout(RolloutInput.of(TASKS["generated-7-0"].task, "gather", 0, 0), HALF)
-    assert BanditEvent.of(found).task_id == "generated-7-0"
-    assert BanditEvent.of(found).sources == found.outputs["selection"]["sources"]
+    assert event_of(found).task_id == "generated-7-0"
+    assert event_of(found).sources == found.outputs["selection"]["sources"]
     given_ = RolloutInput.of(TASKS["generated-7-0"].task, "gather", 0, 0)
-    assert BanditEvent.of(rollout(given_, HALF, failed=True)) is None
+    assert event_of(rollout(given_, HALF, failed=True)) is None
 
 
 # --- selectors
@@ -283,9 +283,9 @@ def test_before_training_the_supervisors_choice_is_mixed_in_training_rollouts_on
 
 @pytest.fixture
 def spec(tmp_path):
-    policy = BanditPolicy(Settings.of(BanditConfig(), 0))
+    policy = BanditPolicy(Settings.of(BanditSettings(), 0))
     inputs = [RolloutInput.of(item.task, "gather", 0, 0) for item in list(TASKS.values())[:60]]
-    policy.learn(policy.examples([BanditEvent.of(rollout(one, HALF)) for one in inputs]))
+    policy.learn(policy.examples([event_of(rollout(one, HALF)) for one in inputs]))
     policy.save(tmp_path)
     return SelectionSpec("supervisor@bandit-3", str(tmp_path), 0.3)
 

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.record import ModelCall
-from chimera.config.tree import Config, PpoConfig
+from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import ResearchTask
 from chimera.data.tasks import Dataset
@@ -34,6 +34,7 @@ from training.algorithms.ppo import steps as ppo_steps
 from training.algorithms.ppo.batch import Sample
 from training.algorithms.ppo.checkpoints import Checkpoints, Progress
 from training.algorithms.ppo.phase import Ppo
+from training.algorithms.ppo.settings import PpoSettings
 from training.credit.calls import Credited
 from training.engines.background import Background
 from training.learning.experience import Call
@@ -147,7 +148,7 @@ LONERS = [replace(sample, group=str(number)) for number, sample in enumerate(PEE
     ],
 )
 def test_a_step_with_too_little_to_learn_from_says_why(good, failed, samples, estimator, reason):
-    config = PpoConfig(adv_estimator=estimator, min_good_share=0.5)
+    config = PpoSettings(adv_estimator=estimator, min_good_share=0.5)
     found = ppo_steps.why_skip(sorted_rollouts(good, failed), samples, config)
     assert found is None if reason is None else found.startswith(reason)
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera.config.tree import PpoConfig
 from chimera.core.errors import RunError
 from evaluation.traces.token_records import TokenRecord, read_tokens, tokens_file, tokens_of, write_tokens
+from training.algorithms.ppo.settings import PpoSettings
 from training.algorithms.ppo.steps import samples_of
 from training.algorithms.ppo.tokens import record_update
 from training.engines.local import PpoEngine
@@ -44,7 +44,7 @@ def test_the_records_are_what_the_engine_used(serving_model, tmp_path):
     calls = [credited(0, (5, 6, 7), 1.0), credited(1, (8,), 0.0), credited(2, (), 9.0), credited(3, (9, 4), 0.5)]
     samples = samples_of(calls, "t0") + samples_of([credited(4, (3,), 2.0)], "lonely")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    engine = PpoEngine(folder, PpoConfig(lr=1e-3), seed=0, total_steps=3)
+    engine = PpoEngine(folder, PpoSettings(lr=1e-3), seed=0, total_steps=3)
     try:
         metrics = engine.update(samples, 1, partial(record_update, tmp_path, 1))
     finally:

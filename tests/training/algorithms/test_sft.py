@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.prompting import opening, response_format, tool_message
-from agents.roles import JUNIORS, ROLES
-from chimera.config.learning import SftConfig
+from agents.roles import ROLES
+from chimera.config.roles import JUNIORS
 from chimera.config.tree import Config, ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import DECISION_OF_LABEL
@@ -20,6 +20,7 @@ from evaluation.records.rollouts import RolloutRecord
 from training.algorithms.sft.phase import Sft
 from training.algorithms.sft.render import NOT_LEARNED, Renderer, Row
 from training.algorithms.sft.select import candidates, select
+from training.algorithms.sft.settings import SftSettings
 from training.learning.experience import Conversation
 
 GOAL = "Is pain lower?"
@@ -27,7 +28,7 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "description": "A search.", "parameters": {"type": "object"}}}
     for name in ("literature_search", "protein_lookup")
 ]
-EVERYTHING = SftConfig(select="threshold", threshold=-99.0, credited="all", true_quotes="ignore", min_examples=1)
+EVERYTHING = SftSettings(select="threshold", threshold=-99.0, credited="all", true_quotes="ignore", min_examples=1)
 
 
 def rollout(task="t", reward=1.0, repeat=0, answer="yes", chosen="Geneticist", **other):

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from agents.record import ModelCall
-from agents.roles import JUNIORS
+from chimera.config.roles import JUNIORS
 from chimera.config.tree import Config, ModelConfig, ServingConfig
 from chimera.core.errors import RunError
 from chimera.data.generated.tasks import generate

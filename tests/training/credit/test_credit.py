@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera.config.tree import PpoConfig, RewardConfig
+from chimera.config.tree import RewardConfig
 from evaluation.records.rollouts import RolloutRecord
+from training.algorithms.ppo.settings import PpoSettings
 from training.credit.calls import AUTOMATIC, credit
 from training.learning.experience import Call
 
@@ -28,7 +29,7 @@ def record(parts, label="yes", status="succeeded"):
 
 
 def config(credit="calls", role_baseline=False):
-    return PpoConfig(credit=credit, role_baseline=role_baseline)
+    return PpoSettings(credit=credit, role_baseline=role_baseline)
 
 
 calls = st.lists(

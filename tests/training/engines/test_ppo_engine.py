@@ -12,10 +12,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from chimera.config.learning import PpoConfig
 from chimera.core.errors import ConfigError, RunError
 from chimera.serving.embedded.checkpoint import NANO, load_checkpoint
 from training.algorithms.ppo.batch import Sample, mini_batches
+from training.algorithms.ppo.settings import PpoSettings
 from training.engines.local import PpoEngine
 from training.engines.verl_config import OURS, PASSED, check_verl
 from training.engines.verl_runtime import load_verl, no_progress_bars
@@ -45,7 +45,7 @@ def engine(serving_model):
     def open_(config=None, *, folder=None, seed=0, total_steps=20, temperature=1.0, **options):
         if opened:
             opened.pop().close()
-        config = config or PpoConfig(**{"lr": 1e-3, "ppo_mini_batch_size": 8, "entropy_coeff": 0.01} | options)
+        config = config or PpoSettings(**{"lr": 1e-3, "ppo_mini_batch_size": 8, "entropy_coeff": 0.01} | options)
         folder = folder or serving_model(seed=3)
         opened.append(PpoEngine(folder, config, seed=seed, total_steps=total_steps, temperature=temperature))
         return opened[0]
@@ -137,7 +137,7 @@ class ByHand:
 def test_updates_equal_those_of_a_loop_written_by_hand(engine, serving_model, tmp_path, budget):
     # The rate is so high that the second epoch leaves the clip range; a budget of 64 tokens makes many micro-batches.
     folder = serving_model(seed=3)
-    config = PpoConfig(
+    config = PpoSettings(
         **MEASURED, lr=3e-3, ppo_epochs=2, entropy_coeff=0.01, grad_clip=0.5, ppo_max_token_len_per_gpu=budget
     )
     verl, hand = engine(config, folder=folder), ByHand(folder, config)
@@ -214,7 +214,7 @@ def test_with_the_default_settings_ratio_clip_and_kl_act(engine):
         replace(one, prompt_ids=one.prompt_ids[:4], response_ids=one.response_ids[:4])
         for one in some_samples(0, count=84, peers=4)
     ]
-    metrics = engine(PpoConfig(), folder=NANO).update(short, 0)
+    metrics = engine(PpoSettings(), folder=NANO).update(short, 0)
     assert metrics["actor/optimizer_steps"] >= 2
     assert abs(metrics["actor/ppo_kl"]) > 1e-3
     assert metrics["actor/pg_clipfrac"] > 0.01
@@ -307,7 +307,7 @@ def sampled(engine, folder, seed, prompts=6, peers=8, length=6):
 )
 def test_a_toy_reward_rises(engine, serving_model, tmp_path, options):
     updates = 15
-    one = engine(PpoConfig(**{"lr": 3e-2, "ppo_mini_batch_size": 24} | options), total_steps=updates)
+    one = engine(PpoSettings(**{"lr": 3e-2, "ppo_mini_batch_size": 24} | options), total_steps=updates)
     history = [one.update(sampled(one, tmp_path / "model", step), step) for step in range(updates)]
     rewards = [metrics["critic/score/mean"] for metrics in history]
     assert np.mean(rewards[:2]) < 0.35
@@ -376,11 +376,11 @@ def test_a_new_process_goes_on_bit_for_bit_and_keeps_to_itself(engine, serving_m
         import psutil
 
         before = dict(os.environ), random.getstate(), logging.getLogger().handlers[:]
-        from chimera.config.learning import PpoConfig
+        from training.algorithms.ppo.settings import PpoSettings
         from training.engines.local import PpoEngine, Sample
 
         asked = json.load(sys.stdin)
-        one = PpoEngine(Path(asked["model"]), PpoConfig(**asked["config"]), seed=0, total_steps=20)
+        one = PpoEngine(Path(asked["model"]), PpoSettings(**asked["config"]), seed=0, total_steps=20)
         one.load(Path(asked["checkpoint"]))
         for step, batch in asked["batches"]:
             one.update([Sample(tuple(p), tuple(r), *rest) for p, r, *rest in batch], step)
@@ -395,7 +395,7 @@ def test_a_new_process_goes_on_bit_for_bit_and_keeps_to_itself(engine, serving_m
         }))
     """
     config = {"lr": 1e-3, "ppo_mini_batch_size": 8, "entropy_coeff": 0.01}
-    one = engine(PpoConfig(**config))
+    one = engine(PpoSettings(**config))
     trained(one, range(2))
     one.save(tmp_path / "checkpoint")
     trained(one, range(2, 4))
@@ -511,7 +511,7 @@ def test_an_export_that_fails_leaves_the_old_model(engine, serving_model, tmp_pa
 def test_a_second_engine_waits_for_the_first_to_close(engine, serving_model):
     one = engine()
     with pytest.raises(RunError, match="close the other engine first"):
-        PpoEngine(serving_model(seed=3), PpoConfig(), seed=0, total_steps=1)
+        PpoEngine(serving_model(seed=3), PpoSettings(), seed=0, total_steps=1)
     trained(one, [0])  # The first is none the worse for it.
     one.close()
     one.close()
@@ -587,4 +587,4 @@ def test_verl_has_every_key_that_can_be_passed():
         assert PASSED[part] <= names
         assert OURS[part].keys() - {"grad_clip"} <= names
         assert not PASSED[part] & OURS[part].keys()
-        assert set(OURS[part].values()) <= PpoConfig.model_fields.keys()
+        assert set(OURS[part].values()) <= PpoSettings.model_fields.keys()

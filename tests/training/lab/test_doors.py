@@ -8,11 +8,11 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from agents.policies.choice import SelectionSpec
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.serving.door import Door
 from training.lab.resources import describe, endpoints
-from training.lab.selection import SelectionSpec
 
 KEY = "the-run-s-key"
 PATHS = [

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import pytest
 from lab_kit import SECRET, config_for, open_lab, task
 
-from agents.roles import JUNIORS
+from agents.policies.choice import SelectionSpec, make_selector
 from agents.tools.toolbox import build_toolbox
-from chimera.config.tree import ModelsConfig, load_config
+from chimera.config.roles import JUNIORS
+from chimera.config.tree import SLOTS, load_config
 from chimera.data.tasks import Dataset, load
 from chimera.run.directory import Run
 from chimera.serving.client import HttpModel
@@ -24,7 +25,6 @@ from evaluation.records.rollouts import RolloutInput
 from evaluation.records.study import Stage
 from evaluation.traces.calls import model_calls
 from evaluation.traces.spans import EXCHANGE, OBJECT_JSON, OPERATION, RAW, read
-from training.lab.selection import SelectionSpec, make_selector
 from training.learning.adapter import HierarchicalTraceAdapter
 from training.learning.episodes import Episode
 
@@ -66,7 +66,7 @@ def both(scripted_openai, tmp_path_factory):
 
     async def scenario():
         async with open_lab(server.url, folder, tasks, name="runner", runners=1) as lab:
-            by_runner = {record.task_id: record async for record in lab.rollouts(inputs)}
+            by_runner = {episode.record.task_id: episode async for episode in lab.rollouts(inputs)}
             stage = Stage("base", "base", "sequence", (), lab.policy_versions)
         config = config_for(server.url, folder)
         dataset = Dataset(tuple(tasks), (), (), "generated", "test")
@@ -76,7 +76,8 @@ def both(scripted_openai, tmp_path_factory):
         ):
             direct = await directly(config, run, servers, dataset, inputs, stage)
         return SimpleNamespace(
-            runner=by_runner,
+            episodes=by_runner,
+            runner={name: episode.record for name, episode in by_runner.items()},
             direct=direct,
             runner_run=lab.run,
             direct_run=run,
@@ -156,10 +157,8 @@ def test_both_transports_write_the_same_trace(both, name):
 
 @pytest.mark.parametrize("name", ["good", "repaired", "unscored"])
 def test_an_episode_of_either_holds_the_same(both, name):
-    runner, direct = (
-        Episode(records[name], None, run.path, both.adapter)
-        for run, records in ((both.runner_run, both.runner), (both.direct_run, both.direct))
-    )
+    """The runner's is in memory; the other reads its trace from disk."""
+    runner, direct = both.episodes[name], Episode(both.direct[name], None, both.direct_run.path, both.adapter)
     steps = [
         [(call.role, call.visit, call.attempt, call.step, call.immediate, call.outcome, call.handed) for call in found]
         for found in (direct.calls(SENIORS), runner.calls(SENIORS))
@@ -178,7 +177,7 @@ async def test_models_of_the_run_are_asked_for_token_ids_directly_too(scripted_o
     settings = {"kind": "endpoint", "base_url": scripted_openai.url, "api_key_env": "TEST_KEY"}
     models = [
         f"models.{key}.{name}={value}"
-        for key in ModelsConfig.model_fields
+        for key in SLOTS
         if key != "junior"
         for name, value in {**settings, "model": f"scripted-{key}"}.items()
     ]

@@ -15,6 +15,7 @@ import pytest
 import respx
 from lab_kit import CONCLUSION, SECRET, collect, config_for, open_lab, task
 from rich.console import Console
+from training.phases import PHASES, check_names
 
 from chimera.config.tree import Config, GatewayConfig
 from chimera.core.errors import ConfigError, RunError
@@ -25,7 +26,6 @@ from evaluation.traces.calls import model_calls
 from evaluation.traces.spans import read
 from training.algorithms.gather import choose
 from training.lab.runner import Doors, RunnerSpec
-from training.phases import PHASES, check_names
 from training.summary import summarize
 
 ROLE_MODELS = {

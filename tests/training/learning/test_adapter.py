@@ -12,20 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agents.policies.events import BanditEvent
 from agents.record import ModelCall, ToolUse
-from agents.roles import JUNIORS, ROLES
+from agents.roles import ROLES
+from chimera.config.roles import JUNIORS, RolesConfig
 from chimera.config.tree import RewardConfig
 from chimera.core.errors import RunError
 from chimera.core.types import ResearchTask, Section
 from evaluation.records.rollouts import Made, Outcome, RolloutInput, RolloutRecord
 from training.learning import traces
 from training.learning.adapter import HierarchicalTraceAdapter
-from training.learning.experience import BanditEvent
 
 # isort: split
 import agentlightning as agl  # after training, which keeps LiteLLM from asking the network
 
 WEIGHTS = RewardConfig(parsed=0.05, call_valid=0.07, tool_succeeded=0.11)
+SLOT_OF = RolesConfig().slots()
 SENIORS = ("HypothesisRefiner", "ProtocolDesigner")
 ADAPTER = HierarchicalTraceAdapter(WEIGHTS, SENIORS)
 ANSWERS = {
@@ -98,7 +100,7 @@ class Trace:
                 ids.append(self.call(plan, attempt, number, step, messages, len(plan.tries) == attempt))
             if current.broken:
                 self.record(plan, attempt, len(current.steps) + 1, "", None, False)
-            attributes = {"role": plan.role, "model": ROLES[plan.role].model, "visit": plan.number, "attempt": attempt}
+            attributes = {"role": plan.role, "model": SLOT_OF[plan.role], "visit": plan.number, "attempt": attempt}
             responses = {"agentlightning.operation.output.response_ids": ids} if ids else {}
             self.span("agentlightning.operation", attributes | responses)
 
@@ -136,7 +138,7 @@ class Trace:
 
     def record(self, plan, attempt, number, name, parsed, repair):
         call = ModelCall(
-            plan.role, ROLES[plan.role].model, plan.number, number, name, "v1", "stop", 2, 1, 0.1, parsed, repair,
+            plan.role, SLOT_OF[plan.role], plan.number, number, name, "v1", "stop", 2, 1, 0.1, parsed, repair,
             None, attempt,
         )  # fmt: skip
         self.records.append({"kind": "ModelCall", **asdict(call)})
@@ -492,8 +494,7 @@ def real(scripted_openai, tmp_path_factory):
         {
             "runs_dir": folder,
             "models": dict.fromkeys(keys, model),
-            "rollouts": {"runners": 1},
-            "bandit": {"exploration": 0},
+            "rollouts": {"runners": 1, "exploration": 0},
         }
     )
     context = (Section("RESULTS", "The rate of it was lower (p=0.01) in this group."),)
@@ -509,7 +510,8 @@ def real(scripted_openai, tmp_path_factory):
         ):
             view = make_view(Console(file=output), 1)
             async with Lab(run, config, dataset, servers, {}, view, Metrics(run)) as lab:
-                (record,) = [one async for one in lab.rollouts([RolloutInput.of(task, "ppo", 0, 0)])]
+                (episode,) = [one async for one in lab.rollouts([RolloutInput.of(task, "ppo", 0, 0)])]
+                record = episode.record
                 return record, traces.read(run.path / record.trace)
 
     record, spans = asyncio.run(scenario())

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from agents.roles import JUNIORS, ROLES
+from agents.roles import ROLES
 from agents.schemas import Answer, ExperimentProtocol, FinalDecision, Hypothesis, PeerReview, Selection
-from chimera.config.tree import Config
+from chimera.config.roles import JUNIORS
+from chimera.config.tree import Config, RewardConfig
 from chimera.core.errors import RunError
 from chimera.core.secrets import register_secret
 from chimera.core.types import ResearchTask, Section
@@ -70,7 +71,7 @@ def made_rollout(rollout_id="ro-1"):
 @pytest.fixture
 def recorder(tmp_path):
     with Run.create("run", Config.model_validate({"runs_dir": tmp_path})) as run:
-        yield Recorder(run, LabStore(lambda _: None))
+        yield Recorder(run, LabStore(lambda _: None), RewardConfig())
 
 
 def test_an_episode_in_memory_equals_the_one_that_a_later_process_reads(recorder):

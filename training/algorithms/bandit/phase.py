@@ -8,101 +8,99 @@ Everything it does follows from recorded rollouts, so a resumed phase comes to t
 
 import asyncio
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from chimera.core.errors import ConfigError, RunError
-from chimera.run.directory import phases_before
-from chimera.run.policies import Policy
+from chimera.run.policies import Part, Policy
 from chimera.run.seals import seal
-from evaluation.records.rollouts import RolloutInput, RolloutRecord
-from training.learning.experience import BanditEvent
-from training.phases import PhaseResult
+from evaluation.records.rollouts import RolloutInput
+from training.algorithms.bandit.settings import BanditSettings
+from training.learning.base import Bench, Learned, PhasePlan
+from training.learning.episodes import Episode
+from training.learning.rounds import all_of
 from training.summary import summarize
 
 if TYPE_CHECKING:
+    from agents.policies.bandit import BanditPolicy, Example
+    from agents.policies.events import BanditEvent
     from chimera.config.tree import Config
     from chimera.data.tasks import Dataset
-    from chimera.run.directory import Run
-    from training.algorithms.bandit.policy import BanditPolicy, Example
-    from training.lab.lab import Lab
-
-LEARNER = "supervisor"
 
 
 class Bandit:
-    """Trains the supervisor's contextual bandit."""
+    """Trains the contextual bandit of the role that chooses."""
 
-    name = "bandit"
-    learns = True
+    Settings = BanditSettings
+    part: ClassVar[Part | None] = "choice"
 
-    def check(self, config: "Config", dataset: "Dataset") -> None:
+    def check(self, plan: PhasePlan, settings: BanditSettings, config: "Config", dataset: "Dataset") -> None:
         """Raise ConfigError if nothing could be learned from the choices, or there are too few tasks for a round."""
-        bandit = config.bandit
-        if bandit.exploration == 0:
+        if config.rollouts.exploration == 0:
             raise ConfigError(
-                "bandit.exploration=0 cannot work: without choices made at random nothing is known of the hypotheses "
-                "that the supervisor does not prefer; set it above 0"
+                f"rollouts.exploration=0 cannot work with {plan.name}: without choices made at random nothing is known "
+                "of the hypotheses that are not preferred; set it above 0"
             )
-        if bandit.rounds and bandit.tasks > len(dataset.train):
+        if settings.rounds and settings.tasks > len(dataset.train):
             raise ConfigError(
-                f"bandit.tasks={bandit.tasks}, but there are {len(dataset.train)} training tasks: ask for fewer"
+                f"{plan.name}.tasks={settings.tasks}, but there are {len(dataset.train)} training tasks: ask for fewer"
             )
 
-    async def run(self, lab: "Lab") -> PhaseResult:
+    async def learn(self, plan: PhasePlan, settings: BanditSettings, bench: Bench) -> Learned:
         """Learn, choose, learn again.
 
         Raises:
             RunError: Too few choices are logged, or not one rollout of a round succeeded.
         """
-        from training.algorithms.bandit.policy import BanditPolicy, Settings
+        return await _Rounds(plan, settings, bench).run()
 
-        policy = BanditPolicy(Settings.of(lab.config.bandit, lab.config.seed))
-        logged = await asyncio.to_thread(policy.examples, _events(await self._earlier(lab)))
-        if len(logged) < lab.config.bandit.min_events:
+
+class _Rounds:
+    """The phase in one process: what is logged is learned from, then the policy chooses in rounds of its own."""
+
+    def __init__(self, plan: PhasePlan, settings: BanditSettings, bench: Bench) -> None:
+        self._plan = plan
+        self._settings = settings
+        self._bench = bench
+
+    async def run(self) -> Learned:
+        from agents.policies.bandit import BanditPolicy, Settings
+
+        plan, bench = self._plan, self._bench
+        policy = BanditPolicy(Settings.of(self._settings, bench.config.seed))
+        logged = await asyncio.to_thread(policy.examples, _choices(await self._earlier()))
+        if len(logged) < self._settings.min_events:
             raise RunError(
-                f"{len(logged)} scored choices of the supervisor are logged, bandit.min_events is "
-                f"{lab.config.bandit.min_events}: run the gather phase with more gather.tasks, or lower it"
+                f"{len(logged)} scored choices are logged, {plan.name}.min_events is {self._settings.min_events}: run "
+                "a gather phase with more tasks, or lower it"
             )
-        figures = await self._learn(lab, policy, logged, logged, 0)
-        records: list[RolloutRecord] = []
-        for number in range(lab.config.bandit.rounds):
-            folder = f"models/{LEARNER}/{self.name}-{number}"
-            await asyncio.to_thread(_save, policy, lab.run, folder)
-            await lab.put_live(Policy(LEARNER, f"{LEARNER}@{self.name}-{number}", folder))
-            found = await self._round(lab, number)
-            records += found
-            examples = await asyncio.to_thread(policy.examples, _events(found))
+        figures = await self._learn(policy, logged, logged, 0)
+        episodes: list[Episode] = []
+        for number in range(self._settings.rounds):
+            await self._bench.publish(await asyncio.to_thread(self._save, policy, f"{plan.name}-{number}"))
+            found = await self._round(number)
+            episodes += found
+            examples = await asyncio.to_thread(policy.examples, _choices(found))
             logged = [*logged, *examples]
-            figures = await self._learn(lab, policy, examples, logged, number + 1)
-        if records:
+            figures = await self._learn(policy, examples, logged, number + 1)
+        if episodes:
+            records = [episode.record for episode in episodes]
             figures = {**summarize(records), **figures}
-            lab.metrics.protocols(self.name, records)
-        folder = f"models/{LEARNER}/{self.name}"
-        await asyncio.to_thread(_save, policy, lab.run, folder)
-        return PhaseResult(figures, Policy(LEARNER, f"{LEARNER}@{self.name}", folder))
+            bench.metrics.protocols(plan.name, records)
+        return Learned(figures, await asyncio.to_thread(self._save, policy, plan.name))
 
-    async def _earlier(self, lab: "Lab") -> list[RolloutRecord]:
-        """Rollouts of the phases that came before this one's first start, in an order that does not depend on which
-        ended first."""
-        earlier = phases_before(lab.run.events(), self.name)
-        records = [record for record in await lab.gathered() if record.phase != self.name]
-        return sorted((one for one in records if earlier is None or one.phase in earlier), key=_place)
+    async def _earlier(self) -> list[Episode]:
+        """What earlier phases recorded, in an order that does not depend on which rollout ended first."""
+        return sorted(await self._bench.episodes(), key=_place)
 
-    async def _round(self, lab: "Lab", number: int) -> list[RolloutRecord]:
+    async def _round(self, number: int) -> list[Episode]:
         """Rollouts in which the live policy chooses, in an order that does not depend on which ended first."""
-        inputs = draw_tasks(lab.dataset, lab.config, number)
-        records: list[RolloutRecord] = []
-        with lab.view.phase(f"{self.name}, round {number + 1}", len(inputs), lab.policy_versions):
-            async for record in lab.rollouts(inputs):
-                records.append(record)
-                lab.view.add(record)
-        if all(record.status == "failed" for record in records):
-            raise RunError(f"all {len(records)} rollouts failed; the first: {records[0].error}")
-        return sorted(records, key=_place)
+        plan, bench = self._plan, self._bench
+        inputs = draw_tasks(plan.name, self._settings, bench.dataset, bench.config.seed, number)
+        return sorted(await all_of(bench, f"{plan.name}, round {number + 1}", inputs), key=_place)
 
     async def _learn(
-        self, lab: "Lab", policy: "BanditPolicy", new: Sequence["Example"], all_: Sequence["Example"], step: int
+        self, policy: "BanditPolicy", new: Sequence["Example"], all_: Sequence["Example"], step: int
     ) -> dict[str, Any]:
         """Learn from `new` and tell what choosing by all logged choices is worth."""
         from training.algorithms.bandit.value import estimate
@@ -110,37 +108,39 @@ class Bandit:
         await asyncio.to_thread(policy.learn, new)
         value = await asyncio.to_thread(estimate, policy.settings, all_)
         figures = {"choices": policy.events, **value}
-        lab.metrics.log(self.name, step, figures)
-        lab.view.note(_sentence(figures))
+        self._bench.metrics.log(self._plan.name, step, figures)
+        self._bench.view.note(_sentence(self._plan.name, figures))
         return figures
 
+    def _save(self, policy: "BanditPolicy", name: str) -> Policy:
+        """Write the policy as `name`, and its hashes into the ledger."""
+        (role,) = self._plan.roles
+        made = Policy.made("choice", role, name)
+        policy.save(self._bench.run.path / made.folder)
+        seal(self._bench.run, made.folder)
+        return made
 
-def draw_tasks(dataset: "Dataset", config: "Config", number: int) -> list[RolloutInput]:
+
+def draw_tasks(phase: str, settings: BanditSettings, dataset: "Dataset", seed: int, number: int) -> list[RolloutInput]:
     """The rollouts of round `number` (from 0): tasks drawn without replacement, the same for the same seed."""
-    drawn = random.Random(f"{config.seed}/bandit/{number}").sample(dataset.train, config.bandit.tasks)
-    return [RolloutInput.of(task, Bandit.name, number, config.seed) for task in drawn]
+    drawn = random.Random(f"{seed}/{phase}/{number}").sample(dataset.train, settings.tasks)
+    return [RolloutInput.of(task, phase, number, seed) for task in drawn]
 
 
-def _save(policy: "BanditPolicy", run: "Run", folder: str) -> None:
-    """Write the policy, and its hashes into the ledger."""
-    policy.save(run.path / folder)
-    seal(run, folder)
+def _place(episode: Episode) -> tuple[str, int, str]:
+    return episode.record.phase, episode.record.repeat, episode.record.task_id
 
 
-def _events(records: Iterable[RolloutRecord]) -> list[BanditEvent]:
-    """The choices of `records`, in their order; rollouts without one are left out."""
-    return [event for record in records if (event := BanditEvent.of(record)) is not None]
+def _choices(episodes: Sequence[Episode]) -> "list[BanditEvent]":
+    """The choices of `episodes`, in their order; those without one are left out."""
+    return [choice for episode in episodes if (choice := episode.choice()) is not None]
 
 
-def _place(record: RolloutRecord) -> tuple[str, int, str]:
-    return record.phase, record.repeat, record.task_id
-
-
-def _sentence(figures: Mapping[str, Any]) -> str:
-    learned = f"bandit: learned from {figures['choices']} choices"
+def _sentence(phase: str, figures: Mapping[str, Any]) -> str:
+    learned = f"{phase}: learned from {figures['choices']} choices"
     if figures.get("gain") is None:
         return f"{learned}; the log cannot tell what that is worth"
     return (
-        f"{learned}; estimated gain over the supervisor's own choice {figures['gain']:+z.3f} "
+        f"{learned}; estimated gain over the model's own choice {figures['gain']:+z.3f} "
         f"({figures['gain_low']:+z.3f} to {figures['gain_high']:+z.3f}), effective sample size {figures['ess']:.0f}"
     )

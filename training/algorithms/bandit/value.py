@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from agents.policies.bandit import BanditPolicy, Example, Settings, folds
+from agents.policies.models import Array
 from evaluation.measures import off_policy
-from training.algorithms.bandit.models import Array
-from training.algorithms.bandit.policy import BanditPolicy, Example, Settings, folds
 
 
 def estimate(settings: Settings, examples: Sequence[Example]) -> Mapping[str, float | None]:

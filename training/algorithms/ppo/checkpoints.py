@@ -1,7 +1,7 @@
-"""Checkpoints of the PPO phase: the engine's state and how far the phase has come, whole or not at all.
+"""Checkpoints of a PPO phase: the engine's state and how far the phase has come, whole or not at all.
 
-checkpoints/ppo/<step>/  engine/ (weights, optimiser, schedules, random states)  phase.json
-models/senior/ppo-<step>/  the weights that step's successor samples with
+checkpoints/<phase>/<step>/  engine/ (weights, optimiser, schedules, random states)  phase.json
+models/<slot>/<phase>-<step>/  the weights that step's successor samples with
 """
 
 import json
@@ -16,8 +16,8 @@ from chimera.core.plain_json import read_json_object
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from chimera.run.seals import checked, seal
+from training.learning.base import PhasePlan
 
-FOLDER = "checkpoints/ppo"
 STATE = "phase.json"
 ENGINE = "engine"
 
@@ -31,13 +31,15 @@ class Progress:
         updates: Steps that were trained.
         left_out: Rollouts that were not learned from, by reason.
         skipped: Steps without an update.
-        live: The seniors' weights after `step`; None while they are as the phase found them.
+        stale_calls: Calls that were not learned from because other weights had made them.
+        live: The slot's weights after `step`; None while they are as the phase found them.
     """
 
     step: int = 0
     updates: int = 0
     skipped: list[int] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
+    stale_calls: int = 0
     live: Policy | None = None
 
     def dump(self) -> dict[str, Any]:
@@ -56,12 +58,15 @@ class Checkpoints:
 
     Args:
         run: The run, owned by this process.
+        plan: The phase.
         keep: How many to keep, the newest.
     """
 
-    def __init__(self, run: Run, keep: int) -> None:
+    def __init__(self, run: Run, plan: PhasePlan, keep: int) -> None:
         self._run = run
-        self._folder = run.path / FOLDER
+        self._plan = plan
+        self._name = f"checkpoints/{plan.name}"
+        self._folder = run.path / self._name
         self._keep = keep
 
     def latest(self) -> tuple[Path, Progress] | None:
@@ -76,7 +81,7 @@ class Checkpoints:
         if not steps:
             return None
         remedy = f"remove the folder {self._folder / str(steps[-1])} to continue from before it"
-        folder = checked(self._run, f"{FOLDER}/{steps[-1]}", remedy)
+        folder = checked(self._run, f"{self._name}/{steps[-1]}", remedy)
         return folder / ENGINE, self._progress(folder)
 
     def write(self, progress: Progress, save_engine: Callable[[Path], None]) -> None:
@@ -86,7 +91,7 @@ class Checkpoints:
         with whole_folder(self._folder / str(progress.step)) as draft:
             save_engine(draft / ENGINE)
             (draft / STATE).write_text(json.dumps(progress.dump(), indent=2) + "\n", encoding="utf-8")
-        seal(self._run, f"{FOLDER}/{progress.step}")
+        seal(self._run, f"{self._name}/{progress.step}")
         for step in self._steps()[: -self._keep]:
             shutil.rmtree(self._folder / str(step))
 
@@ -94,7 +99,7 @@ class Checkpoints:
         """Remove exported weights that are neither live nor those of a checkpoint."""
         kept = [live, *(self._progress(self._folder / str(step)).live for step in self._steps())]
         folders = {self._run.path / policy.folder for policy in kept if policy is not None}
-        for folder in (self._run.path / "models" / "senior").glob("ppo-*"):
+        for folder in (self._run.path / "models" / self._plan.slot).glob(f"{self._plan.name}-*"):
             if folder not in folders:
                 shutil.rmtree(folder)
 

@@ -5,21 +5,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from chimera.config.tree import Config, PpoConfig
 from chimera.core.types import ResearchTask
 from chimera.data.tasks import Dataset
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from training.algorithms.ppo.batch import Sample
+from training.algorithms.ppo.settings import PpoSettings
 from training.credit.advantages import GROUPED, alone
 from training.credit.calls import Credited
+from training.learning.episodes import Episode
 from training.learning.experience import Call
 from training.summary import aligned, mean, part_means
 
-REASONS: tuple[str, ...] = ("late", "failed", "unscored", "untraced", "stale")
+REASONS: tuple[str, ...] = ("late", "failed", "unscored", "untraced")
 """Why a rollout of a step is not learned from, in the order in which it is asked."""
 
 
-def draw(tasks: Sequence[ResearchTask], per_step: int, seed: int) -> Iterator[list[ResearchTask]]:
+def draw(tasks: Sequence[ResearchTask], per_step: int, seed: str) -> Iterator[list[ResearchTask]]:
     """The tasks of step 1, 2, ...: no task comes again before all have come, and none twice in a step.
 
     Args:
@@ -27,7 +28,7 @@ def draw(tasks: Sequence[ResearchTask], per_step: int, seed: int) -> Iterator[li
         per_step: How many a step takes.
         seed: The same seed draws the same tasks.
     """
-    shuffled = random.Random(f"{seed}/ppo")
+    shuffled = random.Random(seed)
     waiting: list[ResearchTask] = []
     while True:
         taken, waiting = waiting[:per_step], waiting[per_step:]
@@ -41,58 +42,54 @@ def draw(tasks: Sequence[ResearchTask], per_step: int, seed: int) -> Iterator[li
         yield taken
 
 
-def inputs_of(tasks: Sequence[ResearchTask], step: int, n: int, seed: int) -> list[RolloutInput]:
+def inputs_of(tasks: Sequence[ResearchTask], phase: str, step: int, n: int, seed: int) -> list[RolloutInput]:
     """The rollouts of step `step` (from 1): each task `n` times, one round of all tasks after another."""
-    return [RolloutInput.of(task, "ppo", (step - 1) * n + again, seed) for again in range(n) for task in tasks]
+    return [RolloutInput.of(task, phase, (step - 1) * n + again, seed) for again in range(n) for task in tasks]
 
 
-def validation_inputs(dataset: Dataset, config: Config, step: int) -> list[RolloutInput]:
+def validation_inputs(dataset: Dataset, phase: str, tasks: int, seed: int, step: int) -> list[RolloutInput]:
     """Held-out rollouts after step `step`: the same tasks and seeds after every step of runs with one seed."""
-    drawn = random.Random(f"{config.seed}/ppo-validation").sample(dataset.validation, config.ppo.test_tasks)
-    phase = f"validation-ppo-{step}"
-    return [replace(RolloutInput.of(task, "validation-ppo", 0, config.seed), phase=phase) for task in drawn]
+    drawn = random.Random(f"{seed}/{phase}-validation").sample(dataset.validation, tasks)
+    name = f"validation-{phase}"
+    return [replace(RolloutInput.of(task, name, 0, seed), phase=f"{name}-{step}") for task in drawn]
 
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
     """A step's rollouts: `good` ones in the order in which they were asked for, and how many are left out, and why."""
 
-    good: list[RolloutRecord]
+    good: list[Episode]
     left_out: dict[str, int]
 
 
-def sort_out(inputs: Sequence[RolloutInput], records: Sequence[RolloutRecord], version: str) -> Sorted:
+def sort_out(inputs: Sequence[RolloutInput], episodes: Sequence[Episode]) -> Sorted:
     """Keep the rollouts that can be learned from.
 
     Args:
         inputs: What was asked for.
-        records: What came before the deadline.
-        version: The senior's weights that are being learned. A rollout that any others took part in is stale: its
-            tokens are not theirs, and it is dropped rather than corrected, for it happens only around a restart.
+        episodes: What came before the deadline.
     """
-    came = {(record.task_id, record.repeat): record for record in records}
-    good: list[RolloutRecord] = []
+    came = {(episode.record.task_id, episode.record.repeat): episode for episode in episodes}
+    good: list[Episode] = []
     left_out = dict.fromkeys(REASONS, 0)
     for given in inputs:
-        record = came.get((given.task.id, given.repeat))
-        reason = _reason(record, version)
+        episode = came.get((given.task.id, given.repeat))
+        reason = _reason(episode.record if episode else None)
         if reason is not None:
             left_out[reason] += 1
-        elif record is not None:
-            good.append(record)
+        elif episode is not None:
+            good.append(episode)
     return Sorted(good, left_out)
 
 
-def _reason(record: RolloutRecord | None, version: str) -> str | None:
+def _reason(record: RolloutRecord | None) -> str | None:
     if record is None:
         return "late"
     if record.status == "failed":
         return "failed"
     if record.reward is None:
         return "unscored"
-    if record.untraced_calls:
-        return "untraced"
-    return None if record.weights_versions.get("senior") == [version] else "stale"
+    return "untraced" if record.untraced_calls else None
 
 
 def samples_of(credited: Sequence[Credited], task_id: str) -> list[Sample]:
@@ -124,27 +121,28 @@ def group_of(task_id: str, call: Call) -> str:
     return f"{task_id}/{call.role}/{'first' if call.visit == 1 else 'revision'}"
 
 
-def why_skip(found: Sorted, samples: Sequence[Sample], config: PpoConfig) -> str | None:
+def why_skip(found: Sorted, samples: Sequence[Sample], config: PpoSettings, phase: str) -> str | None:
     """Why a step has too little to learn from; None when it has enough."""
     total = len(found.good) + sum(found.left_out.values())
     if len(found.good) < config.min_good_share * total:
         reasons = ", ".join(f"{count} {reason}" for reason, count in found.left_out.items() if count)
-        return f"only {len(found.good)} of {total} rollouts are usable ({reasons}; ppo.min_good_share)"
+        return f"only {len(found.good)} of {total} rollouts are usable ({reasons}; {phase}.min_good_share)"
     if not samples:
-        return "no senior call is in its rollouts"
+        return "no call of its roles by the weights that are learned is in its rollouts"
     if config.adv_estimator in GROUPED and len(alone([one.group for one in samples])) == len(samples):
-        return f"no call has a peer to be compared with, as {config.adv_estimator} needs (ppo.n)"
+        return f"no call has a peer to be compared with, as {config.adv_estimator} needs ({phase}.n)"
     return None
 
 
 def figures(found: Sorted, samples: Sequence[Sample]) -> dict[str, float | None]:
     """What a step's rollouts were like: counts, reward with its parts, alignment, calls by role."""
     roles = Counter(one.call.role for one in samples if one.call)
+    records = [episode.record for episode in found.good]
     return {
         "rollouts/good": len(found.good),
         **{f"rollouts/{reason}": count for reason, count in found.left_out.items()},
-        **validation_figures(found.good),
-        **{f"reward/{name}": value for name, value in part_means(found.good).items()},
+        **validation_figures(records),
+        **{f"reward/{name}": value for name, value in part_means(records).items()},
         **{f"calls/{role}": count for role, count in roles.items()},
     }
 

@@ -9,18 +9,19 @@ if TYPE_CHECKING:
     from training.algorithms.ppo.batch import Batch
 
 
-def record_update(run: Path, step: int, batch: "Batch") -> None:
+def record_update(run: Path, phase: str, step: int, batch: "Batch") -> None:
     """Write what update `step` learns from; a continued run that makes the step again replaces the file.
 
     Args:
         run: The run's folder.
+        phase: The phase.
         step: The update's number.
         batch: The update's calls with their advantages and log-probabilities.
 
     Raises:
         RunError: The file cannot be written.
     """
-    write_tokens(records_of(batch), tokens_file(run, step))
+    write_tokens(records_of(batch), tokens_file(run, phase, step))
 
 
 def records_of(batch: "Batch") -> list[TokenRecord]:
@@ -46,6 +47,6 @@ def records_of(batch: "Batch") -> list[TokenRecord]:
     ]
 
 
-def forget_update(run: Path, step: int) -> None:
+def forget_update(run: Path, phase: str, step: int) -> None:
     """Remove what an earlier process wrote of a step that now makes no update."""
-    tokens_file(run, step).unlink(missing_ok=True)
+    tokens_file(run, phase, step).unlink(missing_ok=True)

@@ -38,7 +38,7 @@ Loader = Literal["auto", "never"]
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to train on what; the hyperparameters are those of `chimera.config.learning.SftConfig`.
+    """What to train on what; the hyperparameters are those of `training.algorithms.sft.settings.SftSettings`.
 
     Attributes:
         dataset: JSON lines, each with `input_ids` and `labels`.
@@ -269,7 +269,7 @@ def step_figures(logs: dict[str, Any]) -> dict[str, float]:
     """
     loss = float(logs["loss"])
     if not math.isfinite(loss):
-        raise RunError(f"the loss became {loss} at epoch {logs['epoch']:.2f}: lower sft.lr")
+        raise RunError(f"the loss became {loss} at epoch {logs['epoch']:.2f}: lower the phase's lr")
     return {
         "loss": loss,
         "lr": float(logs["learning_rate"]),

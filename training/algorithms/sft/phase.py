@@ -1,140 +1,145 @@
-"""The sft phase: juniors imitate their own conversations from rollouts that earned a high reward."""
+"""Supervised fine-tuning: roles imitate their own conversations from rollouts that earned a high reward."""
 
 import asyncio
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from agents.roles import JUNIORS
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.core.plain_json import read_json_object
 from chimera.data.tasks import Dataset
-from chimera.run.directory import phases_before
-from chimera.run.policies import Policy
+from chimera.run.policies import Part, Policy
 from chimera.run.seals import checked, seal
-from evaluation.records.rollouts import RolloutRecord
-from training.phases import PhaseResult
+from training.algorithms.sft.settings import SftSettings
+from training.learning.base import Bench, Learned, PhasePlan
+from training.learning.episodes import Episode
 
 if TYPE_CHECKING:
     from training.algorithms.sft.child import Spec
     from training.algorithms.sft.process import SftProcess
     from training.algorithms.sft.select import Candidate, Example, Selection
-    from training.lab.lab import Lab
-    from training.learning.adapter import HierarchicalTraceAdapter
 
-POLICY = Policy("junior", "junior@sft", "models/junior/sft")
-EXAMPLES = Path("sft") / "examples.jsonl"
-"""What was learned from: one row a line, with the rollout it comes from and its tokens and labels."""
+EXAMPLES = "examples.jsonl"
+"""In the phase's folder: one row of tokens and labels a line, with the rollout it comes from."""
 MANIFEST = "sft.json"
 """In the model's folder: what it was made from and what came out. A folder without it is not complete."""
 
 
 class Sft:
-    """Selects conversations, fine-tunes the juniors' model on them in its own process, and leaves the new weights."""
+    """Selects conversations, fine-tunes the roles' weights on them in its own process, and leaves the new weights."""
 
-    name = "sft"
-    learns = True
+    Settings = SftSettings
+    part: ClassVar[Part | None] = "weights"
 
-    def check(self, config: Config, dataset: Dataset) -> None:
-        """Raise ConfigError if the juniors' model cannot be trained here, or the batch cannot be split evenly."""
-        kind, sft = config.models.junior.kind, config.sft
-        if kind != "embedded":
+    def check(self, plan: PhasePlan, settings: SftSettings, config: Config, dataset: Dataset) -> None:
+        """Raise ConfigError if the batch cannot be split evenly."""
+        if settings.batch_size % settings.micro_batch_size:
             raise ConfigError(
-                f"the phase sft trains the juniors' weights, and models.junior.kind={kind} has none here: set "
-                "models.junior.kind=embedded with a model folder in models.junior.path, or leave sft out of --phases"
-            )
-        if sft.batch_size % sft.micro_batch_size:
-            raise ConfigError(
-                f"sft.batch_size={sft.batch_size} is no multiple of sft.micro_batch_size={sft.micro_batch_size}: "
-                "make it one, so that every optimiser step takes whole micro-batches"
+                f"{plan.name}.batch_size={settings.batch_size} is no multiple of {plan.name}.micro_batch_size="
+                f"{settings.micro_batch_size}: make it one, so that every optimiser step takes whole micro-batches"
             )
 
-    async def run(self, lab: "Lab") -> PhaseResult:
+    async def learn(self, plan: PhasePlan, settings: SftSettings, bench: Bench) -> Learned:
         """Select, train, save. A model that a run before this one finished from the same examples is kept.
 
         Raises:
             RunError: Too few conversations were worth imitating, or the process that trains ended early.
         """
-        from training.algorithms.sft.process import SftProcess
 
-        folder = lab.run.path / POLICY.folder
-        async with SftProcess(lab.run.path / "logs" / "sft.log", lab.config.sft.unsloth) as process:
-            selection = await choose(lab)
-            await asyncio.to_thread(write_examples, lab.run.path / EXAMPLES, selection.examples)
-            spec = specify(lab, folder)
-            fingerprint = describe(spec, lab.policy_versions["junior"])
-            figures = finished(folder, fingerprint)
-            if figures is None:
-                clear_drafts(folder)
-                figures = {**selection.figures, **await follow(process, spec, lab)}
-                (folder / MANIFEST).write_text(
-                    json.dumps({"fingerprint": fingerprint, "figures": figures}, indent=2) + "\n", encoding="utf-8"
-                )
-                await asyncio.to_thread(seal, lab.run, POLICY.folder)
-            else:
-                remedy = f"remove the folder {folder}, and the phase trains again from the same conversations"
-                await asyncio.to_thread(checked, lab.run, POLICY.folder, remedy)
-                lab.view.note(f"sft: {POLICY.version} was made from these {figures['selected']} conversations before")
-        return PhaseResult(figures, POLICY)
+        async def chosen() -> "Selection":
+            return await choose(plan, settings, bench)
+
+        return await fine_tune(plan, settings, bench, chosen)
 
 
-async def choose(lab: "Lab") -> "Selection":
-    """Read the traces of the earlier phases' rollouts with a reward, and select from their conversations.
+async def fine_tune(
+    plan: PhasePlan, settings: SftSettings, bench: Bench, choose: "Callable[[], Awaitable[Selection]]"
+) -> Learned:
+    """Fine-tune the weights of the phase's slot on what `choose` gives, while which the process that trains starts.
 
-    A phase that is done again learns from what it had the first time: later phases' rollouts are answers of what was
-    learned from it.
+    Raises:
+        RunError: `choose` did, or the process that trains ended early.
+    """
+    from training.algorithms.sft.process import SftProcess
+
+    policy = Policy.made("weights", plan.slot, plan.name)
+    folder = bench.run.path / policy.folder
+    async with SftProcess(bench.run.path / "logs" / f"{plan.name}.log", settings.unsloth) as process:
+        selection = await choose()
+        examples = bench.run.path / "phases" / plan.name / EXAMPLES
+        await asyncio.to_thread(write_examples, examples, selection.examples)
+        spec = specify(settings, examples, bench.weights(plan.slot), folder, bench.config.seed)
+        fingerprint = describe(spec, bench.versions[plan.slot])
+        figures = finished(folder, fingerprint)
+        if figures is None:
+            clear_drafts(folder)
+            figures = {**selection.figures, **await follow(process, spec, plan.name, bench)}
+            (folder / MANIFEST).write_text(
+                json.dumps({"fingerprint": fingerprint, "figures": figures}, indent=2) + "\n", encoding="utf-8"
+            )
+            await asyncio.to_thread(seal, bench.run, policy.folder)
+        else:
+            remedy = f"remove the folder {folder}, and the phase trains again from the same conversations"
+            await asyncio.to_thread(checked, bench.run, policy.folder, remedy)
+            made = f"{policy.version} was made from these {figures['selected']} conversations before"
+            bench.view.note(f"{plan.name}: {made}")
+    return Learned(figures, policy)
+
+
+async def choose(plan: PhasePlan, settings: SftSettings, bench: Bench) -> "Selection":
+    """Select from the conversations of earlier rollouts with a reward.
 
     Raises:
         RunError: A trace cannot be read, or too few conversations are left.
     """
     from training.algorithms.sft.render import Renderer
     from training.algorithms.sft.select import select
-    from training.learning.adapter import HierarchicalTraceAdapter
 
-    adapter = HierarchicalTraceAdapter(lab.config.reward)
     found: list[Candidate] = []
-    earlier = phases_before(lab.run.events(), Sft.name)
-    for record in await lab.gathered():
-        if earlier is not None and record.phase not in earlier:
-            continue
+    for episode in await bench.episodes():
         # A thread for each rollout: the loop goes on meanwhile, and an interrupted run waits for one trace at most.
-        found += await asyncio.to_thread(read_candidates, lab.run.path, record, adapter)
-    renderer = Renderer(lab.weights_folder("junior"), lab.config.society.max_tool_calls)
-    selection = await asyncio.to_thread(select, found, renderer.rows, lab.config.sft)
-    of_role = ", ".join(f"{role} {count}" for role, count in selection.figures["selected_by_role"].items())
-    lab.view.note(
-        f"sft: {selection.figures['selected']} of {len(found)} conversations ({of_role}), mean reward "
-        f"{selection.figures['reward_of_selected']:.3f} (of all {selection.figures['reward_of_candidates']:.3f})"
+        found += await asyncio.to_thread(read_candidates, episode, plan.roles)
+    version = bench.versions[plan.slot]
+    own = [candidate for candidate in found if candidate.conversation.weights_version == version]
+    renderer = Renderer(bench.weights(plan.slot), bench.config.society.max_tool_calls)
+    selection = await asyncio.to_thread(select, own, renderer.rows, settings, plan.name)
+    figures: dict[str, Any] = selection.figures | {"stale": len(found) - len(own)}
+    of_role = ", ".join(f"{role} {count}" for role, count in figures["selected_by_role"].items())
+    bench.view.note(
+        f"{plan.name}: {figures['selected']} of {len(own)} conversations ({of_role}), mean reward "
+        f"{figures['reward_of_selected']:.3f} (of all {figures['reward_of_candidates']:.3f})"
     )
-    if selection.figures["misquoting_kept"]:
-        lab.view.warn(
-            "sft: too few of these conversations quote what they have read, so misquoting ones are learned from too: "
-            "gather more (gather.tasks), or set sft.true_quotes=require"
+    if figures["stale"]:
+        bench.view.note(f"{plan.name}: {figures['stale']} conversations by other weights than {version} are left out")
+    if figures["misquoting_kept"]:
+        bench.view.warn(
+            f"{plan.name}: too few of these conversations quote what they have read, so misquoting ones are learned "
+            f"from too: gather more, or set {plan.name}.true_quotes=require"
         )
-    return selection
+    return replace(selection, figures=figures)
 
 
-def read_candidates(run: Path, record: RolloutRecord, adapter: "HierarchicalTraceAdapter") -> "list[Candidate]":
+def read_candidates(episode: Episode, roles: Sequence[str]) -> "list[Candidate]":
     """The conversations of one rollout that could be learned from.
 
     Raises:
         RunError: Its trace cannot be read.
     """
     from training.algorithms.sft.select import candidates
-    from training.learning import traces
 
-    if record.reward is None or record.trace is None:
+    if episode.record.reward is None:
         return []
-    return candidates(record, adapter.adapt_for_sft(traces.read(run / record.trace), JUNIORS))
+    return candidates(episode.record, episode.conversations(roles))
 
 
 def write_examples(file: Path, examples: "Sequence[Example]") -> None:
     """One line for each row of tokens."""
-    file.parent.mkdir(exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", encoding="utf-8") as lines:
         for example in examples:
             record = example.candidate.record
@@ -149,25 +154,24 @@ def write_examples(file: Path, examples: "Sequence[Example]") -> None:
                 lines.write(json.dumps({**source, "input_ids": row.ids, "labels": row.labels}) + "\n")
 
 
-def specify(lab: "Lab", folder: Path) -> "Spec":
+def specify(settings: SftSettings, examples: Path, model: Path, folder: Path, seed: int) -> "Spec":
     """What the child process is told."""
     from training.algorithms.sft.child import Spec
 
-    sft = lab.config.sft
     return Spec(
-        dataset=str((lab.run.path / EXAMPLES).absolute()),
-        model=str(lab.weights_folder("junior").absolute()),
+        dataset=str(examples.absolute()),
+        model=str(model.absolute()),
         out=str(folder.absolute()),
-        seed=lab.config.seed,
-        epochs=sft.epochs,
-        batch_size=sft.batch_size,
-        micro_batch_size=sft.micro_batch_size,
-        lr=sft.lr,
-        warmup_ratio=sft.warmup_ratio,
-        max_length=sft.max_length,
-        lora_rank=sft.lora_rank,
-        lora_alpha=sft.lora_alpha,
-        unsloth=sft.unsloth,
+        seed=seed,
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        micro_batch_size=settings.micro_batch_size,
+        lr=settings.lr,
+        warmup_ratio=settings.warmup_ratio,
+        max_length=settings.max_length,
+        lora_rank=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        unsloth=settings.unsloth,
     )
 
 
@@ -193,7 +197,7 @@ def clear_drafts(folder: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-async def follow(process: "SftProcess", spec: "Spec", lab: "Lab") -> dict[str, Any]:
+async def follow(process: "SftProcess", spec: "Spec", phase: str, bench: Bench) -> dict[str, Any]:
     """Have the child train, show and log every step; returns what it came to.
 
     Raises:
@@ -202,10 +206,10 @@ async def follow(process: "SftProcess", spec: "Spec", lab: "Lab") -> dict[str, A
     reports = process.train(spec)
     total = (await anext(reports))["total"]
     figures: dict[str, Any] = {}
-    with lab.view.work(Sft.name, total) as advance:
+    with bench.view.work(phase, total) as advance:
         async for report in reports:
             figures = {key: value for key, value in report.items() if key not in ("event", "step", "total")}
             if report["event"] == "step":
                 advance(report["step"], f"loss {report['loss']:.4f}, learning rate {report['lr']:.2g}")
-                lab.metrics.log(Sft.name, report["step"], figures)
+                bench.metrics.log(phase, report["step"], figures)
     return figures

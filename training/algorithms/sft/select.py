@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.tools.sources import sources_seen
-from chimera.config.learning import SftConfig
 from chimera.core.errors import RunError
 from chimera.core.quotes import missing_quotes
 from evaluation.records.rollouts import RolloutRecord
 from training.algorithms.sft.render import Row
+from training.algorithms.sft.settings import SftSettings
 from training.learning.experience import Conversation
 
 Key = tuple[str, str, int]
@@ -69,7 +69,10 @@ def candidates(record: RolloutRecord, conversations: Iterable[Conversation]) -> 
 
 
 def select(
-    found: Sequence[Candidate], render: Callable[[Conversation], tuple[Row, ...]], config: SftConfig
+    found: Sequence[Candidate],
+    render: Callable[[Conversation], tuple[Row, ...]],
+    config: SftSettings,
+    phase: str = "sft",
 ) -> Selection:
     """Good rollouts of each role, who is credited, true quotes only, no conversation twice, none that is too long.
 
@@ -77,9 +80,10 @@ def select(
         found: All candidates.
         render: Gives a conversation's token rows.
         config: How to select.
+        phase: The phase's name, for the message.
 
     Raises:
-        RunError: Fewer than `sft.min_examples` are left; the message says at what stage they were lost.
+        RunError: Fewer than `min_examples` are left; the message says at what stage they were lost.
     """
     in_order = sorted(found, key=lambda candidate: candidate.place)
     good = _of_good_rollouts(in_order, config)
@@ -104,13 +108,13 @@ def select(
         "selected_by_role": dict(Counter(example.candidate.role for example in fitting)),
     }
     if len(fitting) < config.min_examples:
-        raise RunError(_too_few(figures, max((candidate.reward for candidate in found), default=None), config))
+        raise RunError(_too_few(phase, figures, max((candidate.reward for candidate in found), default=None), config))
     figures["reward_of_candidates"] = _mean([candidate.reward for candidate in found])
     figures["reward_of_selected"] = _mean([example.candidate.reward for example in fitting])
     return Selection(tuple(fitting), figures)
 
 
-def _of_good_rollouts(found: Sequence[Candidate], config: SftConfig) -> list[Candidate]:
+def _of_good_rollouts(found: Sequence[Candidate], config: SftSettings) -> list[Candidate]:
     """The candidates whose rollout reaches the threshold, or is in the best share of those of its role."""
     if config.select == "threshold":
         return [candidate for candidate in found if candidate.reward >= config.threshold]
@@ -128,17 +132,19 @@ def _best_share(rewards: Mapping[Key, float], share: float) -> set[Key]:
     return set(ranked[: math.ceil(round(share * len(ranked), 9))])
 
 
-def _is_credited(candidate: Candidate, config: SftConfig) -> bool:
+def _is_credited(candidate: Candidate, config: SftSettings) -> bool:
     """Whether the rollout's reward says something about this conversation."""
     record = candidate.record
     if config.credited == "all":
         return True
     if config.credited == "selected":
-        return record.outputs["selected_hypothesis"]["author"] == candidate.role
-    return record.answer is not None and record.answer == candidate.conversation.answer["answer"]
+        authors = {hypothesis["author"] for hypothesis in record.outputs["initial_hypotheses"]}
+        return candidate.role not in authors or record.outputs["selected_hypothesis"]["author"] == candidate.role
+    stance = candidate.conversation.stance
+    return stance is None or (record.answer is not None and record.answer == stance)
 
 
-def _with_true_quotes(credited: list[Candidate], config: SftConfig) -> list[Candidate]:
+def _with_true_quotes(credited: list[Candidate], config: SftSettings) -> list[Candidate]:
     """Those that do not misquote; all, if misquoting is ignored, or if too few are left and the rest is preferred."""
     if config.true_quotes == "ignore":
         return credited
@@ -147,35 +153,38 @@ def _with_true_quotes(credited: list[Candidate], config: SftConfig) -> list[Cand
 
 
 def _quotes_are_real(candidate: Candidate) -> bool:
-    """Whether all quotes of the answer stand in what the junior itself has read."""
+    """Whether all quotes of the answer stand in what the role itself has read."""
+    if not candidate.conversation.quotes:
+        return True
     read = [passage["text"] for passage in sources_seen({candidate.role: candidate.conversation.messages})]
-    return not missing_quotes(candidate.conversation.answer["evidence"], read)
+    return not missing_quotes(candidate.conversation.quotes, read)
 
 
-def _too_few(figures: Mapping[str, Any], highest: float | None, config: SftConfig) -> str:
+def _too_few(phase: str, figures: Mapping[str, Any], highest: float | None, config: SftSettings) -> str:
     """What happened to the candidates, and which key to change for the stage that took most of them."""
     counts = (
-        f"sft found {figures['selected']} conversations to learn from and sft.min_examples is {config.min_examples}: "
-        f"{figures['rollouts']} rollouts with a reward gave {figures['candidates']} conversations of juniors that "
-        "were read at once"
+        f"{phase} found {figures['selected']} conversations to learn from and {phase}.min_examples is "
+        f"{config.min_examples}: {figures['rollouts']} rollouts with a reward gave "
+        f"{figures['candidates']} conversations that were read at once"
     )
     if highest is None:
-        return f"{counts}; gather more (gather.tasks), or look in rollouts/gather.jsonl why none has a reward"
-    key = f"sft.threshold={config.threshold:g}" if config.select == "threshold" else f"sft.quantile={config.quantile:g}"
+        return f"{counts}; gather more, or look in rollouts/ why none has a reward"
+    limit = config.threshold if config.select == "threshold" else config.quantile
+    key = f"{phase}.{config.select}={limit:g}"
     stages = {
         (f"lower {key}" if config.select == "threshold" else f"raise {key}"): figures["candidates"]
         - figures["of_good_rollouts"],
-        "set sft.credited=all": figures["of_good_rollouts"] - figures["credited"],
-        "set sft.true_quotes=ignore": figures["misquoting"],
-        "gather more tasks (gather.tasks), which differ": figures["duplicates"],
-        f"raise sft.max_length={config.max_length}": figures["too_long"],
+        f"set {phase}.credited=all": figures["of_good_rollouts"] - figures["credited"],
+        f"set {phase}.true_quotes=ignore": figures["misquoting"],
+        "gather more tasks, which differ": figures["duplicates"],
+        f"raise {phase}.max_length={config.max_length}": figures["too_long"],
     }
-    remedy = max(stages, key=lambda stage: stages[stage]) if any(stages.values()) else "gather more (gather.tasks)"
+    remedy = max(stages, key=lambda stage: stages[stage]) if any(stages.values()) else "gather more"
     return (
         f"{counts}, {figures['of_good_rollouts']} of them from rollouts within {key} (the highest reward is "
-        f"{highest:.3f}), {figures['credited']} credited (sft.credited={config.credited}), "
+        f"{highest:.3f}), {figures['credited']} credited ({phase}.credited={config.credited}), "
         f"{figures['misquoting']} of those misquoting, {figures['duplicates']} twice and {figures['too_long']} longer "
-        f"than sft.max_length={config.max_length}; {remedy}, or lower sft.min_examples"
+        f"than {phase}.max_length={config.max_length}; {remedy}, or lower {phase}.min_examples"
     )
 
 

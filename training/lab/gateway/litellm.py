@@ -19,7 +19,7 @@ from typing import Any
 import agentlightning as agl
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
-from chimera.config.tree import ModelsConfig
+from chimera.config.tree import ModelConfig
 from chimera.serving.client import Endpoint
 from chimera.serving.door import Door
 from training.lab.gateway.spec import START_SECONDS, GatewaySpec
@@ -31,7 +31,7 @@ _ADDRESS = re.compile(r" \(\S{1,99} at http\S{1,99}?/rollout/\S{1,200}\)")
 _WRAPPED = re.compile(r"litellm\.\w{1,60}: ")
 
 
-def model_list(models: ModelsConfig, endpoints: Mapping[str, Endpoint]) -> list[dict[str, Any]]:
+def model_list(models: Mapping[str, ModelConfig], endpoints: Mapping[str, Endpoint]) -> list[dict[str, Any]]:
     """LiteLLM's model list: the logical name in front, the server behind it; keys are named, not written.
 
     Token ids are asked of our own servers only: other services refuse requests with parameters they do not know.
@@ -44,7 +44,7 @@ def model_list(models: ModelsConfig, endpoints: Mapping[str, Endpoint]) -> list[
             "api_key": f"os.environ/{_key_variable(name)}",
             "timeout": endpoint.timeout_s,
         }
-        if getattr(models, name).kind != "endpoint":
+        if models[name].kind != "endpoint":
             parameters["extra_body"] = {"return_token_ids": True}
         entries.append({"model_name": name, "litellm_params": parameters})
     return entries

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from chimera.config.tree import GatewayConfig, ModelsConfig
+from chimera.config.tree import GatewayConfig, ModelConfig
 from chimera.serving.client import Endpoint
 
 START_SECONDS = 300.0
@@ -16,7 +16,7 @@ class GatewaySpec:
 
     gateway: GatewayConfig
     store_url: str
-    models: ModelsConfig
+    models: Mapping[str, ModelConfig]
     endpoints: Mapping[str, Endpoint]
     key: str = field(repr=False)
     store_key: str = field(repr=False)

@@ -161,7 +161,7 @@ def serve(spec: GatewaySpec, port: int, ready: Connection) -> None:
 
 
 async def _serve(spec: GatewaySpec, port: int, ready: Connection) -> int:
-    with_ids = frozenset(name for name in spec.endpoints if getattr(spec.models, name).kind != "endpoint")
+    with_ids = frozenset(name for name in spec.endpoints if spec.models[name].kind != "endpoint")
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         exchanges = Exchanges(session, spec.store_url, spec.store_key, spec.gateway.store_timeout_s)
         gateway = ThinGateway(spec.endpoints, with_ids, exchanges)

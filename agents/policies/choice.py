@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from agents.context import Candidates, Choice, Selector, SupervisorChoice
 
 if TYPE_CHECKING:
-    from training.algorithms.bandit.policy import BanditPolicy
+    from agents.policies.bandit import BanditPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def make_selector(spec: SelectionSpec, *, greedy: bool = False) -> Selector:
 
 @lru_cache(maxsize=4)
 def _load(folder: str, version: str) -> "BanditPolicy":
-    from training.algorithms.bandit.policy import load_policy
+    from agents.policies.bandit import load_policy
 
     return load_policy(Path(folder))
 

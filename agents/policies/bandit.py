@@ -25,12 +25,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from agents.context import Candidates
-from chimera.config.learning import BanditConfig
+from agents.policies.events import BanditEvent
+from agents.policies.features import feature_names, features
+from agents.policies.models import Array, LinearThompson, RewardModel, SoftLogistic
 from chimera.core.errors import RunError
 from chimera.core.plain_json import read_json_object
-from training.algorithms.bandit.features import feature_names, features
-from training.algorithms.bandit.models import Array, LinearThompson, RewardModel, SoftLogistic
-from training.learning.experience import BanditEvent
 
 SETTINGS, ARRAYS = "policy.json", "arrays.safetensors"
 FOLDS = 5
@@ -38,7 +37,7 @@ FOLDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a policy was made with; its keys are those of `BanditConfig`."""
+    """What a policy was made with; its keys are those of the bandit's settings."""
 
     policy: Literal["thompson", "logistic"]
     update: Literal["direct", "ips", "dr"]
@@ -51,8 +50,8 @@ class Settings:
     seed: int
 
     @classmethod
-    def of(cls, config: BanditConfig, seed: int) -> "Settings":
-        """The settings in `config`."""
+    def of(cls, config: Any, seed: int) -> "Settings":
+        """From the settings of a phase, whose attributes are the keys of this class."""
         keys = cls.__dataclass_fields__.keys() - {"seed"}
         return cls(**{key: getattr(config, key) for key in keys}, seed=seed)
 

@@ -21,10 +21,9 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from agents.context import Candidates
-from agents.roles import JUNIORS
+from chimera.config.roles import JUNIORS
 from chimera.core.quotes import missing_quotes
-from chimera.core.types import LABELS
-from evaluation.measures.reading import (
+from chimera.core.reading import (
     DIRECTIONS,
     SIGNIFICANCES,
     Passages,
@@ -35,6 +34,7 @@ from evaluation.measures.reading import (
     stems,
     words,
 )
+from chimera.core.types import LABELS
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,0 +1,126 @@
+"""The entries of `pipeline`: what each has in common, and which class stands behind an algorithm's name."""
+
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator
+
+from chimera.config.loader import Section
+from chimera.core.errors import ConfigError
+
+ALGORITHMS: Mapping[str, str] = {
+    "gather": "training.algorithms.gather:Gather",
+    "sft": "training.algorithms.sft.phase:Sft",
+    "ppo": "training.algorithms.ppo.phase:Ppo",
+    "bandit": "training.algorithms.bandit.phase:Bandit",
+    "rejection": "training.algorithms.rejection:Rejection",
+}
+"""Module and class of each algorithm; an entry of `pipeline` may also name a class of the user's like this."""
+DEFAULT: Mapping[str, Mapping[str, Any]] = {
+    "gather": {},
+    "sft": {"roles": ("juniors",)},
+    "ppo": {"roles": ("seniors",)},
+    "bandit": {"roles": ("Supervisor",)},
+}
+"""The pipeline of a configuration that gives none."""
+
+
+METHODS = {"check": ("plan", "settings", "config", "dataset"), "learn": ("plan", "settings", "bench")}
+"""The methods of an algorithm (see `training.learning.base.Algorithm`), with what they take."""
+
+
+class PhaseSettings(Section):
+    """One entry of `pipeline`. An algorithm's own settings are a subclass."""
+
+    algorithm: str = Field(
+        default="", description=f"{' | '.join(ALGORITHMS)}, or module:Class of your own; the entry's name without it"
+    )
+    roles: tuple[str, ...] = Field(default=(), description="the roles that it trains: roles, or juniors, seniors")
+    shared: bool = Field(
+        default=False, description="other phases may train the same weights through the answers of other roles"
+    )
+
+    @field_validator("roles", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return (value,)
+        return tuple(value) if isinstance(value, list) else value
+
+
+def find_algorithm(name: str) -> type[Any]:
+    """The class behind an algorithm's name.
+
+    Raises:
+        ConfigError: There is none, it cannot be imported, or it lacks what a phase needs.
+    """
+    if name not in ALGORITHMS and ":" not in name:
+        near = get_close_matches(name, ALGORITHMS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(ALGORITHMS)}"
+        raise ConfigError(f"there is no algorithm {name!r}: {hint} (or module:Class of your own)")
+    module, _, kind = ALGORITHMS.get(name, name).partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:  # A command that pip installed does not look there, `python -m` does.
+        sys.path.append(here)
+    try:
+        found = getattr(importlib.import_module(module), kind)
+    except ImportError as error:
+        raise ConfigError(f"algorithm {name!r}: the module {module} cannot be imported: {error}") from error
+    except AttributeError as error:
+        raise ConfigError(f"algorithm {name!r}: the module {module} has no class {kind}") from error
+    if lacks := _lacks(found):
+        raise ConfigError(f"algorithm {name!r} does not fit training.learning.base.Algorithm: {lacks}")
+    return found
+
+
+def _lacks(found: Any) -> str | None:
+    """What keeps a class from being an algorithm, in words; None when nothing does."""
+    if not isinstance(found, type):
+        return "it is no class"
+    settings = getattr(found, "Settings", None)
+    if not (isinstance(settings, type) and issubclass(settings, PhaseSettings)):
+        return "it has no class Settings that is a chimera.config.pipeline.PhaseSettings"
+    if getattr(found, "part", "") not in (None, "weights", "choice"):
+        return "its attribute part is none of None, 'weights' and 'choice'"
+    for method, names in (
+        ("check", ("plan", "settings", "config", "dataset")),
+        ("learn", ("plan", "settings", "bench")),
+    ):
+        function = getattr(found, method, None)
+        if not callable(function):
+            return f"it has no method {method}({', '.join(names)})"
+        given = list(inspect.signature(function).parameters)[1:]
+        if len(given) != len(names):
+            return f"its method {method} takes ({', '.join(given)}) and not ({', '.join(names)})"
+    if not inspect.iscoroutinefunction(found.learn):
+        return "its method learn is not async"
+    return None
+
+
+def _settings(value: Any) -> Any:
+    """The settings of one entry, whose `algorithm` is known by now."""
+    if not isinstance(value, Mapping):
+        return value
+    return find_algorithm(value["algorithm"]).Settings.model_validate_json(json.dumps(dict(value)), strict=True)
+
+
+def named(entries: Any) -> Any:
+    """Entries of a `pipeline`, each with its algorithm: its own name unless it says otherwise."""
+    if not isinstance(entries, Mapping):
+        return entries
+    return {
+        name: {**one, "algorithm": one.get("algorithm") or name} if isinstance(one, Mapping) else one
+        for name, one in entries.items()
+    }
+
+
+Pipeline = Annotated[
+    dict[str, Annotated[SerializeAsAny[PhaseSettings], BeforeValidator(_settings)]], BeforeValidator(named)
+]
+"""Phases by name, in the order of the run."""

@@ -1,0 +1,65 @@
+"""Which slot's model plays which role, and the names of groups of roles."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from pydantic import Field
+
+from chimera.config.loader import Section
+from chimera.core.errors import ConfigError
+
+
+class RoleConfig(Section):
+    """One role of the society, or the judge."""
+
+    model: str = Field(min_length=1, description="the slot (models.<slot>) whose model plays this role")
+
+
+class RolesConfig(Section):
+    """The slot of each role."""
+
+    Geneticist: RoleConfig = RoleConfig(model="junior")
+    Pharmacologist: RoleConfig = RoleConfig(model="junior")
+    Neurologist: RoleConfig = RoleConfig(model="junior")
+    Supervisor: RoleConfig = RoleConfig(model="supervisor")
+    HypothesisRefiner: RoleConfig = RoleConfig(model="senior")
+    ProtocolDesigner: RoleConfig = RoleConfig(model="senior")
+    PeerReviewer: RoleConfig = RoleConfig(model="board")
+    SafetyOfficer: RoleConfig = RoleConfig(model="board")
+    PrincipalInvestigator: RoleConfig = RoleConfig(model="principal")
+    Judge: RoleConfig = RoleConfig(model="judge")
+
+    def slots(self) -> dict[str, str]:
+        """The slot of each role, by the role's name."""
+        return {name: getattr(self, name).model for name in type(self).model_fields}
+
+
+JUDGE = "Judge"
+"""Scores what the society made; it is no node of the graph."""
+JUNIORS: tuple[str, ...] = ("Geneticist", "Pharmacologist", "Neurologist")
+"""The roles that propose hypotheses, in the order in which hypotheses are listed."""
+GRADING: tuple[str, ...] = ("PeerReviewer", "SafetyOfficer", "PrincipalInvestigator", JUDGE)
+"""The roles that grade what others wrote, so that the deterministic rubric can play them."""
+GROUPS: dict[str, tuple[str, ...]] = {"juniors": JUNIORS, "seniors": ("HypothesisRefiner", "ProtocolDesigner")}
+"""Names that stand for several roles where a phase lists what it trains."""
+
+
+def expand(names: Iterable[str], setting: str) -> tuple[str, ...]:
+    """The roles that `names` of roles and groups stand for, in the order of the society; none twice.
+
+    Args:
+        names: What the setting lists.
+        setting: Its key, for the message.
+
+    Raises:
+        ConfigError: There is no such role or group.
+    """
+    known = (*RolesConfig.model_fields, *GROUPS)
+    found: set[str] = set()
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise ConfigError(f"{setting} names {name!r}, which is neither a role nor a group of roles: {hint}")
+        found |= set(GROUPS.get(name, (name,)))
+    return tuple(role for role in RolesConfig.model_fields if role in found)

@@ -1,0 +1,103 @@
+"""Settings of PPO."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from chimera.config.pipeline import PhaseSettings
+
+CRITIC_KEYS = ("critic_lr", "critic_warmup", "cliprange_value", "lam")
+
+
+class PpoSettings(PhaseSettings):
+    """Online learning through VeRL; keys named as in VeRL mean what they mean there."""
+
+    adv_estimator: Literal["gae", "grpo", "rloo", "reinforce_plus_plus"] = Field(
+        default="grpo", description="VeRL's advantage estimator; gae trains a critic beside the actor"
+    )
+    steps: int = Field(default=6, ge=1, le=1_000_000, description="online steps: rollouts, then one update")
+    tasks_per_step: int = Field(default=8, ge=1, le=1_000_000, description="training tasks of one step")
+    n: int = Field(default=4, ge=1, le=10_000, description="rollouts per task")
+    credit: Literal["broadcast", "calls"] = Field(
+        default="calls",
+        description="broadcast: every call gets the rollout's reward; calls: each call gets its own parsed, call_valid "
+        "and tool_succeeded rewards plus the rest of the rollout's",
+    )
+    role_baseline: bool = Field(
+        default=True,
+        description="subtract what the hypothesis that a role was handed would have earned in alignment unchanged",
+    )
+    lr: float = Field(default=5e-4, gt=0, le=10, description="learning rate of the actor")
+    ppo_mini_batch_size: int = Field(
+        default=40,
+        ge=1,
+        le=1_000_000,
+        description="calls per optimiser step; the calls of an online step (about 80 by default) are split evenly",
+    )
+    ppo_epochs: int = Field(default=1, ge=1, le=1000, description="passes over a step's calls")
+    ppo_max_token_len_per_gpu: int = Field(default=8192, ge=64, le=100_000_000, description="tokens of one micro-batch")
+    clip_ratio_low: float = Field(default=0.2, gt=0, lt=1, description="clip range below 1 of the probability ratio")
+    clip_ratio_high: float = Field(
+        default=0.28, gt=0, le=100, description="clip range above 1 of the probability ratio"
+    )
+    grad_clip: float = Field(default=1.0, gt=0, le=1e9, description="largest gradient norm")
+    entropy_coeff: float = Field(default=0.0, ge=0, le=1000, description="weight of the entropy bonus")
+    use_kl_loss: bool = Field(
+        default=False, description="add the KL divergence to the phase's first weights to the loss"
+    )
+    kl_loss_coef: float = Field(default=0.001, ge=0, le=1000, description="weight of that KL divergence")
+    kl_loss_type: Literal["kl", "abs", "mse", "low_var_kl"] = Field(
+        default="low_var_kl", description="VeRL's estimator of that KL divergence"
+    )
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = Field(
+        default="token-mean", description="how token losses become one number"
+    )
+    norm_adv_by_std_in_grpo: bool = Field(
+        default=True, description="grpo: divide by the group's standard deviation (false is Dr. GRPO)"
+    )
+    gamma: float = Field(default=1.0, gt=0, le=1, description="discount per token")
+    lam: float = Field(default=0.95, ge=0, le=1, description="gae: lambda")
+    critic_lr: float = Field(default=1e-3, gt=0, le=10, description="gae: learning rate of the critic")
+    critic_warmup: int = Field(default=1, ge=0, le=1_000_000, description="gae: first steps that train the critic only")
+    cliprange_value: float = Field(default=0.5, gt=0, le=1e9, description="gae: clip range of the value loss")
+    lora_rank: int = Field(default=0, ge=0, le=4096, description="rank of LoRA adapters; 0 trains all weights")
+    lora_alpha: int = Field(default=32, ge=1, le=1_000_000, description="scale of LoRA adapters")
+    test_freq: int = Field(
+        default=-1, ge=-1, le=1_000_000, description="validate every so many steps; -1 only when the phase has ended"
+    )
+    test_tasks: int = Field(default=20, ge=1, le=1_000_000, description="held-out tasks of such a validation")
+    save_freq: int = Field(
+        default=1, ge=1, le=1_000_000, description="checkpoint every so many steps (and after the last)"
+    )
+    max_actor_ckpt_to_keep: int = Field(default=1, ge=1, le=10_000, description="checkpoints to keep, the newest")
+    step_timeout_s: float = Field(
+        default=300.0, gt=0, le=604_800, description="seconds to wait for one step's rollouts"
+    )
+    min_good_share: float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="share of a step's rollouts that must be usable; the step is skipped otherwise",
+    )
+    verl: dict[str, Any] = Field(
+        default={},
+        description="more of VeRL's configuration, by actor, critic, engine, optim, model and algorithm",
+    )
+
+    def unused(self) -> Mapping[str, str]:
+        """Keys of other estimators, of the KL loss, of LoRA and of validation when those are off."""
+        found: dict[str, str] = {}
+        if self.adv_estimator != "gae":
+            found |= dict.fromkeys(CRITIC_KEYS, f"adv_estimator is {self.adv_estimator!r}")
+        if self.adv_estimator != "grpo":
+            found["norm_adv_by_std_in_grpo"] = f"adv_estimator is {self.adv_estimator!r}"
+        if self.adv_estimator in ("grpo", "rloo"):
+            found["gamma"] = f"adv_estimator is {self.adv_estimator!r}, which does not discount"
+        if not self.use_kl_loss:
+            found |= dict.fromkeys(("kl_loss_coef", "kl_loss_type"), "use_kl_loss is false")
+        if not self.lora_rank:
+            found["lora_alpha"] = "lora_rank is 0"
+        if self.test_freq <= 0:
+            found["test_tasks"] = f"test_freq is {self.test_freq}"
+        return found

@@ -1,0 +1,54 @@
+"""Settings of supervised fine-tuning."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from chimera.config.pipeline import PhaseSettings
+
+
+class SftSettings(PhaseSettings):
+    """Supervised fine-tuning of roles on their own good traces."""
+
+    select: Literal["quantile", "threshold"] = Field(
+        default="quantile", description="take the best share of each role's rollouts, or all that reach a reward"
+    )
+    quantile: float = Field(default=0.6, gt=0, le=1, description="share of each role's rollouts to take, best first")
+    threshold: float = Field(default=1.5, ge=-1e6, le=1e6, description="smallest reward of a rollout to learn from")
+    credited: Literal["all", "agreeing", "selected"] = Field(
+        default="agreeing",
+        description="whose turns of a good rollout: all of them, those whose answer is the society's, "
+        "or the selected author's",
+    )
+    true_quotes: Literal["prefer", "require", "ignore"] = Field(
+        default="prefer",
+        description="conversations that quote what is in none of the passages they read are left out (prefer: unless "
+        "fewer than min_examples would be left, which is told)",
+    )
+    min_examples: int = Field(
+        default=16, ge=1, le=1_000_000, description="fewer selected conversations than this are an error"
+    )
+    epochs: float = Field(default=3.0, gt=0, le=1000, description="passes over the selected conversations")
+    batch_size: int = Field(default=16, ge=1, le=100_000, description="conversations per optimiser step")
+    micro_batch_size: int = Field(default=8, ge=1, le=100_000, description="conversations per forward pass")
+    lr: float = Field(
+        default=1e-3, gt=0, le=10, description="peak learning rate; real models want 1e-5 to 2e-4, LoRA the upper end"
+    )
+    warmup_ratio: float = Field(default=0.1, ge=0, lt=1, description="share of steps in which the rate rises")
+    max_length: int = Field(
+        default=2048, ge=32, le=1_000_000, description="longer conversations are left out and counted, in tokens"
+    )
+    lora_rank: int = Field(
+        default=0, ge=0, le=4096, description="rank of LoRA adapters, merged when saved; 0 trains all weights"
+    )
+    lora_alpha: int = Field(default=32, ge=1, le=1_000_000, description="scale of LoRA adapters")
+    unsloth: Literal["auto", "never"] = Field(
+        default="auto", description="auto: load the model through Unsloth when a GPU and Unsloth are there"
+    )
+
+    def unused(self) -> Mapping[str, str]:
+        """The other way of selection, and LoRA's scale without LoRA."""
+        other = "threshold" if self.select == "quantile" else "quantile"
+        found = {other: f"select is {self.select!r}"}
+        return found if self.lora_rank else found | {"lora_alpha": "lora_rank is 0"}

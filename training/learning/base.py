@@ -1,0 +1,138 @@
+"""The seam: what an algorithm is, what it is told, what it may touch, and what it gives back.
+
+A phase of a run is one entry of `pipeline`: an algorithm, the roles that it trains, its settings. An algorithm gets a
+`Bench` and returns what it `Learned`. Whether that goes live is the gate's business (`training.gate`).
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+
+from chimera.config.pipeline import PhaseSettings
+from chimera.run.policies import Part, Policy
+
+if TYPE_CHECKING:
+    from chimera.config.tree import Config
+    from chimera.data.tasks import Dataset
+    from chimera.run.directory import Run
+    from evaluation.records.rollouts import RolloutInput
+    from training.learning.episodes import Episode
+    from training.watch.metrics import Metrics
+    from training.watch.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePlan:
+    """One entry of `pipeline`, resolved.
+
+    Attributes:
+        name: Of ledger events, files, metrics and the stage; unique, so that an algorithm may occur twice.
+        algorithm: Its name in the configuration.
+        roles: The roles that it trains, in the order of the society.
+        slots: The slots that those roles use, each once.
+    """
+
+    name: str
+    algorithm: str
+    roles: tuple[str, ...] = ()
+    slots: tuple[str, ...] = ()
+
+    @property
+    def slot(self) -> str:
+        """The one slot of a phase that learns weights; `training.learning.plans` has refused others."""
+        (slot,) = self.slots
+        return slot
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a phase came to.
+
+    Attributes:
+        figures: For the ledger and the metrics.
+        policy: What it learned; None when it learned nothing. It goes live if the gate lets it.
+    """
+
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    policy: Policy | None = None
+
+
+class Bench(Protocol):
+    """The lab as one phase sees it.
+
+    Attributes:
+        config: The whole configuration.
+        dataset: The tasks; learn from `dataset.train` only.
+        run: The run's directory and ledger.
+        view: Shows progress, notes and warnings.
+        metrics: Gets what is measured, by phase and step.
+    """
+
+    config: "Config"
+    dataset: "Dataset"
+    run: "Run"
+    view: "View"
+    metrics: "Metrics"
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """What is live: the version of each slot's weights, or the endpoint's model, and who chooses."""
+        ...
+
+    def weights(self, slot: str) -> Path:
+        """The folder of the weights that are live in an embedded slot."""
+        ...
+
+    def rollouts(
+        self,
+        inputs: "Sequence[RolloutInput]",
+        *,
+        mode: Literal["train", "val"] = "train",
+    ) -> "AsyncGenerator[Episode]":
+        """Run the society on `inputs`; each episode is recorded when it is yielded, failed ones too.
+
+        What is recorded already comes first and is not run again.
+
+        Raises:
+            RunError: No further rollout could succeed.
+        """
+        ...
+
+    async def episodes(self) -> "list[Episode]":
+        """All rollouts on training tasks that were made before this phase began for the first time.
+
+        They are in the order of the phases, and within a phase in an order that may differ from run to run.
+        """
+        ...
+
+    async def publish(self, policy: Policy) -> None:
+        """Put `policy` live, for rollouts that are asked for from now on.
+
+        Raises:
+            ModelError: Its weights do not fit the model that they replace; what was live stays live.
+        """
+        ...
+
+
+S_contra = TypeVar("S_contra", bound=PhaseSettings, contravariant=True)
+
+
+class Algorithm(Protocol[S_contra]):
+    """One way to learn, or to gather what others learn from. Its class is made without arguments, once for a phase.
+
+    Attributes:
+        Settings: Its settings: a subclass of `PhaseSettings`, whose keys are those of the entry in `pipeline`.
+        part: What it learns; None when it learns nothing, so that the gate has nothing to decide.
+    """
+
+    Settings: ClassVar[type[PhaseSettings]]
+    part: ClassVar[Part | None]
+
+    def check(self, plan: PhasePlan, settings: S_contra, config: "Config", dataset: "Dataset") -> None:
+        """Raise ConfigError if the phase cannot be run like this: called before anything is started or written."""
+        ...
+
+    async def learn(self, plan: PhasePlan, settings: S_contra, bench: Bench) -> Learned:
+        """Do the phase's work, or what is left of it when the run is resumed."""
+        ...

@@ -1,0 +1,138 @@
+"""From the configuration to the phases of a run, with everything that is refused before anything starts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from agents.roles import ROLES
+from agents.schemas import Selection
+from chimera.config.pipeline import PhaseSettings, find_algorithm
+from chimera.config.roles import expand
+from chimera.config.tree import Config
+from chimera.core.errors import ConfigError
+from chimera.data.tasks import Dataset
+from training.learning.base import Algorithm, PhasePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A phase that can run."""
+
+    plan: PhasePlan
+    settings: PhaseSettings
+    algorithm: Algorithm[PhaseSettings]
+
+    @property
+    def name(self) -> str:
+        """The phase's name."""
+        return self.plan.name
+
+    @property
+    def learns(self) -> bool:
+        """Whether it learns a policy, so that the gate has something to decide."""
+        return self.algorithm.part is not None
+
+
+def choose_names(text: str | None, config: Config) -> tuple[str, ...]:
+    """The phases that a comma-separated list names, in its order; all entries of `pipeline` for None.
+
+    Raises:
+        ConfigError: A name is unknown or repeated, or there is none.
+    """
+    known = tuple(config.pipeline)
+    valid = f"the phases are {', '.join(known)}"
+    names = known if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            raise ConfigError(f"there is no phase {name!r}{f', did you mean {near[0]}?' if near else ''}: {valid}")
+    if not names:
+        raise ConfigError(f"no phase is named: {valid}")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--phases={text} names a phase twice")
+    return names
+
+
+def make_phases(names: Sequence[str], config: Config, dataset: Dataset) -> list[Phase]:
+    """The phases with these names, which can run.
+
+    Raises:
+        ConfigError: One of them cannot, or two of them contradict each other.
+    """
+    found: list[Phase] = []
+    for name in names:
+        settings = config.pipeline[name]
+        roles = expand(settings.roles, f"pipeline.{name}.roles")
+        slots = tuple(dict.fromkeys(config.slot(role) for role in roles))
+        plan = PhasePlan(name, settings.algorithm, roles, slots)
+        phase = Phase(plan, settings, find_algorithm(settings.algorithm)())
+        _check_roles(phase, config)
+        phase.algorithm.check(plan, settings, config, dataset)
+        found.append(phase)
+    _check_owners(found)
+    return found
+
+
+def _check_roles(phase: Phase, config: Config) -> None:
+    plan, part = phase.plan, phase.algorithm.part
+    setting = f"pipeline.{plan.name}.roles"
+    if part is None:
+        if plan.roles:
+            raise ConfigError(f"{setting} has no effect: the algorithm {plan.algorithm} trains no role; remove it")
+        return
+    if not plan.roles:
+        raise ConfigError(f"{setting} is empty: say which roles {plan.name} trains, such as [{next(iter(ROLES))}]")
+    if unknown := [role for role in plan.roles if role not in ROLES]:
+        raise ConfigError(f"{setting} names {unknown[0]}, which is no member of the society and cannot be trained")
+    if part == "choice":
+        _check_choosers(plan, setting)
+    else:
+        _check_slots(plan, setting, config)
+
+
+def _check_choosers(plan: PhasePlan, setting: str) -> None:
+    choosers = [name for name, role in ROLES.items() if role.schema is Selection]
+    if list(plan.roles) != choosers:
+        raise ConfigError(
+            f"{setting} is {', '.join(plan.roles)}: {plan.algorithm} learns from choices with known probabilities, "
+            f"which only {' and '.join(choosers)} makes"
+        )
+
+
+def _check_slots(plan: PhasePlan, setting: str, config: Config) -> None:
+    if len(plan.slots) > 1:
+        of_slot = "; ".join(
+            f"{slot}: {', '.join(role for role in plan.roles if config.slot(role) == slot)}" for slot in plan.slots
+        )
+        raise ConfigError(
+            f"{setting} names roles of several slots ({of_slot}), and one phase learns the weights of one: make a "
+            "phase of each, or give the roles one slot"
+        )
+    model = config.models[plan.slot]
+    if model.kind != "embedded":
+        raise ConfigError(
+            f"models.{plan.slot}.kind={model.kind}: {plan.name} trains the weights of {', '.join(plan.roles)}, and "
+            f"there is no access to them there; set models.{plan.slot}.kind=embedded with a model folder in "
+            f"models.{plan.slot}.path, or leave {plan.name} out of --phases"
+        )
+
+
+def _check_owners(phases: Sequence[Phase]) -> None:
+    """One slot is trained through the same roles by all phases, unless they say otherwise."""
+    owners: dict[str, Phase] = {}
+    for phase in phases:
+        if phase.algorithm.part != "weights" or phase.settings.shared:
+            continue
+        first = owners.setdefault(phase.plan.slot, phase)
+        if first.plan.roles != phase.plan.roles:
+            raise ConfigError(_shared(first.plan, phase.plan))
+
+
+def _shared(first: PhasePlan, second: PhasePlan) -> str:
+    named: Mapping[str, str] = {one.name: ", ".join(one.roles) for one in (first, second)}
+    return (
+        f"pipeline.{first.name} and pipeline.{second.name} would both train the weights of the slot {first.slot}, by "
+        f"the answers of different roles ({'; '.join(f'{name}: {roles}' for name, roles in named.items())}): give one "
+        f"of them a slot of its own (models.NAME.like={first.slot} and roles.ROLE.model=NAME), or set "
+        f"pipeline.{second.name}.shared=true if it is meant"
+    )
