@@ -26,7 +26,7 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 import agentlightning as agl
 from agentlightning.semconv import AGL_OBJECT
 
-from agents.roles import JUNIORS
+from chimera.config.roles import JUNIORS
 from chimera.config.tree import RewardConfig
 from training.learning import traces
 from training.learning.adapter import HierarchicalTraceAdapter

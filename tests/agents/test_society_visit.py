@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agents.prompting import dump, payload_of, response_format
 from agents.record import ModelCall, ToolUse
 from agents.roles import ROLES
-from chimera.config.roles import JUNIORS
+from chimera.config.roles import JUNIORS, RolesConfig
 from chimera.core.errors import RoleError
 from chimera.serving.client import Endpoint, HttpModel
 
@@ -255,7 +255,7 @@ def shape(model):
 
 @pytest.mark.parametrize("role", ROLES.values(), ids=lambda role: role.name)
 def test_each_caller_gets_its_own_response_format_with_the_roles_schema(role):
-    expected = {"name": role.schema.__name__, "schema": role.schema.model_json_schema()}
+    expected = {"name": role.schema.model_json_schema()["title"], "schema": role.schema.model_json_schema()}
     mine = response_format(role)
     assert mine == {"type": "json_schema", "json_schema": expected}
     mine["json_schema"]["schema"]["properties"].clear()
@@ -326,7 +326,7 @@ async def test_seeds_depend_on_run_role_visit_and_step_only(society_kit):
 @respx.mock
 async def test_over_http_an_empty_tool_list_is_never_sent(society_kit):
     """Several servers reject `tools: []`, which is what binding no tools sends."""
-    by_schema = {ROLES[name].schema.__name__: society_kit.answers[name] for name in ROLES}
+    by_schema = {role.schema.model_json_schema()["title"]: society_kit.answers[role.name] for role in ROLES.values()}
     bodies = []
 
     def answer(request):
@@ -337,7 +337,7 @@ async def test_over_http_an_empty_tool_list_is_never_sent(society_kit):
         return httpx.Response(200, json={"id": "1", "choices": [{"message": message, "finish_reason": "stop"}]})
 
     respx.post("http://model.test/v1/chat/completions").mock(side_effect=answer)
-    endpoints = {role.model: Endpoint("http://model.test/v1", role.model, "key") for role in ROLES.values()}
+    endpoints = {slot: Endpoint("http://model.test/v1", slot, "key") for slot in RolesConfig().slots().values()}
     model = HttpModel(endpoints)
     state = await society_kit.make(model).run(society_kit.brief)
     await model.aclose()

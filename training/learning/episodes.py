@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from agents.policies.events import BanditEvent
 from evaluation.records.rollouts import RolloutRecord
-from evaluation.traces.spans import SpanLike
-from training.learning import traces
+from evaluation.traces import spans as traces
+from evaluation.traces.spans import Span
 from training.learning.experience import Call, Conversation
 
 if TYPE_CHECKING:
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class Episode:
     """One rollout: its record, and its trace as `HierarchicalTraceAdapter` reads it.
 
-    Whoever holds an episode holds its spans. One that an earlier process recorded has none in memory, and reads its
-    trace from disk each time that it is asked for calls or conversations.
+    Whoever holds an episode holds its spans, about 100 kB: hold many as `on_disk`. An episode that has no spans in
+    memory, such as one that an earlier process recorded, reads its trace each time that it is asked for calls or
+    conversations.
 
     Args:
         record: The rollout.
@@ -33,12 +34,16 @@ class Episode:
     __slots__ = ("_adapter", "_run", "_spans", "record")
 
     def __init__(
-        self, record: RolloutRecord, spans: Sequence[SpanLike] | None, run: Path, adapter: "HierarchicalTraceAdapter"
+        self, record: RolloutRecord, spans: Sequence[Span] | None, run: Path, adapter: "HierarchicalTraceAdapter"
     ) -> None:
         self.record = record
         self._spans = None if spans is None else tuple(spans)
         self._run = run
         self._adapter = adapter
+
+    def on_disk(self) -> "Episode":
+        """The same episode without its spans in memory."""
+        return Episode(self.record, None, self._run, self._adapter)
 
     def conversations(self, roles: Collection[str]) -> list[Conversation]:
         """The conversations of `roles`, one for each visit that came to a readable answer.
@@ -60,7 +65,7 @@ class Episode:
         """The choice among hypotheses with its reward; None if there was none, or no reward. It needs no trace."""
         return self._adapter.adapt_for_bandit(self.record)
 
-    def _trace(self) -> Sequence[SpanLike]:
+    def _trace(self) -> Sequence[Span]:
         if self._spans is not None:
             return self._spans
         return () if self.record.trace is None else traces.read(self._run / self.record.trace)

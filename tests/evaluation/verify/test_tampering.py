@@ -167,17 +167,18 @@ def everywhere(folder, change, at=0):
     trace(folder, in_trace, at)
 
 
-def answered(folder, schema, old, new):
+def answered(folder, role, old, new):
     """Rewrite what a model answered, in the trace alone."""
 
     def change(spans):
         for span in spans:
             attributes = span["attributes"]
             key = "llm.hosted_vllm.choices"
-            if schema in attributes.get("llm.hosted_vllm.response_format", "") and old in attributes.get(key, ""):
+            asked = f"You are the {role}." in attributes.get("llm.hosted_vllm.messages", "")
+            if asked and old in attributes.get(key, ""):
                 attributes[key] = attributes[key].replace(old, new)
                 return spans
-        raise AssertionError(f"no answer of {schema} holds {old}")
+        raise AssertionError(f"no answer of {role} holds {old}")
 
     trace(folder, change)
 
@@ -359,7 +360,7 @@ PLAIN = {
     ),
     "rollouts: a file is gone": (removed(rollouts), "rollouts/eval-val-base.jsonl is missing"),
     "traces: an answer was changed": (
-        lambda folder: answered(folder, "Hypothesis", '"yes', '"no'),
+        lambda folder: answered(folder, "Geneticist", '"yes', '"no'),
         "traces/eval-val-base/",
     ),
     "traces: one is gone": (removed(trace_of), "jsonl.gz is missing"),
@@ -505,7 +506,7 @@ def judged(folder):
     """The judge's answer, and every place that it went to."""
     found = json.loads((folder / rollouts(folder)).read_text().splitlines()[0])
     old = found["outputs"]["final_evaluation"]["scores"]["impact"]
-    answered(folder, "Judgement", f'"impact":{json.dumps(old)}', '"impact":0.123')
+    answered(folder, "Judge", f'"impact":{json.dumps(old)}', '"impact":0.123')
 
     def change(record):
         gain = (0.123 - old) * 0.3
@@ -609,7 +610,7 @@ REBUILT = {
         told("outputs", "selected_hypothesis", "claim", to="it cures"),
         "outputs.selected_hypothesis.claim is",
     ),
-    "traces: a model's answer": (lambda folder: answered(folder, "Hypothesis", '"yes', '"no'), "replayed: "),
+    "traces: a model's answer": (lambda folder: answered(folder, "Geneticist", '"yes', '"no'), "replayed: "),
     "traces: a rubric's answer, and all that follows": (judged, "the rubric does not answer what its trace holds"),
     "traces: one without an answer": (lost, "model calls, but its record says 0"),
     "traces: two swapped": (swap_traces, "differs from that in traces"),
