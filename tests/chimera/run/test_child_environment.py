@@ -74,8 +74,9 @@ found = {}
 
 
 def note(name, pid):
-    entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\\0")
-    found[name] = dict(entry.decode().split("=", 1) for entry in entries if entry)
+    while not (written := Path(f"/proc/{pid}/environ").read_bytes()):
+        pass  # The kernel shows it only a moment after the program was started.
+    found[name] = dict(entry.decode().split("=", 1) for entry in written.split(b"\\0") if entry)
 
 
 def tell(sender):
