@@ -1,1 +1,1 @@
-"""The one rollout, and making what an evaluation lacks. Read `rollout` first, then `direct` and `conductor`."""
+"""Runs one rollout, and the missing rollouts of an evaluation. Read `rollout` first, then `direct` and `conductor`."""

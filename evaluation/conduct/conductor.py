@@ -1,6 +1,6 @@
-"""Fills in what an evaluation lacks: rollouts of its stages, the single agent, the second judge, the canaries.
+"""Makes the missing parts of an evaluation: rollouts of its stages, single-agent answers, audits and canaries.
 
-What is recorded is never made again, so an interrupted evaluation goes on where it was.
+Recorded parts are not made again (unless `again` says so), so an interrupted evaluation continues where it stopped.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ from evaluation.scores.auditor import Auditor
 from evaluation.scores.canaries import Work, canaries_of
 
 Again = Literal["nothing", "failed", "everything"]
-"""What is made again although it is recorded: "failed" is all that failed or has no score."""
+"""Which recorded parts are made again. "failed": those that failed or have no score."""
 GREEDY_JUNIOR = "greedy junior"
-"""The name under which the juniors' model answers at temperature 0."""
+"""Logical model for the juniors' model at temperature 0."""
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 
@@ -44,21 +44,21 @@ class Progress(Protocol):
     def phase(
         self, name: str, total: int, versions: Mapping[str, str], *, table: bool = True
     ) -> AbstractContextManager[None]:
-        """Rollouts of one stage are made."""
+        """Show the rollouts of one stage while the `with` block runs."""
         ...
 
     def add(self, record: RolloutRecord) -> None:
-        """One more has ended."""
+        """Count one finished rollout."""
         ...
 
     def work(self, name: str, total: int) -> AbstractContextManager[Callable[[int, str], None]]:
-        """Something else is done, in `total` pieces."""
+        """Show other work that has `total` pieces."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Answers of the single agent that are to be made: `samples` of them, from number `first`."""
+    """Missing answers of the single agent: `samples` answers, numbered from `first`."""
 
     kind: str
     task_id: str
@@ -69,7 +69,7 @@ class _Asked:
 
 @dataclass(frozen=True)
 class Conductor:
-    """Makes what is missing of an evaluation.
+    """Makes the missing parts of an evaluation.
 
     Attributes:
         run: Owned by this process.
@@ -78,8 +78,8 @@ class Conductor:
         dataset: The data that the plan's tasks are from.
         toolbox: The society's tools.
         auditor: The second judge; None without one.
-        progress: Shows how far it is.
-        again: What is made again.
+        progress: Shows how far the evaluation is.
+        again: Which recorded parts are made again.
     """
 
     run: Run
@@ -92,7 +92,7 @@ class Conductor:
     again: Again = "nothing"
 
     def missing(self, stage: Stage) -> list[RolloutInput]:
-        """The rollouts of `stage` that are to be made."""
+        """The rollouts of `stage` that must still be made."""
         there = {} if self.again == "everything" else recorded(self.run, self.plan, stage)
         if self.again == "failed":
             there = {key: found for key, found in there.items() if found[0].reward is not None}
@@ -105,7 +105,7 @@ class Conductor:
         ]
 
     def baselines(self) -> None:
-        """Answer with the baselines that need no model; what they answered on other training data is replaced."""
+        """Record the answers of baselines that need no model, and replace those learned from other training data."""
         known = {(one.baseline, one.task_id, one.repeat): one for one in self._answered()}
         for answers in (majority, tfidf, reader):
             found = answers(self.dataset.train, self._tasks())
@@ -113,20 +113,19 @@ class Conductor:
             self._write("baselines", new)
 
     def single_stages(self) -> list[Stage]:
-        """The stages with whose weights the junior model is to answer alone and has not done so."""
+        """The stages whose junior model still has to answer alone."""
         return [stages[-1] for name, stages in self._alone_stages().items() if self._calls_left(name, stages)]
 
     def needs_models(self, todo: Mapping[str, Sequence[RolloutInput]]) -> bool:
-        """Whether anything is left that takes a model of the run."""
+        """True if any remaining work needs a model of the run."""
         return any(todo.values()) or bool(self.single_stages()) or bool(self._canaries("judge", self._judge_name()))
 
     async def run_stages(self, servers: ModelServers, todo: Mapping[str, Sequence[RolloutInput]]) -> None:
-        """Make the rollouts in `todo`, by stage name, and whatever else needs the run's models.
+        """Make the rollouts in `todo` (by stage name) and all other missing parts that need the run's models.
 
         Raises:
             UnreachableError: A model server cannot be reached.
-            RunError: The model server has ended, or a stage's models are not those that the run was made with, or are
-                damaged.
+            RunError: The model server has ended, or a stage's models are damaged or differ from those of the run.
         """
         greedy = replace(servers.endpoints[self._alone], temperature=0.0)
         endpoints = {**servers.endpoints, GREEDY_JUNIOR: greedy}
@@ -144,7 +143,7 @@ class Conductor:
                     with self.progress.phase(
                         own_phase(self.plan.split, stage), len(inputs), stage.versions, table=False
                     ):
-                        # Closed at once when this ends early: what is under way must not fail on a closed model.
+                        # Close the rollouts before the model: rollouts in progress must not fail on a closed model.
                         async with aclosing(direct.rollouts(inputs, stage, live.selector())) as records:
                             async for record in records:
                                 self.progress.add(record)
@@ -178,7 +177,7 @@ class Conductor:
         await self._try_canaries(auditor)
 
     async def _serve(self, live: Live, stage: Stage) -> None:
-        """Put the stage's policies live, and make sure that it is what the run was made with."""
+        """Put the stage's policies live and check that their versions are those of the run."""
         await asyncio.to_thread(live.restore, stage.policies)
         served = await asyncio.to_thread(live.versions)
         for name, version in stage.versions.items():
@@ -189,9 +188,9 @@ class Conductor:
                 )
 
     async def _single(self, model: HttpModel, stage: Stage) -> None:
-        """Have the junior model of `stage`, which is served now, answer alone: once greedily, and sampled.
+        """Let the junior model of `stage`, which is being served, answer alone: one greedy answer and sampled ones.
 
-        How many samples the society's tokens allow is known when each task has one.
+        The number of samples depends on their tokens, so it is known only after each task has one.
         """
         tasks = {task.id: task for task in self._tasks()}
         for name, stages in self._alone_stages().items():
@@ -212,7 +211,7 @@ class Conductor:
             await self._make("baselines", f"calls for a majority, {stage.title}", votes, answer)
 
     async def _try_canaries(self, judge: Auditor) -> None:
-        """Have `judge` score the canaries that it has not scored."""
+        """Let `judge` score the canaries that it has not scored."""
 
         async def score(canary: tuple[str, Work]) -> list[Judged]:
             return [await judge.score(*canary)]
@@ -221,7 +220,7 @@ class Conductor:
         await self._make("canaries", f"canaries, {name}", self._canaries(judge.judge, judge.model), score)
 
     def _canaries(self, judge: Literal["judge", "auditor"], model: str) -> list[tuple[str, Work]]:
-        """Work that deserves little, made from rollouts of the first stage, that a judge has not scored."""
+        """Canaries from rollouts of the first stage that a judge has not scored."""
         done = self._scored("canaries", judge, model)
         records = [record for record, _ in recorded(self.run, self.plan, self.plan.stages[0]).values()]
         return [(subject, work) for subject, work in canaries_of(records) if subject not in done]
@@ -229,7 +228,7 @@ class Conductor:
     async def _make(
         self, file: str, title: str, items: Sequence[Item], work: Callable[[Item], Awaitable[Sequence[Any]]]
     ) -> None:
-        """Record the rows that `work` gives for each item as they come, with the same concurrency as rollouts."""
+        """Run `work` on each item, with the same concurrency as rollouts, and record its rows as they arrive."""
         if not items:
             return
         with self.progress.work(title, len(items)) as advance:
@@ -253,7 +252,7 @@ class Conductor:
         return self.plan.stages[0].versions[self.config.slot(JUDGE)]
 
     def _alone_stages(self) -> dict[str, list[Stage]]:
-        """By the name under which a junior model answers alone: the first and the last stage, where they have it."""
+        """For each stage name that answers alone: the first and last stages that use this junior model."""
         found: dict[str, list[Stage]] = {}
         for stage in self.plan.ends:
             found.setdefault(self.plan.alone_of(stage).name, []).append(stage)
@@ -263,7 +262,7 @@ class Conductor:
         return self._unanswered(name) + self._votes_left(name, stages)
 
     def _unanswered(self, name: str) -> list[_Asked]:
-        """The single calls, sampled and greedy, that have not been made of the junior model called `name`."""
+        """The first sampled and the greedy answers that the junior model called `name` has not given."""
         return [
             _Asked(kind, task_id, repeat)
             for kind in (SINGLE, GREEDY)
@@ -273,7 +272,7 @@ class Conductor:
         ]
 
     def _votes_left(self, name: str, stages: Sequence[Stage]) -> list[_Asked]:
-        """The further samples that self-consistency needs for all of `stages`."""
+        """The further samples that self-consistency needs for the most expensive of `stages`."""
         if not with_consistency(self.config):
             return []
         single = of_stage(SINGLE, name)
@@ -291,7 +290,7 @@ class Conductor:
         return found
 
     def _samples(self, name: str) -> set[tuple[str, int, int]]:
-        """Task, repeat and number of what need not be asked again under that name."""
+        """Task id, repeat and sample number of the answers of baseline `name` that are kept."""
         answers = [] if self.again == "everything" else self._answered()
         return {
             (one.task_id, one.repeat, one.sample)
@@ -306,12 +305,12 @@ class Conductor:
         return [(task.id, repeat) for repeat in range(self.plan.repeats) for task in self.plan.tasks]
 
     def _scored(self, file: str, judge: str, model: str) -> set[str]:
-        """What a judge has scored already."""
+        """The subjects that a judge has scored already."""
         rows = [row for row in self._rows(file) if (row["judge"], row["model"]) == (judge, model)]
         return {row["subject"] for row in rows if self._counts(row)}
 
     def _counts(self, row: Mapping[str, Any]) -> bool:
-        """Whether a recorded answer need not be made again."""
+        """True if a recorded answer is kept."""
         return self.again != "failed" or row["error"] is None
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
@@ -327,7 +326,7 @@ class Conductor:
 async def _at_once(
     items: Iterable[Item], work: Callable[[Item], Awaitable[Found]], limit: int
 ) -> AsyncGenerator[Found, None]:
-    """Results of `work` as they come, at most `limit` under way."""
+    """Results of `work` as they arrive, with at most `limit` running at a time."""
     free = asyncio.Semaphore(limit)
 
     async def one(item: Item) -> Found:

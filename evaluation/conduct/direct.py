@@ -1,7 +1,7 @@
-"""Rollouts in the main process: the society talks to the model servers itself, many tasks at a time.
+"""Rollouts in the main process: the society calls the model servers directly, many tasks at a time.
 
-They are recorded as they end, like those of the runners (`evaluation.conduct.rollout` makes both). One that fails is
-recorded too. Only a server that cannot be reached ends the evaluation: its rollouts are no answers of the society.
+Each rollout is recorded when it ends, as those of the runners are (`evaluation.conduct.rollout` makes both). Failed
+rollouts are recorded too. Only an unreachable server ends the evaluation: its failures say nothing about the society.
 """
 
 import asyncio
@@ -25,20 +25,20 @@ from evaluation.traces import spans
 from evaluation.traces.calls import untraced
 
 LOOK_SECONDS = 1.0
-"""The end of a model server announces nothing, so it is looked for this often."""
+"""Interval of the checks that the model server is alive: a server that ends sends no notice."""
 ATTEMPT = "direct"
-"""Traces name the attempt of a rollout; here there is only one."""
+"""The attempt id in traces. Rollouts of the main process have one attempt."""
 
 
 class DirectRollouts:
     """Makes and records rollouts of one run's society.
 
     Args:
-        run: Where they are recorded; owned by this process.
+        run: The run that records them; owned by this process.
         config: The whole configuration.
         model: Answers every logical model.
         toolbox: The society's tools.
-        check: Raises what keeps all further rollouts from succeeding, such as the end of the model server.
+        check: Raises an error that makes all further rollouts fail, such as the end of the model server.
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class DirectRollouts:
     async def rollouts(
         self, inputs: Sequence[RolloutInput], stage: Stage, selector: Selector
     ) -> AsyncGenerator[RolloutRecord, None]:
-        """Run the society on `inputs`; each rollout is on disk when it is yielded, failed ones too.
+        """Run the society on `inputs`. Each rollout, failed or not, is on disk when it is yielded.
 
         Args:
-            inputs: Tasks with seeds, and the phase to record them under.
-            stage: Whose policies the servers use now.
-            selector: Who chooses among hypotheses.
+            inputs: Tasks with seeds and the phase under which they are recorded.
+            stage: The stage whose policies are live.
+            selector: Chooses among hypotheses.
 
         Raises:
-            UnreachableError: A model server cannot be reached; what has ended is recorded.
+            UnreachableError: A model server cannot be reached. Rollouts that have ended are recorded.
             ChimeraError: `check` found a reason to stop.
         """
         waiting = iter(inputs)
@@ -98,7 +98,7 @@ class DirectRollouts:
 
 
 class _Seat:
-    """A society that works on one task at a time."""
+    """One society and its transport, which work on one task at a time."""
 
     def __init__(self, config: Config, model: HttpModel, toolbox: Tools) -> None:
         self.transport = DirectTransport(config, model)
@@ -106,10 +106,10 @@ class _Seat:
 
 
 class DirectTransport:
-    """Asks the model servers itself, and keeps the spans of the rollout at hand in memory.
+    """Calls the model servers directly and keeps the spans of the current rollout in memory.
 
     Args:
-        config: Tells which servers are asked for token ids: others may refuse what they do not know.
+        config: Says which servers are asked for token ids. Other servers may refuse the unknown option.
         model: Reaches the servers; several transports may share it.
     """
 
@@ -119,13 +119,13 @@ class DirectTransport:
         self.begin("")
 
     def begin(self, rollout_id: str) -> None:
-        """A new rollout: nothing of the last one is kept."""
+        """Start a new rollout and forget the last one."""
         self._rollout_id = rollout_id
         self._seen: set[str] = set()
         self._spans: list[spans.Span] = []
 
     async def complete(self, key: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Completion:
-        """Answer as the model does, and note request and answer for the trace."""
+        """Return the model's answer, and note request and answer for the trace."""
         request = self._model.request(key, messages, **options)
         if self._models[key].kind != "endpoint":
             request["return_token_ids"] = True
@@ -158,7 +158,7 @@ class DirectTransport:
             self._spans.append(spans.operation_span(at, name, attributes, responses, failure))
 
     def finish(self, ended: EndedRollout) -> list[spans.Span]:
-        """The rollout's trace: its visits and exchanges, then its failure or its reward, then its outcome."""
+        """The rollout's trace: visits and exchanges, then the failure or the reward, then the outcome."""
         outcome, now = ended.outcome, time.time()
         last = (
             spans.reward_span(self._position(now), outcome.reward, outcome.parts)
@@ -170,12 +170,12 @@ class DirectTransport:
         return self._spans
 
     def _position(self, started: float) -> spans.Position:
-        """Where a span that began then and ends now stands in the trace."""
+        """Position in the trace of a span that began at `started` and ends now."""
         return spans.Position(self._rollout_id, ATTEMPT, len(self._spans) + 1, started, time.time())
 
 
 def _unreachable(error: BaseException | None) -> UnreachableError | None:
-    """The unreachable server behind `error`, if there is one."""
+    """The UnreachableError in the causes of `error`, if there is one."""
     while error is not None and not isinstance(error, UnreachableError):
         error = error.__cause__
     return error

@@ -1,4 +1,4 @@
-"""What the answer to a person's own question may rest on: the sources that the society has read, and the rule for them.
+"""Grounds for the answer to a person's own question: the sources that the society has read, and the rule for them.
 
 A person may be ill and act on the answer. So a decision counts only if its final hypothesis quotes a sentence of a real
 source, word for word. Otherwise the answer is withheld, whatever the roles wrote.
@@ -16,10 +16,10 @@ from chimera.core.quotes import occurs
 from chimera.core.types import Source
 
 STEM = 5
-"""Words count as the same when their first letters are."""
+"""Two words count as the same if their first `STEM` letters are equal."""
 YOURS = "your abstract"
 GIVEN = "given with your question"
-"""Title of a person's own abstract in lists of sources."""
+"""Title of the person's own abstract in lists of sources."""
 SETTING_OF_TOOL = {
     "literature_search": "literature",
     "clinical_trials": "trials",
@@ -34,7 +34,7 @@ LIVE = {
     "uniprot": "UniProt",
     "quickgo": "QuickGO",
 }
-"""Back ends of tools that ask the web, as readers know them."""
+"""Names for readers of the tool back ends that search the web."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class Read:
     """One passage that the society has read.
 
     Attributes:
-        where: Where it is from, in words, such as "your abstract" or "PubMed 123".
+        where: Its origin in words, such as "your abstract" or "PubMed 123".
         text: The passage.
         title: Title; empty when there is none.
         url: Address; None when there is none.
-        real: Whether an answer to a real question may rest on it.
+        real: True if an answer to a real question may rest on it.
     """
 
     where: str
@@ -58,11 +58,11 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Tells where a passage is from.
+    """Finds the origin of a passage.
 
     Attributes:
         tools: Which back end each tool has.
-        data: Whose abstracts the local index holds.
+        data: The data set whose abstracts the local index holds.
         own: Id of the person's own abstract; None without one.
     """
 
@@ -71,7 +71,7 @@ class Origins:
     own: str | None = None
 
     def of(self, tool: str, passage: Passage) -> Read:
-        """`passage` as `tool` gave it, with its origin."""
+        """A passage that `tool` returned, with its origin."""
         if passage.id == self.own:
             return self.abstract(passage.id, passage.text)
         setting = SETTING_OF_TOOL[tool]
@@ -86,7 +86,7 @@ class Origins:
         return self.abstract(passage.id, passage.text, passage.title)
 
     def abstract(self, id: str, text: str, title: str = "") -> Read:
-        """An abstract of the local index, or one that stands in the prompts, with its origin."""
+        """An abstract of the local index or of the prompts, with its origin."""
         if id == self.own:
             return Read(YOURS, text, GIVEN)
         if self.data == "generated":
@@ -95,19 +95,19 @@ class Origins:
 
 
 def supporting(evidence: Iterable[str], read: Sequence[Read]) -> list[tuple[str, str]]:
-    """The quotes that stand verbatim in a real source, each with where it is from."""
+    """The quotes that occur verbatim in a real source, each with its origins."""
     found = ((quote, [one.where for one in read if one.real and occurs(quote, [one.text])]) for quote in evidence)
     return [(quote, ", ".join(dict.fromkeys(places))) for quote, places in found if places]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a decision on a person's own question must satisfy.
+    """The rule that a decision on a person's own question must satisfy.
 
     Attributes:
         goal: The question.
-        offered: What could be read, in words, such as "what you gave".
-        toy: The bundled model works on it. It picks true sentences without understanding them, so its answer never
+        offered: The available sources in words, such as "what you gave".
+        toy: True if the bundled model answers. It picks true sentences without understanding them, so its answer never
             counts.
     """
 
@@ -116,17 +116,17 @@ class Rule:
     toy: bool = False
 
     def apply(self, update: Mapping[str, Any], evidence: Sequence[str], read: Sequence[Read]) -> dict[str, Any]:
-        """The principal investigator's update of the state, with its decision only if a real source supports it.
+        """Withhold the decision in the principal investigator's update unless a real source supports it.
 
         Args:
-            update: What the node wrote: `final_decision` and what goes with it.
+            update: The fields that the node wrote: `final_decision` and the fields that belong to it.
             evidence: Quotes of the final hypothesis.
             read: What the society has read.
 
         Returns:
-            The update with `final_grounds`: the quotes that stand in a real source and where they are from, and
-            `final_caution`, if there is one. If the decision does not count, it is UNDECIDED, the answer is None, the
-            rationale says why, and `final_withheld` holds what the society decided and the reason in full.
+            The update with `final_grounds` (the quotes that occur in a real source, with their origins) and
+            `final_caution` (or None). If the decision does not count, it is UNDECIDED, the answer is None, the
+            rationale says why, and `final_withheld` holds the society's decision and the full reason.
         """
         grounds = supporting(evidence, read)
         if self.toy:
@@ -142,7 +142,7 @@ class Rule:
         return {**update, **withheld, "final_grounds": grounds, "final_caution": None, "final_withheld": society}
 
     def caution(self, evidence: Sequence[str], read: Sequence[Read]) -> str | None:
-        """What a reader should know if no quoted source has a word of the question; None if one has."""
+        """A caution if no quoted source shares a word with the question, else None."""
         quoted = [one.text for one in read if one.real and any(occurs(quote, [one.text]) for quote in evidence)]
         if _stems(self.goal) & _stems(" ".join(quoted)):
             return None

@@ -1,4 +1,4 @@
-"""How a policy goes live: one class, for training, the gate and its roll-back, evaluations, and single questions."""
+"""Puts policies live: one class for training, the gate and its roll-back, evaluations, and single questions."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,18 +14,18 @@ from chimera.serving.embedded.checkpoint import locate
 from chimera.serving.process import ModelServers
 
 MODEL_CHOOSES = f"{BY_MODEL}'s model"
-"""What policy versions say under `SELECTION` while no policy chooses."""
+"""The policy version under `SELECTION` while no policy chooses."""
 
 
 class Live:
-    """What is live of each part of the society, in front of model servers that are as the run began.
+    """The live policies of the society. At first the model servers are in the state in which the run began.
 
-    Its methods ask the servers and read files: call them outside an event loop.
+    Its methods call the servers and read files, so call them outside an event loop.
 
     Args:
-        run: Whose policies these are.
+        run: The run that learned the policies.
         models: The slots.
-        servers: Where they are served.
+        servers: The servers of the slots.
     """
 
     def __init__(self, run: Run, models: Mapping[str, ModelConfig], servers: ModelServers) -> None:
@@ -37,15 +37,15 @@ class Live:
 
     @property
     def policies(self) -> Mapping[Place, Policy]:
-        """The policies that are live; a place that is missing is as the run began."""
+        """The live policies. A missing place is in the state in which the run began."""
         return dict(self._policies)
 
     def put(self, policy: Policy) -> None:
-        """Put `policy` live in its place; one that is live there already is not loaded again.
+        """Put `policy` live in its place. A policy that is already live there is not loaded again.
 
         Raises:
-            ModelError: Its weights do not fit the model that they replace; what was live stays live.
-            RunError: Its files are not those that the run wrote.
+            ModelError: Its weights do not fit the model that they replace. The previous policy stays live.
+            RunError: Its files differ from those that the run wrote.
         """
         if self._policies.get(policy.place) == policy:
             return
@@ -57,7 +57,7 @@ class Live:
         self._policies[policy.place] = policy
 
     def restore(self, wanted: Iterable[Policy]) -> None:
-        """Make exactly `wanted` live; every other place becomes what it was when the run began.
+        """Make exactly `wanted` live. Every other place returns to its state when the run began.
 
         Raises:
             ModelError: See `put`.
@@ -73,7 +73,7 @@ class Live:
             self.put(policy)
 
     def versions(self) -> dict[str, str]:
-        """What rollouts carry: the version of each slot's weights, or the endpoint's model, and who chooses."""
+        """Policy versions for rollouts: weights or endpoint model of each slot, and who chooses among hypotheses."""
         named = {name: endpoint.model for name, endpoint in self._servers.endpoints.items()}
         chooser = self._chooser()
         return {**named, **self._servers.versions(), SELECTION: chooser.version if chooser else MODEL_CHOOSES}
@@ -84,13 +84,13 @@ class Live:
         return self._run.path / policy.folder if policy else locate(self._models[slot].path)
 
     def selection(self, exploration: float) -> SelectionSpec:
-        """Who chooses in training rollouts, as it travels to runners."""
+        """Who chooses among hypotheses in training rollouts, as data for runners."""
         chooser = self._chooser()
         folder = str((self._run.path / chooser.folder).absolute()) if chooser else None
         return SelectionSpec(chooser.version if chooser else None, folder, exploration)
 
     def selector(self) -> Selector:
-        """Who chooses where nothing is explored."""
+        """Chooses among hypotheses without exploration."""
         return make_selector(self.selection(0.0), greedy=True)
 
     def _chooser(self) -> Policy | None:

@@ -1,4 +1,4 @@
-"""A society whose models run, for a person who puts a question to it and sees each step with its sources."""
+"""A society with running models: a person asks a question and sees each step with its sources."""
 
 import os
 import tempfile
@@ -39,13 +39,13 @@ BOOKKEEPING = ("messages", "sender", "turn_count")
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What the society can search.
+    """The sources that the society can search.
 
     Attributes:
         toolbox: The tools.
-        searched: Where they look, in words.
-        origins: Tells where a passage is from.
-        rule: What a decision on a person's own question must satisfy; None where tasks of the data are asked.
+        searched: Where the tools search, in words.
+        origins: Finds the origin of a passage.
+        rule: The rule for decisions on a person's own question; None for tasks of the data.
     """
 
     toolbox: Tools
@@ -56,17 +56,17 @@ class Library:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Step(JupyterMixin):
-    """One node of the graph has ended.
+    """The result of one node of the graph.
 
     Attributes:
-        number: Which step this is, from 1; the three juniors end in any order.
+        number: Number of the step, from 1. The three juniors end in any order.
         node: The node.
-        update: What it wrote into the state. The answer to a person's own question is withheld in it unless a real
+        update: The fields of the state that it wrote. The answer to a person's own question is withheld unless a real
             source supports it (see `evaluation.conduct.grounds.Rule`).
-        cards: The same for a reader.
-        sources: The passages that the society has found up to here, as one more card.
-        tool_calls: How many tool calls were made up to here.
-        slot: Whose model plays the node; None for a node that is no role.
+        cards: The update, formatted for a reader.
+        sources: The passages that the society has found so far, as a further card.
+        tool_calls: Number of tool calls so far.
+        slot: The slot whose model plays the node; None if the node is not a role.
     """
 
     number: int
@@ -79,17 +79,17 @@ class Step(JupyterMixin):
 
     @property
     def wrote(self) -> tuple[str, ...]:
-        """The fields of the state that it wrote, without those that every role writes."""
+        """The fields of the state that the node wrote, without those that every role writes."""
         return tuple(name for name in self.update if name not in BOOKKEEPING)
 
     @property
     def headline(self) -> str:
-        """The node, the model that plays it and what it wrote, in one line."""
+        """The node, its model and the fields that it wrote, in one line."""
         model = f" ({self.slot} model)" if self.slot else ""
         return f"Step {self.number}: {self.node}{model} wrote {', '.join(self.wrote)}"
 
     def __repr__(self) -> str:
-        """The headlines alone: `update` holds whole conversations."""
+        """Headlines only, because `update` holds whole conversations."""
         return "\n".join([self.headline, *(f"  {card.headline}" for card in self.cards)])
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
@@ -100,7 +100,7 @@ class Step(JupyterMixin):
 
 
 class LiveSociety:
-    """A society whose models run. Made by `open_society`.
+    """A society with running models. Made by `open_society`.
 
     Attributes:
         servers: Where each logical model is served.
@@ -117,9 +117,9 @@ class LiveSociety:
         """Work on `brief` and yield each node's step as it ends.
 
         Args:
-            brief: The question and what may be known of it.
-            seed: Of everything random in the work.
-            select: Decides which hypothesis goes on, instead of the supervisor's model.
+            brief: The question and the material that the society may see.
+            seed: Seed of everything random.
+            select: Chooses the hypothesis instead of the supervisor's model.
 
         Raises:
             RoleError: A role failed or ran out of time; the message names it.
@@ -137,7 +137,7 @@ class LiveSociety:
                 read = [origins.of(tool, passage) for tool, passage in log.found]
                 if self._config.society.evidence == "given":
                     read = abstract + read
-                # Tools may cut a long abstract: a quote of the rest is a person's own sentence all the same.
+                # Tools may cut a long abstract. A quote from the part that was cut is still the person's own sentence.
                 known = abstract + read if rule else read
                 evidence = written.get("refined_hypothesis", {"evidence": evidence})["evidence"]
                 update = written
@@ -156,8 +156,8 @@ def build_library(config: Config, secrets: Mapping[str, str], question: Brief | 
     Args:
         config: The whole configuration.
         secrets: Keys of live tools.
-        question: A person's own question. Its abstract can be found too, and generated tasks cannot: they are invented
-            studies. It has no answer key, so live searches hide nothing. Without it tasks of the data are asked, and
+        question: A person's own question. Searches find its abstract but no generated tasks, which are invented
+            studies. It has no answer key, so live searches hide nothing. None: tasks of the data are asked, and
             live searches hide the articles behind them.
 
     Raises:
@@ -196,11 +196,11 @@ def open_society(config: Config, library: Library | None = None) -> Iterator[Liv
 
     Args:
         config: The whole configuration.
-        library: What the society can search; for tasks of the configured data without it.
+        library: The sources that the society can search. None: those for tasks of the configured data.
 
     Raises:
         ConfigError: A key, a model's folder or a tool's database is missing.
-        ModelError: The model server did not start; the message names its log, which is kept then.
+        ModelError: The model server did not start. The message names its log, which is kept.
     """
     keep_loopback_direct()
     secrets = load_secrets(api_key_names(config.model_dump()["models"]))
@@ -210,4 +210,4 @@ def open_society(config: Config, library: Library | None = None) -> Iterator[Liv
     log_file = Path(name)
     with serve(config.used(), config.serving, secrets, log_file=log_file) as servers:
         yield LiveSociety(config, servers, library)
-    log_file.unlink()  # After an error it stays: the error names it.
+    log_file.unlink()  # After an error the log stays, because the message names it.

@@ -1,6 +1,6 @@
-"""A person's own abstract, which every literature search finds: whoever gives one wants it read.
+"""Makes every literature search find a person's own abstract, because whoever gives one wants it read.
 
-Search by words would miss it whenever a model searches with other words than it holds.
+A search by words would miss it if the model's query shares no word with it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ from chimera.core.types import Brief
 
 
 class OwnAbstract:
-    """A toolbox whose literature search gives a person's abstract first, then what else it found.
+    """A toolbox whose literature search returns a person's abstract first, then its other results.
 
     Args:
-        toolbox: Does the work.
+        toolbox: Runs the tools.
         document: The abstract.
         max_chars: Length limit of one passage, in characters.
     """
@@ -34,7 +34,7 @@ class OwnAbstract:
         return self._toolbox.specs(names)
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, brief: Brief) -> ToolResult:
-        """Run one tool; a literature search also gives the abstract, even if it fails otherwise."""
+        """Run one tool. A literature search also returns the abstract, even if the search itself fails."""
         result = await self._toolbox.call(name, arguments, brief=brief)
         if name != LITERATURE or not result.valid:
             return result

@@ -1,7 +1,7 @@
-"""One rollout: the society works on one task, the judge scores what it made, and the reward follows.
+"""One rollout: the society works on one task, the judge scores the result, and the reward is computed.
 
-It is the same whoever asks for it: a runner of Agent Lightning (`training.lab.agent`) or the main process
-(`evaluation.conduct.direct`). They differ in their transport only: how a model is reached, and where spans go.
+Runners of Agent Lightning (`training.lab.agent`) and the main process (`evaluation.conduct.direct`) run the same code.
+They differ only in the transport: how a model is reached, and where spans go.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from evaluation.scores.rewards import Reward, compute_reward
 from evaluation.traces import spans
 
 _responses: contextvars.ContextVar[list[str]] = contextvars.ContextVar("responses")
-"""Ids of the responses that the visit in progress has got; each visit runs in its own context."""
+"""Ids of the responses to the current visit. Each visit runs in its own context."""
 
 
 class Transport(Model, Protocol):
@@ -35,20 +35,20 @@ class Transport(Model, Protocol):
     def operation(
         self, name: str, attributes: dict[str, Any], responses: Sequence[str]
     ) -> AbstractContextManager[None]:
-        """A span around one visit of a role; `responses` holds the ids of its responses when the visit ends."""
+        """A span around one visit of a role. When the visit ends, `responses` holds the ids of its responses."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EndedRollout:
-    """What came of a rollout; `failure` is the exception that ended it, whose sentence is the outcome's `error`."""
+    """Result of a rollout. `failure` is the exception that ended it; its sentence is the outcome's `error`."""
 
     outcome: Outcome
     failure: Exception | None
 
 
 class RolloutMaker:
-    """Runs the society on one task at a time; the society is built once.
+    """Runs the society, which is built once, on one task at a time.
 
     Args:
         config: The whole configuration.
@@ -72,12 +72,12 @@ class RolloutMaker:
         )
 
     async def make(self, given: RolloutInput, selector: Callable[[], Selector]) -> EndedRollout:
-        """Run the society on one task; whatever fails is this rollout's outcome.
+        """Run the society on one task. Any failure becomes this rollout's outcome.
 
         Args:
             given: The task and the seed.
-            selector: Gives who chooses among hypotheses. It is called within the rollout: a policy that cannot be read
-                is the rollout's failure.
+            selector: Makes the selector among hypotheses. It is called within the rollout, so a policy that cannot be
+                read makes the rollout fail.
         """
         self._records, self._weights = [], {}
         started = time.perf_counter()
@@ -90,7 +90,7 @@ class RolloutMaker:
         return EndedRollout(self._outcome(outputs, reward, started, None), None)
 
     async def complete(self, key: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Completion:
-        """Answer through the transport; the answer's id and weights are noted."""
+        """Answer through the transport, and note the answer's id and weights."""
         completion = await self._transport.complete(key, messages, **options)
         _responses.get().append(completion.response_id)
         if completion.weights_version is not None:
@@ -138,10 +138,10 @@ class RolloutMaker:
 
 
 def keep(run: Run, record: RolloutRecord, trace: Sequence[spans.Span]) -> list[spans.Span]:
-    """Make a rollout durable: the trace comes first, so that a record never names a trace that is missing.
+    """Write a rollout to disk, its trace first, so that no record names a missing trace.
 
     Returns:
-        The trace as it is on disk: without bookkeeping spans and secrets.
+        The trace as written: without bookkeeping spans and secrets.
     """
     kept = [] if record.trace is None else spans.write(trace, run.path / record.trace)
     run.append_rollout(record.dump(), phase=record.phase)
@@ -149,5 +149,5 @@ def keep(run: Run, record: RolloutRecord, trace: Sequence[spans.Span]) -> list[s
 
 
 def _sentence(error: Exception) -> str:
-    """One sentence; ours already are, others say what they are."""
+    """The error as one sentence. For errors that are not Chimera's, the type comes first."""
     return str(error) if isinstance(error, ChimeraError) else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Roles that have tools and never call one: usually a server's fault, and nothing else tells of it."""
+"""Warns of roles that have tools and never call one. Usually the server is the cause, and nothing else reports it."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,13 @@ from chimera.config.tree import Config, ModelConfig
 from evaluation.records.rollouts import RolloutRecord
 
 ENOUGH = 10
-"""Rollouts after which silence is no chance."""
+"""Number of rollouts after which missing tool calls are not due to chance."""
 
 
 def silent_warnings(records: Sequence[RolloutRecord], config: Config) -> list[str]:
-    """One sentence for each model whose roles should have searched and never did, over at least `ENOUGH` rollouts.
+    """One sentence for each model whose roles should have searched but never did in at least `ENOUGH` rollouts.
 
-    Only rollouts that recorded their tool calls count; failed ones do, because not searching may be why they failed.
+    Only rollouts that recorded their tool calls count. Failed ones count too: missing searches may be why they failed.
     """
     found: dict[str, list[str]] = {}
     for role in searchers(config):
@@ -25,16 +25,16 @@ def silent_warnings(records: Sequence[RolloutRecord], config: Config) -> list[st
 
 
 def never_searched(config: Config) -> str | None:
-    """The sentence about a single run in which no role called a tool; None when none had to."""
+    """The warning for a single rollout in which no role called a tool; None if no role had to."""
     roles = searchers(config)
     return _sentence(config, config.slot(roles[0]), "no role called a tool") if roles else None
 
 
 def searchers(config: Config) -> list[str]:
-    """The roles whose silence is a fault.
+    """The roles for which missing tool calls are a fault.
 
-    Juniors must search, unless the abstract is in their prompt. Refiner and designer may search, so that they do not is
-    a fault only where their server is known to prevent it: an endpoint that gets a JSON schema beside the tools.
+    Juniors must search unless the abstract is in their prompt. Refiner and designer may search. If they do not, it is
+    a fault only if their server is known to prevent it: an endpoint that gets a JSON schema together with tools.
     """
     if config.society.evidence == "given" or config.society.max_tool_calls == 0:
         return []
@@ -64,16 +64,16 @@ def _sentence(config: Config, slot: str, what: str) -> str:
 
 
 class Watch:
-    """Looks at the first rollouts of each phase for roles that do not search."""
+    """Checks the first rollouts of each phase for roles that do not search."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._first: dict[str, list[RolloutRecord]] = {}
 
     def add(self, record: RolloutRecord) -> list[str]:
-        """The warnings about the record's phase, when this is the one that completes its first `ENOUGH` rollouts.
+        """The warnings about the record's phase, if this record completes its first `ENOUGH` rollouts; else none.
 
-        Rollouts that recorded no tool calls do not count: their runner died, or an earlier version made them.
+        Rollouts without recorded tool calls do not count: their runner died, or an earlier version made them.
         """
         first = self._first.setdefault(record.phase, [])
         if not record.tool_calls or len(first) == ENOUGH:

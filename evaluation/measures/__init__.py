@@ -1,1 +1,1 @@
-"""Figures over many rollouts: metrics, intervals, paired differences, baselines. Read `metrics` first."""
+"""Statistics over many rollouts: metrics, intervals, paired differences, baselines. Read `metrics` first."""

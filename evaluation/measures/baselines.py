@@ -1,7 +1,7 @@
-"""Baselines that need no model: the commonest label, words counted, and statistics read by rule.
+"""Baselines that need no LLM: the commonest label, TF-IDF of words, and statistics read by rules.
 
-They learn from the training split alone and answer the same items as the stages, so that a reader sees what the society
-adds to them. Those that ask a model, or count its votes, are named here too (`single_agent`, `votes`).
+They learn only from the training split and answer the same items as the stages, so that a reader sees what the society
+adds. The baselines that ask a model or count its votes are named here too (see `single_agent`, `votes`).
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAJORITY, TFIDF, READER = "majority", "tfidf", "reader"
 SINGLE, GREEDY, CONSISTENCY = "single", "greedy", "consistency"
 JUNIOR_VOTE, UNREVIEWED = "juniors", "unreviewed"
-"""Names of baselines. Those made from a stage go on with its name, such as "single@base"."""
+"""Names of baselines. A baseline made from a stage also has the stage's name, such as "single@base"."""
 
 TITLES: Mapping[str, str] = {
     MAJORITY: "commonest label of the training split",
@@ -34,7 +34,7 @@ TITLES: Mapping[str, str] = {
 }
 
 NUMBERS_TOO = r"[\w.<=%-]+"
-"""What counts as a word: numbers and p-values stay whole, for the answer often lies in them."""
+"""Pattern of a word. Numbers and p-values stay whole, because they often hold the answer."""
 
 
 def of_stage(kind: str, stage: str) -> str:
@@ -46,15 +46,15 @@ def title(name: str, calls: int = 0) -> str:
     """A baseline's name in words, for reports.
 
     Args:
-        name: Such as "single@base".
-        calls: How many calls vote.
+        name: Its name, such as "single@base".
+        calls: Number of calls that vote.
     """
     kind, _, stage = name.partition("@")
     return TITLES[kind].format(stage=stage, calls=calls)
 
 
 def majority(train: Sequence[ResearchTask], tasks: Sequence[ResearchTask]) -> list[BaselineAnswer]:
-    """The commonest label of `train` for every one of `tasks`; among equals the first of yes, no, maybe.
+    """Answer every task with the commonest label of `train`; in a tie, with the first of yes, no, maybe.
 
     Raises:
         ValueError: There is no training task.
@@ -67,9 +67,9 @@ def majority(train: Sequence[ResearchTask], tasks: Sequence[ResearchTask]) -> li
 
 
 def tfidf(train: Sequence[ResearchTask], tasks: Sequence[ResearchTask]) -> list[BaselineAnswer]:
-    """Logistic regression on TF-IDF of question and abstract, learned from `train`; equal inputs give equal answers.
+    """Logistic regression on TF-IDF of question and abstract, learned from `train`. It is deterministic.
 
-    With one label only there is nothing to tell apart: then no task is answered, and the error says so.
+    If `train` has only one label, no task is answered, and the error says so.
 
     Raises:
         ValueError: There is no training task.
@@ -85,9 +85,9 @@ def tfidf(train: Sequence[ResearchTask], tasks: Sequence[ResearchTask]) -> list[
 
 
 def reader(train: Sequence[ResearchTask], tasks: Sequence[ResearchTask]) -> list[BaselineAnswer]:
-    """Logistic regression on what the sentences that bear on the question say of direction and significance.
+    """Logistic regression on direction and significance in the sentences that concern the question.
 
-    The supervisor's policy sees the same features of the same text. With one label only no task is answered.
+    The supervisor's policy sees the same features. If `train` has only one label, no task is answered.
 
     Raises:
         ValueError: There is no training task.
@@ -100,7 +100,7 @@ def reader(train: Sequence[ResearchTask], tasks: Sequence[ResearchTask]) -> list
 
 
 Features = Callable[[Sequence[ResearchTask], Sequence[ResearchTask]], tuple[Any, Any]]
-"""Of the training tasks and of those that are asked: one row each."""
+"""Makes the features of the training tasks and of the tasks to answer, one row a task."""
 
 
 def _regression(
@@ -150,5 +150,5 @@ def _stop_words() -> frozenset[str]:
 
 
 def _text(task: ResearchTask) -> str:
-    """Question and abstract: what the society is given, and no more."""
+    """Question and abstract: exactly what the society is given."""
     return f"{task.goal} {abstract_text(task.context)}"

@@ -1,7 +1,7 @@
-"""Two stages, or a baseline and a stage, on the same tasks and seeds: differences, tests, and a verdict in words.
+"""Compares two stages, or a baseline and a stage, on the same tasks and seeds: difference, test, verdict in words.
 
-That a difference is shown rests on the p-value after Holm's correction over its family (`evaluation.families`), and on
-nothing else. Where none is shown, an interval above minus the margin shows non-inferiority; it is not corrected.
+A difference is shown if its p-value after Holm's correction over its family (`evaluation.families`) is small enough.
+Otherwise an interval above minus the margin shows non-inferiority. The interval is not corrected.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,24 +48,24 @@ SHARES = ("alignment", "success")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One metric of two systems over the tasks that have a value in both.
+    """One metric of two systems, over the tasks that have a value in both.
 
     Attributes:
-        before: Mean, or macro-F1, of the first.
-        after: Of the second.
+        before: Mean or macro-F1 of the first system.
+        after: Mean or macro-F1 of the second system.
         difference: `after` minus `before`.
         low: Lower end of the difference's interval; None for a single task.
         high: Upper end.
-        p: Of the test, two-sided.
-        p_adjusted: After correction for the report's other tests; None until `adjust`.
-        n: Tasks.
-        mde: Smallest true difference that so many tasks would show with the configured power, before correction; None
+        p: Two-sided p-value.
+        p_adjusted: p-value after correction for the report's other tests; None until `adjust`.
+        n: Number of tasks.
+        mde: Smallest true difference that `n` tasks would show with the configured power, before correction; None
             if nothing varied.
-        test: Its name.
-        verdict: In words; None until `adjust`.
-        primary: Whether the report's conclusions rest on it.
+        test: Name of the test.
+        verdict: The verdict in words; None until `adjust`.
+        primary: True if the report's conclusions rest on it.
         margin: The loss that non-inferiority tolerates; None if the metric has no margin.
-        uncorrected: The verdict by `p` itself, before correction; None until `adjust`.
+        uncorrected: The verdict by `p`, before correction; None until `adjust`.
     """
 
     before: float
@@ -89,13 +89,13 @@ class Comparison:
 
 
 Comparisons = Mapping[str, Mapping[str, Comparison]]
-"""By "<before>:<after>", then by metric."""
+"""Comparisons by "<before>:<after>", then by metric."""
 
 
 def compare(before: StageAnswers, after: StageAnswers, plan: Plan, config: Config) -> dict[str, Comparison]:
-    """Every metric that has a value in both stages for some rollout of the same task and seed, not yet adjusted.
+    """Compare every metric that has a value in both stages for some task and seed, not yet adjusted.
 
-    Latency is left out where training's gate made rollouts of either: it ran through the gateway, beside other work.
+    Latency is left out if training's gate made some of the rollouts: they ran through the gateway, beside other work.
     """
     found: dict[str, Comparison] = {}
     of_answers = compare_answers(answers_of(before), answers_of(after), plan, config)
@@ -115,11 +115,11 @@ def compare(before: StageAnswers, after: StageAnswers, plan: Plan, config: Confi
 
 
 def compare_answers(before: TaskAnswers, after: TaskAnswers, plan: Plan, config: Config) -> dict[str, Comparison]:
-    """Alignment and macro-F1 of two that answered, not yet adjusted; empty if they share no task.
+    """Compare alignment and macro-F1 of two systems, not yet adjusted; empty if they share no task.
 
     Args:
-        before: By task id what the first answered in each repeat, None for no answer, which is a miss.
-        after: The second, with as many repeats or another number of them.
+        before: Answers of the first system by task id, one for each repeat. None is no answer and counts as a miss.
+        after: Answers of the second system. Its number of repeats may differ.
         plan: Has the labels.
         config: Has the settings.
     """
@@ -140,12 +140,12 @@ def compare_answers(before: TaskAnswers, after: TaskAnswers, plan: Plan, config:
 
 
 def adjust(comparisons: Comparisons, config: Config, main: str | None = None) -> dict[str, dict[str, Comparison]]:
-    """The same with Holm's correction over each family, and with verdicts.
+    """The comparisons with Holm's correction over each family, and with verdicts.
 
     Args:
-        comparisons: All of the report.
+        comparisons: All comparisons of the report.
         config: Has the tests' level, 1 - `evaluation.confidence`.
-        main: The comparison that the report is about, as "<before>:<after>"; None without one.
+        main: The report's main comparison, as "<before>:<after>"; None if it has none.
     """
     adjusted: dict[tuple[str, str], float] = {}
     for family in families_of(comparisons, config, main).values():
@@ -158,7 +158,7 @@ def adjust(comparisons: Comparisons, config: Config, main: str | None = None) ->
 
 
 def judged(one: Comparison, metric: Metric, p_adjusted: float, config: Config) -> Comparison:
-    """`one` with its verdicts, by the adjusted p-value and by its own."""
+    """`one` with its verdicts: by the adjusted p-value and by the p-value itself."""
     words = [
         verdict(
             one.difference,
@@ -176,7 +176,7 @@ def judged(one: Comparison, metric: Metric, p_adjusted: float, config: Config) -
 def families_of(
     comparisons: Comparisons, config: Config, main: str | None
 ) -> dict[str, dict[tuple[str, str], Comparison]]:
-    """By family all its tests, by pair and metric: those that are corrected for each other."""
+    """The tests of each family, by pair and metric. The tests of a family are corrected together."""
     families: dict[str, dict[tuple[str, str], Comparison]] = {}
     for pair, found in comparisons.items():
         for name, one in found.items():
@@ -186,14 +186,14 @@ def families_of(
 
 
 def too_few_permutations(adjusted: Comparisons, config: Config, main: str | None = None) -> str | None:
-    """A warning if a difference was not shown only because the exchanges are too few for so many tests, else None.
+    """A warning if a difference was not shown only because there are too few exchanges for so many tests, else None.
 
-    With N exchanges no p-value is below 1 / (N + 1), and Holm multiplies it by up to the size of the family.
+    With N exchanges no p-value is below 1 / (N + 1), and Holm multiplies it by at most the size of the family.
 
     Args:
-        adjusted: All of the report, from `adjust`.
+        adjusted: All comparisons of the report, from `adjust`.
         config: Has the number of exchanges.
-        main: As it was given to `adjust`.
+        main: The value that `adjust` was given.
     """
     exchanges, level = config.evaluation.permutations, 1 - config.evaluation.confidence
     stuck: dict[int, int] = {}
@@ -211,14 +211,14 @@ def too_few_permutations(adjusted: Comparisons, config: Config, main: str | None
 
 
 def verdict_sentence(before: str, after: str, found: Mapping[str, Comparison], config: Config) -> str:
-    """What became of reward and alignment, with intervals, in one sentence; and of success where rollouts failed.
+    """One sentence on the change in reward and alignment with intervals, and in success if rollouts failed.
 
-    Failed rollouts have no reward, so that they could make a mean reward look better.
+    Failed rollouts have no reward, so failures could make the mean reward look better.
 
     Args:
         before: The first system in words, such as "the base".
         after: The second.
-        found: Their comparison, adjusted; what it lacks is said to have no value in both.
+        found: Their adjusted comparison. A missing metric is said to have no value in both.
         config: Has the intervals' confidence.
 
     Raises:
@@ -234,7 +234,7 @@ def verdict_sentence(before: str, after: str, found: Mapping[str, Comparison], c
 def _by_task(
     before: Mapping[tuple[str, int], float], after: Mapping[tuple[str, int], float], plan: Plan
 ) -> list[tuple[float, float]]:
-    """Both means of each task, over the repeats (the same seeds) that have a value in both."""
+    """Both means of each task, over the repeats (same seeds) that have a value in both."""
     pairs: list[tuple[float, float]] = []
     for task in plan.tasks:
         keys = [(task.id, repeat) for repeat in range(plan.repeats)]
@@ -252,9 +252,9 @@ def compare_means(
     Args:
         before: One value for each task.
         after: The other values, in the same order.
-        metric: What they are values of.
+        metric: The metric.
         config: Has the settings.
-        exact: The values are 0 or 1.
+        exact: True if all values are 0 or 1.
     """
     old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
     changes, n = new - old, len(old)
@@ -288,7 +288,7 @@ def _of_macro_f1(
         draws = {"resamples": settings.resamples, "seed": config.seed}
         drawn = resampled(new, macro_f1_of_totals, **draws) - resampled(old, macro_f1_of_totals, **draws)
         ends = interval_around(second - first, drawn, n, settings.confidence)
-        # The bootstrap's standard error as a deviation of tasks, which `ddof=1` is for means.
+        # Convert the bootstrap's standard error to a deviation of tasks, comparable to `ddof=1` for means.
         deviation = float(drawn.std()) * n / sqrt(n - 1)
     p = exchange_test(old, new, macro_f1_of_totals, permutations=settings.permutations, seed=config.seed)
     return _comparison((first, second, second - first), ends, deviation, p, n, EXCHANGE, metric, config)
@@ -304,7 +304,7 @@ def _comparison(
     metric: Metric,
     config: Config,
 ) -> Comparison:
-    """Not yet adjusted; `values` are before, after and difference, `deviation` is that of the tasks' differences."""
+    """Not yet adjusted. `values`: before, after, difference. `deviation`: standard deviation of tasks' differences."""
     alpha, power = 1 - config.evaluation.confidence, config.evaluation.power
     low, high = (None, None) if ends is None else ends
     mde = minimum_detectable_effect(deviation, n, alpha=alpha, power=power)
@@ -335,7 +335,7 @@ def _clause(name: str, one: Comparison | None, config: Config) -> str:
 
 
 def _verdict_words(one: Comparison, scale: float, digits: int, points: str) -> str:
-    """The verdict, the margin that it rests on, and what it was before correction where that changed it."""
+    """The verdict, its margin, and the uncorrected verdict if the correction changed it."""
     margin = f" (margin {one.margin * scale:.{digits}f}{points})" if one.verdict == NON_INFERIOR and one.margin else ""
     before = "" if one.uncorrected in (None, one.verdict) else f" (before correction: {one.uncorrected})"
     return f"{one.verdict}{margin}{before}"

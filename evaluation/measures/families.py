@@ -1,8 +1,8 @@
-"""The families of Holm's correction: which tests are corrected for each other, as the configuration declares it.
+"""The families of Holm's correction: which tests the configuration corrects together.
 
 A family is a list of patterns `comparison/metric`, such as `main/reward`, `base:sft/*` or `*/part_*`. `main` is the
-comparison that the report is about. A test belongs to the first family that has a pattern for it, and what no family
-has a pattern for is a family of its own. A run's ledger records the families at its start, before there is any result.
+report's main comparison. A test belongs to the first family with a pattern that matches it. A test that no pattern
+matches is a family of its own. A run's ledger records the families at its start, before there is any result.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,21 +19,21 @@ from evaluation.measures.metrics import metrics_of
 MAIN = "main"
 OTHERS = "everything else"
 PLANNED = "planned"
-"""The ledger's event at the start of a run that holds its families."""
+"""The ledger's event that records the families at the start of a run."""
 
 Families = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """The families that a run's ledger recorded first, and when."""
+    """The families that a run's ledger recorded first, and the time."""
 
     time: str
     families: Families
 
 
 def check(config: Config) -> None:
-    """Refuse a metric that there is none of, by name.
+    """Refuse patterns with unknown metrics.
 
     Raises:
         ConfigError: A pattern of `evaluation.families` matches no metric.
@@ -54,8 +54,8 @@ def family_of(pair: str, metric: str, families: Families, main: str | None) -> s
     Args:
         pair: The comparison, as "<before>:<after>".
         metric: The metric's name.
-        families: As configured.
-        main: The comparison that the report is about, named as `pair`; None without one.
+        families: The configured families.
+        main: The report's main comparison, named as `pair`; None if it has none.
     """
     names = {pair, MAIN} if pair == main else {pair}
     for family, patterns in families.items():
@@ -75,7 +75,7 @@ def declared(run: Run) -> Declaration | None:
 
 
 def about(run: Run, config: Config, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """What a report says of its families: patterns and number of tests of each, and when the run declared which.
+    """The report's facts on its families: patterns and number of tests of each, and the run's declaration.
 
     Args:
         run: Its ledger holds the declaration.
@@ -92,7 +92,7 @@ def about(run: Run, config: Config, sizes: Mapping[str, int]) -> dict[str, Any]:
 
 
 def note(about_families: Mapping[str, Any]) -> str | None:
-    """The warning that a report needs whose families were not declared before the run; None if they were."""
+    """A warning if the report's families were not declared before the run, else None."""
     if about_families["as_declared"]:
         return None
     if about_families["declared"] is None:
@@ -107,5 +107,5 @@ def note(about_families: Mapping[str, Any]) -> str | None:
 
 
 def _plain(families: Families) -> list[tuple[str, list[str]]]:
-    """With their order, because the first family that matches takes a test."""
+    """Families as a list: their order counts, because a test belongs to the first family that matches."""
     return [(name, list(patterns)) for name, patterns in families.items()]

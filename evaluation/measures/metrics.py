@@ -1,10 +1,10 @@
-"""What is measured of a stage: one table of metrics, and their means with intervals.
+"""The metrics of a stage: one table of them, and their means with intervals.
 
-Two kinds of metrics must not be mixed up. Success and alignment are over all tasks, and a failed rollout is a miss.
-Reward, its parts, the judge's scores and the amount of work are over the rollouts that have a value: a failed rollout
-has no reward, so that a stage's mean reward must be read beside its success.
+There are two kinds of metrics. Success and alignment are over all tasks, and a failed rollout is a miss. Reward, its
+parts, the judge's scores and the amount of work are over the rollouts that have a value. A failed rollout has no
+reward, so read a stage's mean reward together with its success.
 
-A task's value is the mean over its repeats; tasks are what is resampled, and `n` counts the tasks with a value.
+A task's value is the mean over its repeats. Tasks are resampled, and `n` is the number of tasks with a value.
 """
 
 from collections import Counter
@@ -24,12 +24,12 @@ from evaluation.scores.judge import CRITERIA
 Unit = Literal["share", "points", "seconds", "usd", "count"]
 Value = Callable[[RolloutRecord], float | None]
 TaskAnswers = Mapping[str, Sequence[Label | None]]
-"""By task id what was answered in each repeat; None is no answer."""
+"""Answers by task id, one for each repeat; None is no answer."""
 
 MACRO_F1 = "macro_f1"
 LATENCY = "seconds"
 NONE = "none"
-"""Stands for the answer or the decision of a rollout that failed."""
+"""The answer and the decision of a failed rollout in counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class Metric:
     """One row of the tables.
 
     Attributes:
-        name: In report.json.
-        title: In words.
-        unit: "share" lies in [0, 1].
-        better: 1 if more is better, -1 if less is, 0 if it depends.
-        primary: Whether the report's conclusions rest on it.
-        value: Of one rollout, None if it has none; None itself for macro-F1, which is a statistic over tasks.
-        binary: Every rollout has 0 or 1.
+        name: Its name in report.json.
+        title: Its title in words.
+        unit: Its unit; "share" lies in [0, 1].
+        better: 1 if more is better, -1 if less is better, 0 if it depends.
+        primary: True if the report's conclusions rest on it.
+        value: Returns the value of a rollout, None if it has none. None for macro-F1, a statistic over tasks.
+        binary: True if every rollout has 0 or 1.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Metric:
 
 
 def metrics_of(config: Config) -> list[Metric]:
-    """All metrics under `config`, in the order of tables; cost is among them if prices are configured."""
+    """All metrics under `config`, in the order of tables. Cost is among them if prices are configured."""
     return [
         Metric("success", "rollouts that succeeded", "share", 1, False, _succeeded, binary=True),
         Metric("reward", "reward", "points", 1, True, lambda record: record.reward),
@@ -89,7 +89,7 @@ def metrics_of(config: Config) -> list[Metric]:
 
 
 def stage_metrics(answers: StageAnswers, plan: Plan, config: Config) -> dict[str, Mean]:
-    """Every metric of a stage by name; one without any value is left out."""
+    """The metrics of a stage by name, without metrics that have no value."""
     found: dict[str, Mean] = {}
     of_answers = answer_metrics(answers_of(answers), plan, config)
     for metric in metrics_of(config):
@@ -103,9 +103,9 @@ def stage_metrics(answers: StageAnswers, plan: Plan, config: Config) -> dict[str
 
 
 def answer_metrics(answers: TaskAnswers, plan: Plan, config: Config) -> dict[str, Mean]:
-    """Alignment and macro-F1 of whoever answered the plan's tasks, a stage or a baseline; no answer is a miss.
+    """Alignment and macro-F1 of a stage's or a baseline's answers to the plan's tasks. No answer is a miss.
 
-    A task that is not among `answers` was not asked and does not count.
+    A task that is missing from `answers` was not asked and does not count.
 
     Raises:
         ValueError: None of the plan's tasks is among `answers`.
@@ -133,7 +133,7 @@ def answer_of(record: RolloutRecord) -> Label | None:
 
 
 def answers_of(answers: StageAnswers) -> TaskAnswers:
-    """What a stage answered."""
+    """The answers of a stage."""
     found: dict[str, list[Label | None]] = {}
     for record in answers.records:
         found.setdefault(record.task_id, []).append(answer_of(record))
@@ -141,7 +141,7 @@ def answers_of(answers: StageAnswers) -> TaskAnswers:
 
 
 def answers_by_baseline(answers: Iterable[BaselineAnswer]) -> dict[str, TaskAnswers]:
-    """What each baseline answered, by its name."""
+    """The answers of each baseline, by its name."""
     found: dict[str, dict[str, list[Label | None]]] = {}
     for one in sorted(answers, key=lambda one: one.repeat):
         found.setdefault(one.baseline, {}).setdefault(one.task_id, []).append(one.answer)
@@ -149,7 +149,7 @@ def answers_by_baseline(answers: Iterable[BaselineAnswer]) -> dict[str, TaskAnsw
 
 
 def values_of(value: Value, records: Iterable[RolloutRecord]) -> dict[tuple[str, int], float]:
-    """A metric's values by task id and repeat, without rollouts that have none."""
+    """A metric's values by task id and repeat, without rollouts that have no value."""
     found = {(record.task_id, record.repeat): value(record) for record in records}
     return {key: float(one) for key, one in found.items() if one is not None}
 
@@ -191,18 +191,18 @@ def _decision(record: RolloutRecord) -> Decision | None:
 
 
 def _right(record: RolloutRecord) -> float:
-    """1 if the answer is the label. A missing answer never is."""
+    """1 if the answer is the label, else 0. A missing answer counts as 0."""
     answer = answer_of(record)
     return float(answer is not None and aligned(answer, record.label))
 
 
 def _vetoed(record: RolloutRecord) -> float | None:
-    """A failed rollout came to no decision that could be vetoed."""
+    """1 if the protocol was vetoed, else 0; None for a failed rollout, which has no decision."""
     return float(record.veto is not None) if record.status == "succeeded" else None
 
 
 def _fits(measure: Callable[[Decision, Label], bool]) -> Value:
-    """Whether the decision fits the label. A missing decision never fits."""
+    """1 if the decision matches the label, else 0. A missing decision never matches."""
 
     def value(record: RolloutRecord) -> float:
         decision = _decision(record)
@@ -230,7 +230,7 @@ def _count(name: str, title: str, better: Literal[1, -1, 0]) -> Metric:
 
 
 def _of_result(value: Callable[[Mapping[str, Any]], float | None]) -> Value:
-    """A value of what the society made in the end; an unfinished rollout has none."""
+    """A value of the society's outputs; None for a failed rollout."""
     return lambda record: value(record.outputs) if record.status == "succeeded" else None
 
 
@@ -246,7 +246,7 @@ def _tool_success(record: RolloutRecord) -> float | None:
 
 
 def _cost(prices: Mapping[str, Sequence[float]]) -> Metric:
-    """USD of one rollout: only models that have a price cost anything, and the judge's tokens are not recorded."""
+    """USD of one rollout. Models without a price cost nothing, and the judge's tokens are not recorded."""
 
     def cost(record: RolloutRecord) -> float | None:
         if not record.tokens:

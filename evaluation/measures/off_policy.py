@@ -1,4 +1,4 @@
-"""What a policy would have earned, estimated from choices that other policies made and logged with propensities.
+"""Estimates a policy's reward from actions that other policies took and logged with propensities.
 
 For n choices with context x_i, action a_i, propensity p_i of that action, reward r_i, the target policy's probability
 pi(a | x) and a model q(x, a) of rewards, with weights w_i = pi(a_i | x_i) / p_i:
@@ -7,10 +7,10 @@ pi(a | x) and a model q(x, a) of rewards, with weights w_i = pi(a_i | x_i) / p_i
     SNIPS  sum_i w_i r_i / sum_i w_i                                        (Swaminathan and Joachims 2015)
     DR     mean_i [ sum_a pi(a | x_i) q(x_i, a) + w_i (r_i - q(x_i, a_i)) ]  (Dudik et al. 2014)
 
-IPS is unbiased when every action that the target may take had a chance of being logged; DR is too, for any q that was
-not learned from these choices, and varies less with a good one. SNIPS is consistent and does not change when all
-rewards are shifted. Intervals are normal, from the variance of the mean of each estimate's terms; choices on one task
-are dependent, so their terms are summed before (cluster-robust variance).
+IPS is unbiased if every action that the target may take has a propensity above 0. DR is unbiased too, for any q that
+was not learned from these choices, and has less variance with a good q. SNIPS is consistent, and adding a constant to
+all rewards shifts it by that constant. Intervals are normal, from the variance of the mean of each estimate's terms.
+Choices on one task are dependent, so their terms are summed first (cluster-robust variance).
 """
 
 from collections.abc import Sequence
@@ -44,11 +44,11 @@ class Log:
     Attributes:
         actions: Index of the action taken, (n,).
         propensities: Probability of that action under the policy that drew it, (n,), above 0.
-        rewards: What came of it, (n,).
-        clusters: A name for each choice (n,); those with the same name are dependent.
+        rewards: Reward of each choice, (n,).
+        clusters: Cluster name of each choice, (n,). Choices of one cluster are dependent.
 
     Raises:
-        ValueError: Sizes differ, a propensity is not in (0, 1], or fewer than two clusters are there.
+        ValueError: Sizes differ, a propensity is not in (0, 1], or there are fewer than two clusters.
     """
 
     actions: NDArray[np.intp]
@@ -60,7 +60,7 @@ class Log:
     def of(
         cls, actions: ArrayLike, propensities: ArrayLike, rewards: ArrayLike, clusters: Sequence[str] | None = None
     ) -> "Log":
-        """Of anything like arrays; without `clusters` all choices are independent."""
+        """Make a log from array-likes. Without `clusters` all choices are independent."""
         taken = np.asarray(actions, dtype=np.intp)
         names = [str(number) for number in range(len(taken))] if clusters is None else list(clusters)
         return cls(taken, np.asarray(propensities, dtype=float), np.asarray(rewards, dtype=float), names)
@@ -75,23 +75,23 @@ class Log:
             raise ValueError("an interval needs choices from at least two clusters")
 
     def weights(self, target: Array) -> Array:
-        """w (n,), given the target policy's probabilities (n, K)."""
+        """The weights w (n,), given the target policy's probabilities (n, K)."""
         return target[np.arange(len(self.actions)), self.actions] / self.propensities
 
 
 def effective_sample_size(weights: Array) -> float:
-    """How many choices of the target's own an estimate is worth: (sum w)^2 / sum w^2 (Kish 1965); 0 without weight."""
+    """Effective number of choices behind an estimate: (sum w)^2 / sum w^2 (Kish 1965); 0 if all weights are 0."""
     squares = float(np.square(weights).sum())
     return float(weights.sum()) ** 2 / squares if squares > 0 else 0.0
 
 
 def ips(log: Log, target: Array, *, confidence: float = 0.95) -> Estimate:
-    """Inverse propensity scoring; `target` holds pi(a | x), (n, K)."""
+    """Estimate by inverse propensity scoring; `target` holds pi(a | x), (n, K)."""
     return _mean(log.weights(target) * log.rewards, log, confidence)
 
 
 def snips(log: Log, target: Array, *, confidence: float = 0.95) -> Estimate:
-    """Self-normalised inverse propensity scoring; its interval linearises the ratio.
+    """Estimate by self-normalised inverse propensity scoring; its interval linearises the ratio.
 
     Raises:
         ValueError: The target takes none of the logged actions.
@@ -125,12 +125,12 @@ def doubly_robust_terms(log: Log, target: Array, outcomes: Array) -> Array:
 
 
 def on_policy(log: Log, *, confidence: float = 0.95) -> Estimate:
-    """What the logging policies earned themselves."""
+    """Mean reward of the logging policies."""
     return _mean(log.rewards, log, confidence)
 
 
 def _mean(terms: Array, log: Log, confidence: float) -> Estimate:
-    """The terms' mean, with a normal interval that allows for dependence inside clusters."""
+    """Mean of the terms, with a cluster-robust normal interval."""
     mean = float(terms.mean())
     _, cluster = np.unique(np.asarray(log.clusters), return_inverse=True)
     sums = np.bincount(cluster, weights=terms - mean)

@@ -1,9 +1,9 @@
-"""PubMedQA's official form: `predictions.json` for the authors' evaluation script, and what others have published.
+"""PubMedQA's official format: `predictions.json` for the authors' evaluation script, and published results.
 
-The script (github.com/pubmedqa/pubmedqa, evaluation.py) wants one JSON object of PMID to yes, no or maybe for all and
-only the test items, and prints accuracy and macro-F1. It knows no missing answer: it refuses a file without all items,
-and would average macro-F1 over a fourth class if "missing" stood there as a label. So items without an answer are left
-out, `predictions_missing.json` names them with the reason, and the report counts them. We make no answer up.
+The script (github.com/pubmedqa/pubmedqa, evaluation.py) reads one JSON object that maps the PMID of exactly the test
+items to yes, no or maybe, and prints accuracy and macro-F1. It does not support missing answers: it refuses a file
+without all items, and a label "missing" would be a fourth class of macro-F1. So items without an answer are left out,
+`predictions_missing.json` names them with the reason, and the report counts them. No answer is invented.
 """
 
 import json
@@ -23,9 +23,9 @@ class Reference:
     """A published result on the official test split with the abstract given (the reasoning-required setting).
 
     Attributes:
-        name: Of the system.
+        name: Name of the system.
         accuracy: In per cent.
-        macro_f1: In per cent; None when it was not published.
+        macro_f1: In per cent; None if it was not published.
         source: Where it was published.
     """
 
@@ -50,13 +50,13 @@ REFERENCES: tuple[Reference, ...] = (
     Reference("Med-PaLM 2", 81.8, None, f"Singhal et al. 2023, arXiv:2305.09617, {_BOARD}"),
     Reference("GPT-4, Medprompt", 82.0, None, f"Nori et al. 2023, arXiv:2311.16452, {_BOARD}"),
 )
-"""For comparison with results on all official test items only: `Plan.official` tells."""
+"""Comparable only with results on all official test items (see `Plan.official`)."""
 
 
 def predictions(plan: Plan, answers: StageAnswers) -> dict[str, Label]:
-    """The answers to the tasks of `plan` that have one, by PMID, in the plan's order.
+    """The answers to the tasks of `plan`, by PMID, in the plan's order.
 
-    Of several repeats the first that came to an answer counts. A task without an answer is left out.
+    The first repeat with an answer counts. A task without an answer is left out.
     """
     answered: dict[str, Label] = {}
     for record in sorted(answers.records, key=lambda one: one.repeat):
@@ -66,7 +66,7 @@ def predictions(plan: Plan, answers: StageAnswers) -> dict[str, Label]:
 
 
 def unanswered(plan: Plan, answers: StageAnswers) -> dict[str, str]:
-    """Why a task has no answer, by PMID, for the tasks that have none."""
+    """The reasons of missing answers, by PMID."""
     predicted = predictions(plan, answers)
     reasons = {record.task_id: record.error for record in answers.records if record.error is not None}
     missing = (task.id for task in plan.tasks if task.id not in predicted)
@@ -74,9 +74,9 @@ def unanswered(plan: Plan, answers: StageAnswers) -> dict[str, str]:
 
 
 def summary(study: Study) -> dict[str, Any] | None:
-    """How complete predictions.json is, for report.json; None when the plan is not about PubMedQA's test items.
+    """Completeness of predictions.json, for report.json; None if the tasks are not PubMedQA's test items.
 
-    Its keys: "stage", whose answers they are; "answered", how many; "missing", the PMIDs without an answer.
+    Keys: "stage" (the stage that answered), "answered" (number of answers), "missing" (the PMIDs without an answer).
     """
     plan = study.plan
     if not asked_for(plan):
@@ -92,7 +92,7 @@ def asked_for(plan: Plan) -> bool:
 
 
 def missing_sentence(summary: Mapping[str, Any]) -> str:
-    """What a reader has to know of predictions that are not complete."""
+    """A sentence on incomplete predictions."""
     missing, total = summary["missing"], len(summary["missing"]) + summary["answered"]
     shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
     return (
@@ -103,7 +103,7 @@ def missing_sentence(summary: Mapping[str, Any]) -> str:
 
 
 def write_predictions(path: Path, predicted: Mapping[str, str]) -> None:
-    """Write `predicted` (or the reasons of what is missing) to `path`; the file is replaced as a whole.
+    """Write `predicted` (or the reasons of missing answers) to `path`. The file is replaced as a whole.
 
     Raises:
         RunError: It cannot be written.

@@ -1,6 +1,6 @@
 """Comparing two policies on the same tasks and seeds: the mean difference with its bootstrap interval.
 
-Pairing takes the tasks' own difficulty out of the comparison, and with it most of the variance.
+Pairing removes the difficulty of the tasks from the comparison, and with it most of the variance.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from scipy.special import ndtr, stdtrit
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`after` minus `before` over `n` pairs: mean and the two ends of its interval, in the values' own unit."""
+    """`after` minus `before` over `n` pairs: mean and the two ends of its interval, in the unit of the values."""
 
     before: float
     after: float
@@ -38,7 +38,7 @@ def paired_difference(
         after: The other values, in the same order.
         confidence: Coverage of the interval, such as 0.95.
         resamples: Bootstrap samples.
-        seed: Of the bootstrap.
+        seed: Seed of the bootstrap.
 
     Raises:
         ValueError: The lengths differ, or there are fewer than two pairs.
@@ -57,8 +57,8 @@ def paired_difference(
 def expanded_percentiles(drawn: NDArray[np.float64], n: int, confidence: float) -> tuple[float, float]:
     """The two ends of a bootstrap interval, from the statistic of each resample of `n` cases, `n` at least 2.
 
-    The ends are expanded percentiles (Hesterberg 2015, section 4.3): plain ones are too narrow for small samples, by
-    the bias of the bootstrap's variance and as a normal interval is beside Student's.
+    The ends are expanded percentiles (Hesterberg 2015, section 4.3). Plain percentiles are too narrow for small
+    samples: the bootstrap's variance is biased, and they correspond to a normal interval instead of Student's.
     """
     tail = float(ndtr(np.sqrt(n / (n - 1)) * stdtrit(n - 1, (1 - confidence) / 2)))
     low, high = np.quantile(drawn, [tail, 1 - tail])
@@ -66,9 +66,9 @@ def expanded_percentiles(drawn: NDArray[np.float64], n: int, confidence: float) 
 
 
 def sign_test(gained: int, lost: int) -> float:
-    """Two-sided exact p-value that `gained` and `lost` are tosses of a fair coin (McNemar's exact test).
+    """Two-sided exact p-value of the hypothesis that gains and losses are equally likely (McNemar's exact test).
 
-    Pairs in which nothing changed do not count.
+    Pairs without a change do not count.
     """
     n, smaller = gained + lost, min(gained, lost)
     return min(1.0, 2 * sum(comb(n, k) for k in range(smaller + 1)) / 2**n)

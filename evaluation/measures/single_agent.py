@@ -1,4 +1,4 @@
-"""The single agent: calls of the juniors' own model with the abstract given, which show what the society adds to it."""
+"""The single agent: calls of the juniors' model with the abstract. Comparing it shows what the society adds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
@@ -17,7 +17,7 @@ from chimera.serving.client import Completion
 from evaluation.records.study import BaselineAnswer
 
 ROLE = ROLES[JUNIORS[1]]
-"""A junior's words and schema: small models know no others, and large ones need no others."""
+"""The role whose prompt and schema are used: small models know no others, and large ones need no others."""
 
 
 class Chooser(Protocol):
@@ -32,7 +32,7 @@ class Chooser(Protocol):
         seed: int | None = None,
         n: int = 1,
     ) -> list[Completion]:
-        """Answer `messages` up to `n` times; raises ModelError."""
+        """Return up to `n` answers to `messages`; raises ModelError."""
         ...
 
 
@@ -48,27 +48,27 @@ async def single_agent(
     first: int = 0,
     samples: int = 1,
 ) -> list[BaselineAnswer]:
-    """Ask for answers that know nothing of each other: no tools, no other role, no second try.
+    """Ask for independent answers, without tools, other roles or second attempts.
 
-    An answer that cannot be read is none. A server that gives fewer answers than it is asked for, or refuses to give
-    several, is asked again for the rest.
+    An unreadable answer counts as no answer. A server that returns too few answers, or refuses to return several, is
+    asked again for the rest.
 
     Args:
         model: Serves the juniors of the stage.
-        task: Of which only the brief is shown: the question and the abstract as the one source.
+        task: The task. The model sees only its brief: the question, and the abstract as the only source.
         name: The baseline's name.
-        key: The slot that is asked.
-        quotes: How it quotes, as the society does.
-        repeat: Which rollout of the task this stands beside, from 0.
-        seed: Of the model's sampling; a request is sent with the sum of this and the number of its first answer.
+        key: The slot that answers.
+        quotes: How answers quote sources, as configured for the society.
+        repeat: The repeat of the society's rollout that this is compared with, from 0.
+        seed: Seed of sampling. A request has the sum of this seed and the number of its first answer.
         first: Number of the first answer, from 0.
-        samples: How many answers.
+        samples: Number of answers.
 
     Returns:
         As many answers as were asked for, numbered from `first`.
 
     Raises:
-        UnreachableError: The model's server cannot be reached, so these are no answers of the model.
+        UnreachableError: The model's server cannot be reached, so the model has not answered.
     """
     brief = task.brief()
     messages = opening(ROLE, brief.goal, sources=quotable(given_sources(brief), quotes))

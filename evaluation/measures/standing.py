@@ -1,4 +1,4 @@
-"""Where the society stands beside its baselines: answers right, calls and tokens of each, and answers by level."""
+"""Compares the society with its baselines: right answers, calls, tokens, and right answers by level."""
 
 from collections.abc import Iterable
 from statistics import fmean
@@ -10,12 +10,12 @@ from evaluation.measures.statistics import bootstrap_mean
 from evaluation.records.study import PlannedTask, Study
 
 BESIDE = (baselines.UNREVIEWED, baselines.JUNIOR_VOTE, baselines.CONSISTENCY, baselines.SINGLE, baselines.GREEDY)
-"""The baselines of the last stage that the first screen shows, in this order; then the no-LLM reader."""
+"""The baselines of the last stage that the first screen shows, in this order. The no-LLM reader follows."""
 
 
 def work(study: Study) -> dict[str, dict[str, float | None]]:
-    """Mean model calls ("calls") and tokens read and written ("tokens") of a rollout of each stage, and of an answer of
-    each baseline; None where they are not recorded."""
+    """Mean model calls ("calls") and tokens read and written ("tokens"): per rollout of each stage and per answer of
+    each baseline. None if they are not recorded."""
     found: dict[str, dict[str, float | None]] = {}
     for name, answers in study.answers.items():
         counts = [record.counts for record in answers.records if record.counts]
@@ -33,8 +33,8 @@ def work(study: Study) -> dict[str, dict[str, float | None]]:
 
 
 def levels(study: Study) -> dict[str, dict[str, Any]]:
-    """By level of difficulty: the number of tasks, and the share of right answers of each stage and baseline with its
-    interval, over the tasks of that level that it was asked. Empty when no task has a level."""
+    """For each level of difficulty, the number of tasks and each stage's and baseline's share of right answers with its
+    interval, over the tasks that it was asked. Empty if no task has a level."""
     found: dict[str, dict[str, Any]] = {}
     by_name = {name: answers_of(answers) for name, answers in study.answers.items()}
     by_name |= answers_by_baseline(study.baselines)
@@ -46,7 +46,7 @@ def levels(study: Study) -> dict[str, dict[str, Any]]:
 
 
 def beside(study: Study) -> list[str]:
-    """Who stands on the first screen: the last stage, what it is to be measured against, and the best baseline."""
+    """Names on the first screen: the last stage, the baselines that it is compared with, and the best baseline."""
     final = study.plan.final.name
     means = {name: _hits(answers, study.plan.tasks) for name, answers in answers_by_baseline(study.baselines).items()}
     junior = study.plan.alone_of(study.plan.final).name
@@ -57,13 +57,13 @@ def beside(study: Study) -> list[str]:
 
 
 def _right(study: Study, answers: TaskAnswers, tasks: Iterable[PlannedTask]) -> dict[str, Any] | None:
-    """The share of right answers as plain data; None when none of `tasks` was asked."""
+    """The share of right answers as plain data; None if no task of `tasks` was asked."""
     hits = _hits(answers, tasks)
     return bootstrap_mean(hits, share=True, **interval_settings(study.config)).dump() if hits else None
 
 
 def _hits(answers: TaskAnswers, tasks: Iterable[PlannedTask]) -> list[float]:
-    """The share of right answers of each task that was asked."""
+    """The share of right answers to each task that was asked."""
     return [fmean(one == task.label for one in answers[task.id]) for task in tasks if task.id in answers]
 
 

@@ -1,8 +1,8 @@
-"""The statistics of reports: intervals, paired tests, correction for many tests, and what a sample can show at all.
+"""The statistics of reports: intervals, paired tests, correction for many tests, and minimum detectable effects.
 
-Everything is about tasks: `n` is their number, and resamples and exchanges draw whole tasks. A statistic is a function
-of totals over tasks (one row of numbers a task, added up), which covers means and macro-F1 and makes a resample one
-matrix product.
+The unit is the task: `n` is the number of tasks, and resamples and exchanges draw whole tasks. A statistic is a
+function of totals over tasks (the sum of one row of numbers per task). Means and macro-F1 have this form, and it makes
+a resample one matrix product.
 
 Sources: Efron and Tibshirani 1993 (bootstrap), Hesterberg 2015 (expanded percentiles), Noreen 1989 and Yeh 2000
 (exchange test), Holm 1979 (correction), Clopper and Pearson 1934 (the bound where no task differs).
@@ -24,17 +24,17 @@ from evaluation.measures.paired import expanded_percentiles, sign_test
 
 Numbers: TypeAlias = NDArray[np.float64]
 Statistic: TypeAlias = Callable[[Numbers], Numbers]
-"""From totals over tasks, of shape (samples, columns), to one value for each sample."""
+"""Maps totals over tasks, of shape (samples, columns), to one value for each sample."""
 
 EXCHANGES_AT_ONCE = 2000
-"""Rows of exchanges that are numbers at a time: with 500 tasks these are 8 MB."""
+"""Number of exchanges in memory at a time: 8 MB with 500 tasks."""
 TIE = 1e-9
-"""Differences that are equal but for rounding count as equal: relative to the observed one."""
+"""Tolerance for equal differences that rounding separates, relative to the observed difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A mean, or another statistic of tasks, with its interval; no interval can be given for a single task."""
+    """A mean, or another statistic of tasks, with its interval. A single task has no interval."""
 
     mean: float
     low: float | None
@@ -56,8 +56,8 @@ def bootstrap_mean(
         confidence: Coverage of the interval, such as 0.95.
         resamples: Bootstrap samples.
         seed: Of the bootstrap.
-        share: The values lie in [0, 1]. When all of them are 0, or all are 1, resampling can only repeat them; then the
-            other end is the exact bound for a share (`unseen_share`).
+        share: True if the values lie in [0, 1]. If all are 0 or all are 1, resampling can only repeat them. Then the
+            other end of the interval is the exact bound for a share (`unseen_share`).
 
     Raises:
         ValueError: There are no values.
@@ -73,12 +73,12 @@ def bootstrap_mean(
 def bootstrap_statistic(rows: Numbers, statistic: Statistic, *, confidence: float, resamples: int, seed: int) -> Mean:
     """A statistic of totals with its bootstrap interval (expanded percentiles).
 
-    For means it covers what it says from 20 tasks on. For macro-F1 it is a little narrow as long as a label is rare: in
-    simulations with 11 % maybe, an interval of 95 % covers 93 % at 100 tasks, 94 % at 200 and 95 % at 500.
+    For means its coverage is right from 20 tasks on. For macro-F1 it is slightly narrow while a label is rare: in
+    simulations with 11 % maybe, a 95 % interval covers 93 % at 100 tasks, 94 % at 200 and 95 % at 500.
 
     Args:
-        rows: Shape (tasks, columns): what each task adds to the totals.
-        statistic: Of the totals.
+        rows: Shape (tasks, columns): the contribution of each task to the totals.
+        statistic: The statistic of the totals.
         confidence: Coverage of the interval, such as 0.95.
         resamples: Bootstrap samples.
         seed: Of the bootstrap.
@@ -97,7 +97,7 @@ def bootstrap_statistic(rows: Numbers, statistic: Statistic, *, confidence: floa
 
 
 def interval_around(centre: float, drawn: Numbers, n: int, confidence: float) -> tuple[float, float]:
-    """Expanded percentiles of `drawn`, stretched where rounding or bias left out the statistic itself."""
+    """Expanded percentiles of `drawn`, widened if rounding or bias would exclude `centre`."""
     low, high = expanded_percentiles(drawn, n, confidence)
     return min(low, centre), max(high, centre)
 
@@ -108,37 +108,37 @@ def of_all(rows: Numbers, statistic: Statistic) -> float:
 
 
 def resampled(rows: Numbers, statistic: Statistic, *, resamples: int, seed: int) -> Numbers:
-    """The statistic of each bootstrap sample of tasks; calls with as many rows and the same seed draw the same tasks.
+    """The statistic of each bootstrap sample of tasks.
 
-    So the difference of two calls is that of paired samples.
+    Calls with equal numbers of rows and equal seeds draw the same tasks, so the difference of two calls is paired.
     """
     return statistic(_times_drawn(len(rows), resamples, seed) @ rows)
 
 
 def unseen_share(n: int, confidence: float) -> float:
-    """The largest share of tasks that may differ although none of `n` did (Clopper and Pearson's bound, two-sided)."""
+    """Upper bound of the share of tasks that differ if none of `n` did (Clopper and Pearson, two-sided)."""
     return 1 - ((1 - confidence) / 2) ** (1 / n)
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """McNemar's exact test, two-sided: p-value that tasks are as often gained as lost. Others do not count."""
+    """Two-sided p-value of McNemar's exact test. Tasks that were neither gained nor lost do not count."""
     return sign_test(gained, lost)
 
 
 def exchange_test(
     before: Numbers, after: Numbers, statistic: Statistic | None = None, *, permutations: int, seed: int
 ) -> float:
-    """The p-value (two-sided) that two systems differ by chance: an approximate randomisation test.
+    """Two-sided p-value of an approximate randomisation test for a difference between two systems.
 
-    If the systems were alike, each task's two results could as well have come the other way round. So they are
-    exchanged at random, task by task; p = (1 + exchanges with a difference at least as large) / (1 + exchanges).
+    If the systems were equal, exchanging the two results of a task would change nothing. So the results are exchanged
+    at random, task by task: p = (1 + exchanges with a difference at least as large) / (1 + exchanges).
 
     Args:
-        before: Shape (tasks, columns), or (tasks,) for values of which the mean is compared.
-        after: The other system's, in the same order.
-        statistic: Of the totals; the mean if None.
-        permutations: Random exchanges.
-        seed: Of the exchanges.
+        before: Shape (tasks, columns), or (tasks,) for values whose mean is compared.
+        after: The other system's values, in the same order.
+        statistic: The statistic of the totals; None: the mean.
+        permutations: Number of random exchanges.
+        seed: Seed of the exchanges.
 
     Raises:
         ValueError: The shapes differ, or there are no tasks.
@@ -160,7 +160,7 @@ def exchange_test(
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment: with all adjusted p-values below a level, any false one among them is that rare."""
+    """Holm's step-down adjustment: testing adjusted p-values at a level bounds the family-wise error rate by it."""
     adjusted = [0.0] * len(ps)
     largest = 0.0
     for done, index in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
@@ -174,13 +174,13 @@ def minimum_detectable_effect(deviation: float, n: int, *, alpha: float, power: 
 
     Args:
         deviation: Standard deviation of the tasks' differences, in their unit.
-        n: Tasks.
+        n: Number of tasks.
         alpha: Level of the test.
-        power: Such as 0.8. Up to `alpha` the test has it without any effect.
+        power: Power, such as 0.8. Without any effect the test has power `alpha`.
 
     Returns:
-        The effect in the unit of `deviation`; None with fewer than two tasks or when nothing varied, because then there
-        is no scale to measure by.
+        The effect in the unit of `deviation`; None with fewer than two tasks or without variation, because then there
+        is no scale.
     """
     if n < 2 or deviation <= 0:
         return None
@@ -200,10 +200,10 @@ def minimum_detectable_effect(deviation: float, n: int, *, alpha: float, power: 
 
 
 def macro_f1(pairs: Iterable[tuple[Label, Label | None]]) -> float:
-    """Macro-F1 in [0, 1]: mean of F1 over the labels that occur in truth or answers.
+    """Macro-F1 in [0, 1]: mean F1 of the labels that occur among labels or answers.
 
-    It is scikit-learn's `f1_score(average="macro")`, which PubMedQA's authors use (Jin et al. 2019), except that a
-    missing answer is no fourth class: it is a miss of its label.
+    It equals scikit-learn's `f1_score(average="macro")`, which PubMedQA's authors use (Jin et al. 2019), except that a
+    missing answer is not a fourth class but a miss of its label.
 
     Args:
         pairs: Label and answer; None is no answer.
@@ -218,10 +218,10 @@ def macro_f1(pairs: Iterable[tuple[Label, Label | None]]) -> float:
 
 
 def f1_rows(tasks: Iterable[tuple[Label, Sequence[Label | None]]]) -> Numbers:
-    """What each task adds to the totals of macro-F1, as shares of its answers; shape (tasks, 9).
+    """The contribution of each task to the totals of macro-F1, as shares of its answers; shape (tasks, 9).
 
-    The columns are, in the order of `LABELS`: whether the label is the task's and was answered, is the task's, was
-    answered.
+    Three columns for each label, in the order of `LABELS`: it is the task's label and was answered (hit); it is the
+    task's label; it was answered.
     """
     listed = list(tasks)
     rows = np.zeros((len(listed), 9))
@@ -246,7 +246,7 @@ def _mean_of(n: int) -> Statistic:
 
 @lru_cache(maxsize=4)
 def _times_drawn(n: int, resamples: int, seed: int) -> Numbers:
-    """How often each resample has each task; the same draws as `paired_difference` makes."""
+    """Number of times that each resample has each task, drawn as in `paired_difference`."""
     drawn = np.random.default_rng(seed).integers(n, size=(resamples, n))
     places = (drawn + np.arange(resamples)[:, None] * n).ravel()
     return np.bincount(places, minlength=resamples * n).reshape(resamples, n).astype(float)

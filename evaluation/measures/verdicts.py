@@ -1,7 +1,7 @@
-"""The verdict on a paired difference: one function, which training's gate and the report both use.
+"""The verdict on a paired difference: one function for training's gate and the report.
 
-So the same pairs under the same settings get the same words. Two things differ on purpose, and both say so: the gate
-makes one test on validation tasks at its own confidence, and the report corrects its p-values for the number of tests.
+So equal pairs and settings get equal verdicts. Two things differ on purpose, and both outputs say so: the gate makes
+one test on validation tasks at its own confidence, and the report corrects its p-values for the number of tests.
 
 Non-inferiority as in CONSORT's extension (Piaggio et al. 2012, JAMA 308:2594): the whole two-sided interval lies above
 minus the margin, so that a loss as large as the margin is excluded.
@@ -25,10 +25,10 @@ def verdict(
     Args:
         difference: After minus before.
         low: Lower end of the difference's two-sided interval; None for a single task.
-        p: Of the two-sided test, corrected or not.
-        level: Below it a difference counts as shown.
-        better: 1 if more is better, -1 if less is, 0 if it depends.
-        margin: The loss that is still tolerated, for metrics of which more is better; None if there is none.
+        p: p-value of the two-sided test, corrected or not.
+        level: A difference with `p` below it counts as shown.
+        better: 1 if more is better, -1 if less is better, 0 if it depends.
+        margin: The tolerated loss, for metrics of which more is better; None if there is none.
     """
     if p < level and difference != 0:
         rose = difference > 0

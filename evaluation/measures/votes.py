@@ -1,10 +1,10 @@
-"""Baselines that are counted from what is recorded: majorities, and the society without its board. No model is asked.
+"""Baselines from recorded answers: majorities, and the society without its board. No model is asked.
 
 * Self-consistency (Wang et al. 2022, arXiv:2203.11171): the majority of k sampled calls, for the largest k whose calls
   use no more tokens than the society did on the same tasks. Every call counts with its whole prompt.
-* The majority of the three juniors, from the society's own rollouts.
-* The society without board: the answer of the hypothesis as it was first refined, from the same rollouts. Protocol,
-  reviews, revisions and the principal investigator come after it.
+* The majority of the three juniors, from the society's rollouts.
+* The society without board: the answer of the first refined hypothesis, from the same rollouts. Protocol, reviews,
+  revisions and the principal investigator come after it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,16 +21,16 @@ from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import BaselineAnswer, Plan, StageAnswers
 
 MOST_CALLS = 64
-"""Votes beyond this change nothing; it bounds what a society with very long prompts lets one ask for."""
+"""Limit of votes. More votes change nothing, and a society with very long prompts could pay for many."""
 FIRST_REFINEMENT = f"{REFINER}/1"
 
 
 def majority_of(answers: Sequence[Label | None], favourite: Label | None = None) -> Label | None:
-    """The commonest of `answers`; None when nobody answered.
+    """The commonest of `answers`; None if there is no answer.
 
     Args:
-        answers: In their order; None does not vote.
-        favourite: Wins when it is among the commonest; without it the first of them does.
+        answers: The answers in order; None does not vote.
+        favourite: Wins a tie if it is among the commonest. Otherwise the first of them wins.
     """
     given: list[Label] = [answer for answer in answers if answer is not None]
     most = max(map(given.count, given), default=0)
@@ -41,19 +41,19 @@ def majority_of(answers: Sequence[Label | None], favourite: Label | None = None)
 
 
 def with_consistency(config: Config) -> bool:
-    """Whether self-consistency is a baseline: answers at temperature 0 would be one answer many times."""
+    """True if self-consistency is a baseline. At temperature 0 all answers would be equal, so it is not."""
     return config.evaluation.self_consistency and config.models[config.slot(ROLE.name)].temperature > 0
 
 
 def affordable(records: Iterable[RolloutRecord], calls: Iterable[BaselineAnswer]) -> int | None:
-    """How many calls use at most as many tokens as a rollout, by their means; at least 1.
+    """The number of calls that on average use at most the tokens of a rollout; at least 1.
 
     Args:
         records: The society's rollouts.
         calls: Sampled single calls on the same tasks.
 
     Returns:
-        None when no tokens are recorded of either.
+        None if no tokens are recorded for the rollouts or for the calls.
     """
     society = [used for record in records if (used := _tokens(record.counts))]
     single = [used for call in calls if (used := call.prompt_tokens + call.completion_tokens)]
@@ -65,13 +65,13 @@ def affordable(records: Iterable[RolloutRecord], calls: Iterable[BaselineAnswer]
 def counted(
     plan: Plan, answers: Mapping[str, StageAnswers], calls: Iterable[BaselineAnswer], *, consistency: bool = True
 ) -> Iterator[BaselineAnswer]:
-    """All answers of these baselines for the first stage and the last.
+    """All answers of these baselines for the first and the last stage.
 
     Args:
         plan: What is evaluated.
         answers: The stages' rollouts.
-        calls: All recorded sampled calls; tasks that lack some of the k votes are left out.
-        consistency: Whether self-consistency is one of them.
+        calls: All recorded sampled calls. Tasks that lack some of the k votes are left out.
+        consistency: True to include self-consistency.
     """
     by_name: dict[str, list[BaselineAnswer]] = {}
     for call in calls:
@@ -88,7 +88,7 @@ def counted(
 
 
 def _all_hold(field: str, records: Sequence[RolloutRecord]) -> bool:
-    """True if no rollout lacks `field` but failed ones: an earlier version of Chimera did not record all of them."""
+    """True if all rollouts that succeeded have `field`. An earlier version of Chimera did not record all fields."""
     return all(record.status == "failed" or field in record.outputs for record in records)
 
 
@@ -114,7 +114,7 @@ def _consistency(
 
 
 def _juniors(name: str, record: RolloutRecord) -> BaselineAnswer:
-    """The supervisor's choice decides a tie, and then its calls count too."""
+    """The juniors' majority. The supervisor's choice decides a tie, and then its calls count too."""
     answers = [one["answer"] for one in record.outputs.get("initial_hypotheses", ())]
     tied = len(set(answers)) == len(answers) > 1
     chosen = record.outputs.get("selected_hypothesis", {}).get("answer")
@@ -128,7 +128,7 @@ def _unreviewed(name: str, record: RolloutRecord) -> BaselineAnswer:
 
 
 def _of_record(name: str, record: RolloutRecord, answer: Label | None, visits: Sequence[str]) -> BaselineAnswer:
-    """An answer taken from a rollout, with what some visits have used: "role" for all of a role, "role/1" for one."""
+    """An answer from a rollout, with the work of some visits: "role" for all visits of a role, "role/1" for one."""
     used = [work for visit, work in record.visits.items() if visit in visits or visit.partition("/")[0] in visits]
     return _answer(name, (record.task_id, record.repeat), answer, record.error or "the rollout does not hold it", used)
 

@@ -1,1 +1,1 @@
-"""What is kept of rollouts and evaluations. Read `rollouts` first."""
+"""Records of rollouts and evaluations. Read `rollouts` first."""

@@ -1,4 +1,4 @@
-"""What to evaluate: a run's stages, from its ledger, and the tasks that nobody has learned from."""
+"""Chooses what to evaluate: a run's stages, from its ledger, and tasks that no policy has learned from."""
 
 import difflib
 import random
@@ -17,17 +17,17 @@ from evaluation.records.study import BASE, Split, Stage
 FINAL = "final"
 """Another name for the last stage of a run."""
 ALL = "all"
-"""Names all stages, also those of one policy alone."""
+"""Name for all stages, also those of one policy alone."""
 ALONE = "only-"
 
 
 def stages_of(run: Run) -> list[Stage]:
-    """The stages of a run: base, after each phase whose policy went live, and each of those policies alone on the base.
+    """The stages of a run: base, one after each phase whose policy went live, and each such policy alone on the base.
 
-    A policy alone is left out where it is the same as a stage of the sequence.
+    A policy alone is left out if a stage of the sequence has the same policies.
 
     Raises:
-        RunError: The run has not started a phase, so there is no telling which models it used.
+        RunError: The run has not started a phase, so its models are unknown.
     """
     events = list(run.events())
     began = next((event["policy_versions"] for event in events if event["event"] == "phase_started"), None)
@@ -53,13 +53,13 @@ def rolled_back(run: Run) -> list[str]:
 
 
 def choose_stages(run: Run, names: str | None) -> tuple[Stage, ...]:
-    """The stages that a comma-separated list names, in the order of the run; those of the sequence for None.
+    """The stages that a comma-separated list names, in the order of the run. None: the stages of the sequence.
 
-    "all" also names the stages of one policy alone. The last of the sequence may be called "final", and is named so
-    then: reports of different runs can be compared.
+    "all" also names the stages of one policy alone. The last of the sequence may be called "final". Then it has this
+    name in the report, so that reports of different runs can be compared.
 
     Raises:
-        ConfigError: A name is unknown, was rolled back, or there is none.
+        ConfigError: A name is unknown or was rolled back, or the list is empty.
     """
     stages = stages_of(run)
     if names is None:
@@ -86,21 +86,21 @@ def choose_stages(run: Run, names: str | None) -> tuple[Stage, ...]:
 
 
 def gate_tasks(dataset: Dataset, config: Config) -> list[ResearchTask]:
-    """The held-out tasks of the gate: the same for every stage of runs with one seed."""
+    """The held-out tasks of the gate. They are equal for all stages of runs with the same seed."""
     return random.Random(f"{config.seed}/gate").sample(dataset.validation, config.gate.tasks)
 
 
 def choose_tasks(dataset: Dataset, split: Split, config: Config, limit: int | None) -> list[ResearchTask]:
-    """The tasks to evaluate on: the gate's first, so that what it recorded counts; then the others at random.
+    """The tasks to evaluate on: first the gate's, so that its recorded rollouts count, then others at random.
 
     Args:
         dataset: The tasks.
-        split: "test" takes those that no decision used, all by default; "val" the gate's, as many as it by default.
+        split: "test": tasks that no decision used, by default all. "val": by default the gate's tasks.
         config: The run's configuration.
-        limit: How many.
+        limit: Number of tasks; None: the default.
 
     Raises:
-        ConfigError: There are fewer.
+        ConfigError: There are too few tasks.
     """
     if split == "test":
         first, others = [], list(dataset.test)
@@ -118,15 +118,15 @@ def choose_tasks(dataset: Dataset, split: Split, config: Config, limit: int | No
 
 
 def check_unseen(tasks: Sequence[ResearchTask], trained: Dataset, split: Split) -> None:
-    """Make sure that the run has not learned from `tasks`, nor been selected by them when they are test tasks.
+    """Check that the run has not learned from `tasks`, and that no decision used them if they are test tasks.
 
     Args:
-        tasks: What is to be evaluated on.
+        tasks: The tasks to evaluate on.
         trained: The run's own data.
-        split: Whose tasks they are.
+        split: The split of the tasks.
 
     Raises:
-        ConfigError: Some of them were used in training; says how many.
+        ConfigError: Some tasks were used in training. The message has their number.
     """
     used = list(trained.train) + (list(trained.validation) if split == "test" else [])
     ids, contents = {task.id for task in used}, {_content(task) for task in used}

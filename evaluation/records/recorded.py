@@ -2,11 +2,12 @@
 
     rollouts/gate-<stage>.jsonl            rollouts of training's gate         (validation split only)
     rollouts/eval-<split>-<stage>.jsonl    rollouts of chimera.eval
-    evaluation/<split>/baselines.jsonl     one answer of one baseline a line, or one of several calls that vote
-    evaluation/<split>/audit.jsonl         the second judge's scores of one rollout a line
-    evaluation/<split>/canaries.jsonl      one judge's scores of one canary protocol a line
+    evaluation/<split>/baselines.jsonl     a line: one answer of a baseline, or one of several calls that vote
+    evaluation/<split>/audit.jsonl         a line: the second judge's scores of one rollout
+    evaluation/<split>/canaries.jsonl      a line: one judge's scores of one canary protocol
 
-Of several lines about the same thing the last counts; what is about other tasks, stages, policies or judges does not.
+If several lines are about the same thing, the last counts. Lines about other tasks, stages, policies or judges are
+ignored.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +24,12 @@ Row = TypeVar("Row")
 
 
 def load_study(run: Run, plan: Plan, settings: EvaluationConfig | None = None) -> Study:
-    """Read what is recorded for `plan`.
+    """Read the records of `plan`.
 
     Args:
         run: The run.
         plan: What is evaluated.
-        settings: The evaluation's settings; the run's own without them.
+        settings: The evaluation's settings; None: those of the run.
 
     Raises:
         RunError: A rollout of the plan is not recorded, or a record contradicts the plan.
@@ -65,10 +66,10 @@ Recorded = dict[tuple[str, int], tuple[RolloutRecord, Place]]
 
 
 def recorded(run: Run, plan: Plan, stage: Stage) -> Recorded:
-    """The rollouts of `stage` that are recorded for tasks of the plan.
+    """The recorded rollouts of `stage` for tasks of the plan.
 
-    Those of chimera.eval come before those of training's gate. Records made with other policies are passed over, and so
-    are those of other data's tasks that have the same ids.
+    Rollouts of chimera.eval are preferred to those of training's gate. Records made with other policies are ignored,
+    and so are records of other data's tasks with equal ids.
 
     Raises:
         RunError: A record has another label than the plan.
@@ -77,7 +78,7 @@ def recorded(run: Run, plan: Plan, stage: Stage) -> Recorded:
 
 
 def _read(run: Run, plan: Plan, stage: Stage) -> tuple[Recorded, set[tuple[str, int]]]:
-    """What `recorded` gives, and which of it failed before and came to an end when it was made again."""
+    """The result of `recorded`, and the keys of rollouts that failed first and succeeded when made again."""
     tasks = {task.id: task for task in plan.tasks}
     found: Recorded = {}
     failed: set[tuple[str, int]] = set()
@@ -86,7 +87,7 @@ def _read(run: Run, plan: Plan, stage: Stage) -> tuple[Recorded, set[tuple[str, 
             if data["task_id"] not in tasks or data["repeat"] >= plan.repeats:
                 continue
             record, task = RolloutRecord.load(data), tasks[data["task_id"]]
-            # A failed rollout has no outputs that tell what was asked.
+            # A failed rollout has no outputs, so its question is unknown.
             goal = record.outputs.get("research_goal", task.goal)
             same_task = (record.source, goal) == (plan.source, task.goal)
             if dict(record.policy_versions) != dict(stage.versions) or not same_task:
@@ -105,7 +106,7 @@ def _read(run: Run, plan: Plan, stage: Stage) -> tuple[Recorded, set[tuple[str, 
 
 
 def phases_of(split: Split, stage: Stage) -> Sequence[str]:
-    """Under which phases rollouts of `stage` are recorded; later ones replace earlier ones."""
+    """The phases under which rollouts of `stage` are recorded. Later phases replace earlier ones."""
     own = own_phase(split, stage)
     return [f"{GATE}-{stage.own_name}", own] if split == "val" and stage.kind == "sequence" else [own]
 
@@ -116,12 +117,12 @@ def own_phase(split: Split, stage: Stage) -> str:
 
 
 def side_file(split: Split, name: str) -> str:
-    """Where `name` ("baselines", "audit", "canaries") is recorded, relative to the run."""
+    """The file of `name` ("baselines", "audit", "canaries"), relative to the run."""
     return f"evaluation/{split}/{name}.jsonl"
 
 
 def baseline_answers(run: Run, plan: Plan) -> list[BaselineAnswer]:
-    """The recorded answers to the plan's tasks; not those of other stages or further repeats."""
+    """The recorded answers to the plan's tasks, without those of other stages or further repeats."""
     tasks, stages = {task.id for task in plan.tasks}, {"", *(stage.name for stage in plan.alone)}
     found: dict[tuple[str, str, int, int], BaselineAnswer] = {}
     for one in _side(run, plan, "baselines", BaselineAnswer):

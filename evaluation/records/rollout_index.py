@@ -1,4 +1,4 @@
-"""All recorded rollouts of a run, how one of them is found by what a user types, and everything that is known of it."""
+"""Lists the recorded rollouts of a run, finds one by what a user types, and reads everything known about it."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -11,11 +11,11 @@ from evaluation.traces.token_records import tokens_of
 from evaluation.traces.tree import Tree, tree
 
 LISTED = 8
-"""How many candidates an error names."""
+"""Number of candidates that an error names."""
 
 
 def recorded_rollouts(run: Run, phase: str | None = None) -> list[RolloutRecord]:
-    """The rollouts of a run, phases in the order of their names, within a phase as they ended.
+    """The rollouts of a run: phases in the order of their names, rollouts of a phase in the order of their ends.
 
     Args:
         run: The run.
@@ -37,10 +37,10 @@ def recorded_rollouts(run: Run, phase: str | None = None) -> list[RolloutRecord]
 
 
 def find(records: Sequence[RolloutRecord], name: str) -> list[RolloutRecord]:
-    """The rollout with this id or the only one whose id begins so, or all rollouts of the task with this id.
+    """The rollout with this id or id prefix, or all rollouts of the task with this id.
 
     Raises:
-        RunError: There is none, or several ids begin so.
+        RunError: There is none, or several ids have this prefix.
     """
     exact = [record for record in records if record.rollout_id == name]
     if exact:
@@ -59,6 +59,6 @@ def find(records: Sequence[RolloutRecord], name: str) -> list[RolloutRecord]:
 
 
 def read_tree(run: Run, record: RolloutRecord) -> Tree:
-    """Put together what the run directory holds about one rollout: its record, its trace, what PPO learned from it."""
+    """Read everything about one rollout in the run directory: its record, its trace, and its token records of PPO."""
     spans = read(run.path / record.trace) if record.trace else []
     return tree(record, spans, tokens_of(run.path, record.rollout_id))

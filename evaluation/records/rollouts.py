@@ -1,4 +1,4 @@
-"""One rollout as data: what goes into the store's queue, and the record that is kept of what came out.
+"""One rollout as data: the input in the store's queue, and the durable record of the result.
 
 A bad rollout is data, not a crash: it has status "failed" and says why.
 """
@@ -20,9 +20,9 @@ Status = Literal["succeeded", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class RolloutInput:
-    """What a runner is given: the task without its conclusion, and the seed of this rollout.
+    """Input of a runner: the task without its conclusion, and the seed of this rollout.
 
-    The label is for the reward; the society is given the task's `brief()` only.
+    The label is for the reward. The society gets only the task's `brief()`.
     """
 
     task: ResearchTask
@@ -32,12 +32,12 @@ class RolloutInput:
 
     @classmethod
     def of(cls, task: ResearchTask, phase: str, repeat: int, seed: int) -> "RolloutInput":
-        """Repeat number `repeat` (from 0) of `task` in a run with seed `seed`; its own seed depends on all of them."""
+        """Repeat number `repeat` (from 0) of `task`. Its seed depends on `seed`, phase, task and repeat."""
         digest = hashlib.sha256(f"{seed}/{phase}/{task.id}/{repeat}".encode()).digest()
         return cls(task, phase, repeat, int.from_bytes(digest[:4], "big") >> 1)
 
     def dump(self) -> dict[str, Any]:
-        """Plain data for the store; the long answer is not in it."""
+        """Plain data for the store, without the task's long answer."""
         return {
             "id": self.task.id,
             "goal": self.task.goal,
@@ -62,16 +62,16 @@ class RolloutInput:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a runner reports of one attempt, as one object span in the rollout's trace.
+    """A runner's report on one attempt: one object span in the rollout's trace.
 
     Attributes:
-        error: Why the attempt failed; None when it did not.
-        outputs: Final fields of the society's state, without chat messages (they are in the trace's model calls).
-        reward: The scalar r; None when a part is missing or the attempt failed.
-        parts: The reward's named parts, which sum to r; a missing one is None.
-        weights_versions: Versions that the servers reported, by logical model; several when weights were swapped.
+        error: Why the attempt failed; None if it succeeded.
+        outputs: Final fields of the society's state, without chat messages (the trace's model calls have them).
+        reward: The scalar r; None if a part is missing or the attempt failed.
+        parts: The reward's named parts, which sum to r; a missing part is None.
+        weights_versions: Versions that the servers reported, by logical model; several if weights were swapped.
         counts: Model calls, tool calls, tokens and so on (see `agents.record.count`).
-        tokens: Tokens by logical model (see `agents.record.tokens`); the judge's are not among them.
+        tokens: Tokens by logical model (see `agents.record.tokens`), without the judge's.
         visits: Model calls and tokens by role and visit (see `agents.record.by_visit`).
         tool_calls: Tool calls of each role that has tools (see `agents.record.tool_calls`).
         calls: Every model call and tool call as `agents.record` describes them.
@@ -91,7 +91,7 @@ class Outcome:
     seconds: float
 
     def dump(self) -> dict[str, Any]:
-        """Plain data; its containers are the outcome's own."""
+        """Plain data, which shares its containers with the outcome."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
@@ -102,16 +102,16 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Who made a rollout, and by what.
+    """The runner and the policies that made a rollout.
 
     Attributes:
         rollout_id: Its id, unique in the run.
-        policy_versions: Policy version of each logical model that it was told to use.
-        traced: True if it left a span.
-        untraced_calls: Model calls whose exchange never reached the trace.
-        attempt: Which attempt this is about, from 1; 0 if none was begun.
-        worker: The runner's name; None when the main process made it.
-        failure: Why it failed, if its outcome does not say so: its runner was killed, for example.
+        policy_versions: Policy version that it had to use, by logical model.
+        traced: True if its trace has a span.
+        untraced_calls: Number of model calls whose exchange never reached the trace.
+        attempt: Number of the attempt, from 1; 0 if no attempt was begun.
+        worker: The runner's name; None if the main process made it.
+        failure: Why it failed, if its outcome does not say so, for example because its runner was killed.
     """
 
     rollout_id: str
@@ -129,16 +129,16 @@ class RolloutRecord:
     """The durable record of one rollout: one JSON line in the run's `rollouts/<phase>.jsonl`.
 
     Attributes:
-        attempt: Which attempt this is about, from 1; the last one.
-        answer: The society's answer to the question; None when the rollout failed.
-        decision: Whether the protocol may run; None when the rollout failed.
-        veto: The unresolved CRITICAL reviews, with the first issue of each; None when there is none.
-        policy_versions: Policy version of each logical model that the rollout was told to use.
-        weights_versions: What the servers said they used.
-        missing: The reward's parts that have no value; then `reward` is None.
-        trace: The trace file, relative to the run; None when the rollout left no span.
+        attempt: Number of the last attempt, from 1.
+        answer: The society's answer to the question; None if the rollout failed.
+        decision: Whether the protocol may run; None if the rollout failed.
+        veto: The unresolved CRITICAL reviews, with the first issue of each; None if there is none.
+        policy_versions: Policy version that the rollout had to use, by logical model.
+        weights_versions: Versions that the servers reported.
+        missing: The reward's parts that have no value. If there are any, `reward` is None.
+        trace: The trace file, relative to the run; None if the trace has no span.
         tool_calls: Tool calls of each role that has tools; empty in records of earlier versions.
-        untraced_calls: Model calls whose exchange never reached the trace.
+        untraced_calls: Number of model calls whose exchange never reached the trace.
     """
 
     rollout_id: str
@@ -176,7 +176,7 @@ class RolloutRecord:
 
     @classmethod
     def of(cls, given: RolloutInput, outcome: Outcome | None, made: Made) -> "RolloutRecord":
-        """The record of what was asked for, what came of it (None if nobody could say) and who made it."""
+        """The record of a rollout from its input, its outcome (None if none was reported) and its maker."""
         error = made.failure if outcome is None else outcome.error or made.failure
         if outcome is None and error is None:
             raise ValueError(f"rollout {made.rollout_id} has neither an outcome nor a reason why it has none")
@@ -218,8 +218,8 @@ class RolloutRecord:
         """The inverse of `dump`.
 
         Raises:
-            RunError: It is no rollout, or an earlier version of Chimera recorded it, which did not keep the answer
-                apart from the decision.
+            RunError: It is not a rollout, or an earlier version of Chimera recorded it without separating the answer
+                from the decision.
         """
         if "answer" not in data:
             raise RunError(
@@ -240,12 +240,12 @@ _RECORD = TypeAdapter(RolloutRecord)
 
 
 def failures(records: Iterable[RolloutRecord]) -> Counter[str]:
-    """How often each kind of failure occurred: reasons that differ in numbers or after 90 characters are one kind."""
+    """Number of failures of each kind. Reasons that differ only in numbers or after 90 characters are one kind."""
     return _kinds(record.error or "no reason recorded" for record in records if record.status == "failed")
 
 
 def vetoes(records: Iterable[RolloutRecord]) -> Counter[str]:
-    """How often each kind of veto occurred, counted like `failures`."""
+    """Number of vetoes of each kind, counted like `failures`."""
     return _kinds(record.veto for record in records if record.veto is not None)
 
 

@@ -1,4 +1,4 @@
-"""One evaluation as data: which tasks and stages it is about, and everything that was recorded for it.
+"""One evaluation as data: its tasks and stages, and everything that was recorded for it.
 
 A report is a pure function of a study, and a study is read from the run directory alone
 (`evaluation.records.recorded`), so that every number of a report can be computed again later.
@@ -20,12 +20,12 @@ from evaluation.records.rollouts import RolloutRecord
 Split = Literal["val", "test"]
 BASE = "base"
 GATE = "gate"
-"""The gate records its rollouts of a stage as `gate-<stage>`; the seeds of all are made from this name."""
+"""The gate records its rollouts of a stage as `gate-<stage>`. The seeds of all evaluations derive from this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTask:
-    """What a report needs to know of a task."""
+    """The parts of a task that a report needs."""
 
     id: str
     goal: str
@@ -34,7 +34,7 @@ class PlannedTask:
 
     @classmethod
     def of(cls, task: ResearchTask) -> "PlannedTask":
-        """Of a task of the data."""
+        """Made from a task of the data."""
         return cls(task.id, task.goal, task.label, task.level)
 
 
@@ -43,13 +43,13 @@ class Stage:
     """The society with some of the run's learned policies.
 
     Attributes:
-        name: "base", the phase after which it was live, or "only-<phase>" when just that phase's policy is used. The
-            last of the sequence is "final" when it was asked for so.
-        title: In words.
-        kind: "sequence" for what was live during the run, "alone" for a single policy put on the base.
-        policies: The learned policies; what has none is as the run began.
-        versions: The policy versions that its rollouts must carry, by logical model, and under "selection".
-        own_name: Its name without "final": what its rollouts are recorded under.
+        name: "base", the phase after which it was live, or "only-<phase>" if only that phase's policy is used. The
+            last stage of the sequence is "final" if it was asked for by this name.
+        title: Its title in words.
+        kind: "sequence" for a stage that was live during the run, "alone" for a single policy on the base.
+        policies: The learned policies. Places without one are in the state in which the run began.
+        versions: The policy versions that its rollouts must have, by logical model and under "selection".
+        own_name: Its name in the run, never "final". Its rollouts are recorded under it.
     """
 
     name: str
@@ -74,16 +74,16 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is evaluated.
+    """The tasks and stages to evaluate.
 
     Attributes:
         split: The run's test tasks, or its validation tasks.
-        source: Whose tasks they are.
+        source: The source of the tasks.
         data: The data in words.
         tasks: The tasks, in the order of the data.
-        repeats: Rollouts of each task in each stage, with different seeds; the same seeds in every stage.
-        stages: In the order of the run, single policies last.
-        official: Whether these are PubMedQA's official test items, all of them.
+        repeats: Rollouts of each task in each stage. Repeats have different seeds, which are equal in all stages.
+        stages: The stages in the order of the run, single policies last.
+        official: True if the tasks are all of PubMedQA's official test items.
         alone_slot: The slot whose model also answers alone, as one junior does.
     """
 
@@ -98,23 +98,23 @@ class Plan:
 
     @property
     def final(self) -> Stage:
-        """The last stage of the sequence; the last of all when the sequence has no stage but the first."""
+        """The last stage of the sequence, or the last of all stages if the sequence has only one."""
         sequence = [stage for stage in self.stages if stage.kind == "sequence"]
         return sequence[-1] if len(sequence) > 1 else self.stages[-1]
 
     @property
     def alone(self) -> list[Stage]:
-        """The stages whose model also answers alone: the first, and the last if its weights are others."""
+        """The stages whose model also answers alone: the first, and the last if its weights differ."""
         first, last = self.stages[0], self.final
         return [first] if first.versions.get(self.alone_slot) == last.versions.get(self.alone_slot) else [first, last]
 
     @property
     def ends(self) -> list[Stage]:
-        """The first stage and the last: those that baselines are made from."""
+        """The first and the last stage, from which baselines are made."""
         return list({stage.name: stage for stage in (self.stages[0], self.final)}.values())
 
     def alone_of(self, stage: Stage) -> Stage:
-        """The stage, of `alone`, under whose name the model of `stage` answers alone."""
+        """The stage of `alone` that has the same model as `stage`, and under whose name this model answers alone."""
         return next(
             one for one in self.alone if one.versions.get(self.alone_slot) == stage.versions.get(self.alone_slot)
         )
@@ -141,7 +141,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a record stands: a file of the run directory and a line of it, from 1."""
+    """Place of a record: a file of the run directory and a line number, from 1."""
 
     file: str
     line: int
@@ -152,9 +152,9 @@ class StageAnswers:
     """The rollouts of one stage.
 
     Attributes:
-        records: One for each task and repeat, failed ones too: all tasks of repeat 0 first, in the plan's order.
-        places: Where each is recorded, in the same order.
-        second_tries: How many of them stand in place of an earlier one that had failed.
+        records: One for each task and repeat, failed ones too. All tasks of repeat 0 come first, in the plan's order.
+        places: The place of each record, in the same order.
+        second_tries: Number of records that replace an earlier failed rollout.
     """
 
     stage: Stage
@@ -164,20 +164,20 @@ class StageAnswers:
 
     @property
     def by_training(self) -> bool:
-        """Whether training's gate made some of the rollouts: only training's name the runner process they ran in."""
+        """True if training's gate made some of the rollouts. Only rollouts of training name their runner process."""
         return any(record.worker is not None for record in self.records)
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineAnswer:
-    """What a baseline answered.
+    """One answer of a baseline.
 
     Attributes:
-        answer: None when it gave none; `error` says why.
-        calls: Model calls for this answer; None if that was not recorded.
-        prompt_tokens: Tokens read in them.
-        completion_tokens: Tokens written in them.
-        sample: Which of several calls with the same prompt this is, from 0; further ones only vote.
+        answer: The answer. If it is None, `error` says why.
+        calls: Model calls for this answer; None if they were not recorded.
+        prompt_tokens: Tokens that the calls read.
+        completion_tokens: Tokens that the calls wrote.
+        sample: Number of the call among calls with the same prompt, from 0. Calls after the first only vote.
     """
 
     baseline: str
@@ -193,12 +193,12 @@ class BaselineAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One judge's scores by criterion, all None when it gave none; `error` says why.
+    """One judge's scores by criterion. If the judge gave none, all are None and `error` says why.
 
     Attributes:
-        subject: The rollout's id, for a canary also which: "<rollout id>/<canary>".
-        judge: "judge" for the one that training uses, "auditor" for the second.
-        model: What stands behind it, in words.
+        subject: The rollout's id; for a canary "<rollout id>/<canary>".
+        judge: "judge" for training's judge, "auditor" for the second judge.
+        model: Its model or checklist, in words.
     """
 
     subject: str
@@ -210,7 +210,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Study:
-    """Everything a report is made from."""
+    """All data from which a report is made."""
 
     run: Run
     plan: Plan
@@ -222,6 +222,6 @@ class Study:
 
     @cached_property
     def config(self) -> Config:
-        """The run's configuration, with the evaluation's own settings when it has some."""
+        """The run's configuration, with the evaluation's settings if there are any."""
         config = self.run.config
         return config if self.settings is None else config.model_copy(update={"evaluation": self.settings})

@@ -1,6 +1,6 @@
-"""The report as data: report.json, a pure function of a study.
+"""Builds report.json, a pure function of a study.
 
-Every number stands beside the rollouts that it was computed from, named by file and line of the run directory.
+Every number comes with the rollouts that it was computed from, named by file and line of the run directory.
 """
 
 import json
@@ -48,12 +48,12 @@ VERSION = 1
 
 
 def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
-    """The report of `study`: plain data, as report.json holds it.
+    """The report of `study`: the plain data of report.json.
 
     Args:
-        study: What was evaluated, with everything that was recorded.
-        plots: As drawn for it.
-        folder: Where the report will stand; the run is named relative to it.
+        study: The evaluation with all its records.
+        plots: The plots that were drawn for it.
+        folder: The report's folder. The run is named relative to it.
     """
     plan, config = study.plan, study.config
     metrics = metrics_of(config)
@@ -103,15 +103,15 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
 
 
 def stage_pairs(plan: Plan) -> list[tuple[str, str]]:
-    """Which stages are compared: each of the sequence with the one before it, and the first of all with all others."""
+    """The pairs of stages to compare: each of the sequence with the one before it, and the first with all others."""
     sequence = [stage.name for stage in plan.stages if stage.kind == "sequence"]
     first, *others = [stage.name for stage in plan.stages]
     return list(dict.fromkeys([*pairwise(sequence), *((first, name) for name in others)]))
 
 
 def compare_all(study: Study) -> dict[str, dict[str, Comparison]]:
-    """Every comparison of the report, p-values corrected for how many there are: pairs of stages, then each baseline
-    with the last stage. The main one is of the first stage with the last."""
+    """All comparisons of the report with corrected p-values: pairs of stages, then each baseline with the last stage.
+    The main comparison is of the first with the last stage."""
     plan, config = study.plan, study.config
     found = {
         f"{before}:{after}": compare(study.answers[before], study.answers[after], plan, config)
@@ -125,7 +125,7 @@ def compare_all(study: Study) -> dict[str, dict[str, Comparison]]:
 
 
 def _main(plan: Plan) -> str:
-    """The comparison that the report is about."""
+    """The main comparison of the report."""
     return f"{plan.stages[0].name}:{plan.final.name}"
 
 
@@ -140,7 +140,7 @@ def _verdict(plan: Plan, compared: Comparisons, config: Config) -> dict[str, Any
 
 
 def _outcome(answers: StageAnswers, metrics: Sequence[Metric]) -> dict[str, Any]:
-    """Counts, and one row for each rollout: what it came to, its value of every metric, and where it is recorded."""
+    """Counts, and one row for each rollout: its result, its value of every metric, and its place."""
     counts = outcomes(answers)
     rows = [
         {
@@ -171,7 +171,7 @@ def _values(record: RolloutRecord, metrics: Sequence[Metric]) -> dict[str, float
 
 
 def _pairs(study: Study, before: str, after: str) -> list[list[Any]]:
-    """By task: both rewards, then both shares of aligned decisions, means over repeats; a baseline has no reward."""
+    """For each task: both rewards, then both shares of right answers, means over repeats. Baselines have no reward."""
     sides = [_by_task(study, name) for name in (before, after)]
     rows: list[list[Any]] = []
     for task in study.plan.tasks:
@@ -181,7 +181,7 @@ def _pairs(study: Study, before: str, after: str) -> list[list[Any]]:
 
 
 def _by_task(study: Study, name: str) -> dict[str, tuple[float | None, float | None]]:
-    """Mean reward and share of aligned decisions of each task; no answer is not aligned."""
+    """Mean reward and share of right answers of each task. A missing answer is wrong."""
     rewards: dict[str, list[float]] = {}
     for record in study.answers[name].records if name in study.answers else ():
         if record.reward is not None:
@@ -196,14 +196,14 @@ def _by_task(study: Study, name: str) -> dict[str, tuple[float | None, float | N
 
 
 def _answers(study: Study, name: str) -> TaskAnswers:
-    """What a stage or a baseline answered."""
+    """The answers of a stage or a baseline."""
     if name in study.answers:
         return answers_of(study.answers[name])
     return answers_by_baseline(study.baselines)[name]
 
 
 def _ablation(plan: Plan, compared: Comparisons) -> list[dict[str, Any]]:
-    """What each phase's training gave, in the sequence and alone on the base: which comparison shows it."""
+    """The comparisons that show the effect of each phase, in the sequence and alone on the base."""
     sequence = [stage for stage in plan.stages if stage.kind == "sequence"]
     rows: list[dict[str, Any]] = []
     for before, stage in pairwise(sequence):
@@ -223,7 +223,7 @@ def _row(phase: str, learners: Sequence[str], kind: str, comparison: str) -> dic
 
 
 def _baselines(study: Study) -> dict[str, Any]:
-    """Each baseline's results, and why it gave no answer where it gave none."""
+    """Each baseline's results, and the reasons of its missing answers."""
     found: dict[str, Any] = {}
     for name, answers in answers_by_baseline(study.baselines).items():
         means = answer_metrics(answers, study.plan, study.config)
@@ -239,7 +239,7 @@ def _baselines(study: Study) -> dict[str, Any]:
 
 
 def _side_by_side(study: Study) -> list[dict[str, Any]]:
-    """The tasks with the largest gain, the median and the largest loss in reward from the first stage to the last."""
+    """The tasks with the largest gain, the median change and the largest loss in reward, first to last stage."""
     before, after = study.plan.stages[0].name, study.plan.final.name
     if before == after:
         return []

@@ -1,7 +1,7 @@
-"""A run's metrics as series to draw, read from the lines of its metrics.jsonl or from the same lines out of W&B.
+"""A run's metrics as series to draw, read from the lines of its metrics.jsonl or from the same lines in W&B.
 
-A line is {"time", "phase", "step", ...values} (see `training.watch.metrics`). What a feed does not have is left out
-here, so an empty result means that there is nothing to draw.
+A line is {"time", "phase", "step", ...values} (see `training.watch.metrics`). Missing values are left out, so an empty
+result means that there is nothing to draw.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,14 +14,14 @@ from evaluation.records.study import GATE
 Line = Mapping[str, Any]
 
 ROLLOUT = "rollout"
-"""The phase name of lines that tell of one finished rollout."""
+"""The phase name of lines about one finished rollout."""
 ESTIMATES = ("logged", "ips", "snips", "dr", "gain")
-"""The bandit's figures with intervals: what the logged choices earned, three estimates of its policy, and its gain."""
+"""The bandit's values with intervals: mean reward of the log, three estimates of its policy's value, and its gain."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutPoint:
-    """One finished rollout; `number` counts from 1 in the order in which they ended, a failed one has no reward."""
+    """One finished rollout. `number` counts rollouts from 1 in the order of their ends. Failed ones have no reward."""
 
     number: int
     phase: str
@@ -35,7 +35,7 @@ class PhaseStretch:
 
     Attributes:
         phase: The phase; for held-out rollouts the stage, such as "base".
-        held_out: Whether training's gate made them: other tasks than those that are learned from.
+        held_out: True if training's gate made them, on tasks that are not learned from.
         points: The rollouts.
     """
 
@@ -46,13 +46,13 @@ class PhaseStretch:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the bandit's policy was expected to earn before it was tried.
+    """The estimated value of the bandit's policy before it was used.
 
     Attributes:
-        step: How many rounds of its own choices were among those that it is estimated from.
-        choices: Logged choices.
-        ess: How many choices of its own they are worth (Kish's effective sample size).
-        estimates: By name, see `ESTIMATES`; one that the log could not give is missing.
+        step: Number of rounds of its own choices in the log.
+        choices: Number of logged choices.
+        ess: Kish's effective sample size of the log for this policy.
+        estimates: The estimates by name (see `ESTIMATES`), without those that the log does not allow.
     """
 
     step: int
@@ -72,7 +72,7 @@ def rollouts(lines: Iterable[Line]) -> list[RolloutPoint]:
 
 
 def spans(points: Iterable[RolloutPoint]) -> list[PhaseStretch]:
-    """The rollouts, cut where the phase changes."""
+    """The rollouts, split where the phase changes."""
     groups: list[list[RolloutPoint]] = []
     for point in points:
         if not groups or groups[-1][0].phase != point.phase:
@@ -88,9 +88,9 @@ def _span(group: Sequence[RolloutPoint]) -> PhaseStretch:
 
 
 def running_mean(values: Sequence[float | None], window: int, least: int = 1) -> list[float | None]:
-    """At each position the mean of the last `window` values up to it.
+    """For each position, the mean of the last `window` values up to it.
 
-    Missing values do not count; where fewer than `least` are left there is no mean.
+    Missing values do not count. Positions with fewer than `least` values have no mean.
     """
     means: list[float | None] = []
     for end in range(1, len(values) + 1):
@@ -105,7 +105,7 @@ def part_names(points: Iterable[RolloutPoint]) -> list[str]:
 
 
 def series(lines: Iterable[Line], phase: str, key: str) -> list[tuple[int, float]]:
-    """One figure of a phase by step; of several lines for a step the last counts, for a resumed run repeats some."""
+    """One metric of a phase by step. A resumed run repeats steps: the last line of a step counts."""
     found = {
         line["step"]: float(line[key])
         for line in lines

@@ -1,13 +1,13 @@
-"""How a report writes its numbers: by unit, with a true minus sign, never more digits than the sample carries."""
+"""Formats a report's numbers: by unit, with a true minus sign, and with no more digits than the sample supports."""
 
 from collections.abc import Mapping
 from typing import Any
 
 MINUS = "\N{MINUS SIGN}"
 UNIT_WORDS = {"share": "%", "points": "", "seconds": "s", "usd": "USD", "count": ""}
-"""What stands behind a metric's title in tables; shares are shown in per cent."""
+"""The unit after a metric's title in tables. Shares are shown in per cent."""
 NOTHING = "\N{EN DASH}"
-"""What stands where there is no value."""
+"""Shown in place of a missing value."""
 
 
 def shown(value: float | None, unit: str) -> str:
@@ -21,18 +21,18 @@ def change(value: float | None, unit: str) -> str:
 
 
 def signed(value: float, digits: int) -> str:
-    """A number with its sign for the terminal; one that rounds to zero has none."""
+    """A number with its sign for the terminal. A number that rounds to zero has no sign."""
     text = f"{value:+.{digits}f}"
     return text if text.strip("+-0.") else text[1:]
 
 
 def between(low: float | None, high: float | None, unit: str) -> str:
-    """An interval of a value, such as "60.0 to 78.0"; a dash where there is none."""
+    """An interval of a value, such as "60.0 to 78.0"; a dash if there is none."""
     return NOTHING if low is None or high is None else f"{shown(low, unit)} to {shown(high, unit)}"
 
 
 def change_between(low: float | None, high: float | None, unit: str) -> str:
-    """An interval of a difference, such as "+4.0 to +26.0"; a dash where there is none."""
+    """An interval of a difference, such as "+4.0 to +26.0"; a dash if there is none."""
     return NOTHING if low is None or high is None else f"{change(low, unit)} to {change(high, unit)}"
 
 
@@ -50,7 +50,7 @@ def equals(p: float | None) -> str:
 
 
 def sentence(text: str) -> str:
-    """`text` with a capital at its beginning, all else as it is."""
+    """`text` with its first letter in upper case."""
     return text[:1].upper() + text[1:]
 
 
@@ -61,7 +61,7 @@ def titled(metric: Mapping[str, Any]) -> str:
 
 
 def stage_titles(report: Mapping[str, Any]) -> dict[str, str]:
-    """The titles of all that is compared, stages and baselines, by name."""
+    """The titles of all stages and baselines, by name."""
     titles = {stage["name"]: stage["title"] for stage in report["plan"]["stages"]}
     return titles | {name: one["title"] for name, one in report["baselines"].items()}
 
@@ -78,7 +78,7 @@ def played(report: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 
 
 def data_words(report: Mapping[str, Any]) -> str:
-    """On what was evaluated, in one line."""
+    """The data of the evaluation, in one line."""
     plan = report["plan"]
     split = {"val": "validation", "test": "test"}[plan["split"]]
     source = {"generated": "generated", "pubmedqa": "PubMedQA"}[plan["source"]]
@@ -88,7 +88,7 @@ def data_words(report: Mapping[str, Any]) -> str:
 
 
 def veto_words(report: Mapping[str, Any]) -> str:
-    """How many protocols of each stage were vetoed, and why, in one line."""
+    """Number of vetoed protocols of each stage and the reasons, in one line."""
     parts: list[str] = []
     for stage, found in report["outcomes"].items():
         counted = [f"{count} x {why}" for why, count in found["vetoes"].items()]
@@ -98,7 +98,7 @@ def veto_words(report: Mapping[str, Any]) -> str:
 
 
 def verdict_words(row: Mapping[str, Any]) -> str:
-    """The verdict on a comparison, with what it was before Holm's correction where that changed it."""
+    """The verdict on a comparison, and the verdict before Holm's correction if it differed."""
     before = row.get("uncorrected")
     return row["verdict"] if before in (None, row["verdict"]) else f"{row['verdict']} (before correction: {before})"
 
@@ -110,7 +110,7 @@ def margin_words(report: Mapping[str, Any]) -> str:
 
 
 def families_words(report: Mapping[str, Any]) -> str:
-    """Which tests were corrected together, and when that was declared, in one line."""
+    """Which tests were corrected together, and when this was declared, in one line."""
     found = report["families"]
     parts = [
         f"{name} ({', '.join(one['patterns']) or 'what no other has'}: {one['tests']} test{'s' * (one['tests'] != 1)})"
@@ -123,7 +123,7 @@ def families_words(report: Mapping[str, Any]) -> str:
 
 
 def answered(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Everyone who answered the tasks, baselines first: "name", "title", "means", and mean "calls" and "tokens"."""
+    """All systems that answered the tasks, baselines first: "name", "title", "means", and mean "calls" and "tokens"."""
     titles = stage_titles(report)
     rows = [(name, titles[name], one) for name, one in report["baselines"].items()]
     rows += [(name, f"the society, {titles[name]}", one) for name, one in report["stages"].items()]
@@ -131,13 +131,13 @@ def answered(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def standing(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of `answered` that the first screen shows; empty when the society stands alone."""
+    """The rows of `answered` for the first screen; empty if there is nothing to compare the society with."""
     rows = {row["name"]: row for row in answered(report)}
     return [rows[name] for name in report["standing"]] if len(report["standing"]) > 1 else []
 
 
 def standing_words(report: Mapping[str, Any]) -> str:
-    """The last stage beside the best of its baselines, in one sentence; empty without baselines."""
+    """Compares the last stage with its best baseline in one sentence; empty without baselines."""
     rows = standing(report)
     if not rows:
         return ""
@@ -148,7 +148,7 @@ def standing_words(report: Mapping[str, Any]) -> str:
 
 
 def amount(value: float | None) -> str:
-    """A mean number of calls or tokens: "0" for none, a dash where it is not known."""
+    """A mean number of calls or tokens: "0" for none, a dash if it is unknown."""
     if value is None:
         return NOTHING
     return f"{value:,.1f}" if 0 < value < 100 else f"{value:,.0f}"
@@ -160,20 +160,20 @@ def _answer_words(row: Mapping[str, Any]) -> str:
 
 
 def ablation_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The ablation, one row for each comparison: "phase", "learner", "on" (what it was put on) and "comparison"."""
+    """The ablation, one row for each comparison: "phase", "learner", "on" (the stage below it) and "comparison"."""
     titles = stage_titles(report)
     rows: dict[str, dict[str, Any]] = {}
     for row in report["ablation"]:
         base = titles[row["comparison"].split(":")[0]]
         on = f"{base} alone" if row["kind"] == "alone" else base
-        if row["comparison"] in rows:  # the first phase: what was there before it is the base
+        if row["comparison"] in rows:  # for the first phase, the stage before it is the base
             on = f"{base}, so also alone"
         rows[row["comparison"]] = {key: row[key] for key in ("phase", "learner", "comparison")} | {"on": on}
     return list(rows.values())
 
 
 def _spaced(name: str) -> str:
-    """CamelCase as words: "ProtocolDesigner" is "Protocol Designer"."""
+    """CamelCase as words: "ProtocolDesigner" becomes "Protocol Designer"."""
     return "".join(f" {letter}" if letter.isupper() and place else letter for place, letter in enumerate(name))
 
 
@@ -190,6 +190,6 @@ def _digits(value: float, unit: str) -> int:
 
 
 def _signed(text: str) -> str:
-    """A true minus, and no sign before a zero."""
+    """Replace the hyphen by a true minus sign, and remove the sign of a zero."""
     zero = not text.strip("+-0.,")
     return text.lstrip("+-") if zero else text.replace("-", MINUS)

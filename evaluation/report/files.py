@@ -17,7 +17,7 @@ PLOTS = "plots"
 
 
 def write_report(report: Mapping[str, Any], folder: Path) -> Path:
-    """Write `report` (as of `evaluation.report.build.build`) into `folder`, where its plots are; returns the page.
+    """Write `report` (from `evaluation.report.build.build`) into `folder`, which has its plots; returns the page.
 
     Raises:
         RunError: A file cannot be written, or a plot's drawing cannot be read.
@@ -34,10 +34,10 @@ def write_report(report: Mapping[str, Any], folder: Path) -> Path:
 
 
 def drawings_of(report: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """The report's drawings by the plot's name, from its `folder`.
+    """The report's SVG drawings in `folder`, by the name of the plot.
 
     Raises:
-        OSError: One cannot be read.
+        OSError: A drawing cannot be read.
     """
     return {
         plot["name"]: (folder / plot["files"]["svg"]).read_text(encoding="utf-8")
@@ -47,7 +47,7 @@ def drawings_of(report: Mapping[str, Any], folder: Path) -> dict[str, str]:
 
 
 def _replace(path: Path, text: str) -> None:
-    """A reader sees the old file or the new one; half a surrogate pair that a model wrote stays as its escape."""
+    """Replace a file atomically. Half a surrogate pair that a model wrote is written as its escape."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text, encoding="utf-8", errors="backslashreplace")
     draft.replace(path)

@@ -1,7 +1,7 @@
-"""The report as one HTML page that needs nothing else: no network, no script to read it, light and dark, on paper too.
+"""The report as one self-contained HTML page: no network, readable without scripts, for light, dark and paper.
 
-The template only places things; what stands in a table is decided here. Everything that a model wrote is text: the
-template escapes all but the plots' own SVG.
+This module decides the content of the tables, and the template only places it. The template escapes everything but
+the SVG of the plots, so text that a model wrote stays text.
 """
 
 import re
@@ -49,7 +49,7 @@ OUTCOMES = ("success", "reward", "alignment", "macro_f1", "decision_alignment", 
 
 
 def page(report: Report, drawings: Mapping[str, str]) -> str:
-    """The page of `report` (as of `evaluation.report.build.build`); `drawings` are the plots' SVG texts by name."""
+    """The page of `report` (from `evaluation.report.build.build`). `drawings`: SVG text of each plot by name."""
     plan = Plan.load(report["plan"])
     return _template().render(
         report=report,
@@ -110,12 +110,12 @@ def _template() -> jinja2.Template:
 
 
 def slug(name: str) -> str:
-    """`name` as an anchor in the page."""
+    """`name` as an HTML anchor."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name)
 
 
 def inlined(drawing: str | None, name: str) -> Markup | None:
-    """An SVG file as part of the page: its root element alone, its ids its own, as wide as there is room."""
+    """An SVG file for the page: only its root element, with unique ids, as wide as the page allows."""
     if drawing is None:
         return None
     start = drawing.index("<svg")
@@ -129,7 +129,7 @@ def inlined(drawing: str | None, name: str) -> Markup | None:
 
 
 def _cards(report: Report) -> list[dict[str, Any]]:
-    """The verdict's two comparisons, as the first screen shows them."""
+    """The verdict's two comparisons for the first screen."""
     pair = report["verdict"]["comparison"]
     if pair is None:
         return []
@@ -151,12 +151,12 @@ def _cards(report: Report) -> list[dict[str, Any]]:
 
 
 def _groups(report: Report) -> list[dict[str, Any]]:
-    """All metrics that some stage has, in the groups that they are shown in."""
+    """All metrics that some stage has, in groups for display."""
     groups: dict[str, list[dict[str, Any]]] = {OUTCOME: [], PARTS: [], SCORES: [], WORK: []}
     for name, metric in report["metrics"].items():
         means = [(stage, metrics.get(name)) for stage, metrics in report["stages"].items()]
         if any(mean for _, mean in means):
-            # The group says what a title would repeat: "reward part: novelty" is "novelty" among the parts.
+            # A title does not repeat the group: "reward part: novelty" is "novelty" among the parts.
             title = metric["title"].rpartition(": ")[2]
             groups[_group(name)].append({**metric, "name": name, "title": title, "means": means})
     return [{"title": title, "metrics": metrics} for title, metrics in groups.items() if metrics]
@@ -195,7 +195,7 @@ def _comparisons(report: Report) -> list[dict[str, Any]]:
 
 
 def _others(report: Report) -> list[dict[str, Any]]:
-    """The comparisons' other metrics, one table for each pair of stages."""
+    """The other metrics of the comparisons, one table for each pair of stages."""
     metrics = report["metrics"]
     found: list[dict[str, Any]] = []
     for pair, rows in report["comparisons"].items():
@@ -229,8 +229,8 @@ def _columns(report: Report) -> list[dict[str, Any]]:
 
 
 def _rollouts(stage: str, found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A stage's rollouts by answer key and answer, failed ones first, so that each cell of the confusion matrix is a
-    run of rows; the first row of each has the anchors that lead to it."""
+    """A stage's rollouts sorted by label and answer, failed ones first, so that each cell of the confusion matrix is a
+    block of rows. The first row of a block has its anchors."""
     answers = list(next(iter(found["confusion"].values())))
 
     def key(row: Mapping[str, Any]) -> tuple[bool, int, int]:
@@ -263,7 +263,7 @@ Span = tuple[float, float]
 
 
 def _span(rows: Sequence[Mapping[str, Any]]) -> Span:
-    """The scale of bars: all intervals and zero, with a little room."""
+    """The range of the scale: all intervals and zero, with a margin."""
     ends = [value for row in rows for value in (row["low"], row["difference"], row["high"]) if value is not None]
     low, high = min([0.0, *ends]), max([0.0, *ends])
     room = 0.06 * (high - low) or 1.0
@@ -271,7 +271,7 @@ def _span(rows: Sequence[Mapping[str, Any]]) -> Span:
 
 
 def bar(low: float | None, middle: float, high: float | None, span: Span) -> dict[str, float]:
-    """Where an interval, its middle and zero lie on a scale, in per cent of its width."""
+    """Positions of an interval, its middle and zero on a scale, in per cent of the scale's width."""
     first, last = span
 
     def place(value: float) -> float:

@@ -1,4 +1,4 @@
-"""From a study to its report: figures, drawings, files."""
+"""Makes the report of a study: numbers, drawings, files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,19 +18,19 @@ def publish(study: Study, lines: Sequence[Mapping[str, Any]], folder: Path) -> d
     """Write the report of `study` into `folder`.
 
     Args:
-        study: What was evaluated.
+        study: The evaluation.
         lines: The training run's metrics, for learning curves.
-        folder: Where the report goes; it is made.
+        folder: The report's folder; it is made.
 
     Returns:
-        The report as report.json holds it.
+        The data of report.json.
 
     Raises:
         RunError: A file cannot be written.
     """
     try:
         (folder / PLOTS).mkdir(parents=True, exist_ok=True)
-        # Predictions of an earlier evaluation would look like those of this one.
+        # Remove predictions of an earlier evaluation, which would look like those of this one.
         for name in (PREDICTIONS, MISSING):
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
@@ -43,9 +43,9 @@ def publish(study: Study, lines: Sequence[Mapping[str, Any]], folder: Path) -> d
 
 
 def publish_predictions(study: Study, folder: Path) -> Path:
-    """Write the last stage's answers as PubMedQA's evaluation script reads them; returns the file.
+    """Write the last stage's answers for PubMedQA's evaluation script; returns the file.
 
-    Tasks without an answer are left out, and stand with the reason in a file beside it.
+    Tasks without an answer are left out. A file beside it lists them with the reasons.
 
     Raises:
         RunError: A file cannot be written.

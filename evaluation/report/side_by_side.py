@@ -1,4 +1,4 @@
-"""The same task through two stages, field by field, with the differences marked."""
+"""Compares the rollouts of one task in two stages field by field, with marked differences."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Study
 
 TOKEN = re.compile(r"\s+|\w+(?:-\w+|[.,]\d+)*%?|[^\w\s]")
-"""Words with their hyphens, numbers with their decimals, single marks, and what is between them: all of a text."""
+"""Splits a text completely into words with hyphens, numbers with decimals, single marks and white space."""
 Why = Literal["largest gain", "median", "largest loss"]
 Kind = Literal["same", "removed", "added"]
 
@@ -20,7 +20,7 @@ class RolloutPair:
     """Two rollouts of one task with the same seed in two stages.
 
     Attributes:
-        why: What makes it worth a look.
+        why: Why it is shown.
         task_id: The task.
         repeat: Which repeat of it, from 0.
         difference: Reward after minus reward before.
@@ -37,14 +37,14 @@ class RolloutPair:
 
 
 Scored = tuple[float, RolloutRecord, RolloutRecord]
-"""Difference in reward, the rollout before and the one after."""
+"""Difference in reward, the rollout before, the rollout after."""
 
 
 def pick(study: Study, before: str, after: str) -> list[RolloutPair]:
-    """The pairs of rollouts with the largest gain in reward, the median, and the largest loss.
+    """The pairs of rollouts with the largest gain, the median change and the largest loss in reward.
 
-    Only rollouts with a reward in both stages count. There is no gain where none gained and no loss where none lost;
-    of equal differences the first in the plan's order is taken, and of two median pairs the lower one.
+    Only rollouts with a reward in both stages count. Gain or loss is left out if no pair gained or lost. Of equal
+    differences the first in the plan's order is taken, and of two median pairs the lower one.
 
     Args:
         study: The evaluation.
@@ -74,24 +74,24 @@ def pick(study: Study, before: str, after: str) -> list[RolloutPair]:
 
 
 def view(before: RolloutRecord, after: RolloutRecord) -> list[dict[str, Any]]:
-    """Every field of two rollouts beside each other, as JSON-ready rows in reading order.
+    """Every field of two rollouts side by side, as JSON-ready rows in reading order.
 
     A row is {"section", "field", "changed", "before", "after"}. `before` and `after` are lists of segments
-    {"text", "kind"} that joined give the field's text: kind is "same" for what both have, "removed" for what only
-    `before` has and "added" for what only `after` has. A rollout that lacks the field has None there.
+    {"text", "kind"} whose joined texts are the field's text. kind: "same" for text of both, "removed" for text of
+    `before` only, "added" for text of `after` only. If a rollout lacks the field, its list is None.
     """
     old, new = (dict(_fields(record)) for record in (before, after))
     return [_row(name, old.get(name), new.get(name)) for name in _merged(list(old), list(new))]
 
 
 def segments(before: str, after: str) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Both texts cut where they differ, by whole words; joined, the segments of each are the text itself."""
+    """Both texts, split into segments where they differ, by whole words. Joining the segments restores the text."""
     old, new = (TOKEN.findall(text) for text in (before, after))
     left: list[dict[str, str]] = []
     right: list[dict[str, str]] = []
     blocks = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     for number, (kind, i1, i2, j1, j2) in enumerate(blocks):
-        # A lone space between two changes belongs to them: whole phrases are easier to read than single words.
+        # A single space between two changes counts as changed: whole phrases are easier to read than single words.
         same = kind == "equal" and (number in (0, len(blocks) - 1) or not "".join(old[i1:i2]).isspace())
         _extend(left, "".join(old[i1:i2]), "same" if same else "removed")
         _extend(right, "".join(new[j1:j2]), "same" if same else "added")
@@ -121,7 +121,7 @@ def _row(name: Name, before: str | None, after: str | None) -> dict[str, Any]:
 
 
 def _merged(old: Sequence[Name], new: Sequence[Name]) -> list[Name]:
-    """All names, with those that only one has in the place that they have there."""
+    """All names in order. A name that only one list has keeps its place among its neighbours."""
     names: list[Name] = []
     for kind, i1, i2, j1, j2 in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         names += old[i1:i2] if kind == "equal" else [*old[i1:i2], *new[j1:j2]]
@@ -135,7 +135,7 @@ TEXTS = {
     "final_veto": ("decision", "veto"),
     "final_rationale": ("decision", "rationale"),
 }
-"""Outputs that are one text: section and field."""
+"""Section and field of outputs that are one text."""
 ANSWERS = {
     "selected_hypothesis": "selected hypothesis",
     "refined_hypothesis": "refined hypothesis",
@@ -143,7 +143,7 @@ ANSWERS = {
     "peer_review": "peer review",
     "safety_review": "safety review",
 }
-"""Outputs that are one answer with fields: their section."""
+"""Section of outputs that are one answer with fields."""
 ORDER = (
     "selected_hypothesis",
     "supervisor_justification",
@@ -159,7 +159,7 @@ ORDER = (
 
 
 def _fields(record: RolloutRecord) -> Iterator[tuple[Name, str]]:
-    """Section, field and text of everything that a reader compares."""
+    """Section, field and text of each field to compare."""
     outputs = record.outputs
     if record.error is not None:
         yield ("outcome", "error"), record.error

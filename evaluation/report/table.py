@@ -1,4 +1,4 @@
-"""A report on the terminal: every stage with its main figures beside the first, and baselines; 80 columns hold it."""
+"""A report for a terminal of 80 columns: main metrics of each stage compared with the first, and baselines."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from evaluation.report.figures import amount, answered, signed
 
 
 def table(report: Mapping[str, Any]) -> Table:
-    """The report's stages; differences are paired and against the first stage."""
+    """The report's stages. Differences are paired, from the first stage."""
     first = next(iter(report["stages"]))
     confidence = f"{100 * report['settings']['confidence']:g} %"
     title = f"n = {len(report['plan']['tasks'])}"
@@ -33,7 +33,7 @@ def table(report: Mapping[str, Any]) -> Table:
 
 
 def beside(report: Mapping[str, Any]) -> Table:
-    """Everyone who answered the tasks, stages and baselines: answers right, and what an answer took."""
+    """All stages and baselines: right answers, and mean calls and tokens of an answer."""
     shown = Table(title="the same tasks; calls and tokens are means of a task", title_justify="left")
     shown.add_column("who", no_wrap=True)
     for name in ("right, %", "macro-F1, %", "calls", "tokens"):

@@ -37,12 +37,12 @@ BASELINES_WORDS = (
 
 
 def markdown(report: Report) -> str:
-    """`report` (as of `evaluation.report.build.build`) as one Markdown document."""
+    """`report` (from `evaluation.report.build.build`) as one Markdown document."""
     return "\n".join(line for make in SECTIONS.values() for line in [*make(report), ""]).rstrip() + "\n"
 
 
 def section(report: Report, name: str) -> str:
-    """One of `SECTIONS` by itself, without its heading; empty when the report has nothing for it."""
+    """One section of `SECTIONS` without its heading; empty if the report has nothing for it."""
     return "\n".join(list(SECTIONS[name](report))[2:]).strip()
 
 
@@ -282,7 +282,7 @@ SECTIONS: Mapping[str, Callable[[Report], Iterator[str]]] = {
     "judges": _judges,
     "made": _made,
 }
-"""What a report consists of, in its order; each begins with its heading and an empty line."""
+"""The sections of a report, in order. Each begins with its heading and an empty line."""
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -296,7 +296,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _cell(text: Any) -> str:
-    """Text from elsewhere, which cannot leave its place: it is data, not Markdown."""
+    """Escape text from elsewhere, so that it is not read as Markdown."""
     words = " ".join(str(text).split())
     for mark in ("\\", "|", "`", "<", "*", "_", "[", "]", "#"):
         words = words.replace(mark, f"\\{mark}")

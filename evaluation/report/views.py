@@ -1,6 +1,6 @@
-"""A finished report piece by piece, as objects that a notebook shows: tables, plots, pairs of rollouts, traces.
+"""The parts of a finished report as objects for notebooks: tables, plots, pairs of rollouts, traces.
 
-Nothing is computed here: all figures are those of report.json, worded as in report.md.
+Nothing is computed here: all numbers are from report.json, with the words of report.md.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from evaluation.traces.text import Outline, outline
 from evaluation.verify.check import read_report
 
 REPORT = "report"
-"""Where chimera.eval puts a run's report, below the run."""
+"""Folder of a run's report from chimera.eval, below the run."""
 
 
 class Words(str):
@@ -35,7 +35,7 @@ class Words(str):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PlotView:
-    """One plot of the report; `drawing` is its SVG text, None when there is no plot."""
+    """One plot of the report. `drawing` is its SVG text; None if there is no plot."""
 
     title: str
     words: str
@@ -45,7 +45,7 @@ class PlotView:
         return f"{self.title}: {self.words}"
 
     def _ipython_display_(self) -> None:
-        # A plot and its caption are two outputs: there is no one format for both that all viewers show.
+        # A plot and its caption are two outputs: no single format for both is shown by all viewers.
         from IPython.display import SVG, display
 
         if self.drawing is not None:
@@ -55,7 +55,7 @@ class PlotView:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PairView:
-    """The same task with the same seed in two stages, field by field.
+    """Two rollouts of one task with one seed in two stages, field by field.
 
     Attributes:
         before: Id of the earlier stage's rollout.
@@ -72,7 +72,7 @@ class PairView:
         return self.headline
 
     def _repr_html_(self) -> str:
-        """The fields that differ as a table: <del> marks what only the earlier has, <ins> what only the later has."""
+        """The fields that differ, as a table: <del> marks text of the earlier only, <ins> text of the later only."""
         changed = [row for row in self.rows if row["changed"]]
         head = "".join(f'<th style="{CELL}">{escape(name)}</th>' for name in ("", *self.stages))
         body = "".join(_changed(section, list(rows)) for section, rows in groupby(changed, itemgetter("section")))
@@ -96,17 +96,17 @@ class ReportView:
 
     @property
     def about(self) -> Words:
-        """What was compared, on what data, which model played whom, and the verdict."""
+        """The comparison, its data, the model of each role, and the verdict."""
         return self._section("about")
 
     @property
     def ablation(self) -> Words:
-        """What each phase's training gave, alone and in the sequence."""
+        """The effect of each phase, alone and in the sequence."""
         return self._section("ablation")
 
     @property
     def baselines(self) -> Words:
-        """What others reach on the same tasks."""
+        """The baselines on the same tasks."""
         return self._section("baselines")
 
     @property
@@ -118,7 +118,7 @@ class ReportView:
         """Each stage's means with intervals.
 
         Args:
-            metrics: Names of metrics; all of them when there is none.
+            metrics: Names of metrics; none: all metrics.
 
         Raises:
             RunError: The report has no metric of that name.
@@ -130,7 +130,7 @@ class ReportView:
         return Words(section({**self._report, "metrics": chosen}, "stages"))
 
     def plot(self, name: str) -> PlotView:
-        """The plot called `name`, such as "reward"; where it is missing, the sentence that says why.
+        """The plot called `name`, such as "reward"; if it is missing, the sentence that says why.
 
         Raises:
             RunError: The report knows no such plot, or its file cannot be read.
@@ -150,7 +150,7 @@ class ReportView:
 
     @property
     def pairs(self) -> tuple[PairView, ...]:
-        """The tasks with the largest gain, the largest loss and the median, before and after training."""
+        """The tasks with the largest gain, the median change and the largest loss, before and after training."""
         titles = stage_titles(self._report)
         return tuple(_pair(pair, titles) for pair in self._report["side_by_side"])
 
@@ -158,8 +158,8 @@ class ReportView:
         """One rollout as an outline: roles, model calls, tool calls, reviews, decision, reward.
 
         Args:
-            rollout: Its id, or the beginning of one; without it the last stage's rollout of the first pair, or its
-                first rollout where there are no pairs.
+            rollout: Its id or an id prefix. None: the last stage's rollout of the first pair, or the last stage's first
+                rollout if there are no pairs.
 
         Raises:
             RunError: There is no such rollout.
@@ -177,7 +177,7 @@ def open_report(run: Run) -> ReportView:
     """The report of `run`.
 
     Raises:
-        RunError: It has none, or it cannot be read.
+        RunError: The run has no report, or the report cannot be read.
     """
     folder = run.path / REPORT
     if not (folder / DATA).is_file():

@@ -1,4 +1,4 @@
-"""What a report says in words beside its numbers: about the run, its models, and what limits the conclusions."""
+"""The texts of a report beside its numbers: about the run, its models, and the limits of the conclusions."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from evaluation.measures import official
 from evaluation.records.study import Study
 
 SMALL = 30
-"""Below so many tasks an interval by bootstrap is rough."""
+"""With fewer tasks a bootstrap interval is rough."""
 ONE_SEED = (
     "This report is about one training seed: its intervals are about tasks, and another seed may give other results "
     "(python -m chimera.study trains several)."
@@ -33,7 +33,7 @@ def about_run(run: Run) -> dict[str, Any]:
 
 
 def players(config: Config) -> dict[str, dict[str, Any]]:
-    """Which model stands behind each logical model and the second judge, and which roles it plays."""
+    """The model behind each logical model and the second judge, and the roles that it plays."""
     found: dict[str, dict[str, Any]] = {}
     for name, model in config.used().items():
         roles = [role for role, slot in config.roles.slots().items() if slot == name]
@@ -45,14 +45,14 @@ def players(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def _model(model: ModelConfig) -> str:
-    """A model's name; of a folder the last part, for where it lies on one machine is nobody else's business."""
+    """A model's name. For a folder only its last part: paths of a machine stay private."""
     path = Path(model.path)
     name = path.name if path.is_absolute() or model.path.startswith((".", "~")) else model.path
     return {"embedded": name, "endpoint": model.model or "endpoint", "rubric": "rubric"}[model.kind]
 
 
 def tool_warnings(study: Study) -> list[str]:
-    """Stages in which roles that should have searched never called a tool."""
+    """Warnings of stages in which roles that should have searched never called a tool."""
     return [
         f"{answers.stage.title}: {warning}"
         for answers in study.answers.values()
@@ -61,7 +61,7 @@ def tool_warnings(study: Study) -> list[str]:
 
 
 def notes(study: Study) -> list[str]:
-    """What a reader has to keep in mind, one sentence each."""
+    """The limits that a reader should know, one sentence each."""
     plan, config = study.plan, study.config
     found: list[str] = [ONE_SEED]
     if plan.source == "generated":
@@ -104,7 +104,7 @@ def notes(study: Study) -> list[str]:
 
 
 def _missing(study: Study) -> list[str]:
-    """What could not be computed, and why."""
+    """Sentences on values that could not be computed, with the reasons."""
     found: list[str] = []
     for name, answers in study.answers.items():
         failed = sum(record.status == "failed" for record in answers.records)

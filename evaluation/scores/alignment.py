@@ -1,16 +1,16 @@
-"""Alignment: whether the answer is the answer key's, and whether the decision corresponds to it.
+"""Alignment: does the answer match the label, and does the decision correspond to the label?
 
-The answer (yes, no, maybe) is what the evidence says, and `aligned` is the measure. The decision (GO, NO-GO, UNDECIDED)
-also depends on the reviews: a protocol that was vetoed gets NO-GO whatever the evidence says. The stricter reading
-`decision_aligned_two_way` counts only GO on yes and NO-GO on no, so that UNDECIDED and maybe are misses: with
-PubMedQA's label mix no system can pass 89 % there.
+The answer (yes, no, maybe) states the evidence, and `aligned` measures it. The decision (GO, NO-GO, UNDECIDED) also
+depends on the reviews: a vetoed protocol gets NO-GO whatever the evidence says. The stricter measure
+`decision_aligned_two_way` counts only GO on yes and NO-GO on no, so UNDECIDED and maybe are misses: with PubMedQA's
+label mix no system can exceed 89 %.
 """
 
 from chimera.core.types import DECISION_OF_LABEL, Decision, Label
 
 
 def aligned(answer: Label, label: Label) -> bool:
-    """True if the answer is the answer key's."""
+    """True if the answer is the label."""
     return answer == label
 
 
@@ -20,5 +20,5 @@ def decision_aligned(decision: Decision, label: Label) -> bool:
 
 
 def decision_aligned_two_way(decision: Decision, label: Label) -> bool:
-    """True if GO met yes or NO-GO met no; UNDECIDED and maybe are misses."""
+    """True for GO on yes or NO-GO on no. UNDECIDED and maybe are misses."""
     return label != "maybe" and decision_aligned(decision, label)

@@ -1,7 +1,7 @@
-"""The second judge, and the first one asked again: finished work in, one `Judged` out.
+"""The second judge, and the first judge asked again: they turn finished work into a `Judged`.
 
-The second judge is a checklist or a model behind an endpoint, and nothing in training may ever use it: it tells whether
-a reward that grew under the first judge would have grown under another.
+The second judge is a checklist or a model behind an endpoint. Training never uses it, so it shows whether a reward that
+grew under the first judge also grew under another.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,16 +16,16 @@ from evaluation.scores.judge import Judge, finished_work, missing
 
 CHECKLIST, AUDITOR = "checklist", "auditor"
 Scorer = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
-"""Material as `evaluation.scores.judge.finished_work` gives it to {"scores": ..., "error": ...}."""
+"""Maps finished work (`evaluation.scores.judge.finished_work`) to {"scores": ..., "error": ...}."""
 
 
 @dataclass(frozen=True, slots=True)
 class Auditor:
-    """A judge that is asked after the fact.
+    """A judge that scores recorded work.
 
     Attributes:
-        judge: Which of the two judges it speaks as.
-        model: What stands behind it, in words.
+        judge: Which of the two judges it is.
+        model: Its model or checklist, in words.
         scorer: Gives the scores.
     """
 
@@ -40,21 +40,21 @@ class Auditor:
 
     @classmethod
     def of_model(cls, model: Model, name: str) -> Self:
-        """A second judge by the logical model "auditor" of `model`; `name` is the model's own."""
+        """A second judge that uses the logical model "auditor" of `model`. `name` is the model's name."""
         return cls("auditor", name, Judge(model, AUDITOR).score)
 
     @classmethod
     def of_training(cls, model: Model, slot: str, name: str) -> Self:
-        """Training's own judge, for canaries: the slot `slot` of `model`; `name` is what stands behind it."""
+        """Training's judge, for canaries: slot `slot` of `model`. `name` is the name of the model behind it."""
         return cls("judge", name, Judge(model, slot).score)
 
     async def score(self, subject: str, work: Mapping[str, Any]) -> Judged:
-        """Score any material under the name `subject`."""
+        """Score any finished work under the name `subject`."""
         answer = await self.scorer(work)
         return Judged(subject, self.judge, self.model, dict(answer["scores"]), answer["error"])
 
     async def audit(self, record: RolloutRecord) -> Judged:
-        """Score a rollout; a failed one has no work that could be scored."""
+        """Score a rollout. A failed rollout has no work to score."""
         if record.status != "succeeded":
             unscored = missing(f"the rollout failed: {record.error}")
             return Judged(record.rollout_id, self.judge, self.model, unscored["scores"], unscored["error"])
@@ -62,10 +62,10 @@ class Auditor:
 
 
 def work_of(record: RolloutRecord) -> dict[str, Any]:
-    """The material of a succeeded rollout as its judge saw it, from what is recorded.
+    """The work of a succeeded rollout as its judge saw it, from the record.
 
-    The sources are those that the juniors found: passages that only a senior found are in the trace alone, so a quote
-    from one looks like a quote from nowhere.
+    The sources are those that the juniors found. Passages that only a senior found are only in the trace, so a quote
+    from one of them looks unsupported.
     """
     outputs = record.outputs
     return finished_work(outputs, outputs["selection"]["sources"], outputs["research_goal"])

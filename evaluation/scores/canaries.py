@@ -1,6 +1,6 @@
-"""Canaries: finished work that deserves little, made from a real rollout; a judge that likes it can be gamed.
+"""Canaries: worthless finished work, made from a real rollout. A judge that gives it high scores can be gamed.
 
-Every canary fits the society's schemas, so a trained policy could write it word for word.
+Every canary satisfies the society's schemas, so a trained policy could write it word for word.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from evaluation.scores.judge import CRITERIA
 
 Work = dict[str, Any]
 OF_PROTOCOL: tuple[str, ...] = tuple(name for name in CRITERIA if name != "groundedness")
-"""The criteria on which a worthless protocol beside a good hypothesis deserves little."""
+"""The criteria that a worthless protocol with a good hypothesis should fail."""
 PHRASE, TEXT, AMENDMENTS = 160, 600, 6
 """Limits of the schemas: characters of a protocol's field and of a rationale, and how many amendments there may be."""
 
@@ -40,7 +40,7 @@ PLEAS = (
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """One way to deserve little.
+    """One kind of worthless work.
 
     Attributes:
         name: Its name in records.
@@ -56,10 +56,10 @@ class Canary:
 
 
 def canaries_of(records: Sequence[RolloutRecord], *, subjects: int = 5) -> list[tuple[str, Work]]:
-    """Canaries from up to `subjects` rollouts: pairs of "<rollout id>/<canary>" and the work to be judged.
+    """Canaries from up to `subjects` rollouts: pairs of "<rollout id>/<canary>" and the work to judge.
 
-    The rollouts are taken evenly from the succeeded ones, by id, so that the same records give the same canaries. What
-    cannot be made is left out: "copied" without a source, "wrong_question" when there is no rollout of another goal.
+    The rollouts are taken evenly from the succeeded ones, by id, so that equal records give equal canaries. Impossible
+    canaries are left out: "copied" without a source, "wrong_question" without a rollout of another goal.
     """
     usable = _usable(records)
     found: list[tuple[str, Work]] = []
@@ -94,7 +94,7 @@ def canaries(work: Work, other: Work | None) -> dict[str, Work]:
 
 
 def empty(work: Work, other: Work) -> Work:
-    """Nothing but what the schemas force: placeholders, one participant."""
+    """Only what the schemas require: placeholders, one participant."""
     nothing = dict.fromkeys(FIELDS, "n/a")
     return {
         **work,
@@ -110,7 +110,7 @@ def empty(work: Work, other: Work) -> Work:
 
 
 def padded(work: Work, other: Work) -> Work:
-    """As many words as fit that say nothing about any study."""
+    """Fields full of words that say nothing about any study."""
     phrases: Iterator[str] = cycle(FILLER)
     fields = {name: _filled(phrases, PHRASE) for name in FIELDS}
     amendments = [_filled(phrases, PHRASE) for _ in range(AMENDMENTS)]
@@ -122,7 +122,7 @@ def padded(work: Work, other: Work) -> Work:
 
 
 def copied(work: Work, other: Work) -> Work:
-    """Pieces of the abstract in place of a protocol; from the beginning again where the abstract is short."""
+    """Pieces of the abstract in place of a protocol. A short abstract is repeated."""
     pieces = cycle(_pieces(" ".join(source["text"] for source in work["sources"])))
     fields = {name: next(pieces) for name in FIELDS}
     return {**work, "protocol": {**work["protocol"], **fields, "amendments": []}}
@@ -135,7 +135,7 @@ def instructions(work: Work, other: Work) -> Work:
 
 
 def wrong_question(work: Work, other: Work) -> Work:
-    """Good work on another goal: it may be feasible and clear, but this goal and these sources do not gain from it."""
+    """Good work on another goal. It may be feasible and clear, but it does not serve this goal and these sources."""
     return {**other, "sources": work["sources"], "goal": work["goal"]}
 
 
@@ -152,7 +152,7 @@ CANARIES: Mapping[str, Canary] = {
 
 
 def _filled(phrases: Iterator[str], limit: int) -> str:
-    """Phrases, joined, as long as they stay within `limit` characters, cut at a word."""
+    """Join phrases up to `limit` characters, cut at a word."""
     text = next(phrases)
     while len(text) < limit:
         text = f"{text}, {next(phrases)}"
@@ -160,7 +160,7 @@ def _filled(phrases: Iterator[str], limit: int) -> str:
 
 
 def _pieces(text: str) -> list[str]:
-    """A text in pieces of whole words that fit a field."""
+    """Split a text into pieces of whole words that fit a field."""
     pieces: list[str] = []
     current = ""
     for word in text.split():

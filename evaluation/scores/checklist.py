@@ -1,9 +1,9 @@
-"""The second judge without a model: a checklist of observations for each criterion of the judge's prompt.
+"""The second judge without a model: a checklist for each criterion of the judge's prompt.
 
-It is written from the anchors of `evaluation.scores.judge.PROMPT` and shares no formula and no word list with the
-rubric that may stand behind the first judge, so that agreement between the two means something. Each observation is 1
-when it holds, 0 when not, 0.5 between, None when it does not apply; a criterion's score is their mean, and 0 without
-what it cannot do without (a quote that is real, an outcome that bears on the goal). Nothing in training may use it.
+It follows the anchors of `evaluation.scores.judge.PROMPT` and shares no formula and no word list with the rubric that may
+stand behind the first judge, so that agreement between the two is informative. Each observation is 1 if it holds, 0 if
+not, 0.5 in between, None if it does not apply. A criterion's score is their mean, or 0 if a required part is missing (a
+real quote, an outcome that concerns the goal). Training must not use it.
 """
 
 import re
@@ -41,7 +41,7 @@ FIELDS = ("design", "population", "intervention", "comparator", "outcome", "anal
 
 @dataclass(frozen=True)
 class Work:
-    """Finished work, as `evaluation.scores.judge.finished_work` gives it."""
+    """Finished work, from `evaluation.scores.judge.finished_work`."""
 
     goal: str
     sources: tuple[str, ...]
@@ -56,7 +56,7 @@ class Work:
 
     @classmethod
     def read(cls, work: Mapping[str, Any]) -> "Work":
-        """From the payload."""
+        """Read the payload of `finished_work`."""
         hypothesis, protocol = work["hypothesis"], work["protocol"]
         return cls(
             work["goal"],
@@ -73,7 +73,7 @@ class Work:
 
     @cached_property
     def real(self) -> tuple[str, ...]:
-        """The quotes that stand word for word in a source."""
+        """The quotes that occur word for word in a source."""
         return tuple(quote for quote in self.evidence if occurs(quote, self.sources))
 
     @cached_property
@@ -83,12 +83,12 @@ class Work:
 
     @cached_property
     def written(self) -> float:
-        """Share of the fields that hold something concrete."""
+        """Mean concreteness of the fields."""
         return sum(self.says.values()) / len(self.says)
 
     @cached_property
     def on_outcome(self) -> float:
-        """1 when the outcome is the goal's own, 0.5 when half its words are the goal's or the real quotes', else 0."""
+        """1 if the outcome is the goal's, 0.5 if half its words are in the goal or the real quotes, else 0."""
         mine = topic(self.fields["outcome"])
         in_goal, in_quotes = overlap(mine, topic(self.goal)), overlap(mine, topic(" ".join(self.real)))
         return 1.0 if in_goal == 1 else 0.5 if max(in_goal, in_quotes) >= 0.5 else 0.0
@@ -98,7 +98,7 @@ def checklist(work: Mapping[str, Any]) -> dict[str, float]:
     """The six scores in [0, 1], by criterion, rounded to four decimals.
 
     Args:
-        work: As `evaluation.scores.judge.finished_work` gives it.
+        work: Finished work, from `evaluation.scores.judge.finished_work`.
 
     Raises:
         KeyError: A key is missing.
@@ -118,7 +118,8 @@ def checklist(work: Mapping[str, Any]) -> dict[str, float]:
 def novelty(work: Work) -> float:
     """0.5 for an addition in time, place or blinding, 1 for one in dose, subgroup, mechanism or comparator.
 
-    Added is what the sources do not have in any form. Nothing is added by a protocol that does not serve the goal.
+    An addition is something that the sources do not have in any form. A protocol that does not serve the goal adds
+    nothing.
     """
     plan, known = " ".join(work.fields.values()), " ".join(work.sources)
     large = [pattern.search(plan) and not pattern.search(known) for pattern in (DOSE, SUBGROUP, MECHANISM)]
@@ -130,7 +131,7 @@ def novelty(work: Work) -> float:
 
 
 def feasibility(work: Work) -> float:
-    """Whether it could be run (people, arms, design) and analysed (enough people, a named analysis that fits)."""
+    """Can the study be run (people, arms, design) and analysed (enough people, a named analysis that fits)?"""
     says, fields = work.says, work.fields
     told_apart = topic(fields["comparator"]) != topic(fields["intervention"])
     return work.written * _mean(
@@ -143,7 +144,7 @@ def feasibility(work: Work) -> float:
 
 
 def impact(work: Work) -> float:
-    """Whether outcome, population and intervention are the goal's, with a time or a margin; nothing without outcome."""
+    """Are outcome, population and intervention the goal's, with a time or a margin? 0 without a fitting outcome."""
     if work.on_outcome == 0 or work.says["outcome"] == 0:
         return 0.0
     goal, plan = topic(work.goal), " ".join(work.fields.values())
@@ -152,7 +153,7 @@ def impact(work: Work) -> float:
 
 
 def clarity(work: Work) -> float:
-    """Whether every field is a concrete phrase of its own, and hypothesis, expectation, answer and claim agree."""
+    """Is every field a distinct, concrete phrase, and do hypothesis, expectation, answer and claim agree?"""
     denies = re.search(r"\b(?:not|no|never|neither)\b", work.claim.lower()) is not None
     agree = _mean(
         float(work.answer == work.expected),
@@ -164,7 +165,7 @@ def clarity(work: Work) -> float:
 
 
 def groundedness(work: Work) -> float:
-    """Whether the quotes are real, are what the sources have on the goal, and bear figures and answer out."""
+    """Are the quotes real, are they the sources' results on the goal, and do they support figures and answer?"""
     if not work.real:
         return 0.0
     stated = figures(f"{work.comparison} {work.claim}") - figures(work.goal)
@@ -181,7 +182,7 @@ def groundedness(work: Work) -> float:
 
 
 def efficiency(work: Work) -> float:
-    """Whether people and words are no more than needed; what says nothing saves nothing."""
+    """Are there no more people and words than needed? Fields that say nothing do not count as saved."""
     lengths = [len(text.split()) for text in work.fields.values()]
     people = 1.0 if work.sample_size <= 600 else 0.5 if work.sample_size <= 2000 else 0.0
     words = 1.0 if sum(lengths) <= 60 else 0.5 if sum(lengths) <= 110 else 0.0
@@ -189,7 +190,7 @@ def efficiency(work: Work) -> float:
 
 
 def _on_question(work: Work) -> float:
-    """1 when no reported result of the sources shares more words with the goal than a quote does, 0.5 with fewer."""
+    """1 if no result in the sources shares more words with the goal than the quotes do, else 0.5."""
     goal = topic(work.goal)
     best = max(
         (amount(topic(one), goal) for text in work.sources for one in sentences(text) if is_result(one)), default=0
@@ -199,7 +200,7 @@ def _on_question(work: Work) -> float:
 
 
 def _repeats(work: Work) -> float:
-    """Share of the fields that say what an earlier field says."""
+    """Share of the fields that repeat an earlier field."""
     seen: list[frozenset[str]] = []
     repeated = 0
     for text in work.fields.values():

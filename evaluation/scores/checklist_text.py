@@ -1,4 +1,4 @@
-"""What the checklist sees in a text: small questions with plain answers, all pure."""
+"""The checklist's observations of texts, as small pure functions."""
 
 import re
 from collections.abc import Iterable
@@ -54,13 +54,13 @@ _P_VALUE = re.compile(r"\bp\s?([=<≤])\s?(\d?\.\d+)", re.IGNORECASE)
 _RESULT = re.compile(r"\bp\s?[=<>≤]|\bCI\b|\d ?%|\bvs\b|\d\.\d", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[.;])\s+(?=[A-Z])")
 LONG_PHRASE = 20
-"""Words; the prompt wants one phrase a field."""
+"""Number of words. The prompt asks for one phrase a field."""
 COPIED_WORDS = 8
-"""So many words as the sources have them, in a row and as the whole of a field, are a copy and not a name."""
+"""Number of words from which a field that occurs whole in the sources counts as a copy, not as a name."""
 
 
 def topic(text: str) -> frozenset[str]:
-    """The words that tell what a text is about, without plural endings."""
+    """The content words of a text, without plural endings."""
     found = re.findall(r"[a-z0-9]+", TIME.sub(" ", text.lower()))
     kept = (word for word in found if not word.isdigit() and word not in _FUNCTION and word not in _ANY_STUDY)
     return frozenset(word.removesuffix("s") if len(word) > 3 else word for word in kept)
@@ -72,37 +72,37 @@ def overlap(part: frozenset[str], whole: frozenset[str]) -> float:
 
 
 def amount(part: frozenset[str], whole: frozenset[str]) -> int:
-    """How many words the two share."""
+    """Number of words that both have."""
     return len(part & whole)
 
 
 def figures(text: str) -> frozenset[str]:
-    """The numbers in a text, as they are written but for zeros at either end."""
+    """The numbers in a text, as written but without zeros at either end."""
     return frozenset(f"{float(found):g}" for found in _FIGURE.findall(text))
 
 
 def p_values(text: str) -> list[float]:
-    """The p-values of a text; one that is only said to lie below a bound is halfway to it."""
+    """The p-values of a text. A p-value below a bound counts as half the bound."""
     return [float(value) / (1 if sign == "=" else 2) for sign, value in _P_VALUE.findall(text)]
 
 
 def sure_words(text: str) -> bool:
-    """Whether a comparison calls its finding significant."""
+    """True if a text calls its finding significant."""
     return "significant" in text and not re.search(r"\b(?:not|non|no)[ -](?:\w+ )?significant", text)
 
 
 def sentences(text: str) -> list[str]:
-    """A text in sentences, roughly."""
+    """Split a text into sentences, approximately."""
     return _SENTENCE.split(text)
 
 
 def is_result(sentence: str) -> bool:
-    """Whether a sentence reports figures, as results do."""
+    """True if a sentence reports figures, as results do."""
     return bool(_RESULT.search(sentence))
 
 
 def concrete(text: str, name: str, sources: Iterable[str]) -> float:
-    """0 for nothing, a copy, or words to the reader; 0.5 for what fits any study or is no phrase; else 1."""
+    """0 if empty, a copy, or addressed to the reader; 0.5 if it fits any study or is not a phrase; else 1."""
     bare = normalise(text).lower()
     if _NOTHING.fullmatch(bare) or bare == name or _TO_THE_READER.search(text):
         return 0.0
@@ -118,17 +118,17 @@ def concrete(text: str, name: str, sources: Iterable[str]) -> float:
 
 
 def names_design(text: str) -> bool:
-    """Whether a kind of study is named."""
+    """True if a study design is named."""
     return bool(_DESIGN.search(text))
 
 
 def names_analysis(text: str) -> bool:
-    """Whether a statistical method is named."""
+    """True if a statistical method is named."""
     return any(kind.search(text) for kind in (_OF_MEANS, _OF_SHARES, _OF_TIMES, _OTHER))
 
 
 def fits_outcome(analysis: str, outcome: str) -> float:
-    """1 when the named method suits what is measured or suits anything, 0.5 when it suits something else only."""
+    """1 if the named method suits the outcome or any outcome, 0.5 if it suits only other outcomes."""
     named = {kind for kind in (_OF_MEANS, _OF_SHARES, _OF_TIMES) if kind.search(analysis)}
     wanted = {_OF_SHARES if _IS_SHARE.search(outcome) else _OF_MEANS}
     if _IS_TIME.search(outcome):

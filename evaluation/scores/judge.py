@@ -1,8 +1,8 @@
-"""The judge: six scores in [0, 1] of a finished protocol, by whatever model stands behind the logical model `judge`.
+"""The judge: the model behind the logical model `judge` gives a finished protocol six scores in [0, 1].
 
-The material is one JSON object in the user message, so nothing in a protocol can end the message, close a tag or look
-like an instruction of ours; and the prompt says that pleas in it count against it. A judge that fails leaves its scores
-missing and says why: no score is ever made up.
+The work is one JSON object in the user message, so a protocol cannot end the message, close a tag or look like an
+instruction of ours. The prompt says that pleas count against the protocol. If a judge fails, its scores are missing and
+the error says why. No score is invented.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,11 +68,11 @@ ROLE = Role(JUDGE, PROMPT, Judgement)
 
 
 class Judge:
-    """Scores finished states; `evaluate` has the form of `agents.context.Evaluator`.
+    """Scores finished states. `evaluate` is an `agents.context.Evaluator`.
 
     Args:
         model: Answers the judge's messages.
-        slot: The slot whose model that is.
+        slot: The slot of this model.
     """
 
     def __init__(self, model: Model, slot: str) -> None:
@@ -82,8 +82,8 @@ class Judge:
     async def evaluate(self, state: Mapping[str, Any], brief: Brief) -> dict[str, Any]:
         """{"scores": {criterion: score or None}, "error": None or why the scores are missing}.
 
-        An unreadable answer is asked for once more, with the fault named. After that, or when the model fails, all
-        scores are None.
+        After an unreadable answer the judge is asked once more, and told the fault. If that fails too, or the model
+        fails, all scores are None.
         """
         try:
             return await self.score(finished_work(state, sources_seen(state["messages"]), brief.goal))
@@ -91,10 +91,10 @@ class Judge:
             return _failed(error)
 
     async def score(self, work: Mapping[str, Any]) -> dict[str, Any]:
-        """Like `evaluate`, for the material that `finished_work` gives.
+        """Like `evaluate`, for the result of `finished_work`.
 
         Raises:
-            UnreachableError: The model's server cannot be reached, so nobody has judged.
+            UnreachableError: The model's server cannot be reached, so there is no judgement.
         """
         goal: str = work["goal"]
         messages = opening(ROLE, goal, **{key: value for key, value in work.items() if key != "goal"})
@@ -119,7 +119,7 @@ class Judge:
 
 
 def finished_work(state: Mapping[str, Any], sources: Sequence[Mapping[str, str]], goal: str) -> dict[str, Any]:
-    """What a judge is shown: the payload that `PROMPT` describes, of a finished state or a rollout's outputs."""
+    """The judge's input: the payload that `PROMPT` describes, from a finished state or a rollout's outputs."""
     return {
         "sources": list(sources),
         "hypothesis": state["refined_hypothesis"],

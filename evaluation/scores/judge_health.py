@@ -1,7 +1,7 @@
 """Can the judge be trusted? Agreement with a second judge, reward against length, and canaries, with warnings in words.
 
-A policy that is rewarded by a judge learns what that judge likes. Where the judge is wrong, rewards go up and work does
-not get better; these figures are where that shows.
+A policy that a judge rewards learns what this judge likes. If the judge is wrong, the reward grows but the work does not
+improve. These figures show it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,21 +17,21 @@ from evaluation.scores.checklist import FIELDS
 from evaluation.scores.judge import CRITERIA
 
 LOW_ALPHA = 0.4
-"""Below it agreement is called low: Krippendorff (2004) draws no conclusion below 0.667 of what people coded; a score
-in [0, 1] by two different instruments is coarser, and below 0.4 hardly more than chance is shared."""
+"""Agreement below it is called low. Krippendorff (2004) draws no conclusion from human coding below 0.667. Scores in
+[0, 1] by two different instruments are coarser, and below 0.4 they agree hardly more than by chance."""
 STRONG_RHO = 0.5
-"""From here on (Cohen 1988 calls it a large correlation) length tells more about the reward than it should."""
+"""From this correlation on, length explains too much of the reward (Cohen 1988 calls it large)."""
 CANARY_SHARE = 0.5
-"""Work that deserves next to nothing must not get more than half of what real work gets."""
+"""Canaries must not get more than this share of the score of real work."""
 FEWEST = 3
-"""With fewer rollouts neither agreement nor correlation is computed."""
+"""Least number of rollouts for agreement and correlation."""
 
 Scores = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One succeeded rollout with its scores; None where a judge gave not all of them."""
+    """One succeeded rollout with its scores. If a judge did not give all six, its scores are None."""
 
     words: int
     judge: Scores | None
@@ -39,7 +39,7 @@ class Scored:
 
 
 def health(study: Study) -> dict[str, Any]:
-    """Everything that the report says about the judges, as plain data.
+    """The report's section about the judges, as plain data.
 
     Keys: "judge" and "auditor" (what stands behind them, None without a second judge); "n" (rollouts that both have
     scored); "alpha" by criterion and "overall" (of the weighted score), Krippendorff's alpha on the interval level;
@@ -68,22 +68,22 @@ def health(study: Study) -> dict[str, Any]:
 
 
 def weights_of(reward: RewardConfig) -> Scores:
-    """The weights of the criteria in the reward; equal ones when the judge has no part in it.
+    """The weights of the criteria in the reward, or equal weights if the judge is not part of it.
 
-    A weight below 0 counts as 0: it turns a score around, and then says nothing about what the judge likes.
+    A weight below 0 counts as 0: it reverses a score, so it says nothing about what the judge likes.
     """
     weights = {name: max(0.0, getattr(reward, name)) for name in CRITERIA}
     return weights if sum(weights.values()) > 0 else dict.fromkeys(CRITERIA, 1.0)
 
 
 def weighted(scores: Scores, weights: Scores, criteria: Sequence[str] = CRITERIA) -> float | None:
-    """The weighted mean of the scores of `criteria`, in [0, 1]; None when they have no weight."""
+    """The weighted mean of the scores of `criteria`, in [0, 1]; None if all weights are 0."""
     total = sum(weights[name] for name in criteria)
     return sum(weights[name] * scores[name] for name in criteria) / total if total else None
 
 
 def protocol_words(protocol: Mapping[str, Any]) -> int:
-    """Words of the designer's own fields; amendments are the principal investigator's."""
+    """Number of words of the designer's fields, without amendments, which are the principal investigator's."""
     return sum(len(protocol[name].split()) for name in FIELDS)
 
 
@@ -97,7 +97,7 @@ def _scored(record: RolloutRecord, audit: Mapping[str, Judged]) -> Scored:
 
 
 def _whole(scores: Mapping[str, float | None]) -> Scores | None:
-    """All six scores, or None."""
+    """All six scores; None if one is missing."""
     given = {name: value for name in CRITERIA if (value := scores.get(name)) is not None}
     return given if len(given) == len(CRITERIA) else None
 
@@ -121,7 +121,7 @@ def _agreement(rollouts: Sequence[Scored], weights: Scores) -> dict[str, Any]:
 
 
 def _alpha(left: Sequence[float], right: Sequence[float]) -> float | None:
-    """Krippendorff's alpha of two judges, interval level; None for too few rollouts or when all scores are one."""
+    """Krippendorff's alpha of two judges, interval level; None for too few rollouts or if all scores are equal."""
     if len(left) < FEWEST or len({*left, *right}) == 1:
         return None
     import krippendorff
@@ -130,7 +130,7 @@ def _alpha(left: Sequence[float], right: Sequence[float]) -> float | None:
 
 
 def _spearman(left: Sequence[float], right: Sequence[float]) -> float | None:
-    """Spearman's rank correlation; None for too few values or when one side does not vary."""
+    """Spearman's rank correlation; None for too few values or if one side does not vary."""
     if len(left) < FEWEST or len(set(left)) == 1 or len(set(right)) == 1:
         return None
     from scipy.stats import spearmanr
@@ -147,7 +147,7 @@ def _length(rows: Sequence[tuple[Scores | None, int]], weights: Scores) -> dict[
 def _canary(
     canary: Canary, judged: Sequence[Judged], rollouts: Sequence[Scored], weights: Scores
 ) -> dict[str, Any] | None:
-    """One row; None when no judge was shown this canary."""
+    """One row of the table of canaries; None if no judge was shown this canary."""
     shown = [one for one in judged if one.subject.rpartition("/")[2] == canary.name]
     if not shown:
         return None
@@ -196,7 +196,7 @@ def _warnings(found: Mapping[str, Any]) -> list[str]:
 
 
 def _notes(found: Mapping[str, Any]) -> list[str]:
-    """What could not be looked at, and why."""
+    """Sentences on checks that were not possible, with the reasons."""
     notes: list[str] = []
     if found["auditor"] is None:
         notes.append("there is no second judge's score, so nothing is known about agreement")

@@ -6,8 +6,8 @@
           + call_valid x valid tool calls + tool_succeeded x successful tool calls      (at most three each)
           + repeated_call x repeats + unverifiable_quote x final quotes in no source + overlong x [an answer was cut]
 
-A part whose weight is 0 is left out. A judge score that is missing makes its part and the total None: such a rollout is
-kept, but nobody learns from it. A rollout that failed has no reward at all, never zero.
+A part with weight 0 is left out. If a judge score is missing, its part and the total are None: the rollout is kept, but
+no policy learns from it. A failed rollout has no reward, never zero.
 """
 
 import json
@@ -26,12 +26,12 @@ from evaluation.scores.alignment import aligned
 from evaluation.scores.judge import CRITERIA
 
 COUNTED_CALLS = 3
-"""So many tool calls can earn something; more would reward calling for its own sake."""
+"""Number of tool calls that are rewarded. Rewarding more would reward calls for their own sake."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """One rollout's reward by part; `total` is None when any part is."""
+    """One rollout's reward by part. If any part is None, `total` is None."""
 
     parts: Mapping[str, float | None]
     total: float | None
@@ -43,7 +43,7 @@ class Reward:
 
 
 def reward_names(config: RewardConfig) -> tuple[str, ...]:
-    """The parts that count under `config` (weight not 0), in the order of its fields: columns of every table."""
+    """The parts with a weight other than 0, in the order of the fields of `config`: the columns of every table."""
     return tuple(name for name in type(config).model_fields if getattr(config, name) != 0)
 
 
@@ -77,7 +77,7 @@ def compute_reward(
 
 
 def last_attempts(records: Sequence[CallRecord]) -> list[CallRecord]:
-    """The calls of each visit's last attempt: a visit that was tried again after a server's failure counts once."""
+    """The calls of each visit's last attempt. A visit that was repeated after a server's failure counts once."""
     latest: dict[tuple[str, int], int] = {}
     for record in records:
         visit = (record.role, record.visit)
@@ -86,14 +86,14 @@ def last_attempts(records: Sequence[CallRecord]) -> list[CallRecord]:
 
 
 def call_reward(call: ToolUse, config: RewardConfig) -> float:
-    """The immediate reward of one tool call, for credit by step: arguments readable, call valid, tool succeeded."""
+    """The immediate reward of one tool call, for credit by step: readable arguments, valid call, successful tool."""
     return math.fsum(
         (config.parsed * _is_object(call.arguments), config.call_valid * call.valid, config.tool_succeeded * call.ok)
     )
 
 
 def _signals(state: Mapping[str, Any], records: Sequence[CallRecord], task: ResearchTask) -> dict[str, float]:
-    """Every automatic part before its weight: what the system itself saw."""
+    """Every part that needs no judge, before its weight."""
     answers = [record for record in records if isinstance(record, ModelCall)]
     tools = [record for record in records if isinstance(record, ToolUse)]
     first = [bool(call.parsed) for call in answers if call.parsed is not None and not call.repair]
@@ -112,7 +112,7 @@ def _signals(state: Mapping[str, Any], records: Sequence[CallRecord], task: Rese
 
 
 def _repeats(tools: Sequence[ToolUse]) -> int:
-    """Calls that a role had already made, word for word, in the same visit: it could see the earlier result."""
+    """Number of calls that repeat an earlier call of the same visit word for word, so that its result was known."""
     made = Counter((call.role, call.visit, call.tool, call.arguments) for call in tools)
     return sum(times - 1 for times in made.values())
 

@@ -1,4 +1,4 @@
-"""The plot of how far the bandit's estimates of its own value could be relied on."""
+"""The plot of the bandit's estimated value beside the reward that its policy earned."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ VALUES = {"ips": "IPS", "snips": "SNIPS", "dr": "doubly robust"}
 
 @dataclass(slots=True)
 class Panel:
-    """Rows of one panel by name: what was expected, then what happened."""
+    """Rows of one panel by name: the estimates, then the measured mean reward."""
 
     title: str
     expected: dict[str, Row] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Panel:
 def reliability(
     study: Study, phase: str, lines: Sequence[Line], means: StageMeans, comparisons: Comparisons
 ) -> Drawing | str:
-    """What a learned chooser was expected to earn beside what it earned; a sentence when nothing was estimated."""
+    """Estimated and measured reward of the bandit's policy; a sentence if nothing was estimated."""
     found = forecasts(lines, phase)
     if not found:
         return f"{phase} has estimated nothing: it has not run, or the run's metrics lack it."
@@ -52,7 +52,7 @@ def reliability(
 def _values(
     study: Study, phase: str, lines: Sequence[Line], found: Sequence[Forecast], means: StageMeans
 ) -> list[Panel]:
-    """The first estimate with the bandit's own rollouts, the last one with the held-out tasks."""
+    """The first estimate beside the bandit's own rollouts, and the last one beside the held-out tasks."""
     own = [point.reward for point in rollouts(lines) if point.phase == phase and point.reward is not None]
     first = _panel("reward, estimated before its first choice", found[0])
     if own:
@@ -89,7 +89,7 @@ def _gains(plan: Plan, phase: str, found: Sequence[Forecast], comparisons: Compa
 
 
 def _around(plan: Plan, phase: str) -> list[str]:
-    """The stage before the phase's and its own; fewer when they are not evaluated."""
+    """The stages before and after the phase, without those that were not evaluated."""
     names = [stage.name for stage in plan.stages if stage.kind == "sequence"]
     if phase not in names:
         return []

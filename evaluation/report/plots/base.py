@@ -1,4 +1,4 @@
-"""All plots of a report, as PNG and SVG files; where there is nothing to draw, a sentence that says why."""
+"""All plots of a report, as PNG and SVG files. If there is nothing to draw, a sentence says why."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +22,9 @@ class Plot:
     Attributes:
         name: Its file name without ending.
         title: What it shows, as a heading.
-        files: File names by format ("png", "svg"), relative to the folder that was drawn into; empty without a plot.
-        caption: How to read it, and what to keep in mind.
-        missing: Why there is no plot; None when there is one.
+        files: File names by format ("png", "svg"), relative to the plots' folder; empty without a plot.
+        caption: How to read it, and its limits.
+        missing: Why there is no plot; None if there is one.
     """
 
     name: str
@@ -50,7 +50,7 @@ TITLES = {
     "stages": "Stages compared",
     "confusion": "Answers and labels",
 }
-"""The plots that every report has, with their titles, in order; one of each phase that learns follows."""
+"""The plots of every report with their titles, in order. One plot for each phase that learns follows."""
 
 
 def draw_all(
@@ -60,16 +60,16 @@ def draw_all(
     folder: Path,
     means: "StageMeans | None" = None,
 ) -> list[Plot]:
-    """Draw every plot of `study`; what has no data becomes a plot without files that says why.
+    """Draw every plot of `study`. A plot without data has no files and says why.
 
     Args:
         study: The evaluation.
         lines: The run's metrics, from its metrics.jsonl or from W&B.
-        comparisons: Of the report: by "<before>:<after>" and metric.
-        folder: Where the files go; made if need be.
-        means: By stage what `metrics.stage_metrics` gives, when that is known already.
+        comparisons: The report's comparisons, by "<before>:<after>" and metric.
+        folder: Folder of the files; made if it is missing.
+        means: The result of `metrics.stage_metrics` by stage; None: computed here.
     """
-    # Matplotlib is needed for nothing else, and whoever only asks what a plot is should not wait for it.
+    # Import Matplotlib late: it is slow, and only drawing needs it.
     from evaluation.measures.metrics import stage_metrics
     from evaluation.report.plots import bandit as plots_bandit
     from evaluation.report.plots import stages as plots_stages
@@ -103,6 +103,6 @@ def draw_all(
 
 
 def _learning(config: Config) -> dict[str, str]:
-    """What each phase learns, by its name; phases that learn nothing are left out."""
+    """The part that each phase learns, by phase, without phases that learn nothing."""
     parts = {name: find_algorithm(one.algorithm).part for name, one in config.pipeline.items()}
     return {name: part for name, part in parts.items() if part is not None}

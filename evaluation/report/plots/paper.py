@@ -1,7 +1,7 @@
-"""What all plots have in common: size, colours, and files that can be read on white and on black, large and small.
+"""Common parts of all plots: size, colours, and files that are legible on white and on black, large and small.
 
-An SVG has no background and draws text, axes and grids in `currentColor`, so that inside a page it takes the page's
-colour; a PNG is dark on white. The same data give the same bytes.
+An SVG has no background and draws text, axes and grids in `currentColor`, so that it takes the page's colour. A PNG is
+dark on white. Equal data give equal bytes.
 """
 
 import re
@@ -19,11 +19,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 INK = "#1c2127"
-"""Stands for the colour of text; in an SVG it becomes `currentColor`."""
+"""The colour of text. In an SVG it becomes `currentColor`."""
 BLUE, ORANGE, GREEN = "#2a7fc1", "#d9661f", "#12956f"
-"""After Okabe and Ito (2008), told apart by colour-blind readers; at least 3:1 in contrast on white and on black."""
+"""After Okabe and Ito (2008): colour-blind readers can distinguish them. Contrast at least 3:1 on white and black."""
 WIDTH = 5.6
-"""Inches: the text is still legible when a phone shows the plot at 60 % of its size."""
+"""Width in inches. The text is legible when a phone shows the plot at 60 % of its size."""
 DPI = 160
 INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color")
 STYLE: dict[Any, Any] = {
@@ -59,7 +59,7 @@ class Drawing:
 
 @contextmanager
 def paper() -> Iterator[None]:
-    """Draw and save in our style."""
+    """Use our style for drawing and saving."""
     with mpl.rc_context(STYLE):
         yield
 
@@ -76,7 +76,7 @@ def panels(count: int, columns: int, height: float) -> tuple[Figure, list[Axes]]
 
 
 def stacked(rows: Sequence[int]) -> tuple[Figure, list[Axes]]:
-    """A figure with panels one above the other, each as high as its number of `rows` of intervals needs."""
+    """A figure with panels one above the other. The height of a panel follows its number of `rows`."""
     heights = [0.62 + 0.25 * count for count in rows]
     figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
     grid = figure.subplots(len(rows), 1, squeeze=False, height_ratios=heights)
@@ -84,11 +84,11 @@ def stacked(rows: Sequence[int]) -> tuple[Figure, list[Axes]]:
 
 
 Row = tuple[float, float | None, float | None]
-"""A value with the ends of its interval; None if it has none."""
+"""A value with the ends of its interval; the ends are None if it has no interval."""
 
 
 def intervals(axes: Axes, rows: Sequence[Row | None], colours: Sequence[str]) -> None:
-    """One point with its interval a row, the first at the top; a row that is None stays empty."""
+    """Draw one point with its interval per row, the first at the top. A row that is None stays empty."""
     for place, (row, colour) in enumerate(zip(rows, colours, strict=True)):
         if row is None:
             continue
@@ -103,7 +103,7 @@ def intervals(axes: Axes, rows: Sequence[Row | None], colours: Sequence[str]) ->
 
 
 def save(drawing: Drawing, name: str, title: str, folder: Path) -> dict[str, str]:
-    """Write `<name>.png` and `<name>.svg` into `folder`; their names by format."""
+    """Write `<name>.png` and `<name>.svg` into `folder`; returns their names by format."""
     files = {kind: f"{name}.{kind}" for kind in ("png", "svg")}
     drawing.figure.savefig(folder / files["png"], dpi=DPI, metadata={"Software": None})
     text = StringIO()
@@ -114,7 +114,7 @@ def save(drawing: Drawing, name: str, title: str, folder: Path) -> dict[str, str
 
 
 def _for_pages(svg: str, name: str, title: str) -> str:
-    """Matplotlib's SVG, so that several may stand in one HTML page: own ids, no style for other elements, a title."""
+    """Prepare Matplotlib's SVG for a page with several SVGs: unique ids, no style for other elements, a title."""
     head = 'role="img" style="stroke-linejoin: round; stroke-linecap: butt"'
     svg = re.sub(r" <metadata>.*?</metadata>\n", "", svg, count=1, flags=re.DOTALL)
     svg = re.sub(r" <defs>\s*<style.*?</style>\s*</defs>\n", "", svg, count=1, flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""Plots of the stages beside each other: means, differences from the base, and which answer met which label."""
+"""Plots that compare the stages: means, differences from the base, and confusion matrices."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,18 +13,18 @@ from evaluation.records.study import BASE, Plan, Stage, Study
 from evaluation.report.plots.paper import BLUE, INK, ORANGE, Drawing, intervals, panels
 
 StageMeans = Mapping[str, Mapping[str, Mean]]
-"""By stage, then by metric."""
+"""Means by stage, then by metric."""
 Confusion = Mapping[Label, Mapping[str, int]]
-"""How many rollouts of each label ended with each answer."""
+"""Number of rollouts by label and answer."""
 
 METRICS = {"reward": "reward", "alignment": "share right", "macro_f1": "macro-F1"}
-"""What is drawn, with its title."""
+"""The metrics that are drawn, with their titles."""
 FULL = 0.55
-"""Opacity of a cell with all tasks of its row: text stays legible on it, whether the page is white or black."""
+"""Opacity of a cell with all tasks of its row. Text on it is legible on a white and on a black page."""
 
 
 def stages(study: Study, means: StageMeans, comparisons: Comparisons) -> Drawing | str:
-    """Means of each stage with intervals, and the paired differences from the base; a sentence without any stage."""
+    """Means of each stage with intervals, and paired differences from the base; a sentence if there is no stage."""
     plan = study.plan
     names = [name for name in METRICS if any(name in means[stage.name] for stage in plan.stages)]
     if not names:
@@ -60,7 +60,7 @@ def _differences(axes: Axes, plan: Plan, comparisons: Sequence[Comparison | None
 
 
 def confusion(study: Study) -> Drawing | str:
-    """Which answer the rollouts of each label ended with, a panel for each stage; a sentence without rollouts."""
+    """Confusion matrix of each stage; a sentence if there are no rollouts."""
     answers = list(study.answers.values())
     if not any(one.records for one in answers):
         return "No rollout is recorded, so no answer met a label."

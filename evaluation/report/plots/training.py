@@ -1,4 +1,4 @@
-"""Plots of what happened during training: rewards, their parts, and what the learners say of themselves."""
+"""Plots of training: rewards, their parts, and the metrics of the learners."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from evaluation.report.plots.paper import BLUE, INK, ORANGE, Drawing, panels
 
 WINDOW = 30
 LEAST = 10
-"""A running mean of fewer rollouts says more about them than about the society."""
+"""Least number of rollouts in a running mean. With fewer, the mean depends too much on single rollouts."""
 FLAT = 1e-9
 LINES = (
     f"Blue is training, its line the mean of the last {WINDOW} rollouts, anew in each phase. Orange is held out, its "
@@ -33,7 +33,7 @@ PPO = {
     "group/zero_variance": "share of groups without variance",
     "group/differs_only_by_input": "share of groups that differ only by input",
 }
-"""VeRL's names of what is drawn of PPO; those that a run does not have are left out."""
+"""VeRL's names of the PPO metrics that are drawn. Metrics that a run does not have are left out."""
 SFT = {
     "loss": "loss",
     "token_accuracy": "token accuracy",
@@ -43,7 +43,7 @@ SFT = {
 
 
 def reward(lines: Sequence[Line]) -> Drawing | str:
-    """Reward of each rollout with a running mean, phases marked; a sentence if there is none."""
+    """Reward of each rollout with a running mean and marked phases; a sentence if there is no reward."""
     points = rollouts(lines)
     if not any(point.reward is not None for point in points):
         return _no_rollouts(points)
@@ -78,7 +78,7 @@ def reward(lines: Sequence[Line]) -> Drawing | str:
 
 
 def parts(lines: Sequence[Line]) -> Drawing | str:
-    """Running means of the reward's parts, one panel each; a sentence if there is none."""
+    """Running means of the reward's parts, one panel each; a sentence if there are no parts."""
     points = rollouts(lines)
     names = part_names(points)
     if not names:
@@ -105,7 +105,7 @@ def parts(lines: Sequence[Line]) -> Drawing | str:
 
 
 def steps(lines: Sequence[Line], phase: str) -> Drawing | str:
-    """What a phase that learns weights tells of each of its steps; a sentence if it tells nothing."""
+    """Metrics by step of a phase that learns weights; a sentence if there are none."""
     if (found := _diagnostics(lines, phase, PPO)) is not None:
         drawing, zero = found
         on_policy = {PPO["actor/ppo_kl"], PPO["actor/pg_clipfrac"]} <= zero
@@ -122,7 +122,7 @@ def steps(lines: Sequence[Line], phase: str) -> Drawing | str:
 
 
 def _diagnostics(lines: Sequence[Line], phase: str, titles: dict[str, str]) -> tuple[Figure, set[str]] | None:
-    """A panel for each figure that the phase has, and the titles of those that are always 0; None without any."""
+    """A panel for each metric of the phase, and the titles of metrics that are always 0; None if there are none."""
     found = {title: points for key, title in titles.items() if (points := series(lines, phase, key))}
     if not found:
         return None
@@ -141,7 +141,7 @@ def _diagnostics(lines: Sequence[Line], phase: str, titles: dict[str, str]) -> t
 
 
 def _mean_line(axes: Axes, span: PhaseStretch, values: Sequence[float | None]) -> float | None:
-    """The running mean of training rollouts; of held-out ones, whose order means nothing, the mean of all."""
+    """Draw the running mean of training rollouts. Held-out rollouts have no meaningful order: draw their mean."""
     numbers = [point.number for point in span.points]
     means = running_mean(values, len(values) if span.held_out else WINDOW, 1 if span.held_out else LEAST)
     if span.held_out:
@@ -154,7 +154,7 @@ def _mean_line(axes: Axes, span: PhaseStretch, values: Sequence[float | None]) -
 
 
 def _mark_phases(axes: Axes, found: Sequence[PhaseStretch]) -> None:
-    """A line wherever the phase changes."""
+    """Draw a line wherever the phase changes."""
     axes.set_xlim(found[0].points[0].number - 1, found[-1].points[-1].number + 1)
     for left, right in pairwise(found):
         between = (left.points[-1].number + right.points[0].number) / 2
@@ -162,7 +162,7 @@ def _mark_phases(axes: Axes, found: Sequence[PhaseStretch]) -> None:
 
 
 def _name_phases(axes: Axes, found: Sequence[PhaseStretch]) -> None:
-    """The phases' names above the panel: training in one row, held-out stages in another."""
+    """Write the phases' names above the panel: training in one row, held-out stages in another."""
     left, right = axes.get_xlim()
     names = [("training", False, left - 0.02 * (right - left), "right")]
     names += [("held out", True, left - 0.02 * (right - left), "right")]
