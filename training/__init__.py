@@ -2,5 +2,5 @@
 
 import os
 
-# Importing LiteLLM (through Agent Lightning 0.3.0) otherwise waits for a price list from the network.
+# Without it, importing LiteLLM (through Agent Lightning 0.3.0) waits for a price list from the network.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")

@@ -1,9 +1,9 @@
 """The second judge without a model: a checklist for each criterion of the judge's prompt.
 
-It follows the anchors of `evaluation.scores.judge.PROMPT` and shares no formula and no word list with the rubric that may
-stand behind the first judge, so that agreement between the two is informative. Each observation is 1 if it holds, 0 if
-not, 0.5 in between, None if it does not apply. A criterion's score is their mean, or 0 if a required part is missing (a
-real quote, an outcome that concerns the goal). Training must not use it.
+It follows the anchors of `evaluation.scores.judge.PROMPT` and shares no formula and no word list with the rubric that
+may stand behind the first judge, so that agreement between the two is informative. Each observation is 1 if it holds,
+0 if not, 0.5 in between, None if it does not apply. A criterion's score is their mean, or 0 if a required part is
+missing (a real quote, an outcome that concerns the goal). Training must not use it.
 """
 
 import re
@@ -190,7 +190,7 @@ def efficiency(work: Work) -> float:
 
 
 def _on_question(work: Work) -> float:
-    """1 if no result in the sources shares more words with the goal than the quotes do, else 0.5."""
+    """1 if no result in the sources shares more words with the goal than the best quote, 0.5 if one does, 0 for none."""
     goal = topic(work.goal)
     best = max(
         (amount(topic(one), goal) for text in work.sources for one in sentences(text) if is_result(one)), default=0

@@ -1,7 +1,7 @@
 """Can the judge be trusted? Agreement with a second judge, reward against length, and canaries, with warnings in words.
 
-A policy that a judge rewards learns what this judge likes. If the judge is wrong, the reward grows but the work does not
-improve. These figures show it.
+A policy that a judge rewards learns what this judge likes. If the judge is wrong, the reward grows but the work does
+not improve. These figures show it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

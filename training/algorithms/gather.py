@@ -1,4 +1,4 @@
-"""Gathering: the society as it is answers training tasks; other phases learn from these rollouts."""
+"""Gathering: the current society answers training tasks. Other phases learn from these rollouts."""
 
 import random
 from collections.abc import Sequence
@@ -31,14 +31,14 @@ class Gather:
     part: ClassVar[Part | None] = None
 
     def check(self, plan: PhasePlan, settings: GatherSettings, config: Config, dataset: Dataset) -> None:
-        """Raise ConfigError if more tasks are asked for than there are."""
+        """Raise ConfigError if there are too few training tasks."""
         choose(plan.name, settings, dataset, config.seed)
 
     async def learn(self, plan: PhasePlan, settings: GatherSettings, bench: Bench) -> Learned:
         """Gather the rollouts.
 
         Raises:
-            RunError: Not one rollout succeeded.
+            RunError: No rollout succeeded.
         """
         inputs = choose(plan.name, settings, bench.dataset, bench.config.seed)
         records = [episode.record for episode in await all_of(bench, plan.name, inputs)]
@@ -47,7 +47,9 @@ class Gather:
 
 
 def choose(phase: str, settings: GatherSettings, dataset: Dataset, seed: int) -> Sequence[RolloutInput]:
-    """The rollouts to run: tasks drawn without replacement, the same for the same seed; repeats one round at a time.
+    """The rollouts to run, one round of all tasks after another.
+
+    Tasks are drawn without replacement. Equal seeds draw equal tasks.
 
     Raises:
         ConfigError: There are too few training tasks.

@@ -1,9 +1,9 @@
-"""The bandit phase: the supervisor learns from logged choices which hypothesis pays, then from choices of its own.
+"""The bandit phase: the supervisor learns to choose hypotheses, first from logged choices, then from its own.
 
-    learn from every choice that earlier phases logged, estimate off-policy what that is worth
-    for each round:  the policy chooses in further training rollouts (with exploration)  ->  learn from these too
+    learn from all choices that earlier phases logged; estimate the policy's value off-policy
+    for each round:  the policy chooses in new training rollouts (with exploration)  ->  learn from these choices
 
-Everything it does follows from recorded rollouts, so a resumed phase comes to the same policy.
+The policy depends only on recorded rollouts, so a resumed phase learns the same policy.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 class Bandit:
-    """Trains the contextual bandit of the role that chooses."""
+    """Trains the contextual bandit of the role that chooses among hypotheses."""
 
     Settings = BanditSettings
     part: ClassVar[Part | None] = "choice"
 
     def check(self, plan: PhasePlan, settings: BanditSettings, config: "Config", dataset: "Dataset") -> None:
-        """Raise ConfigError if nothing could be learned from the choices, or there are too few tasks for a round."""
+        """Raise ConfigError if the choices could teach nothing, or there are too few tasks for a round."""
         if config.rollouts.exploration == 0:
             raise ConfigError(
                 f"rollouts.exploration=0 cannot work with {plan.name}: without choices made at random nothing is known "
@@ -47,16 +47,16 @@ class Bandit:
             )
 
     async def learn(self, plan: PhasePlan, settings: BanditSettings, bench: Bench) -> Learned:
-        """Learn, choose, learn again.
+        """Learn from logged choices, then choose and learn in rounds.
 
         Raises:
-            RunError: Too few choices are logged, or not one rollout of a round succeeded.
+            RunError: Too few choices are logged, or no rollout of a round succeeded.
         """
         return await _Rounds(plan, settings, bench).run()
 
 
 class _Rounds:
-    """The phase in one process: what is logged is learned from, then the policy chooses in rounds of its own."""
+    """The phase in one process: it learns from logged choices, then the policy chooses in rounds."""
 
     def __init__(self, plan: PhasePlan, settings: BanditSettings, bench: Bench) -> None:
         self._plan = plan
@@ -90,7 +90,7 @@ class _Rounds:
         return Learned(figures, await asyncio.to_thread(self._save, policy, plan.name))
 
     async def _earlier(self) -> list[Episode]:
-        """What earlier phases recorded, in an order that does not depend on which rollout ended first."""
+        """Episodes of earlier phases, in an order that does not depend on which rollout ended first."""
         return sorted(await self._bench.episodes(), key=_place)
 
     async def _round(self, number: int) -> list[Episode]:
@@ -102,7 +102,7 @@ class _Rounds:
     async def _learn(
         self, policy: "BanditPolicy", new: Sequence["Example"], all_: Sequence["Example"], step: int
     ) -> dict[str, Any]:
-        """Learn from `new` and tell what choosing by all logged choices is worth."""
+        """Learn from `new` and log the estimated value of a policy learned from all choices."""
         from training.algorithms.bandit.value import estimate
 
         await asyncio.to_thread(policy.learn, new)
@@ -113,7 +113,7 @@ class _Rounds:
         return figures
 
     def _save(self, policy: "BanditPolicy", name: str) -> Policy:
-        """Write the policy as `name`, and its hashes into the ledger."""
+        """Write the policy as `name` and record its hashes in the ledger."""
         (role,) = self._plan.roles
         made = Policy.made("choice", role, name)
         policy.save(self._bench.run.path / made.folder)
@@ -122,7 +122,7 @@ class _Rounds:
 
 
 def draw_tasks(phase: str, settings: BanditSettings, dataset: "Dataset", seed: int, number: int) -> list[RolloutInput]:
-    """The rollouts of round `number` (from 0): tasks drawn without replacement, the same for the same seed."""
+    """The rollouts of round `number` (from 0). Tasks are drawn without replacement; equal seeds draw equal tasks."""
     drawn = random.Random(f"{seed}/{phase}/{number}").sample(dataset.train, settings.tasks)
     return [RolloutInput.of(task, phase, number, seed) for task in drawn]
 
@@ -132,7 +132,7 @@ def _place(episode: Episode) -> tuple[str, int, str]:
 
 
 def _choices(episodes: Sequence[Episode]) -> "list[BanditEvent]":
-    """The choices of `episodes`, in their order; those without one are left out."""
+    """The choices in `episodes`, in order. Episodes without a choice are left out."""
     return [choice for episode in episodes if (choice := episode.choice()) is not None]
 
 

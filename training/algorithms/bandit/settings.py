@@ -34,7 +34,7 @@ class BanditSettings(PhaseSettings):
     tasks: int = Field(default=40, ge=1, le=1_000_000, description="training tasks of one such round")
 
     def unused(self) -> Mapping[str, str]:
-        """Keys of the other policy, of weighting when there is none, of rounds when there are none."""
+        """Keys that have no effect with these settings."""
         found: dict[str, str] = {}
         if self.policy == "thompson":
             found |= dict.fromkeys(("lr", "epochs"), "policy is 'thompson'")

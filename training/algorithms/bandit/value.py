@@ -1,7 +1,7 @@
-"""What a bandit policy would earn, estimated from logged choices before it takes over.
+"""Estimates a bandit policy's reward from logged choices before the policy goes live.
 
-Each choice is judged by a policy that learned from the choices on other tasks only (cross-fitting), so the estimate is
-not flattered by what was learned from the very rewards that it is made of.
+Each choice is evaluated by a policy that learned only from choices on other tasks (cross-fitting), so that learning and
+estimating from the same rewards does not bias the estimate upwards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ from evaluation.measures import off_policy
 
 
 def estimate(settings: Settings, examples: Sequence[Example]) -> Mapping[str, float | None]:
-    """Figures about the greedy policy that `settings` learn from `examples`.
+    """Estimates for the greedy policy that is learned with `settings` from `examples`.
 
-    `logged` is the mean reward of the logged choices, `ips`, `snips` and `dr` are estimates of the policy's, `gain` is
-    how much more it earns than what the supervisor's model preferred (doubly robust, paired); each with `_low` and
-    `_high` of its 95 % interval. `ess` is the effective sample size behind them, `as_supervisor` the share of choices
-    in which both agree. A figure that the log cannot give is None.
+    `logged` is the mean reward of the logged choices. `ips`, `snips` and `dr` estimate the policy's mean reward. `gain`
+    is its advantage over the choices of the supervisor's model (doubly robust, paired). Each comes with `_low` and
+    `_high` of its 95 % interval. `ess` is the effective sample size. `as_supervisor` is the share of choices in which
+    policy and supervisor's model agree. A value that the log does not allow is None.
     """
     known = [example for example in examples if example.event.propensities is not None]
     if len({example.event.task_id for example in known}) < 2:

@@ -1,7 +1,7 @@
 """The sampled calls of one PPO step, as tensors and as VeRL's packed batches.
 
-Shapes: B calls, T tokens of the longest response. Quantities of response tokens are kept as (B, T) tensors, padded on
-the right; VeRL's engine takes jagged ones, made here for the rows of one mini-batch.
+Shapes: B calls, T tokens of the longest response. Values of response tokens are (B, T) tensors, padded on the right.
+VeRL's engine takes jagged tensors, which are made here for the rows of one mini-batch.
 """
 
 import math
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One call: what the model was given, what it sampled, and what that earned.
+    """One call: its prompt, its sampled response and its reward.
 
     Attributes:
         prompt_ids: Token ids of the prompt, as the server saw them.
         response_ids: Token ids as sampled.
         reward: r, the call's reward, given at its last token.
-        group: What its peers share: the calls that its reward is compared with, see `ppo_steps.group_of`.
-        task: Where it comes from, for messages.
-        call: What it is of, for records; two samples are equal without it.
+        group: Name of its group: the calls that its reward is compared with, see `ppo_steps.group_of`.
+        task: The task, for messages.
+        call: The call, for records. It is ignored when samples are compared.
     """
 
     prompt_ids: tuple[int, ...]
@@ -45,7 +45,7 @@ class Sample:
 
 
 class Batch:
-    """The calls of one step, and what is computed for their response tokens."""
+    """The calls of one step and the values of their response tokens."""
 
     def __init__(self, samples: Sequence[Sample], temperature: float = 1.0) -> None:
         import torch
@@ -63,16 +63,16 @@ class Batch:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Tokens of each call, prompt and response."""
+        """Number of tokens of each call, prompt and response together."""
         return [len(one.prompt_ids) + len(one.response_ids) for one in self.samples]
 
     def packed(self, rows: Sequence[int], columns: Sequence[str] = (), **settings: Any) -> "TensorDict":
-        """The jagged batch of some rows, as VeRL's engine reads it.
+        """The jagged batch of some rows for VeRL's engine.
 
         Args:
-            rows: Which calls.
-            columns: Which of `columns` go along.
-            settings: More of what the engine is told about this batch.
+            rows: Indices of the calls.
+            columns: Names of the `columns` to include.
+            settings: Further settings of the engine for this batch.
         """
         import torch
         from verl.utils import tensordict_utils as tu
@@ -106,7 +106,7 @@ class Batch:
         )
 
     def figures(self, rewards: "Tensor") -> dict[str, float]:
-        """Means, largest and smallest values by VeRL's names; `rewards` are those of tokens after any KL penalty."""
+        """Means, maxima and minima by VeRL's names. `rewards` are token rewards after any KL penalty."""
         import torch
 
         valid = self.mask.bool()
@@ -128,10 +128,10 @@ class Batch:
 
 
 def mini_batches(count: int, size: int, *, seed: Sequence[int], shuffle: bool) -> list[list[int]]:
-    """Split `count` rows into mini-batches of about `size`, as many as come nearest to it, and equal to within one row.
+    """Split `count` rows into mini-batches of nearly equal size (within one row) that is as near to `size` as possible.
 
-    VeRL wants a whole number of full mini-batches; the number of calls that a society makes is what it is. A small rest
-    would be an optimiser step as large as the others on few calls, and padding would change the means of the loss.
+    VeRL needs a whole number of full mini-batches, but the number of calls varies. A small last mini-batch would cause
+    a full optimiser step from few calls, and padding would change the means of the loss.
     """
     import numpy as np
 

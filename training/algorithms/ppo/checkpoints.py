@@ -1,7 +1,7 @@
-"""Checkpoints of a PPO phase: the engine's state and how far the phase has come, whole or not at all.
+"""Checkpoints of a PPO phase: the engine's state and the phase's progress, written whole or not at all.
 
 checkpoints/<phase>/<step>/  engine/ (weights, optimiser, schedules, random states)  phase.json
-models/<slot>/<phase>-<step>/  the weights that step's successor samples with
+models/<slot>/<phase>-<step>/  the weights with which the next step samples
 """
 
 import json
@@ -24,15 +24,15 @@ ENGINE = "engine"
 
 @dataclass(slots=True)
 class Progress:
-    """How far the phase has come.
+    """Progress of the phase.
 
     Attributes:
-        step: The last step that is done, trained or skipped; 0 before the first.
-        updates: Steps that were trained.
-        left_out: Rollouts that were not learned from, by reason.
-        skipped: Steps without an update.
-        stale_calls: Calls that were not learned from because other weights had made them.
-        live: The slot's weights after `step`; None while they are as the phase found them.
+        step: The last finished step, trained or skipped; 0 before the first.
+        updates: Number of trained steps.
+        left_out: Number of rollouts that were not learned from, by reason.
+        skipped: Number of steps without an update.
+        stale_calls: Number of calls that were not learned from because other weights had sampled them.
+        live: The slot's weights after `step`; None if they are still those from before the phase.
     """
 
     step: int = 0
@@ -59,7 +59,7 @@ class Checkpoints:
     Args:
         run: The run, owned by this process.
         plan: The phase.
-        keep: How many to keep, the newest.
+        keep: Number of newest checkpoints to keep.
     """
 
     def __init__(self, run: Run, plan: PhasePlan, keep: int) -> None:
@@ -70,14 +70,14 @@ class Checkpoints:
         self._keep = keep
 
     def latest(self) -> tuple[Path, Progress] | None:
-        """The newest checkpoint: the engine's folder and the progress; None when there is none.
+        """The newest checkpoint: the engine's folder and the progress; None if there is none.
 
         Raises:
-            RunError: It is broken, or not what the run wrote.
+            RunError: It is broken, or differs from what the run wrote.
         """
         steps = self._steps()
         for draft in self._folder.glob(".*"):
-            shutil.rmtree(draft)  # A write that was cut off: only one process at a time writes a run.
+            shutil.rmtree(draft)  # An interrupted write. Only one process at a time writes a run.
         if not steps:
             return None
         remedy = f"remove the folder {self._folder / str(steps[-1])} to continue from before it"
@@ -85,7 +85,7 @@ class Checkpoints:
         return folder / ENGINE, self._progress(folder)
 
     def write(self, progress: Progress, save_engine: Callable[[Path], None]) -> None:
-        """Write the checkpoint of `progress.step` and its hashes, and remove what is older than those to keep."""
+        """Write the checkpoint of `progress.step` and its hashes, and remove old checkpoints."""
         from training.learning.weights import whole_folder
 
         with whole_folder(self._folder / str(progress.step)) as draft:
@@ -96,7 +96,7 @@ class Checkpoints:
             shutil.rmtree(self._folder / str(step))
 
     def remove_old_weights(self, live: Policy | None) -> None:
-        """Remove exported weights that are neither live nor those of a checkpoint."""
+        """Remove exported weights that are neither live nor part of a checkpoint."""
         kept = [live, *(self._progress(self._folder / str(step)).live for step in self._steps())]
         folders = {self._run.path / policy.folder for policy in kept if policy is not None}
         for folder in (self._run.path / "models" / self._plan.slot).glob(f"{self._plan.name}-*"):
@@ -104,7 +104,7 @@ class Checkpoints:
                 shutil.rmtree(folder)
 
     def _steps(self) -> list[int]:
-        """Steps with a whole checkpoint; drafts of writes that were cut off have other names."""
+        """Steps with a whole checkpoint. Drafts of interrupted writes have other names."""
         return sorted(int(folder.name) for folder in self._folder.glob("*") if folder.name.isdecimal())
 
     def _progress(self, folder: Path) -> Progress:

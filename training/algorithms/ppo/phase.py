@@ -1,13 +1,12 @@
 """PPO: roles learn online from the reward, through VeRL.
 
     for step in 1 .. steps:
-        rollouts of tasks_per_step tasks, n of each, by the society with the weights as they are now
+        rollouts of tasks_per_step tasks, n of each, by the society with the current weights
         credit for each call of the roles; advantages; one update    (training.credit.calls, training.engines.local)
         the new weights go live as <slot>@<phase>-<step>; checkpoint
 
-A step that has too few usable rollouts is skipped and counted: the weights stay. A continued run begins after the last
-checkpoint; rollouts that were recorded by then come back from disk, and from the same rollouts it ends with the same
-weights, bit for bit.
+A step with too few usable rollouts is skipped and counted, and the weights stay. A resumed run begins after the last
+checkpoint and reads recorded rollouts from disk. From equal rollouts it learns equal weights, bit for bit.
 """
 
 import asyncio
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from training.engines.local import PpoEngine
 
 STOP_SECONDS = 1.0
-"""How long a stop waits for the update in progress, which then ends with the process."""
+"""Time that a stop waits for the update in progress. After it the update ends with the process."""
 
 
 class Ppo:
@@ -51,7 +50,7 @@ class Ppo:
     part: ClassVar[Part | None] = "weights"
 
     def check(self, plan: PhasePlan, settings: PpoSettings, config: Config, dataset: Dataset) -> None:
-        """Raise ConfigError if the weights cannot be trained like this, or tasks are too few."""
+        """Raise ConfigError if the weights cannot be trained with these settings, or there are too few tasks."""
         if config.models[plan.slot].temperature == 0:
             raise ConfigError(
                 f"models.{plan.slot}.temperature=0 always gives the same answer, and {plan.name} learns from "
@@ -75,17 +74,17 @@ class Ppo:
         check_verl(settings.verl)
 
     async def learn(self, plan: PhasePlan, settings: PpoSettings, bench: Bench) -> Learned:
-        """Do the steps that are left.
+        """Run the remaining steps.
 
         Raises:
-            ModelError: The model server did not take new weights.
-            RunError: A checkpoint is broken, or no rollouts are possible any more.
+            ModelError: The model server did not load new weights.
+            RunError: A checkpoint is broken, or rollouts are no longer possible.
         """
         return await _Loop(plan, settings, bench).run()
 
 
 class _Loop:
-    """The steps of one process; what a later process needs is in the checkpoints."""
+    """The steps in one process. A later process continues from the checkpoints."""
 
     def __init__(self, plan: PhasePlan, settings: PpoSettings, bench: Bench) -> None:
         self._plan = plan
@@ -164,7 +163,7 @@ class _Loop:
         bench.view.note(_line(self._plan.name, step, settings.steps, metrics))
 
     async def _rollouts(self, inputs: Sequence[RolloutInput]) -> list[Episode]:
-        """What ends before the deadline."""
+        """The episodes that end before the deadline."""
         episodes: list[Episode] = []
         deadline = asyncio.timeout(self._settings.step_timeout_s)
         try:
@@ -178,7 +177,7 @@ class _Loop:
         return episodes
 
     def _samples(self, episodes: Sequence[Episode], version: str) -> tuple[list[Sample], int]:
-        """The roles' calls with their credit, and how many are left out because other weights made them."""
+        """The roles' calls with their credit, and the number of calls left out because other weights sampled them."""
         samples: list[Sample] = []
         stale = 0
         for episode in episodes:
@@ -196,13 +195,13 @@ class _Loop:
             return await self._worker.start(self._engine.update, samples, step, record)
 
     async def _publish(self, policy: Policy) -> None:
-        """The new weights go live for the next step's rollouts."""
+        """Put the new weights live for the next step's rollouts."""
         await self._worker.start(self._write, policy)
         await self._bench.publish(policy)
         self._progress.live = policy
 
     async def _validate(self, step: int) -> Mapping[str, Any]:
-        """The society with the weights as they are now on held-out tasks, the same tasks and seeds every time."""
+        """Metrics of the society with the current weights on held-out tasks, always with the same tasks and seeds."""
         bench = self._bench
         inputs = ppo_steps.validation_inputs(
             bench.dataset, self._plan.name, self._settings.test_tasks, bench.config.seed, step
@@ -215,7 +214,7 @@ class _Loop:
         return ppo_steps.validation_metrics(records)
 
     def _learned(self) -> Policy | None:
-        """The weights of the last update, which are live already: the phase's policy is that of its last step."""
+        """The phase's policy: the weights of the last update, which are live already."""
         if not self._progress.updates:
             self._bench.view.warn(f"{self._plan.name}: every step was skipped, so nothing was learned")
         return self._progress.live
@@ -233,8 +232,8 @@ class _Loop:
     # In the engine's thread:
 
     def _open(self, checkpoint: "Path | None") -> None:
-        """Import VeRL and load the model; this takes seconds, in which the first rollouts run."""
-        # Where torch is not loaded yet: idle OpenMP threads that spin would slow the model server down manyfold.
+        """Import VeRL and load the model. This takes seconds, while the first rollouts run."""
+        # Works only before torch is loaded. Idle OpenMP threads that spin would slow the model server down manyfold.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from training.engines.local import PpoEngine
 
@@ -264,14 +263,14 @@ class _Loop:
 
 
 class _Clock:
-    """Seconds of a step's stages."""
+    """Measures the seconds of a step's stages."""
 
     def __init__(self) -> None:
         self._started = self._last = time.perf_counter()
         self._stages: dict[str, float] = {}
 
     def stop(self, stage: str) -> None:
-        """A stage has ended now; the next begins."""
+        """End stage `stage` and begin the next."""
         now = time.perf_counter()
         self._stages[f"timing_s/{stage}"] = now - self._last
         self._last = now
@@ -282,7 +281,7 @@ class _Clock:
 
 
 def _line(phase: str, step: int, steps: int, metrics: Mapping[str, Any]) -> str:
-    """A step in one line."""
+    """Describe a step in one line."""
 
     def figure(name: str, text: str, form: str = ".3f") -> str:
         value = metrics.get(name)

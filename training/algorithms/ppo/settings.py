@@ -86,7 +86,7 @@ class PpoSettings(PhaseSettings):
     )
 
     def unused(self) -> Mapping[str, str]:
-        """Keys of other estimators, of the KL loss, of LoRA and of validation when those are off."""
+        """Keys that have no effect with these settings."""
         found: dict[str, str] = {}
         if self.adv_estimator != "gae":
             found |= dict.fromkeys(CRITIC_KEYS, f"adv_estimator is {self.adv_estimator!r}")

@@ -1,4 +1,4 @@
-"""What one online step of PPO takes and keeps, as pure functions: its tasks, its usable rollouts, its samples."""
+"""Pure functions for one online step of PPO: its tasks, its usable rollouts, its samples."""
 
 import random
 from collections import Counter
@@ -17,16 +17,16 @@ from training.learning.experience import Call
 from training.summary import aligned, mean, part_means
 
 REASONS: tuple[str, ...] = ("late", "failed", "unscored", "untraced")
-"""Why a rollout of a step is not learned from, in the order in which it is asked."""
+"""Reasons not to learn from a rollout, in the order in which they are checked."""
 
 
 def draw(tasks: Sequence[ResearchTask], per_step: int, seed: str) -> Iterator[list[ResearchTask]]:
-    """The tasks of step 1, 2, ...: no task comes again before all have come, and none twice in a step.
+    """The tasks of step 1, 2, ... All tasks are drawn before one is repeated, and no step has a task twice.
 
     Args:
         tasks: At least `per_step` tasks.
-        per_step: How many a step takes.
-        seed: The same seed draws the same tasks.
+        per_step: Number of tasks of a step.
+        seed: Equal seeds draw equal tasks.
     """
     shuffled = random.Random(seed)
     waiting: list[ResearchTask] = []
@@ -48,7 +48,7 @@ def inputs_of(tasks: Sequence[ResearchTask], phase: str, step: int, n: int, seed
 
 
 def validation_inputs(dataset: Dataset, phase: str, tasks: int, seed: int, step: int) -> list[RolloutInput]:
-    """Held-out rollouts after step `step`: the same tasks and seeds after every step of runs with one seed."""
+    """Held-out rollouts after step `step`. Runs with equal seeds use the same tasks and seeds after every step."""
     drawn = random.Random(f"{seed}/{phase}-validation").sample(dataset.validation, tasks)
     name = f"validation-{phase}"
     return [replace(RolloutInput.of(task, name, 0, seed), phase=f"{name}-{step}") for task in drawn]
@@ -56,7 +56,7 @@ def validation_inputs(dataset: Dataset, phase: str, tasks: int, seed: int, step:
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """A step's rollouts: `good` ones in the order in which they were asked for, and how many are left out, and why."""
+    """A step's rollouts: the `good` ones in the order of the inputs, and the number left out by reason."""
 
     good: list[Episode]
     left_out: dict[str, int]
@@ -66,8 +66,8 @@ def sort_out(inputs: Sequence[RolloutInput], episodes: Sequence[Episode]) -> Sor
     """Keep the rollouts that can be learned from.
 
     Args:
-        inputs: What was asked for.
-        episodes: What came before the deadline.
+        inputs: The requested rollouts.
+        episodes: The episodes that ended before the deadline.
     """
     came = {(episode.record.task_id, episode.record.repeat): episode for episode in episodes}
     good: list[Episode] = []
@@ -95,7 +95,7 @@ def _reason(record: RolloutRecord | None) -> str | None:
 def samples_of(credited: Sequence[Credited], task_id: str) -> list[Sample]:
     """The calls of one rollout for the engine, each with its group (see `group_of`).
 
-    A response without any token (a server may answer so) is no action and is left out.
+    A response without tokens, which a server may return, is no action and is left out.
     """
     return [
         Sample(
@@ -112,17 +112,17 @@ def samples_of(credited: Sequence[Credited], task_id: str) -> list[Sample]:
 
 
 def group_of(task_id: str, call: Call) -> str:
-    """The calls that a call is compared with: those of one role on one task, first visits and revisions apart.
+    """Name of the group of a call: calls of the same role on the same task. First visits and revisions are separate.
 
-    A revision's prompt holds reviews, a first visit's does not, and what is left to earn differs: one baseline for both
-    would reward a call for the turn at which it was asked (AT-GRPO, arXiv 2510.11062, groups by agent and turn).
-    Prompts within a group may still differ, by what other roles handed over; `group/prompts_differ` tells.
+    Only a revision's prompt holds reviews, and the expected reward differs. A common baseline would reward a call for
+    the turn at which it was made (AT-GRPO, arXiv 2510.11062, groups by agent and turn). Prompts within a group may
+    still differ in the input from other roles; `group/prompts_differ` measures it.
     """
     return f"{task_id}/{call.role}/{'first' if call.visit == 1 else 'revision'}"
 
 
 def why_skip(found: Sorted, samples: Sequence[Sample], config: PpoSettings, phase: str) -> str | None:
-    """Why a step has too little to learn from; None when it has enough."""
+    """Why a step has too few rollouts or samples to learn from; None if it has enough."""
     total = len(found.good) + sum(found.left_out.values())
     if len(found.good) < config.min_good_share * total:
         reasons = ", ".join(f"{count} {reason}" for reason, count in found.left_out.items() if count)
@@ -135,7 +135,7 @@ def why_skip(found: Sorted, samples: Sequence[Sample], config: PpoSettings, phas
 
 
 def figures(found: Sorted, samples: Sequence[Sample]) -> dict[str, float | None]:
-    """What a step's rollouts were like: counts, reward with its parts, alignment, calls by role."""
+    """Metrics of a step's rollouts: counts, reward with its parts, alignment, calls by role."""
     roles = Counter(one.call.role for one in samples if one.call)
     records = [episode.record for episode in found.good]
     return {
@@ -148,7 +148,7 @@ def figures(found: Sorted, samples: Sequence[Sample]) -> dict[str, float | None]
 
 
 def validation_figures(records: Sequence[RolloutRecord]) -> dict[str, float | None]:
-    """Mean reward over the rollouts that have one; mean alignment over all, where no answer is a miss."""
+    """Mean reward over rollouts with a reward, and mean alignment over all rollouts. A missing answer is a miss."""
     return {
         "reward/mean": mean([record.reward for record in records if record.reward is not None]),
         "alignment/mean": mean([float(aligned(record) or False) for record in records]),
@@ -156,7 +156,7 @@ def validation_figures(records: Sequence[RolloutRecord]) -> dict[str, float | No
 
 
 def validation_metrics(records: Sequence[RolloutRecord]) -> Mapping[str, float | None]:
-    """Held-out figures under VeRL's names for them."""
+    """Held-out metrics under VeRL's names."""
     return {
         **{f"val-core/{name}": value for name, value in validation_figures(records).items()},
         "val-aux/rollouts": len(records),

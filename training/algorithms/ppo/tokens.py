@@ -1,4 +1,4 @@
-"""The token records of a PPO update, from the batch that its engine used."""
+"""Makes the token records of a PPO update from the batch of its engine."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def record_update(run: Path, phase: str, step: int, batch: "Batch") -> None:
-    """Write what update `step` learns from; a continued run that makes the step again replaces the file.
+    """Write the token records of update `step`. A resumed run that repeats the step replaces the file.
 
     Args:
         run: The run's folder.
@@ -25,7 +25,7 @@ def record_update(run: Path, phase: str, step: int, batch: "Batch") -> None:
 
 
 def records_of(batch: "Batch") -> list[TokenRecord]:
-    """One record for each sample that came from a call, in the batch's order."""
+    """One record for each sample that has a call, in the order of the batch."""
     columns = [batch.mask, batch.columns["advantages"], batch.columns["old_log_probs"]]
     rows = zip(batch.samples, *(column.tolist() for column in columns), strict=True)
     return [
@@ -48,5 +48,5 @@ def records_of(batch: "Batch") -> list[TokenRecord]:
 
 
 def forget_update(run: Path, phase: str, step: int) -> None:
-    """Remove what an earlier process wrote of a step that now makes no update."""
+    """Remove an earlier process's records of a step that now makes no update."""
     tokens_file(run, phase, step).unlink(missing_ok=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trl.trainer.sft_config import SFTConfig
 
 LARGE_MODEL = 500_000_000
-"""From so many parameters on, activations are computed twice instead of kept."""
+"""From this number of parameters on, activations are recomputed (gradient checkpointing) instead of kept."""
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 Loader = Literal["auto", "never"]
@@ -34,13 +34,13 @@ Loader = Literal["auto", "never"]
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to train on what; the hyperparameters are those of `training.algorithms.sft.settings.SftSettings`.
+    """A training job. Hyperparameters are those of `training.algorithms.sft.settings.SftSettings`.
 
     Attributes:
         dataset: JSON lines, each with `input_ids` and `labels`.
         model: The folder to start from.
-        out: The folder to write; it appears whole.
-        seed: Of the order of examples and of LoRA's first weights.
+        out: The folder to write. It appears only when it is complete.
+        seed: Seed of the order of examples and of LoRA's initial weights.
     """
 
     dataset: str
@@ -68,7 +68,7 @@ class Spec:
 
 
 def main(argv: list[str]) -> None:
-    """Train as the spec on stdin says.
+    """Train with the spec from stdin.
 
     Raises:
         ChimeraError: The model or the examples cannot be trained on, or a file cannot be read or written.
@@ -96,14 +96,14 @@ def preload(loader: Loader) -> None:
 
 
 def uses_unsloth(loader: Loader) -> bool:
-    """Whether models are loaded through Unsloth: where it is wanted and installed, and there is a GPU."""
+    """True if models are loaded through Unsloth: it is configured and installed, and there is a GPU."""
     import torch
 
     return loader == "auto" and find_spec("unsloth") is not None and torch.cuda.is_available()
 
 
 def load_model(spec: Spec) -> "tuple[Any, PreTrainedTokenizerBase]":
-    """Model, with LoRA adapters when there are to be any, and tokenizer; the same whoever loads it.
+    """Model (with LoRA adapters if configured) and tokenizer. Both loaders give equal models.
 
     Raises:
         ConfigError: The folder has no safetensors: pickles are never read.
@@ -153,7 +153,7 @@ def _from_unsloth(spec: Spec) -> "tuple[Any, PreTrainedTokenizerBase]":
 
 
 def train(spec: Spec, progress: TextIO) -> None:
-    """Train, report each optimiser step and what it came to in the end, and write the model.
+    """Train, report each optimiser step and the final result, and write the model.
 
     Raises:
         RunError: The loss is no number any more.

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: roles imitate their own conversations from rollouts that earned a high reward."""
+"""Supervised fine-tuning: roles imitate their own conversations from rollouts with a high reward."""
 
 import asyncio
 import hashlib
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from training.algorithms.sft.select import Candidate, Example, Selection
 
 EXAMPLES = "examples.jsonl"
-"""In the phase's folder: one row of tokens and labels a line, with the rollout it comes from."""
+"""File in the phase's folder. A line has one row of tokens and labels, and its rollout."""
 MANIFEST = "sft.json"
-"""In the model's folder: what it was made from and what came out. A folder without it is not complete."""
+"""File in the model's folder with the model's inputs and metrics. A folder without it is incomplete."""
 
 
 class Sft:
-    """Selects conversations, fine-tunes the roles' weights on them in its own process, and leaves the new weights."""
+    """Selects conversations, fine-tunes the roles' weights on them in a separate process, and writes the new weights."""
 
     Settings = SftSettings
     part: ClassVar[Part | None] = "weights"
@@ -45,10 +45,10 @@ class Sft:
             )
 
     async def learn(self, plan: PhasePlan, settings: SftSettings, bench: Bench) -> Learned:
-        """Select, train, save. A model that a run before this one finished from the same examples is kept.
+        """Select, train, save. A model that an earlier process finished from the same examples is kept.
 
         Raises:
-            RunError: Too few conversations were worth imitating, or the process that trains ended early.
+            RunError: Too few conversations were selected, or the training process ended early.
         """
 
         async def chosen() -> "Selection":
@@ -60,10 +60,10 @@ class Sft:
 async def fine_tune(
     plan: PhasePlan, settings: SftSettings, bench: Bench, choose: "Callable[[], Awaitable[Selection]]"
 ) -> Learned:
-    """Fine-tune the weights of the phase's slot on what `choose` gives, while which the process that trains starts.
+    """Fine-tune the weights of the phase's slot on the selection of `choose`. Meanwhile the training process starts.
 
     Raises:
-        RunError: `choose` did, or the process that trains ended early.
+        RunError: `choose` raised it, or the training process ended early.
     """
     from training.algorithms.sft.process import SftProcess
 
@@ -92,7 +92,7 @@ async def fine_tune(
 
 
 async def choose(plan: PhasePlan, settings: SftSettings, bench: Bench) -> "Selection":
-    """Select from the conversations of earlier rollouts with a reward.
+    """Select conversations from earlier rollouts with a reward.
 
     Raises:
         RunError: A trace cannot be read, or too few conversations are left.
@@ -102,7 +102,7 @@ async def choose(plan: PhasePlan, settings: SftSettings, bench: Bench) -> "Selec
 
     found: list[Candidate] = []
     for episode in await bench.episodes():
-        # A thread for each rollout: the loop goes on meanwhile, and an interrupted run waits for one trace at most.
+        # One thread call per rollout: the event loop stays free, and an interrupted run waits for at most one trace.
         found += await asyncio.to_thread(read_candidates, episode, plan.roles)
     version = bench.versions[plan.slot]
     own = [candidate for candidate in found if candidate.conversation.weights_version == version]
@@ -125,7 +125,7 @@ async def choose(plan: PhasePlan, settings: SftSettings, bench: Bench) -> "Selec
 
 
 def read_candidates(episode: Episode, roles: Sequence[str]) -> "list[Candidate]":
-    """The conversations of one rollout that could be learned from.
+    """The candidate conversations of one rollout.
 
     Raises:
         RunError: Its trace cannot be read.
@@ -138,7 +138,7 @@ def read_candidates(episode: Episode, roles: Sequence[str]) -> "list[Candidate]"
 
 
 def write_examples(file: Path, examples: "Sequence[Example]") -> None:
-    """One line for each row of tokens."""
+    """Write one line for each row of tokens."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", encoding="utf-8") as lines:
         for example in examples:
@@ -155,7 +155,7 @@ def write_examples(file: Path, examples: "Sequence[Example]") -> None:
 
 
 def specify(settings: SftSettings, examples: Path, model: Path, folder: Path, seed: int) -> "Spec":
-    """What the child process is told."""
+    """Make the child process's spec."""
     from training.algorithms.sft.child import Spec
 
     return Spec(
@@ -176,32 +176,32 @@ def specify(settings: SftSettings, examples: Path, model: Path, folder: Path, se
 
 
 def describe(spec: "Spec", version: str) -> str:
-    """SHA-256 of all that the weights depend on: examples, first weights, hyperparameters."""
+    """SHA-256 of everything that determines the weights: examples, initial weights, hyperparameters."""
     examples = hashlib.sha256(Path(spec.dataset).read_bytes()).hexdigest()
     return hashlib.sha256(f"{version}\n{examples}\n{spec.dump()}".encode()).hexdigest()
 
 
 def finished(folder: Path, fingerprint: str) -> dict[str, Any] | None:
-    """The figures of the model in `folder` if it was made from exactly this; None otherwise."""
+    """The metrics of the model in `folder` if its fingerprint is equal; None otherwise."""
     try:
         manifest = read_json_object(folder / MANIFEST)
         known, figures = manifest["fingerprint"], manifest["figures"]
     except (FileNotFoundError, ValueError, KeyError):
-        return None  # Never begun, or the run ended before the manifest was written: train again, to the same end.
+        return None  # Not begun, or ended before the manifest was written. Training again gives the same weights.
     return figures if known == fingerprint else None
 
 
 def clear_drafts(folder: Path) -> None:
-    """Remove what a process that was killed while it wrote has left."""
+    """Remove drafts of a process that was killed while it was writing."""
     for draft in folder.parent.glob(f".{folder.name}.*"):
         shutil.rmtree(draft, ignore_errors=True)
 
 
 async def follow(process: "SftProcess", spec: "Spec", phase: str, bench: Bench) -> dict[str, Any]:
-    """Have the child train, show and log every step; returns what it came to.
+    """Let the child train, show and log every step, and return the final metrics.
 
     Raises:
-        RunError: It ended before it was done.
+        RunError: The child ended before it was done.
     """
     reports = process.train(spec)
     total = (await anext(reports))["total"]

@@ -1,4 +1,4 @@
-"""The parent's side of the process that fine-tunes: start it early, hand it its work, follow it, and never leave it."""
+"""The parent's side of the fine-tuning process: start it early, give it its job, follow it, and end it."""
 
 import asyncio
 import json
@@ -14,14 +14,14 @@ from chimera.run.children import Command
 from training.algorithms.sft.child import Loader, Spec
 
 MOST_THREADS = 8
-"""More threads than this slow a small model down."""
+"""Limit of threads. More threads slow a small model down."""
 
 
 class SftProcess:
-    """One child process, as an async context manager; it imports its libraries until `train` tells it what to do.
+    """One child process, as an async context manager. It imports its libraries while it waits for `train`.
 
     Args:
-        log_file: Its standard error, and what libraries print, are appended here.
+        log_file: Its standard error and the output of libraries are appended here.
         loader: `sft.unsloth`.
     """
 
@@ -52,10 +52,10 @@ class SftProcess:
         return self._child.pid
 
     async def train(self, spec: Spec) -> AsyncIterator[dict[str, Any]]:
-        """Train, and yield what the child reports: `begin`, a `step` for each optimiser step, `end`.
+        """Train, and yield the child's reports: `begin`, a `step` for each optimiser step, `end`.
 
         Raises:
-            RunError: The child ended before it was done; with its last words.
+            RunError: The child ended before it was done. The message has its last lines of output.
         """
         self._child.tell(spec.dump())
         done = False
@@ -69,7 +69,7 @@ class SftProcess:
 
 
 def sft_environment() -> dict[str, str]:
-    """What a child gets, on one GPU or some cores of the machine, and without the network."""
+    """Environment variables of a child: one GPU or some of the machine's cores, and no network."""
     cores = len(os.sched_getaffinity(0))
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     return {
@@ -79,8 +79,8 @@ def sft_environment() -> dict[str, str]:
         "UNSLOTH_DISABLE_STATISTICS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": str(min(cores, MOST_THREADS)),
-        # Threads that spin while they wait take the cores that other processes of the run need.
+        # Threads that spin while they wait occupy cores that other processes of the run need.
         "OMP_WAIT_POLICY": "PASSIVE",
-        # With several GPUs the trainer would put a micro-batch on each: sft.batch_size would mean something else.
+        # With several GPUs the trainer would put a micro-batch on each, and sft.batch_size would change its meaning.
         "CUDA_VISIBLE_DEVICES": gpus.split(",")[0],
     }

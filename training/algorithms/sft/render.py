@@ -1,7 +1,7 @@
-"""From a conversation to token ids, and which of them are learned: those that the assistant wrote.
+"""Renders conversations as token ids, and marks the learned tokens: those that the assistant wrote.
 
-The server's own renderer is used (`chimera.serving.embedded.chat`), so a prompt in training is the prompt in use, token
-for token.
+It uses the server's renderer (`chimera.serving.embedded.chat`), so prompts in training and in use are equal, token for
+token.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from chimera.serving.embedded.protocol import BadRequest, ChatMessage, OfferedTo
 from training.learning.experience import Conversation
 
 NOT_LEARNED = -100
-"""The label of a token on which no loss is taken, by PyTorch's convention."""
+"""PyTorch's label for tokens without a loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Renderer:
 
     Args:
         folder: The model; only its tokenizer, chat template and end tokens are read.
-        max_tool_calls: After so many tool calls a role is offered no tools any more (`society.max_tool_calls`).
+        max_tool_calls: After this number of tool calls a role is offered no more tools (`society.max_tool_calls`).
 
     Raises:
         ConfigError: A file of the model is missing or broken.
@@ -53,8 +53,8 @@ class Renderer:
     def rows(self, conversation: Conversation) -> tuple[Row, ...]:
         """The conversation's assistant turns, end tokens included, each after the prompt that asked for it.
 
-        Turns share a row where a prompt begins with everything before it. It does not where tools were offered to one
-        turn and no more to the next, or where the chat template drops something of earlier turns.
+        Two turns share a row if the prompt of the second begins with all tokens of the first. This is not so if tools
+        were offered only to the first, or if the chat template drops parts of earlier turns.
 
         Raises:
             RunError: The chat template cannot render the conversation, or ends no turn.
@@ -79,7 +79,7 @@ class Renderer:
         return (*rows, Row(tuple(ids), tuple(learned)))
 
     def _turn(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> tuple[list[int], list[int]]:
-        """Prompt and answer, the latter up to and including its last end token."""
+        """Prompt and answer. The answer includes its last end token."""
         try:
             prompt, answer = self._format.encode_turn(messages, tools)
         except BadRequest as error:

@@ -1,4 +1,4 @@
-"""Which conversations are imitated: those of rollouts with a high reward, by those who had a part in it. Pure."""
+"""Selects the conversations to imitate: from rollouts with a high reward, by roles that contributed to it. Pure."""
 
 import math
 from collections import Counter, defaultdict
@@ -15,7 +15,7 @@ from training.algorithms.sft.settings import SftSettings
 from training.learning.experience import Conversation
 
 Key = tuple[str, str, int]
-"""Phase, task and repeat of a rollout: unlike its id the same when a run is made again, so it settles ties."""
+"""Phase, task and repeat of a rollout. Unlike the id it is equal when a run is repeated, so it breaks ties."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +28,23 @@ class Candidate:
 
     @property
     def role(self) -> str:
-        """Whose conversation."""
+        """The role of the conversation."""
         return self.conversation.role
 
     @property
     def key(self) -> Key:
-        """The rollout's."""
+        """Key of the rollout."""
         return self.record.phase, self.record.task_id, self.record.repeat
 
     @property
     def place(self) -> tuple[str, Key, int]:
-        """Where it belongs in an order that does not depend on which rollout ended first."""
+        """Sort key that does not depend on which rollout ended first."""
         return self.role, self.key, self.conversation.visit
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One selected conversation as the model reads it."""
+    """One selected conversation as token rows."""
 
     candidate: Candidate
     rows: tuple[Row, ...]
@@ -52,16 +52,16 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is learned from, in an order that only depends on the rollouts, and how it came about."""
+    """The selected examples, in an order that depends only on the rollouts, and counts of the selection's stages."""
 
     examples: tuple[Example, ...]
     figures: dict[str, Any]
 
 
 def candidates(record: RolloutRecord, conversations: Iterable[Conversation]) -> list[Candidate]:
-    """The conversations of a rollout that could be learned from; none when it has no reward.
+    """The candidate conversations of a rollout; none if it has no reward.
 
-    A reward of which a part is missing is none. An answer that took a repair is no example of a good answer.
+    If any part is missing, the reward is None. Answers that needed a repair are not candidates.
     """
     if record.reward is None:
         return []
@@ -74,16 +74,16 @@ def select(
     config: SftSettings,
     phase: str = "sft",
 ) -> Selection:
-    """Good rollouts of each role, who is credited, true quotes only, no conversation twice, none that is too long.
+    """Select by reward, credit, true quotes, uniqueness and length, in this order.
 
     Args:
         found: All candidates.
-        render: Gives a conversation's token rows.
-        config: How to select.
+        render: Makes a conversation's token rows.
+        config: Settings of the selection.
         phase: The phase's name, for the message.
 
     Raises:
-        RunError: Fewer than `min_examples` are left; the message says at what stage they were lost.
+        RunError: Fewer than `min_examples` are left. The message says which stage removed most.
     """
     in_order = sorted(found, key=lambda candidate: candidate.place)
     good = _of_good_rollouts(in_order, config)
@@ -115,7 +115,7 @@ def select(
 
 
 def _of_good_rollouts(found: Sequence[Candidate], config: SftSettings) -> list[Candidate]:
-    """The candidates whose rollout reaches the threshold, or is in the best share of those of its role."""
+    """The candidates whose rollout reaches the threshold, or is in the best share of rollouts of its role."""
     if config.select == "threshold":
         return [candidate for candidate in found if candidate.reward >= config.threshold]
     rewards: dict[str, dict[Key, float]] = defaultdict(dict)
@@ -126,14 +126,14 @@ def _of_good_rollouts(found: Sequence[Candidate], config: SftSettings) -> list[C
 
 
 def _best_share(rewards: Mapping[Key, float], share: float) -> set[Key]:
-    """The best `share` of the rollouts, rounded up; among equal rewards, those with the smaller key."""
+    """The best `share` of the rollouts, rounded up. Among equal rewards the smaller key wins."""
     ranked = sorted(rewards, key=lambda key: (-rewards[key], key))
-    # A share such as 0.6 is no binary fraction: 0.6 x 5 must be 3 and not the ceiling of 3.0000000000000004.
+    # 0.6 is not exact in binary: 0.6 x 5 must give 3, not the ceiling of 3.0000000000000004.
     return set(ranked[: math.ceil(round(share * len(ranked), 9))])
 
 
 def _is_credited(candidate: Candidate, config: SftSettings) -> bool:
-    """Whether the rollout's reward says something about this conversation."""
+    """True if the role of this conversation gets credit for the rollout's reward."""
     record = candidate.record
     if config.credited == "all":
         return True
@@ -145,7 +145,7 @@ def _is_credited(candidate: Candidate, config: SftSettings) -> bool:
 
 
 def _with_true_quotes(credited: list[Candidate], config: SftSettings) -> list[Candidate]:
-    """Those that do not misquote; all, if misquoting is ignored, or if too few are left and the rest is preferred."""
+    """Candidates without misquotes. All, if misquotes are ignored, or if they are allowed when too few are left."""
     if config.true_quotes == "ignore":
         return credited
     honest = [candidate for candidate in credited if _quotes_are_real(candidate)]
@@ -153,7 +153,7 @@ def _with_true_quotes(credited: list[Candidate], config: SftSettings) -> list[Ca
 
 
 def _quotes_are_real(candidate: Candidate) -> bool:
-    """Whether all quotes of the answer stand in what the role itself has read."""
+    """True if all quotes of the answer occur in texts that the role has read."""
     if not candidate.conversation.quotes:
         return True
     read = [passage["text"] for passage in sources_seen({candidate.role: candidate.conversation.messages})]
@@ -161,7 +161,7 @@ def _quotes_are_real(candidate: Candidate) -> bool:
 
 
 def _too_few(phase: str, figures: Mapping[str, Any], highest: float | None, config: SftSettings) -> str:
-    """What happened to the candidates, and which key to change for the stage that took most of them."""
+    """The message on too few examples: counts by stage, and the key to change for the stage that removed most."""
     counts = (
         f"{phase} found {figures['selected']} conversations to learn from and {phase}.min_examples is "
         f"{config.min_examples}: {figures['rollouts']} rollouts with a reward gave "

@@ -48,7 +48,7 @@ class SftSettings(PhaseSettings):
     )
 
     def unused(self) -> Mapping[str, str]:
-        """The other way of selection, and LoRA's scale without LoRA."""
+        """Keys that have no effect with these settings."""
         other = "threshold" if self.select == "quantile" else "quantile"
         found = {other: f"select is {self.select!r}"}
         return found if self.lora_rank else found | {"lora_alpha": "lora_rank is 0"}
