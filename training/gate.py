@@ -1,7 +1,7 @@
-"""The gate: what a phase learned is compared on the same held-out tasks and seeds, and goes live or back.
+"""The gate: compares each learned policy on held-out tasks, and keeps it live or rolls it back.
 
-It is compared with the stage before, with the base, and with the best stage so far; `training.gate_rule` says what goes
-back. The tasks are validation tasks: no report on the test tasks is favoured by the gate's choice.
+The new stage is compared with the stage before, the base and the best stage so far, on the same tasks and seeds.
+`training.gate_rule` decides. The tasks are validation tasks, so the gate's choice does not bias a report on test tasks.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ LIVE, BACK = "live", "rolled back"
 
 
 def check(config: Config, dataset: Dataset) -> None:
-    """Raise ConfigError if there are fewer held-out tasks than the gate compares on."""
+    """Raise ConfigError if there are fewer held-out tasks than the gate needs."""
     if config.gate.enabled and config.gate.tasks > len(dataset.validation):
         raise ConfigError(
             f"gate.tasks={config.gate.tasks}, but there are {len(dataset.validation)} held-out tasks: ask for fewer, "
@@ -42,7 +42,7 @@ def check(config: Config, dataset: Dataset) -> None:
 
 
 def inputs(dataset: Dataset, config: Config, stage: str) -> list[RolloutInput]:
-    """The held-out rollouts of `stage`: the same tasks and seeds for every stage of runs with one seed."""
+    """The held-out rollouts of `stage`. All stages of runs with equal seeds use the same tasks and seeds."""
     return [
         replace(RolloutInput.of(task, GATE, 0, config.seed), phase=f"{GATE}-{stage}")
         for task in gate_tasks(dataset, config)
@@ -50,10 +50,10 @@ def inputs(dataset: Dataset, config: Config, stage: str) -> list[RolloutInput]:
 
 
 async def evaluate(lab: "Lab", stage: str) -> list[RolloutRecord]:
-    """Run the society as it is now on the held-out tasks; in the order of the tasks.
+    """Run the current society on the held-out tasks. The records are in the order of the tasks.
 
     Raises:
-        RunError: Not one rollout succeeded.
+        RunError: No rollout succeeded.
     """
     wanted = inputs(lab.dataset, lab.config, stage)
     found: dict[str, RolloutRecord] = {}
@@ -73,7 +73,7 @@ async def evaluate(lab: "Lab", stage: str) -> list[RolloutRecord]:
 
 
 class Gate:
-    """Lets what phases learned go live, or not. One for a run; its memory is the run's ledger and rollouts.
+    """Decides which learned policies stay live. A run has one gate, whose state is the run's ledger and rollouts.
 
     Args:
         lab: The run's lab.
@@ -84,7 +84,7 @@ class Gate:
         self._stages: dict[str, list[RolloutRecord]] = {}
 
     async def open(self) -> None:
-        """Evaluate what is live, before the first phase that learns."""
+        """Evaluate the live society before the first phase that learns."""
         lab, live = self._lab, self._kept()[-1]
         if lab.config.gate.enabled and live not in self._stages:
             expected = gate_power.expected(lab.config.gate.tasks, lab.config)
@@ -92,14 +92,14 @@ class Gate:
             self._stages[live] = await evaluate(lab, live)
 
     async def decide(self, phase: str, policy: Policy) -> bool:
-        """Put `policy` live, evaluate it, and keep it or roll it back; tells whether it was kept."""
+        """Put `policy` live, evaluate it, and keep it or roll it back. Returns True if it was kept."""
         lab = self._lab
         await lab.put_live(policy)
         if not lab.config.gate.enabled:
             self._keep(phase, policy)
             return True
         self._stages[phase] = await evaluate(lab, phase)
-        # Thousands of resamples take tenths of a second, in which the live view goes on.
+        # Thousands of resamples take tenths of a second. A thread keeps the live view running.
         found = await asyncio.to_thread(self._compare, phase, self._rivals())
         power = await asyncio.to_thread(self._power, found[0])
         faults = list(dict.fromkeys(fault for one in found for fault in one.faults))
@@ -114,7 +114,7 @@ class Gate:
         return True
 
     def summary(self) -> None:
-        """Show every stage beside the one before and the base, also those of the run's earlier processes."""
+        """Compare every stage with the one before and the base, also stages of the run's earlier processes."""
         if not self._lab.config.gate.enabled:
             return
         rows: list[tuple[Rivalry, str]] = []
@@ -126,7 +126,7 @@ class Gate:
             self._lab.view.table(table(rows))
 
     def _rivals(self) -> list[str]:
-        """The stages that a new one must not fall behind: the one before, the base, and the best so far."""
+        """The rivals of a new stage: the stage before, the base, and the best stage so far."""
         kept = [stage for stage in self._kept() if self._records(stage)]
         best = max(kept, key=lambda stage: _quality(self._records(stage)))
         return [stage for stage in dict.fromkeys((kept[-1], BASE, best)) if stage in kept]
@@ -160,7 +160,7 @@ class Gate:
             lab.view.note(f"gate: as the answers changed here, {power.words()}")
 
     def _decisions(self) -> Iterator[tuple[str, bool, str]]:
-        """Each decision of the run: the phase, whether what it learned was kept, and what was live before."""
+        """Each decision of the run: the phase, True if its policy was kept, and the stage that was live before."""
         live = BASE
         for event in self._lab.run.events():
             if event["event"] in (WENT_LIVE, ROLLED_BACK):
@@ -169,11 +169,11 @@ class Gate:
                 live = event["phase"] if kept else live
 
     def _kept(self) -> list[str]:
-        """The stages that were live, in their order; the last of them is."""
+        """The stages that were kept, in order. The last one is live."""
         return [BASE, *(phase for phase, kept, _ in self._decisions() if kept)]
 
     def _records(self, stage: str) -> list[RolloutRecord]:
-        """The held-out rollouts of `stage`, in the order of the tasks; empty when they are not complete."""
+        """The held-out rollouts of `stage`, in the order of the tasks; empty if some are missing."""
         if stage not in self._stages:
             wanted = inputs(self._lab.dataset, self._lab.config, stage)
             found = {data["task_id"]: RolloutRecord.load(data) for data in self._lab.run.rollouts(wanted[0].phase)}
@@ -183,7 +183,7 @@ class Gate:
 
 
 def table(rows: Sequence[tuple[Rivalry, str]]) -> Table:
-    """Comparisons for the terminal, each with what became of the stage; 80 columns hold it."""
+    """Comparisons for a terminal of 80 columns, each with the gate's decision."""
     shown = Table(title=f"validation tasks, paired: n = {rows[0][0].alignment.n}", title_justify="left")
     shown.add_column("stage\nagainst", no_wrap=True)
     shown.add_column("reward\ndifference", justify="right", no_wrap=True)
@@ -197,7 +197,7 @@ def table(rows: Sequence[tuple[Rivalry, str]]) -> Table:
 
 
 def _cell(one: Comparison | None, scale: float, digits: int) -> str:
-    """The mean, the difference with its interval, and the measure's own verdict."""
+    """The mean, the difference with its interval, and the verdict on this measure."""
     if one is None:
         return "-"
     ends = [] if one.low is None or one.high is None else [one.low, one.high]
@@ -207,13 +207,13 @@ def _cell(one: Comparison | None, scale: float, digits: int) -> str:
 
 
 def _quality(records: Sequence[RolloutRecord]) -> tuple[float, float]:
-    """How good a stage is: by right answers, then by reward."""
+    """Sort key for the quality of a stage: right answers, then reward."""
     found = summarize(records)
     return found["alignment_rate"], found["reward"] or 0.0
 
 
 def _flat(found: Rivalry) -> dict[str, Any]:
-    """For the metrics: the differences with their intervals, by measure."""
+    """The differences with their intervals by measure, for the metrics."""
     values: dict[str, Any] = {"against": found.before, "verdict": found.verdict, "failed": found.failed[1]}
     for name, one in (("reward", found.reward), ("alignment", found.alignment)):
         if one is not None:

@@ -1,7 +1,7 @@
-"""How often the gate's rule rolls back what truly changed by so much: its operating characteristic.
+"""Operating characteristic of the gate's rule: how often it rolls back a policy with a given true change.
 
-The tasks' changes are drawn again and again, shifted to a true mean, and the rule is applied to each draw. "Worse" is
-decided by a t-test here, which for so many tasks agrees with the gate's own tests.
+The changes of the tasks are resampled and shifted to a true mean, and the rule is applied to each resample. "Worse" is
+decided by a t-test here, which agrees with the gate's tests for this number of tasks.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from training.summary import aligned
 
 LOSSES = (0.03, 0.05, 0.10)
 GAINS = (0.0, 0.05, 0.08)
-"""True changes in the share of right answers that the gate tells its power for."""
+"""True changes in the share of right answers for which the gate reports its power."""
 TYPICAL_DEVIATION = 0.475
 """Standard deviation of a task's change in right answers between two stages of recorded runs: 0.45 to 0.5."""
 DRAWS = 4000
@@ -27,12 +27,12 @@ DRAWS = 4000
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """How often a stage would be rolled back.
+    """How often the gate would roll back a stage.
 
     Attributes:
-        tasks: Tasks compared.
+        tasks: Number of compared tasks.
         deviation: Standard deviation of a task's change in right answers.
-        rolled_back: By true change in the share of right answers: the share of cases.
+        rolled_back: Share of cases that are rolled back, by true change in the share of right answers.
     """
 
     tasks: int
@@ -55,11 +55,11 @@ class Power:
 
 
 def power(changes: NDArray[np.float64], config: Config) -> Power:
-    """The power of the rule beside one rival.
+    """The power of the rule against one rival.
 
     Args:
-        changes: Shape (tasks, 2): change in right answers, and change in reward, of each task.
-        config: Has margins, confidence, and what a right answer is worth in reward.
+        changes: Shape (tasks, 2): change in right answers and change in reward of each task.
+        config: Has margins, confidence, and the reward of a right answer.
 
     Raises:
         ValueError: There are fewer than two tasks.
@@ -83,14 +83,14 @@ def power(changes: NDArray[np.float64], config: Config) -> Power:
 
 
 def expected(tasks: int, config: Config) -> Power:
-    """The power to expect before anything is compared: as many answers change as in recorded runs."""
+    """The expected power before any comparison, if as many answers change as in recorded runs."""
     changed = round(tasks * TYPICAL_DEVIATION**2 / 2)
     answers = np.repeat([1.0, -1.0, 0.0], [changed, changed, tasks - 2 * changed])
     return power(np.stack([answers, config.reward.alignment * answers], axis=1), config)
 
 
 def observed(before: Sequence[RolloutRecord], after: Sequence[RolloutRecord], config: Config) -> Power | None:
-    """The power with the variance of these pairs; None if no answer became right or wrong, so that none can be told."""
+    """The power with the variance of these pairs; None if no answer became right or wrong, so it is unknown."""
     changes = [
         [float(aligned(new) or False) - float(aligned(old) or False), new.reward - old.reward]
         for old, new in zip(before, after, strict=True)

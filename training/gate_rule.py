@@ -1,21 +1,21 @@
-"""The gate's rule, as pure functions: a stage beside one that it must not fall behind, on the same tasks and seeds.
+"""The gate's rule as pure functions: compares a stage with a rival on the same tasks and seeds.
 
-What was learned goes live only if beside each rival (the stage before, the base, the best stage so far)
+A learned policy goes live only if, compared with each rival (the stage before, the base, the best stage so far),
 
-1. neither reward nor right answers are significantly worse, nor failures significantly more, and
+1. neither reward nor right answers are significantly worse, failures are not significantly more, and
 2. both means lie above minus their margin (`gate.margin`, `gate.margin_alignment`).
 
-The second part is about the mean, not the interval. To roll back whatever is not shown to be non-inferior would, with
-100 tasks, roll back a true gain of 5 points in 45 % of cases. To roll back only what is shown to be worse keeps a true
-loss of 10 points in about half of them. This rule (100 tasks, deviation of a task's change 0.47, one rival):
+The second condition is about the mean, not the interval. With 100 tasks, requiring proof of non-inferiority would roll
+back a true gain of 5 points in 45 % of cases. Rolling back only proven losses would keep a true loss of 10 points in
+about half of the cases. This rule (100 tasks, deviation of a task's change 0.47, one rival):
 
     true change of right answers, points   -10   -5   -3    0   +5   +8
     rolled back, % of cases                 87   53   36   15    2    0
 
-`training.gate_power` computes such rows, also from a run's own pairs. What is lost: a policy that changes nothing is
-rolled back in 15 % of cases (in four such phases in a row: in 31 %, because there are more rivals), and a loss as large
-as the margin is kept in about half. Losses below the margin do not add up, because the rivals stay: of ten true losses
-of 3 points in a row 2.1 went live on average and never more than four, in 100 simulated runs.
+`training.gate_power` computes such rows, also from a run's own pairs. The costs: a policy that changes nothing is rolled
+back in 15 % of cases (in four such phases in a row: in 31 %, because there are more rivals), and a loss as large as the
+margin is kept in about half. Losses below the margin do not add up, because the rivals stay: of ten true losses of 3
+points in a row 2.1 went live on average and never more than four, in 100 simulated runs.
 """
 
 from collections.abc import Sequence
@@ -33,17 +33,17 @@ Verdict = Literal["better", "non-inferior", "no difference shown", "past the mar
 
 @dataclass(frozen=True, slots=True)
 class Rivalry:
-    """A stage beside one that it must not fall behind.
+    """Comparison of a stage with a rival.
 
     Attributes:
         before: The rival.
         after: The stage.
-        reward: Over the tasks that have a reward in both; None if there is none.
-        alignment: Share of right answers over all tasks; a failed rollout has none right.
-        failed: Failed rollouts before and after.
+        reward: Reward over the tasks that have a reward in both; None if there is none.
+        alignment: Share of right answers over all tasks. A failed rollout counts as wrong.
+        failed: Number of failed rollouts before and after.
         failures_p: p-value of the change in failures.
         faults: Why the rule rolls the stage back, one sentence each; empty if it may go live.
-        verdict: "worse" is significant, "past the margin" is a mean that is too low but not significantly; else
+        verdict: "worse": significantly. "past the margin": the mean is too low, but not significantly. Otherwise
             "better" if a measure is better, "non-inferior" if both are, or "no difference shown".
     """
 
@@ -68,12 +68,12 @@ def compare(
 
     Args:
         before: The rival's rollouts, one a task.
-        after: The stage's, in the same order.
-        stages: Both names.
+        after: The stage's rollouts, in the same order.
+        stages: Names of both stages.
         config: Has the settings.
     """
     reward, alignment = (_compared(before, after, name, config) for name in ("reward", "alignment"))
-    assert alignment is not None  # Every rollout has a value, a failed one 0.
+    assert alignment is not None  # Every rollout has a value; a failed one has 0.
     failed = [[record.status == "failed" for record in records] for records in (before, after)]
     changes = [new - old for old, new in zip(*failed, strict=True)]
     failures_p = sign_test(changes.count(1), changes.count(-1))
@@ -98,7 +98,7 @@ def compare(
 def _compared(
     before: Sequence[RolloutRecord], after: Sequence[RolloutRecord], name: str, config: Config
 ) -> Comparison | None:
-    """One measure, exactly as a report compares it, at the gate's confidence and without correction."""
+    """Compare one measure as a report does, at the gate's confidence and without correction."""
     gate = config.gate
     own = config.evaluation.model_copy(update={"confidence": gate.confidence, "resamples": gate.resamples})
     config = config.model_copy(update={"evaluation": own})
@@ -114,7 +114,7 @@ def _compared(
 
 
 def _fault(one: Comparison, rival: str, *, share: bool) -> str | None:
-    """Why a measure forbids that the stage goes live; None if it does not."""
+    """Why a measure forbids the stage to go live; None if it does not."""
     assert one.margin is not None
     past = one.difference <= -one.margin
     if one.verdict != "worse" and not past:

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first stops a run cleanly, the second kills everything at once, and a stop that hangs is cut short."""
+"""Handles Ctrl-C: the first stops a run cleanly, the second kills all processes, and a stop has a time limit."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from chimera.core.cli import INTERRUPTED
 from chimera.run.children import kill_all
 
 STOP_SECONDS = 9.0
-"""A stop takes at most so long, whatever hangs; each step of it has a limit of its own besides."""
+"""Time limit of a stop, whatever hangs. Each step of the stop also has its own limit."""
 
 
 def _out_of_time() -> None:
@@ -25,17 +25,17 @@ def _out_of_time() -> None:
 
 
 def kill_everything() -> None:
-    """Kill all processes below this one, and this one."""
+    """Kill all descendants of this process, and this process."""
     kill_all(psutil.Process().children(recursive=True))
     os._exit(INTERRUPTED)
 
 
 @contextmanager
 def interruptible(task: asyncio.Task[Any]) -> Iterator[None]:
-    """Have SIGINT or SIGTERM cancel `task`; a second one kills everything, and so does the clock 9 s after the first.
+    """Let SIGINT or SIGTERM cancel `task`. A second signal, or 9 s after the first, kills all processes.
 
-    Once a stop has begun, both go on after the context has been left: what comes then (threads that the event loop
-    waits for, hashing the run's files) is part of the stop.
+    After a stop has begun, both stay active when the context ends, because later work (threads that the event loop
+    waits for, hashing of the run's files) is part of the stop.
     """
     loop = asyncio.get_running_loop()
     watch = threading.Timer(STOP_SECONDS, _out_of_time)

@@ -190,7 +190,7 @@ def efficiency(work: Work) -> float:
 
 
 def _on_question(work: Work) -> float:
-    """1 if no result in the sources shares more words with the goal than the best quote, 0.5 if one does, 0 for none."""
+    """1 if no result in the sources shares more words with the goal than the best quote, 0.5 if one does, else 0."""
     goal = topic(work.goal)
     best = max(
         (amount(topic(one), goal) for text in work.sources for one in sentences(text) if is_result(one)), default=0

@@ -1,1 +1,1 @@
-"""Who earned what: credit of calls, and advantages."""
+"""Credit of calls, and advantages."""

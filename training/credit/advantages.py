@@ -1,7 +1,7 @@
 """Advantages of sampled responses by VeRL's estimators.
 
-A thin, pure layer: rewards of whole responses become rewards of tokens, groups become VeRL's index, and each estimator
-gets the arguments that it reads. Shapes: B responses, T tokens of the longest.
+A thin, pure layer: it turns rewards of responses into rewards of tokens and groups into VeRL's index, and gives each
+estimator its arguments. Shapes: B responses, T tokens of the longest.
 """
 
 from collections import Counter
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 Estimator = Literal["gae", "grpo", "rloo", "reinforce_plus_plus"]
 GROUPED: tuple[Estimator, ...] = ("grpo", "rloo")
-"""Estimators whose baseline is the rest of the response's group."""
+"""Estimators whose baseline comes from the response's group."""
 
 
 def at_last_token(rewards: Sequence[float], mask: "Tensor") -> "Tensor":
-    """Token rewards (B, T): each response's reward at its last token, zero elsewhere.
+    """Token rewards (B, T): the reward of each response at its last token, zero elsewhere.
 
     Args:
         rewards: One for each response.
-        mask: (B, T); ones from the left, as many as the response has tokens (at least one).
+        mask: (B, T); 1.0 for each token of the response (at least one), from the left.
     """
     import torch
 
@@ -48,20 +48,20 @@ def estimate(
 
     - grpo: (r - mean of the group) / (its standard deviation + 1e-6), with n - 1 in the deviation (Shao et al. 2024,
       DeepSeekMath, section 4.1); without the division it is Dr. GRPO (Liu et al. 2025).
-    - rloo: r less the mean of the group's others (Ahmadian et al. 2024, equation 9).
+    - rloo: r minus the mean of the other rewards of the group (Ahmadian et al. 2024, equation 9).
     - reinforce_plus_plus: discounted returns, whitened over all tokens of the batch (Hu 2025).
     - gae: sums of discounted temporal differences (Schulman et al. 2016, equation 16), whitened; returns are advantages
       before whitening plus values.
 
     Args:
-        estimator: Which of VeRL's.
+        estimator: The name of VeRL's estimator.
         token_rewards: (B, T), see `at_last_token`.
         mask: (B, T); 1.0 for tokens of the response.
-        groups: What each response's peers share, see `ppo_steps.group_of`; read by grpo and rloo.
+        groups: Group of each response, see `ppo_steps.group_of`; for grpo and rloo.
         values: (B, T) value of each token's state, for gae.
         gamma: Discount per token, for gae and reinforce_plus_plus.
         lam: Lambda of gae.
-        divide_by_std: For grpo.
+        divide_by_std: True to divide by the standard deviation; for grpo.
 
     Raises:
         ValueError: gae without values, or grpo or rloo with a group of one, which has no baseline.
@@ -73,7 +73,7 @@ def estimate(
     from verl.trainer.config import AlgoConfig
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-    # In float32, rounding sets a mean of three equal rewards apart from them, and grpo divides that by as little.
+    # In float32 the mean of three equal rewards may differ from them by rounding, and grpo would divide by this error.
     arguments: dict[str, Any] = {"token_level_rewards": token_rewards.double(), "response_mask": mask.double()}
     if estimator == "gae":
         if values is None:
@@ -92,20 +92,20 @@ def estimate(
 
 
 def alone(groups: Sequence[str]) -> list[int]:
-    """Places of the responses that have no peer in their group."""
+    """Indices of the responses that are alone in their group."""
     sizes = Counter(groups)
     return [place for place, group in enumerate(groups) if sizes[group] == 1]
 
 
 def group_figures(samples: "Sequence[Sample]") -> dict[str, float]:
-    """How much the groups of a step can teach, by metric.
+    """Metrics of what the groups of a step can teach.
 
-    - group/count, group/size: how many groups, and their mean size.
-    - group/zero_variance: share of groups whose rewards are all the same. The others are informative.
-    - group/prompts_differ: share of groups whose members did not all get the same prompt, token for token.
-    - group/differs_only_by_input: share of groups whose prompts differ while all responses are the same, token for
-      token. A difference in reward within such a group cannot come from what the role answered.
-    - group/informative_differs_only_by_input: the same share of the informative groups; left out when there are none.
+    - group/count, group/size: number of groups, and their mean size.
+    - group/zero_variance: share of groups whose rewards are all equal. The other groups are informative.
+    - group/prompts_differ: share of groups whose prompts are not all equal, token for token.
+    - group/differs_only_by_input: share of groups whose prompts differ while all responses are equal, token for token.
+      A difference in reward within such a group cannot come from the role's answer.
+    - group/informative_differs_only_by_input: the same share of the informative groups; left out if there are none.
 
     Args:
         samples: At least one call.

@@ -1,17 +1,17 @@
-"""Credit: how much of a rollout's reward each senior call gets.
+"""Credit: the share of a rollout's reward that each senior call gets.
 
     broadcast   r_c = R                                    LightningRL: each call is one action with the whole reward
-    calls       r_c = r_t + (R - R_auto)                   its own immediate reward, and of the rollout's the rest
+    calls       r_c = r_t + (R - R_auto)                   its immediate reward plus the rest of the rollout's reward
 
-R is the rollout's reward; R_auto its parts `parsed`, `call_valid` and `tool_succeeded`, which all roles earned
-together; r_t what this call earned of them by itself. A call that does not earn the rollout's reward (see
-`experience.Call.outcome`) gets r_t alone, in either mode.
+R is the rollout's reward. R_auto is the sum of its parts `parsed`, `call_valid` and `tool_succeeded`, to which all roles
+contribute. r_t is the contribution of this call to these parts. A call that does not earn the rollout's reward (see
+`experience.Call.outcome`) gets only r_t in either mode.
 
-With `role_baseline`, w_alignment x [the hypothesis handed to the role corresponds to the label] is subtracted: what the
-rollout would have earned in alignment had the role left the answer as it was. So a senior is paid for the difference
-that it makes (difference rewards: Wolpert & Tumer, "Optimal Payoff Functions for Members of Collectives", 2002). The
-baseline depends on the prompt (the state) and not on what the call answers, and it is subtracted from every call with
-that prompt, also of failed ones; so the policy gradient keeps its expectation (Greensmith, Bartlett & Baxter, "Variance
+With `role_baseline`, w_alignment x [the hypothesis handed to the role matches the label] is subtracted. This is the
+reward for alignment if the role had not changed the answer. So a senior gets credit for the difference that it makes
+(difference rewards: Wolpert & Tumer, "Optimal Payoff Functions for Members of Collectives", 2002). The baseline depends
+on the prompt (the state) but not on the response (the action), and it is subtracted from every call with this prompt,
+also from failed ones. So the expected policy gradient does not change (Greensmith, Bartlett & Baxter, "Variance
 Reduction Techniques for Gradient Estimates in Reinforcement Learning", 2004).
 """
 
@@ -25,25 +25,25 @@ from training.algorithms.ppo.settings import PpoSettings
 from training.learning.experience import Call
 
 AUTOMATIC = ("parsed", "call_valid", "tool_succeeded")
-"""Parts of a rollout's reward that each call also earns by itself."""
+"""Parts of a rollout's reward that are also computed for each call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credited:
-    """One call with the reward r_c that its policy gradient uses."""
+    """One call with its credit r_c, the reward in the policy gradient."""
 
     call: Call
     reward: float
 
 
 def credit(calls: Sequence[Call], record: RolloutRecord, config: PpoSettings, reward: RewardConfig) -> list[Credited]:
-    """What each of a rollout's calls gets.
+    """The credit of each call of a rollout.
 
     Args:
         calls: The rollout's senior calls.
-        record: The rollout. One that failed or has no reward gives nothing to learn from: the result is empty.
-        config: Mode and baseline.
-        reward: The weight of alignment.
+        record: The rollout. If it failed or has no reward, the result is empty.
+        config: Has the mode and the baseline.
+        reward: Has the weight of alignment.
     """
     if record.status == "failed" or record.reward is None:
         return []

@@ -1,7 +1,7 @@
-"""A thread of its own for long blocking work, such as a model's updates, that an event loop awaits.
+"""A separate thread for long blocking work, such as a model's updates, that an event loop awaits.
 
-asyncio's own threads are joined when the program ends, so that a stop would wait for an update to finish. This one is
-not: when the caller is cancelled, what runs in it goes on by itself, and ends with the process.
+asyncio joins its own threads when the program ends, so a stop would wait for an update to finish. This thread is not
+joined: when the caller is cancelled, its job continues and ends with the process.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class Background:
-    """One thread that does jobs in the order in which they are given. Give jobs from one event loop.
+    """One thread that does jobs in the order of `start`. Call it from one event loop.
 
     Args:
         name: The thread's name.
@@ -27,7 +27,7 @@ class Background:
         self._thread.start()
 
     def start(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[R]":
-        """Queue a job; the future has its result or its exception. A job whose future is cancelled is not begun."""
+        """Queue a job. The future gets its result or its exception. A job whose future is cancelled is not begun."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
 
@@ -57,7 +57,7 @@ class Background:
         return future
 
     def finish(self, last: Callable[[], None], seconds: float) -> None:
-        """Do `last` when all jobs are done, then end the thread; wait at most `seconds` for it."""
+        """Call `last` after all jobs, then end the thread. Waits at most `seconds`."""
         self._jobs.put(last)
         self._jobs.put(None)
         self._thread.join(seconds)

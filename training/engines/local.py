@@ -1,9 +1,9 @@
 """PPO on one model through VeRL's training workers, in this process.
 
-One update, as VeRL's trainer does it: log-probabilities of the sampled tokens under the weights as they are
-(old_log_prob) and, where a KL term needs them, under the phase's first weights (ref); values of a critic for gae;
-advantages; then the clipped objective (Schulman et al. 2017, equation 7, with VeRL's separate lower and upper clip
-range) over mini-batches and epochs, in micro-batches of a token budget.
+One update follows VeRL's trainer: log-probabilities of the sampled tokens under the current weights (old_log_prob) and,
+if there is a KL term, under the phase's initial weights (ref); values of a critic for gae; advantages; then the clipped
+objective (Schulman et al. 2017, equation 7, with VeRL's separate lower and upper clip range) over mini-batches and
+epochs, in micro-batches of a token budget.
 """
 
 import gc
@@ -44,24 +44,24 @@ STATE, RANDOM = "engine.json", "random"
 
 
 class PpoEngine:
-    """A model, its optimiser, and with gae a critic: updated from samples, saved, resumed and exported.
+    """A model, its optimiser and, with gae, a critic. They can be updated from samples, saved, resumed and exported.
 
-    Only one engine may be open in a process at a time. Call it from one thread at a time. It computes with as many
-    torch threads as the process has set; beside other busy processes use one thread or OMP_WAIT_POLICY=PASSIVE, for
-    idle OpenMP threads that spin slow everything down manyfold.
+    Only one engine may be open in a process at a time. Call it from one thread at a time. It uses the process's number
+    of torch threads. Beside other busy processes use one thread or OMP_WAIT_POLICY=PASSIVE, because idle OpenMP threads
+    that spin slow everything down manyfold.
 
     Args:
-        model_folder: The phase's first weights, a Hugging Face folder, also when `load` continues a checkpoint: they
-            are the reference of the KL terms, and exports take tokenizer and settings from here.
-        config: Our settings; what they hold for VeRL is checked.
-        seed: Of adapters, the critic's head and the order of mini-batches.
-        total_steps: Updates that will be made, for learning-rate schedules.
-        device: "auto" is CUDA where there is a GPU; the first engine fixes it for the process.
-        temperature: At which the samples were drawn.
+        model_folder: The phase's initial weights, a Hugging Face folder, also if `load` continues a checkpoint: they
+            are the reference of the KL terms, and exports copy tokenizer and settings from it.
+        config: Our settings. Their values for VeRL are checked.
+        seed: Seed of adapters, the critic's head and the order of mini-batches.
+        total_steps: Number of planned updates, for learning-rate schedules.
+        device: "auto" is CUDA if there is a GPU. The first engine fixes it for the process.
+        temperature: Temperature at which the samples were drawn.
 
     Raises:
-        ConfigError: `config.verl` holds what VeRL does not take, the model has no safetensors (pickles are never read),
-            or the device does not exist.
+        ConfigError: VeRL refuses a value of `config.verl`, the model has no safetensors (pickles are never read), or
+            the device does not exist.
         RunError: Another engine is open.
     """
 
@@ -82,7 +82,7 @@ class PpoEngine:
         self._verl = make_config(config, total_steps)
         self._random = OwnRandomness(seed)
         self.updates = 0
-        """How many updates were made, those before a checkpoint included."""
+        """Number of updates, including those before a checkpoint."""
         self._kl_in_reward = self._verl.algorithm.use_kl_in_reward
         self._closed = False
         with rank_of_one(), no_progress_bars(), self._random:
@@ -101,7 +101,7 @@ class PpoEngine:
         frozen = (self._config.use_kl_loss or self._kl_in_reward) and not self._config.lora_rank
         self._actor = self._worker("language_model", self._verl.actor_optim, lora=True)
         self._actor.set_loss_fn(partial(ppo_loss, config=self._verl.actor))
-        # It is never stepped, so it costs its weights and no optimiser state. With LoRA, the actor's base is the same.
+        # It is never stepped, so it needs memory for weights only. With LoRA, the actor's base model is the reference.
         self._reference = self._worker("language_model", self._verl.actor_optim, lora=False) if frozen else None
         self._critic = self._worker("value_model", self._verl.critic_optim, lora=False) if gae else None
         if self._critic:
@@ -117,7 +117,7 @@ class PpoEngine:
         from training.engines import varlen_attention
 
         precision = (self._verl.engine.mixed_precision or {}).get("param_dtype", "bf16")
-        # Flash attention has no float32.
+        # Flash attention does not support float32.
         flash = self._device == "cuda" and is_flash_attn_2_available() and precision not in ("fp32", "float32", "32")
         attention = "flash_attention_2" if flash else varlen_attention.NAME
         worker = TrainingWorker(
@@ -131,7 +131,7 @@ class PpoEngine:
             )
         )
         if self._device == "cpu":
-            # Its utilisation of "the" CPU's peak would be a made-up number.
+            # There is no known peak of this CPU to compute its utilisation from.
             worker.flops_counter = None
         worker.reset()
         return worker
@@ -145,9 +145,9 @@ class PpoEngine:
         `group/alone`.
 
         Args:
-            batch: What the current weights sampled.
-            step: The step's number; with the seed it fixes the order of mini-batches.
-            watch: Is given the batch when its advantages are known, before the weights change.
+            batch: Samples of the current weights.
+            step: The step's number. Together with the seed it determines the order of mini-batches.
+            watch: Called with the batch after its advantages are known and before the weights change.
 
         Returns:
             Metrics by VeRL's names.
@@ -195,7 +195,7 @@ class PpoEngine:
         }
 
     def _prepare(self, batch: Batch, step: int) -> dict[str, float]:
-        """Fill in the log-probabilities and values that an update starts from."""
+        """Compute the log-probabilities and values before the update."""
         from verl.trainer.ppo.core_algos import agg_loss
 
         metrics: dict[str, float] = {}
@@ -226,7 +226,7 @@ class PpoEngine:
         config, metrics = self._config, {}
         rewards = at_last_token([one.reward for one in batch.samples], batch.mask)
         if self._kl_in_reward:
-            # As apply_kl_penalty of VeRL's trainer does.
+            # Like apply_kl_penalty in VeRL's trainer.
             old: Any = batch.columns["old_log_probs"]
             ref: Any = batch.columns["ref_log_prob"]
             apart = kl_penalty(old, ref, self._verl.algorithm.kl_penalty) * batch.mask
@@ -261,11 +261,11 @@ class PpoEngine:
     def _train(
         self, worker: "TrainingWorker", batch: Batch, columns: Sequence[str], verl: Any, prefix: str, step: int
     ) -> dict[str, float]:
-        """All epochs and mini-batches of one model; the token budget grows to the longest sequence if need be.
+        """Run all epochs and mini-batches of one model. The token budget grows to the longest sequence if needed.
 
-        Optimiser steps are counted in `optimizer_steps`; from the second on, weights have moved since log-probabilities
-        were taken, so that ratio, clip range and `ppo_kl` act. A step whose gradient is not finite changes nothing and
-        is counted in `nonfinite_grads` instead.
+        `optimizer_steps` counts optimiser steps. From the second step on, the weights differ from those of the old
+        log-probabilities, so ratio, clip range and `ppo_kl` have an effect. A step with a non-finite gradient changes
+        nothing and is counted in `nonfinite_grads` instead.
         """
         from verl.utils import tensordict_utils as tu
 
@@ -296,12 +296,12 @@ class PpoEngine:
         return {key if "/" in key else f"{prefix}{key}": value for key, value in metrics.items()}
 
     def export(self, folder: Path) -> None:
-        """Write the actor as a plain Hugging Face folder in float32, adapters merged; it appears whole."""
+        """Write the actor as a plain Hugging Face folder in float32 with merged adapters, whole or not at all."""
         engine: Any = self._actor.engine
         write_model(folder, plain_weights(engine.module), self._folder)
 
     def save(self, folder: Path) -> None:
-        """Write everything that `load` needs to go on exactly as if nothing had happened; the folder appears whole.
+        """Write the complete state, so that `load` continues exactly. The folder appears whole or not at all.
 
         Raises:
             RunError: It cannot be written.
@@ -314,12 +314,12 @@ class PpoEngine:
             (draft / STATE).write_text(json.dumps(state), encoding="utf-8")
 
     def load(self, folder: Path) -> None:
-        """Continue where the engine that wrote this checkpoint was: weights, optimisers, schedules, random states.
+        """Restore the state of the engine that wrote this checkpoint: weights, optimisers, schedules, random states.
 
         Nothing in the checkpoint can run code.
 
         Raises:
-            RunError: There is no whole checkpoint, or it is of an engine with other weights.
+            RunError: There is no whole checkpoint, or it is from an engine with other weights.
         """
         try:
             state = read_json_object(folder / STATE)
@@ -350,7 +350,7 @@ class PpoEngine:
         return {"critic": self._critic is not None, "lora_rank": self._config.lora_rank, "seed": self._seed}
 
     def close(self) -> None:
-        """Free the models and the process group; another engine may then be opened. Closing twice does nothing."""
+        """Free the models and the process group. Then another engine may be opened. Closing twice does nothing."""
         if self._closed:
             return
         self._closed = True

@@ -1,9 +1,9 @@
-"""What a training engine needs to go on, as JSON and safetensors: reading it back runs no code.
+"""Stores a training engine's state as JSON and safetensors. Reading it runs no code.
 
-    <name>.json          numbers, texts and the order of everything; {"tensor": "3"} stands for a tensor
-    <name>.safetensors   the tensors, by such names
+    <name>.json          numbers, texts and the structure; {"tensor": "3"} stands for a tensor
+    <name>.safetensors   the tensors, by these names
 
-VeRL's own checkpoints are pickles, and reading a pickle runs whatever its writer put in.
+VeRL's own checkpoints are pickles, and reading a pickle runs the code that its writer put in.
 """
 
 import json
@@ -25,11 +25,11 @@ def write_state(state: Any, folder: Path, name: str) -> None:
 
     Args:
         state: Numbers, texts, None, tensors and numpy arrays, in dictionaries, lists and tuples.
-        folder: Is there already.
-        name: Of both files, without suffix.
+        folder: An existing folder.
+        name: Name of both files, without suffix.
 
     Raises:
-        TypeError: There is something else in it.
+        TypeError: `state` contains something else.
         RunError: The tensors cannot be written.
     """
     tensors = _Tensors()
@@ -70,7 +70,7 @@ REMEDY = "remove the checkpoint to continue from an earlier one, or from the pha
 
 
 def worker_state(worker: "TrainingWorker") -> dict[str, Any]:
-    """Weights, optimiser and learning-rate schedule of one of VeRL's workers, which is the only rank."""
+    """Weights, optimiser and learning-rate schedule of a VeRL worker, which is the only rank."""
     engine: Any = worker.engine
     schedule = engine.lr_scheduler
     optimiser = engine.optimizer.state_dict()
@@ -88,7 +88,7 @@ def worker_state(worker: "TrainingWorker") -> dict[str, Any]:
 
 
 def restore_worker(worker: "TrainingWorker", state: Mapping[str, Any]) -> None:
-    """Give a worker the state that `worker_state` took from one like it.
+    """Give a worker the state that `worker_state` took from a worker of the same kind.
 
     Raises:
         KeyError, TypeError, ValueError, RuntimeError: It is the state of another kind of worker.
@@ -97,7 +97,7 @@ def restore_worker(worker: "TrainingWorker", state: Mapping[str, Any]) -> None:
 
     engine: Any = worker.engine
     weights = state["weights"]
-    own = engine.module.state_dict()  # It also puts FSDP's parameters into their places, so that copies count.
+    own = engine.module.state_dict()  # It also puts FSDP's parameters into their modules, so that copying to them has an effect.
     if own.keys() != weights.keys():
         raise ValueError(f"other weights than the model's, such as {sorted(own.keys() ^ weights.keys())[0]}")
     with torch.no_grad():
@@ -120,14 +120,14 @@ def restore_worker(worker: "TrainingWorker", state: Mapping[str, Any]) -> None:
 
 
 def _local(value: Any) -> Any:
-    """The tensor itself where FSDP has wrapped it: with one rank it is the whole."""
+    """The tensor inside FSDP's wrapper. With one rank it is the whole tensor."""
     from torch.distributed.tensor import DTensor
 
     return value.to_local() if isinstance(value, DTensor) else value
 
 
 def _placed_like(parameter: "Tensor", value: Any) -> Any:
-    """A moment of `parameter`, wrapped and placed as that is; what has another shape, such as a count, stays."""
+    """An optimiser value of `parameter`, wrapped like it. A value of another shape, such as a count, is unchanged."""
     from torch import Tensor
     from torch.distributed.tensor import DTensor
 
@@ -138,16 +138,16 @@ def _placed_like(parameter: "Tensor", value: Any) -> Any:
 
 
 class _Tensors:
-    """Tensors on their way into one file."""
+    """Collects the tensors of one file."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Tensor] = {}
         self._places: set[int] = set()
 
     def keep(self, tensor: "Tensor") -> str:
-        """Take a tensor in; returns its name."""
+        """Add a tensor and return its name."""
         whole = tensor.detach().cpu().contiguous()
-        # safetensors refuses two tensors in one piece of memory, as tied embeddings are.
+        # safetensors refuses two tensors that share memory, such as tied embeddings.
         kept = whole.clone() if whole.data_ptr() in self._places else whole
         self._places.add(kept.data_ptr())
         name = str(len(self.by_name))

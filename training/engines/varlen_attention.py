@@ -1,8 +1,8 @@
-"""Attention for packed training batches where flash attention is missing: every sequence attends to itself only.
+"""Attention for packed training batches without flash attention: every sequence attends only to itself.
 
-VeRL packs the sequences of a micro-batch one after the other and removes all padding. Plain scaled-dot-product
-attention then needs one mask over the whole pack, so its cost grows with the square of the pack; here it grows with the
-sum of the squares of the sequences, as in flash attention's variable-length kernels.
+VeRL concatenates the sequences of a micro-batch without padding. Plain scaled-dot-product attention then needs one mask
+over the whole pack, so its cost grows with the square of the pack's length. Here it grows with the sum of the squared
+lengths of the sequences, as in flash attention's variable-length kernels.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 NAME = "packed_sdpa"
-"""The name to give as `attn_implementation`; valid once this module is imported."""
+"""The value for `attn_implementation`, valid after this module is imported."""
 
 
 def packed_sdpa(
@@ -37,7 +37,7 @@ def packed_sdpa(
         attention_mask: Always None: a pack has no padding.
         dropout: Share of attention weights to drop.
         scaling: Factor of the scores; by default one over the root of the head size.
-        position_ids: (1, tokens); a sequence begins wherever they do not go up by one.
+        position_ids: (1, tokens); a sequence begins wherever they do not increase by one.
 
     Returns:
         The heads' outputs, (1, tokens, heads, head size), and None for the weights.
@@ -50,7 +50,7 @@ def packed_sdpa(
     positions = position_ids[0]
     begins = F.pad(positions[1:] != positions[:-1] + 1, (1, 0), value=True).nonzero()[:, 0].tolist()
     lengths = [end - begin for begin, end in zip(begins, [*begins[1:], len(positions)], strict=True)]
-    # One split per tensor: its gradient is one concatenation, while slices would each fill a tensor of the pack's size.
+    # Split each tensor once: its gradient is one concatenation. Each slice's gradient would have the pack's size.
     parts = [
         F.scaled_dot_product_attention(
             *one, dropout_p=dropout, scale=scaling, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]

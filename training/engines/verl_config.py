@@ -1,8 +1,7 @@
-"""From our PPO settings to VeRL's configuration classes, and the check of what is passed through to them.
+"""Makes VeRL's configuration from our PPO settings, and checks the values that are passed through.
 
-`ppo.verl` holds more of VeRL's configuration by part: actor, critic, engine, optim, model and algorithm. A key is
-accepted where it has an effect on one process with one device; what a `ppo` key of its own sets is refused there, so
-that every value has one place.
+`ppo.verl` holds further VeRL keys by part: actor, critic, engine, optim, model and algorithm. A key is accepted if it has
+an effect in one process with one device. A key that a `ppo` key sets is refused, so that every value has one place.
 """
 
 import dataclasses
@@ -100,15 +99,15 @@ OURS: dict[str, dict[str, str]] = {
     "model": {"lora_rank": "lora_rank", "lora_alpha": "lora_alpha"},
     "algorithm": {key: key for key in ("adv_estimator", "gamma", "lam", "norm_adv_by_std_in_grpo")},
 }
-"""Keys of VeRL's classes that a key of ours sets: part -> VeRL's key -> ours."""
+"""Keys of VeRL's classes that our keys set: part -> VeRL's key -> our key."""
 
 FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-"""Without it VeRL computes in bfloat16, whatever the weights are."""
+"""Without it VeRL computes in bfloat16, whatever the type of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerlConfig:
-    """VeRL's own configuration objects for one engine; `critic` and its optimiser are used with gae only."""
+    """VeRL's configuration objects for one engine. `critic` and its optimiser are used only with gae."""
 
     actor: "ActorConfig"
     critic: "CriticConfig"
@@ -119,10 +118,10 @@ class VerlConfig:
 
 
 def check_verl(verl: Mapping[str, Any]) -> None:
-    """Check the names in `ppo.verl`; cheap, for VeRL is not imported. Values are checked when the engine is built.
+    """Check the names in `ppo.verl` without importing VeRL. Values are checked when the engine is built.
 
     Raises:
-        ConfigError: A part or a key is unknown, has no effect here, or is set by a key of ours.
+        ConfigError: A part or a key is unknown, has no effect here, or is set by one of our keys.
     """
     for part, values in verl.items():
         if part not in PASSED:
@@ -140,10 +139,10 @@ def check_verl(verl: Mapping[str, Any]) -> None:
 
 
 def make_config(config: PpoSettings, total_steps: int) -> VerlConfig:
-    """VeRL's configuration for these settings; VeRL must be loaded.
+    """VeRL's configuration for these settings. VeRL must be loaded.
 
     Raises:
-        ConfigError: A value in `ppo.verl` is not what VeRL takes.
+        ConfigError: VeRL refuses a value in `ppo.verl`.
     """
     from verl.trainer.config import AlgoConfig
     from verl.workers.config import ActorConfig, CriticConfig, FSDPEngineConfig, FSDPOptimizerConfig
@@ -161,7 +160,7 @@ def make_config(config: PpoSettings, total_steps: int) -> VerlConfig:
         "infer_max_token_len_per_gpu": config.ppo_max_token_len_per_gpu,
         "mixed_precision": FLOAT32,
         "use_torch_compile": False,
-        # With one rank nothing is sharded, so gathering the weights again for the backward pass would only copy them.
+        # One rank shards nothing, so gathering the weights again for the backward pass would only copy them.
         "reshard_after_forward": False,
     }
     algorithm = {key: getattr(config, key) for key in OURS["algorithm"]}
@@ -176,16 +175,16 @@ def make_config(config: PpoSettings, total_steps: int) -> VerlConfig:
 
 
 def model_config(folder: Path, config: PpoSettings, *, attention: str, lora: bool) -> "HFModelConfig":
-    """VeRL's description of the model in `folder`; VeRL must be loaded.
+    """VeRL's configuration of the model in `folder`. VeRL must be loaded.
 
     Args:
         folder: A Hugging Face folder.
         config: Our settings.
         attention: The `attn_implementation` of transformers, unless `ppo.verl.model.override_config` names one.
-        lora: Whether the model gets the configured adapters.
+        lora: True if the model gets the configured adapters.
 
     Raises:
-        ConfigError: A value in `ppo.verl.model` is not what VeRL takes.
+        ConfigError: VeRL refuses a value in `ppo.verl.model`.
     """
     from verl.workers.config import HFModelConfig
 
@@ -209,7 +208,7 @@ def _build(kind: type[Any], part: str, config: PpoSettings, base: Mapping[str, A
 
 
 def _made(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
-    """An object of VeRL's configuration class, mappings in it made into the classes that its fields hold."""
+    """Make an object of VeRL's configuration class. Nested mappings become the classes of their fields."""
     fields = {field.name: field for field in dataclasses.fields(kind)}
     made: dict[str, Any] = {}
     for key, value in values.items():

@@ -1,7 +1,7 @@
 """The CPU as one of VeRL's platforms.
 
-VeRL 0.9.1 has platforms for NVIDIA, AMD and Huawei accelerators and lets others be plugged in. It asks a platform for
-the device's name and for a module like `torch.cuda`; everything else of its FSDP engine is PyTorch that runs on a CPU.
+VeRL 0.9.1 has platforms for NVIDIA, AMD and Huawei accelerators and supports plugins. A platform gives the device's name
+and a module like `torch.cuda`. The rest of VeRL's FSDP engine is PyTorch, which runs on a CPU.
 """
 
 import types
@@ -15,18 +15,18 @@ from verl.plugin.platform import PlatformBase
 
 
 def _resident(*_: Any) -> int:
-    """Bytes of memory of this process: what stands in for allocated device memory."""
+    """Memory of this process in bytes, in place of allocated device memory."""
     return psutil.Process().memory_info().rss
 
 
 def _memory(*_: Any) -> tuple[int, int]:
-    """Bytes of memory that are free, and all there are."""
+    """Free and total memory in bytes."""
     memory = psutil.virtual_memory()
     return memory.available, memory.total
 
 
 def _cpu_module() -> ModuleType:
-    """`torch.cpu` with the functions of `torch.cuda` that VeRL calls; torch's own module stays as it is."""
+    """A copy of `torch.cpu` with the functions of `torch.cuda` that VeRL calls."""
     module = types.ModuleType("cpu", "torch.cpu as VeRL expects a device module.")
     vars(module).update({name: value for name, value in vars(torch.cpu).items() if not name.startswith("__")})
     vars(module).update(dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), _resident))
@@ -48,24 +48,24 @@ class CpuPlatform(PlatformBase):
 
     @property
     def device_name(self) -> str:
-        """The device type in PyTorch's sense."""
+        """PyTorch's device type."""
         return "cpu"
 
     @property
     def vendor_name(self) -> str:
-        """No vendor has an engine of its own for CPUs."""
+        """The vendor's name; no vendor has a separate engine for CPUs."""
         return "cpu"
 
     @property
     def device_module(self) -> ModuleType:
-        """What `torch.cuda` is for a GPU."""
+        """The module in place of `torch.cuda`."""
         return self._module
 
     def is_available(self) -> bool:
-        """A CPU always is."""
+        """True: there is always a CPU."""
         return True
 
-    # VeRL moves tensors to the current device; the number 0 would name the first GPU.
+    # VeRL moves tensors to the current device. The number 0 would mean the first GPU.
     def current_device(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The device to move tensors to."""
         return "cpu"
@@ -75,10 +75,10 @@ class CpuPlatform(PlatformBase):
         return 1
 
     def set_device(self, device_index: int) -> None:
-        """There is nothing to choose from."""
+        """Do nothing: there is one device."""
 
     def synchronize(self, device_index: int | None = None) -> None:
-        """Nothing runs behind the caller's back."""
+        """Do nothing: CPU operations are synchronous."""
 
     def manual_seed(self, seed: int) -> None:
         """Seed torch's generator."""
@@ -89,13 +89,13 @@ class CpuPlatform(PlatformBase):
         torch.manual_seed(seed)
 
     def set_allocator_settings(self, settings: str) -> None:
-        """The C allocator has none."""
+        """Do nothing: the C allocator has no such settings."""
 
     def empty_cache(self) -> None:
-        """The C allocator keeps no cache of torch's."""
+        """Do nothing: torch keeps no cache of CPU memory."""
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
-        """CUDA's notion; none."""
+        """No CUDA capability."""
         return None, None
 
     def communication_backend_name(self) -> str:
@@ -108,7 +108,7 @@ class CpuPlatform(PlatformBase):
 
     # VeRL's own annotation is None, though every platform returns a context manager.
     def nvtx_range(self, msg: str) -> AbstractContextManager[None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """NVIDIA's profiler does not apply."""
+        """Do nothing: NVIDIA's profiler does not apply."""
         return nullcontext()
 
     def profiler_start(self) -> None:
@@ -118,7 +118,7 @@ class CpuPlatform(PlatformBase):
         """As above."""
 
     def ray_resource_name(self) -> str:
-        """Ray's name of the resource; Ray itself is not used."""
+        """Ray's name of the resource. Ray is not used."""
         return "CPU"
 
     def ray_noset_envvars(self) -> list[str]:

@@ -1,8 +1,8 @@
-"""VeRL in this process: its import, the process group of one rank, and the random numbers that belong to an engine.
+"""Runs VeRL in this process: its import, a process group of one rank, and random states of an engine.
 
-VeRL is made for workers of its own. Here it runs inside the lab, beside an event loop and a server thread, so it is
-kept from changing what others see: log handlers, environment variables and global random states are put back, what it
-prints goes to the log, and its process group listens on the loopback interface only.
+VeRL expects worker processes of its own. Here it runs inside the lab, beside an event loop and a server thread, so its
+side effects are contained: log handlers, environment variables and global random states are restored, its output goes
+to the log, and its process group listens only on the loopback interface.
 """
 
 import importlib
@@ -19,7 +19,7 @@ from chimera.core.errors import ConfigError, RunError
 
 Device = Literal["cpu", "cuda"]
 
-# What VeRL's Worker reads of its launcher; the address is never connected to, for there is only one rank.
+# Variables that VeRL's Worker expects from its launcher. With one rank nothing connects to the address.
 RANK_OF_ONE = {
     "WORLD_SIZE": "1",
     "RANK": "0",
@@ -34,10 +34,10 @@ _loaded: Device | None = None
 
 
 def load_verl(device: Literal["auto", "cpu", "cuda"] = "auto") -> Device:
-    """Import VeRL for one device, once per process (about 5 s), and mend what does not work there.
+    """Import VeRL for one device, once per process (about 5 s), and patch parts that do not work here.
 
     Args:
-        device: "auto" is CUDA where there is a GPU.
+        device: "auto" is CUDA if there is a GPU.
 
     Returns:
         The device that VeRL was loaded for.
@@ -89,14 +89,14 @@ def _mend(device: Device) -> None:
 
     for module in (monkey_patch, models, fsdp, performance):
         module.__dict__["print"] = _to_log
-    # It would tie this whole process, its server threads included, to the cores near a GPU.
+    # It would bind the whole process, including its server threads, to the cores near a GPU.
     engine_workers.__dict__["set_numa_affinity"] = lambda: None
-    # It demands flash attention, whatever the configuration says.
+    # The original requires flash attention, whatever the configuration says.
     models.__dict__["load_valuehead_model"] = _load_value_model
     if not torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE:
-        # Without flash attention's kernel it computes one logsumexp per token in a Python loop.
+        # Without flash attention's kernel the original computes one logsumexp per token in a Python loop.
         fsdp.__dict__["logprobs_from_logits"] = _log_probs
-    # VeRL makes jagged tensors by the function that torch warns about, and changes no output of a model in place.
+    # torch warns of VeRL's jagged tensors, but VeRL changes no model output in place.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     if device == "cpu":
@@ -113,12 +113,12 @@ def _to_log(*parts: Any, **_: Any) -> None:
 
 
 def _load_value_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
-    """A language model's body with a new head of one number per token."""
+    """A language model without its head, and with a new head that gives one number per token."""
     from transformers import AutoModelForTokenClassification
     from transformers.utils import logging as transformers_logging
 
     shown = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # It would report the new head as missing from the checkpoint.
+    transformers_logging.set_verbosity_error()  # transformers would report the new head as missing from the checkpoint.
     try:
         return AutoModelForTokenClassification.from_pretrained(
             local_path,
@@ -141,7 +141,7 @@ def _log_probs(logits: Any, labels: Any, inplace_backward: bool = True) -> Any:
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Inside, transformers draws none: they would tear up a live view."""
+    """Turn off transformers' progress bars, which would break a live view."""
     from transformers.utils import logging as transformers_logging
 
     shown = transformers_logging.is_progress_bar_enabled()
@@ -155,9 +155,9 @@ def no_progress_bars() -> Iterator[None]:
 
 @contextmanager
 def rank_of_one() -> Iterator[None]:
-    """Inside, the environment is that of a launcher's only rank; afterwards it is as before.
+    """Set the environment of a launcher's only rank, and restore it afterwards.
 
-    A process that is started meanwhile inherits these variables, and libraries in it may take it for a rank.
+    A process that is started inside inherits these variables, and its libraries may treat it as a rank.
     """
     names = {**RANK_OF_ONE, "GLOO_SOCKET_IFNAME": _loopback()}
     before = {name: os.environ.get(name) for name in (*names, "REDIS_STORE_SERVER_HOST")}
@@ -173,7 +173,7 @@ def rank_of_one() -> Iterator[None]:
 
 
 def _loopback() -> str:
-    """The name of the interface that has 127.0.0.1: gloo listens on the host's public address without it."""
+    """Name of the interface with 127.0.0.1. Without it gloo listens on the host's public address."""
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
@@ -183,7 +183,7 @@ def _loopback() -> str:
 
 
 def open_group(device: Device) -> None:
-    """Open this process's group of one rank; call it inside `rank_of_one`.
+    """Open this process's group of one rank. Call it inside `rank_of_one`.
 
     Raises:
         RunError: There is one already.
@@ -198,7 +198,7 @@ def open_group(device: Device) -> None:
 
 
 def close_group() -> None:
-    """Close the process group; nothing happens when there is none."""
+    """Close the process group, if there is one."""
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -206,9 +206,9 @@ def close_group() -> None:
 
 
 class OwnRandomness:
-    """Random states of Python, numpy and torch that belong to one engine; as a context, they replace the process's.
+    """Random states of Python, numpy and torch for one engine. As a context manager they replace the process's states.
 
-    So an engine draws the same numbers whatever else the process does. Use it from one thread at a time.
+    So an engine draws equal numbers whatever the process does besides. Use it from one thread at a time.
     """
 
     def __init__(self, seed: int) -> None:
@@ -231,11 +231,11 @@ class OwnRandomness:
         self._set(self._outer)
 
     def state(self) -> dict[str, Any]:
-        """The states, for a checkpoint; call it outside of the context."""
+        """The states for a checkpoint. Call it outside the context."""
         return self._own
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a `state`; call it outside of the context.
+        """Continue from `state`. Call it outside the context.
 
         Raises:
             KeyError, TypeError, ValueError, RuntimeError: It is no such state.

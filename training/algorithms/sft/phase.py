@@ -31,7 +31,7 @@ MANIFEST = "sft.json"
 
 
 class Sft:
-    """Selects conversations, fine-tunes the roles' weights on them in a separate process, and writes the new weights."""
+    """Selects conversations, fine-tunes the roles' weights on them in a child process, and writes the new weights."""
 
     Settings = SftSettings
     part: ClassVar[Part | None] = "weights"

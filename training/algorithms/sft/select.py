@@ -133,7 +133,7 @@ def _best_share(rewards: Mapping[Key, float], share: float) -> set[Key]:
 
 
 def _is_credited(candidate: Candidate, config: SftSettings) -> bool:
-    """True if the role of this conversation gets credit for the rollout's reward."""
+    """True if the settings credit this conversation with the rollout's reward."""
     record = candidate.record
     if config.credited == "all":
         return True
