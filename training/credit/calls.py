@@ -3,9 +3,9 @@
     broadcast   r_c = R                                    LightningRL: each call is one action with the whole reward
     calls       r_c = r_t + (R - R_auto)                   its immediate reward plus the rest of the rollout's reward
 
-R is the rollout's reward. R_auto is the sum of its parts `parsed`, `call_valid` and `tool_succeeded`, to which all roles
-contribute. r_t is the contribution of this call to these parts. A call that does not earn the rollout's reward (see
-`experience.Call.outcome`) gets only r_t in either mode.
+R is the rollout's reward. R_auto is the sum of its parts `parsed`, `call_valid` and `tool_succeeded`, to which all
+roles contribute. r_t is the reward of this call alone for these parts. A call that does not earn the rollout's reward
+(see `experience.Call.outcome`) gets only r_t in either mode.
 
 With `role_baseline`, w_alignment x [the hypothesis handed to the role matches the label] is subtracted. This is the
 reward for alignment if the role had not changed the answer. So a senior gets credit for the difference that it makes

@@ -97,7 +97,7 @@ def restore_worker(worker: "TrainingWorker", state: Mapping[str, Any]) -> None:
 
     engine: Any = worker.engine
     weights = state["weights"]
-    own = engine.module.state_dict()  # It also puts FSDP's parameters into their modules, so that copying to them has an effect.
+    own = engine.module.state_dict()  # It also makes copies into FSDP's parameters take effect.
     if own.keys() != weights.keys():
         raise ValueError(f"other weights than the model's, such as {sorted(own.keys() ^ weights.keys())[0]}")
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """Makes VeRL's configuration from our PPO settings, and checks the values that are passed through.
 
-`ppo.verl` holds further VeRL keys by part: actor, critic, engine, optim, model and algorithm. A key is accepted if it has
-an effect in one process with one device. A key that a `ppo` key sets is refused, so that every value has one place.
+`ppo.verl` holds further VeRL keys by part: actor, critic, engine, optim, model and algorithm. A key is accepted if it
+has an effect in one process with one device. A key that a `ppo` key sets is refused, so every value has one place.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """The CPU as one of VeRL's platforms.
 
-VeRL 0.9.1 has platforms for NVIDIA, AMD and Huawei accelerators and supports plugins. A platform gives the device's name
-and a module like `torch.cuda`. The rest of VeRL's FSDP engine is PyTorch, which runs on a CPU.
+VeRL 0.9.1 has platforms for NVIDIA, AMD and Huawei accelerators and supports plugins. A platform gives the device's
+name and a module like `torch.cuda`. The rest of VeRL's FSDP engine is PyTorch, which runs on a CPU.
 """
 
 import types

@@ -1,4 +1,4 @@
-"""The society as an Agent Lightning agent: one task in, one trace with a reward out."""
+"""The society as an Agent Lightning agent: takes one task and emits one trace with a reward."""
 
 import asyncio
 import time
@@ -24,21 +24,21 @@ from training.lab.gateway.litellm import plain_error
 from training.lab.gateway.spec import START_SECONDS
 
 GATEWAY_SECONDS = START_SECONDS
-"""How long a call waits for the gateway: one that was killed is started again at its address."""
+"""Time that a call waits for the gateway. A gateway that was killed is restarted at the same address."""
 
 
 class GatewayTransport(HttpModel):
-    """Asks the gateway, which records each exchange; visits are spans of Agent Lightning's tracer."""
+    """Calls models through the gateway, which records each exchange. Visits are spans of Agent Lightning's tracer."""
 
     async def complete(self, key: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Completion:
-        """Answer as `HttpModel` does."""
+        """Return the model's answer, as `HttpModel` does."""
         try:
             return await self._patiently(key, messages, **options)
         except ModelError as error:
             raise ModelError(plain_error(str(error)), retriable=error.retriable) from error
 
     async def _patiently(self, key: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Completion:
-        """Ask, again and again while the gateway cannot be reached; the same seed gives the same answer."""
+        """Repeat the call while the gateway cannot be reached. Equal seeds give equal answers."""
         deadline = time.monotonic() + GATEWAY_SECONDS
         while True:
             try:
@@ -50,7 +50,7 @@ class GatewayTransport(HttpModel):
 
     @contextmanager
     def operation(self, name: str, attributes: dict[str, Any], responses: Sequence[str]) -> Iterator[None]:
-        """Agent Lightning's operation span around one visit of a role; the ids of its responses are its output."""
+        """Agent Lightning's operation span around one visit of a role. Its output is the ids of the visit's responses."""
         with agl.operation(name=name, **attributes) as operation:
             try:
                 yield
@@ -64,8 +64,8 @@ class MedicalResearchAgent(agl.LitAgent[dict[str, Any]]):
     Args:
         config: The whole configuration.
         toolbox: The society's tools.
-        gateway_url: The run's own gateway; calls go nowhere else, whatever the resources say.
-        gateway_key: What the gateway asks callers for.
+        gateway_url: The run's gateway. Calls go nowhere else, whatever the resources say.
+        gateway_key: The gateway's key.
     """
 
     def __init__(self, config: Config, toolbox: Toolbox, gateway_url: str, gateway_key: str) -> None:
@@ -76,7 +76,7 @@ class MedicalResearchAgent(agl.LitAgent[dict[str, Any]]):
         self._maker = RolloutMaker(config, self._transport, toolbox)
 
     async def rollout_async(self, task: dict[str, Any], resources: agl.NamedResources, rollout: agl.Rollout) -> None:
-        """Answer one task and emit its reward and outcome; a failure is emitted too and then raised."""
+        """Answer one task and emit its reward and outcome. A failure is emitted and then raised."""
         assert isinstance(rollout, agl.AttemptedRollout)
         self._transport.route(model_resources.endpoints(resources, rollout, self._config.models, *self._gateway))
         ended = await self._maker.make(RolloutInput.load(task), partial(_selector, resources, rollout))
@@ -86,12 +86,12 @@ class MedicalResearchAgent(agl.LitAgent[dict[str, Any]]):
 
 
 def _selector(resources: agl.NamedResources, rollout: agl.Rollout) -> Selector:
-    """Who chooses among hypotheses; nothing is explored on held-out tasks."""
+    """The selector among hypotheses, without exploration on held-out tasks."""
     return make_selector(model_resources.selection(resources), greedy=rollout.mode == "val")
 
 
 def emit(ended: EndedRollout) -> None:
-    """Emit what came of a rollout: its failure or its reward, then its outcome."""
+    """Emit a rollout's failure or reward, then its outcome."""
     outcome = ended.outcome
     if ended.failure is None:
         emit_parts(Reward(outcome.parts, outcome.reward))
@@ -101,7 +101,7 @@ def emit(ended: EndedRollout) -> None:
 
 
 def emit_parts(reward: Reward) -> None:
-    """Emit the reward with its named parts; without a total the parts that are known are kept as an annotation."""
+    """Emit the reward with its named parts. If the total is None, the known parts are emitted as an annotation."""
     known = {name: value for name, value in reward.parts.items() if value is not None}
     if reward.total is None:
         agl.emit_annotation({REWARD_PARTS: known})

@@ -1,7 +1,7 @@
-"""Rollouts on held-out tasks: made in the main process, directly against the model servers.
+"""Rollouts on held-out tasks, made in the main process directly with the model servers.
 
-Nobody learns from their tokens, so they need neither runners nor gateway nor store, and take two thirds of the time.
-They are recorded as all rollouts are: a continued run finds them and makes only the missing ones.
+No algorithm learns from their tokens, so they need no runners, gateway or store, and take two thirds of the time. They
+are recorded like all rollouts: a resumed run finds them and makes only the missing ones.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ class HeldOut:
     """Makes a run's rollouts on held-out tasks, `evaluation.concurrency` at a time.
 
     Args:
-        run: Where they are recorded.
+        run: The run that records them.
         config: The whole configuration.
         servers: The models.
-        recorder: Knows what is recorded already.
+        recorder: Knows which rollouts are recorded already.
         toolbox: Makes the society's tools.
-        check: Raises what keeps all further rollouts from succeeding, if there is anything.
+        check: Raises an error if all further rollouts would fail.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class HeldOut:
     async def rollouts(
         self, inputs: Sequence[RolloutInput], stage: Stage, selector: Selector
     ) -> AsyncGenerator[RolloutRecord, None]:
-        """Yield the rollouts of `inputs`, recorded by then: first those that are there already, then new ones.
+        """Yield the rollouts of `inputs` after they are recorded: first those from disk, then new ones.
 
         Raises:
             RunError: The model server has ended.
@@ -71,7 +71,7 @@ class HeldOut:
             return
         model = HttpModel(self._servers.endpoints, max_retries=self._config.evaluation.retries)
         try:
-            # The society's libraries and its index of abstracts take a second that nobody else should wait.
+            # Loading the society's libraries and index of abstracts takes a second, so a thread does it.
             direct = await asyncio.to_thread(self._direct, model)
             async with aclosing(direct.rollouts(missing, stage, selector)) as records:
                 async for record in records:

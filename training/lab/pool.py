@@ -1,4 +1,4 @@
-"""The runner processes of a run: started together, replaced when one dies, and given up on when all keep dying."""
+"""The runner processes of a run: a runner that dies is replaced, unless runners keep dying."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,19 +9,19 @@ from chimera.run import children, forks
 from training.lab.runner import RunnerSpec, serve, worker_name
 
 UNPRODUCTIVE_DEATHS = 3
-"""After so many deaths with no rollout finished in between, further dead runners are not replaced."""
+"""After this number of deaths without a finished rollout in between, dead runners are no longer replaced."""
 
 
 class RunnerPool:
-    """`size` runner processes. Each has a number of its own, never used again, so that the store can tell them apart.
+    """`size` runner processes. Each has a number that is never reused, so that the store can distinguish them.
 
     Args:
-        spec: What each runner needs.
-        size: How many work at a time.
+        spec: Specification of each runner.
+        size: Number of runners.
         logs: Folder of their log files.
         on_start: Called with a runner's name before it is started.
-        on_death: Called with a runner's name and how it ended when it died unasked.
-        on_shrinking: Called with what to tell the user when dead runners begin not to be replaced.
+        on_death: Called with a runner's name and the reason when it died unexpectedly.
+        on_shrinking: Called with a message for the user when dead runners are no longer replaced.
         on_failure: Called with the error when no runner is left.
     """
 
@@ -47,16 +47,16 @@ class RunnerPool:
         self._unproductive = 0
 
     def start(self) -> None:
-        """Start all runners; they ask the store for work at once."""
+        """Start all runners. They ask the store for work immediately."""
         for _ in range(self._size):
             self._add()
 
     def productive(self) -> None:
-        """Tell that a runner has just finished a rollout, so the runners as such work."""
+        """Note that a runner has finished a rollout, which shows that runners work."""
         self._unproductive = 0
 
     def kill(self, worker: str) -> None:
-        """End a runner that hangs; it is replaced like one that died."""
+        """End a runner that hangs. It is replaced like a runner that died."""
         if worker in self._runners:
             self._runners[worker].kill()
 
@@ -65,7 +65,7 @@ class RunnerPool:
         return {worker: child.pid for worker, child in self._runners.items()}
 
     def stop(self) -> None:
-        """End all runners and the rollouts that they work on."""
+        """End all runners and their current rollouts."""
         runners, self._runners = self._runners, {}
         loop = asyncio.get_running_loop()
         for child in runners.values():

@@ -1,7 +1,7 @@
-"""What the process that runners and gateway are forked from imports once, so that its children start at once.
+"""Imports of the process from which runners and gateway are forked, so that its children start at once.
 
-Everything here is shared memory to them; `gc.freeze` keeps the collector from touching, and so copying, these pages.
-Imports take seconds, in which this process would not notice that its parent has ended: it is watched meanwhile.
+Children share this memory. `gc.freeze` keeps the garbage collector from touching, and so copying, these pages. Imports
+take seconds in which this process would not notice that its parent has ended, so a watch runs meanwhile.
 """
 
 import atexit
@@ -18,7 +18,7 @@ with ends_with_parent():
     import training.lab.gateway.process
     import training.lab.runner  # noqa: F401  as above
 
-# Unloading all this takes seconds too. What is registered last is called first; forked children call none of it.
+# Unloading the modules takes seconds too. The last registered handler runs first. Forked children run none.
 atexit.register(os._exit, 0)
 
 gc.collect()

@@ -1,4 +1,4 @@
-"""From an ended rollout to its episode: brings trace and outcome together and writes both down."""
+"""Makes the episode of an ended rollout: joins trace and outcome and writes both to disk."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -16,20 +16,20 @@ from training.learning.adapter import HierarchicalTraceAdapter
 from training.learning.episodes import Episode
 
 TRACE_SECONDS = 30.0
-"""How long a finished rollout's last exchanges may take from the gateway to the store."""
+"""Time that a finished rollout's last exchanges may take from the gateway to the store."""
 SETTLE_SECONDS = 0.5
-"""How long to wait for late exchanges of a rollout whose runner could not tell what they are."""
+"""Time to wait for late exchanges of a rollout whose runner died, so that their number is unknown."""
 
 Identity = tuple[str, str, int]
-"""Phase, task and repeat: the same rollout in a run and in its continuation."""
+"""Phase, task and repeat. They identify a rollout in a run and in the resumed run."""
 
 
 class Recorder:
-    """Writes a run's rollouts, and knows which are already written.
+    """Writes a run's rollouts and knows which ones are written already.
 
     Args:
-        run: Where they are written.
-        store: Where ended rollouts and their spans are.
+        run: The run that records them.
+        store: Has ended rollouts and their spans.
         reward: Weights of the immediate rewards of calls.
     """
 
@@ -40,9 +40,9 @@ class Recorder:
         self._known: dict[str, dict[Identity, RolloutRecord]] = {}
 
     def recorded(self, phase: str) -> Mapping[Identity, RolloutRecord]:
-        """The rollouts of `phase` that need not run again: all that ended by themselves, well or badly.
+        """The rollouts of `phase` that need not run again: all that ended by themselves, succeeded or failed.
 
-        A rollout whose runner died with it is no answer of the society; a continued run gives it another try.
+        If its runner died, a rollout says nothing about the society, so a resumed run repeats it.
         """
         if phase not in self._known:
             records = [RolloutRecord.load(data) for data in self._run.rollouts(phase)]
@@ -52,7 +52,7 @@ class Recorder:
     async def outcome(
         self, rollout: agl.Rollout, given: RolloutInput, policy_versions: Mapping[str, str]
     ) -> tuple[RolloutRecord, Sequence[Span]]:
-        """What came out of an ended rollout; nothing is written yet."""
+        """The record and trace of an ended rollout. Nothing is written yet."""
         attempt = await self._store.get_latest_attempt(rollout.rollout_id)
         spans = await self._trace(rollout.rollout_id, attempt)
         reported = traces.outcome(spans, attempt.attempt_id) if attempt else None
@@ -68,13 +68,13 @@ class Recorder:
         return RolloutRecord.of(given, Outcome.load(reported) if reported else None, made), traces.plain(spans)
 
     def write(self, record: RolloutRecord, spans: Sequence[Span]) -> Episode:
-        """Make record and trace durable."""
+        """Write record and trace to disk."""
         kept = keep(self._run, record, spans)
         self.note(record)
         return self.episode(record, kept)
 
     def episode(self, record: RolloutRecord, spans: Sequence[Span] | None = None) -> Episode:
-        """The episode of a recorded rollout; without its spans it reads its trace from disk when it is needed."""
+        """The episode of a recorded rollout. Without spans it reads its trace from disk when needed."""
         return Episode(record, spans, self._run.path, self._adapter)
 
     def note(self, record: RolloutRecord) -> None:
@@ -83,12 +83,12 @@ class Recorder:
             self._known[record.phase][identity(record)] = record
 
     async def _trace(self, rollout_id: str, attempt: agl.Attempt | None) -> Sequence[agl.Span]:
-        """The rollout's spans; the gateway writes an exchange just after answering, so the last may be on their way."""
+        """The rollout's spans. The gateway may write the last exchanges just after answering, so this waits for them."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + TRACE_SECONDS
         spans = (await self._store.query_spans(rollout_id)).items
         if attempt is not None and traces.outcome(spans, attempt.attempt_id) is None:
-            # The runner died: what it asked for last is not known.
+            # The runner died, so its last calls are unknown.
             await asyncio.sleep(SETTLE_SECONDS)
             spans = (await self._store.query_spans(rollout_id)).items
         while traces.untraced(spans) and loop.time() < deadline:
@@ -98,13 +98,13 @@ class Recorder:
 
 
 def identity(rollout: RolloutRecord | RolloutInput) -> Identity:
-    """What makes a rollout the same in a run and in its continuation."""
+    """The identity of a rollout in a run and in the resumed run."""
     task_id = rollout.task_id if isinstance(rollout, RolloutRecord) else rollout.task.id
     return rollout.phase, task_id, rollout.repeat
 
 
 def _reason(rollout: agl.Rollout, attempt: agl.Attempt | None) -> str:
-    """Why a rollout failed whose runner could not say so."""
+    """Why a rollout failed, if its runner did not report it."""
     if attempt is None:
         return f"the rollout was {rollout.status} before it started"
     if attempt.metadata and "error" in attempt.metadata:

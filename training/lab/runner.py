@@ -20,7 +20,7 @@ from training.lab.telemetry import RolloutTracer, use_plain_resources
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """Where runners knock, and the keys; no key is a resource, so that none reaches the store."""
+    """Addresses for runners, and their keys. Keys are not resources, so that none reaches the store."""
 
     store_url: str
     gateway_url: str
@@ -30,7 +30,7 @@ class Doors:
 
 @dataclass(frozen=True, slots=True)
 class RunnerSpec:
-    """What every runner process needs; of the tasks' conclusions only fingerprints, by task id."""
+    """Specification of a runner process. It has only fingerprints of the tasks' conclusions, by task id."""
 
     doors: Doors
     config: Config
@@ -40,7 +40,7 @@ class RunnerSpec:
 
     @classmethod
     def of(cls, doors: Doors, config: Config, dataset: Dataset, secrets: Mapping[str, str]) -> Self:
-        """What runners may have of `dataset` and `secrets`, with the rest: models' keys are the gateway's."""
+        """Make the specification with the parts of `dataset` and `secrets` that runners may have: no keys of models."""
         known = {name: secrets[name] for name in TOOL_KEYS if name in secrets}
         return cls(doors, config, dataset.documents(), dataset.conclusions(), known)
 
@@ -50,12 +50,12 @@ class RunnerSpec:
 
 
 def worker_name(number: int) -> str:
-    """How the store names runner `number`."""
+    """The store's name of runner `number`."""
     return f"Worker-{number}"
 
 
 def serve(spec: RunnerSpec, number: int) -> None:
-    """The runner process: work until it is ended. `number` must not be used twice in a run."""
+    """The runner process: work until it is killed. Each `number` may be used only once in a run."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
     doors = spec.doors
     for name, value in {**spec.secrets, "gateway key": doors.gateway_key, "store key": doors.store_key}.items():
@@ -63,7 +63,7 @@ def serve(spec: RunnerSpec, number: int) -> None:
     protect_logging()
     use_plain_resources()
     agent = MedicalResearchAgent(spec.config, spec.toolbox(), doors.gateway_url, doors.gateway_key)
-    # The store answers a request for work only when there is some, so there is nothing to wait for between requests.
+    # The store answers a request for work only when there is some, so the runner need not wait between requests.
     runner: agl.LitAgentRunner[dict[str, Any]] = agl.LitAgentRunner(
         tracer=RolloutTracer(doors.store_key), poll_interval=0.05, interval_jitter=0.02, heartbeat_interval=30.0
     )

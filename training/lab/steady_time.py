@@ -1,7 +1,7 @@
-"""Time for Agent Lightning's store that goes on evenly when somebody sets the computer's clock.
+"""Time for Agent Lightning's store that does not jump when the computer's clock is set.
 
-agentlightning 0.3.0 tells by the clock how long a rollout has run: set forward by an hour, it would end all of them as
-late; set back, it would wait an hour more for those that hang.
+agentlightning 0.3.0 measures a rollout's duration with the clock. If the clock is set forward by an hour, it would end
+all rollouts as late; if set back, it would wait an hour longer for hanging ones.
 """
 
 import time
@@ -10,13 +10,13 @@ from typing import Any
 
 
 class SteadyTime:
-    """Python's module `time`, whose `time()` is the clock's time at the beginning and the seconds since then."""
+    """Python's module `time`, but `time()` is the clock's time at the beginning plus the seconds since then."""
 
     def __init__(self) -> None:
         self._began = time.time() - time.monotonic()
 
     def time(self) -> float:
-        """Seconds since 1970 as the clock would show if nobody had set it."""
+        """Seconds since 1970, as if the clock had never been set."""
         return self._began + time.monotonic()
 
     def __getattr__(self, name: str) -> Any:
@@ -24,7 +24,7 @@ class SteadyTime:
 
 
 def use_steady_time() -> None:
-    """Have Agent Lightning's store use `SteadyTime` in this process."""
+    """Make Agent Lightning's store use `SteadyTime` in this process."""
     steady = SteadyTime()
     for name in ("store.collection_based", "store.utils"):
         vars(import_module(f"agentlightning.{name}"))["time"] = steady

@@ -1,10 +1,10 @@
-"""The run's LightningStore server: Agent Lightning's own, which also tells when something has happened.
+"""The run's LightningStore server: Agent Lightning's store, extended with notifications and keys.
 
-Runners wait for work on the server (a long poll) instead of asking several times a second, and the main process is
-called when a rollout has ended: no idle cost on two cores, and no polling interval in any rollout's time.
+Runners wait for work at the server (a long poll) instead of asking several times a second, and the main process gets a
+call when a rollout has ended. So idling costs nothing, and no polling interval adds to a rollout's time.
 
-Agent Lightning 0.3.0's store and client have no key. Here every route demands the run's, only the routes that runners
-and gateway need are there, and only attempts that a runner of this run holds are believed.
+Agent Lightning 0.3.0's store and client have no key. Here every route requires the run's key, only routes for runners
+and gateway exist, and data is accepted only for attempts that a runner of this run holds.
 """
 
 import asyncio
@@ -29,24 +29,24 @@ logger = logging.getLogger(__name__)
 
 LONG_POLL_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
-"""How long the server may take to end; its thread ends with the process at the latest."""
+"""Time limit of the server's end. Its thread ends with the process at the latest."""
 SCAN_SECONDS = 1.0
-"""How often the store looks for rollouts over their time."""
+"""Interval at which the store looks for rollouts over their time limit."""
 SPAN_MEMORY_BYTES = 512 * 2**20
 ROUTES = re.compile(
     r"POST /v1/traces|GET /v1/agl/(health|resources/[^/]+)"
     r"|POST /v1/agl/(queues/rollouts/dequeue|rollouts/[^/]+/attempts/[^/]+|workers/[^/]+|spans/next)"
 )
-"""What runners and gateway ask for. The main process, in which the store lives, needs no route."""
+"""The routes of runners and gateway. The main process has the store in memory and needs no route."""
 FINAL_ATTEMPT: frozenset[AttemptStatus] = frozenset({"succeeded", "failed", "timeout", "unresponsive"})
 
 
 class KeyedStoreClient(agl.LightningStoreClient):
-    """The client of a `LabStore`, which shows the key.
+    """The client of a `LabStore`, which sends the key.
 
     Args:
-        address: The store's.
-        key: The store's.
+        address: The store's address.
+        key: The store's key.
     """
 
     def __init__(self, address: str, key: str) -> None:
@@ -59,9 +59,9 @@ class KeyedStoreClient(agl.LightningStoreClient):
         return session
 
     async def dequeue_rollout(self, worker_id: str | None = None) -> agl.AttemptedRollout | None:
-        """The next rollout; None when there is none yet.
+        """The next rollout; None if there is none yet.
 
-        agentlightning 0.3.0's own takes every error for "none yet", and a runner that is refused would ask for ever.
+        The method of agentlightning 0.3.0 treats every error as "none yet", so a refused runner would ask forever.
 
         Raises:
             aiohttp.ClientError: The store refuses the request, or cannot be reached.
@@ -74,7 +74,7 @@ class LabStore(agl.LightningStoreServer):
     """Store server in a thread of the main process, on loopback; spans beyond 512 MB are evicted, oldest first."""
 
     def __init__(self, on_ended: Callable[[str], None]) -> None:
-        """`on_ended(rollout_id)` is called, in any thread, when an attempt has come to its end."""
+        """`on_ended(rollout_id)` is called, in any thread, when an attempt has ended."""
         use_steady_time()
         memory = agl.InMemoryLightningStore(
             thread_safe=True, eviction_memory_threshold=SPAN_MEMORY_BYTES, scan_debounce_seconds=SCAN_SECONDS
@@ -109,7 +109,7 @@ class LabStore(agl.LightningStoreServer):
         return enqueued
 
     async def dequeue_rollout(self, worker_id: str | None = None) -> agl.AttemptedRollout | None:
-        """The next rollout, waiting up to 10 s for one; None for workers that are gone or were never employed."""
+        """The next rollout. Waits up to 10 s for one. None for workers that are dismissed or were never employed."""
         arrived = (asyncio.get_running_loop(), asyncio.Event())
         with self._waiting_lock:
             self._waiting.add(arrived)
@@ -133,7 +133,7 @@ class LabStore(agl.LightningStoreServer):
                 self._waiting.discard(arrived)
 
     async def update_attempt(self, rollout_id: str, attempt_id: str, *args: Any, **kwargs: Any) -> agl.Attempt:
-        """Update, and say so when the attempt has ended; a retry goes back to the queue, so runners are woken too."""
+        """Update an attempt, and notify if it has ended. A retry goes back to the queue, so runners are woken too."""
         self._believe(rollout_id, attempt_id)
         attempt = await super().update_attempt(rollout_id, attempt_id, *args, **kwargs)
         if attempt.status in FINAL_ATTEMPT:
@@ -143,11 +143,11 @@ class LabStore(agl.LightningStoreServer):
         return attempt
 
     async def add_many_spans(self, spans: Sequence[agl.Span]) -> Sequence[agl.Span]:
-        """Add spans; an attempt that has ended stays so, and a rollout that waits for another one goes on waiting.
+        """Add spans without reviving an attempt that has ended or a rollout that waits for another attempt.
 
-        agentlightning 0.3.0 takes a late span for a sign of life (the gateway sends an exchange after the answer, also
-        to a runner that was killed meanwhile): it sets the attempt from "unresponsive" and the rollout from "requeuing"
-        to "running", so that no runner would get it.
+        agentlightning 0.3.0 treats a late span as a sign of life: it sets the attempt from "unresponsive" and the rollout
+        from "requeuing" to "running", so no runner would get it. Late spans occur because the gateway sends an exchange
+        after the answer, also to a runner that was killed meanwhile.
         """
         for span in spans:
             self._believe(span.rollout_id, span.attempt_id)
@@ -166,7 +166,7 @@ class LabStore(agl.LightningStoreServer):
         self._workers.add(worker_id)
 
     def dismiss(self, worker_id: str) -> None:
-        """Give no more work to this worker: its process has ended, though its last request may still wait here."""
+        """Give no more work to this worker. Its process has ended, but its last request may still wait here."""
         self._workers.discard(worker_id)
 
     async def close(self) -> None:
@@ -176,11 +176,11 @@ class LabStore(agl.LightningStoreServer):
         try:
             await self.stop()
         except RuntimeError as error:
-            # Somebody's request is still under way; a run that ends, or is being stopped, does not wait for it.
+            # A request is still in progress. A run that ends or is stopped does not wait for it.
             logger.warning("the store's server did not end within %g s: %s", CLOSE_SECONDS, error)
 
     def _believe(self, rollout_id: str, attempt_id: str) -> None:
-        """Refuse what is said about an attempt that was not given to a runner of this run."""
+        """Refuse data about an attempt that was not given to a runner of this run."""
         if (rollout_id, attempt_id) not in self._held:
             raise HTTPException(403, f"no runner of this run holds attempt {attempt_id} of rollout {rollout_id}")
 
@@ -191,9 +191,9 @@ class LabStore(agl.LightningStoreServer):
 
 
 def _read_again_when_changed(memory: agl.InMemoryLightningStore) -> None:
-    """Have reads begin again when another thread has added to what they go through.
+    """Make reads start again if another thread has changed the collection that they iterate over.
 
-    agentlightning 0.3.0 reads without its lock, also when thread-safe; its setting to read with it locks twice.
+    agentlightning 0.3.0 reads without its lock, even if thread-safe. Its setting to read with the lock locks twice.
     """
     collections = memory.collections
     for collection in (collections.rollouts, collections.attempts, collections.spans, collections.workers):

@@ -1,7 +1,7 @@
-"""Agent Lightning's tracing at a fraction of its cost: on two cores the society's models need the processor.
+"""Agent Lightning's tracing at a fraction of its cost, because on two cores the models need the processor.
 
-Measured with a model that answers at once, per rollout of 14 model calls: 0.51 s of processor time before, see
-`benchmarks/orchestration.py` for now. All of it concerns agentlightning 0.3.0 and opentelemetry-sdk 1.39.
+A rollout of 14 model calls with a model that answers at once took 0.51 s of processor time before. See
+`benchmarks/orchestration.py` for the time now. All of this is about agentlightning 0.3.0 and opentelemetry-sdk 1.39.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -18,10 +18,10 @@ from opentelemetry.trace import Tracer
 
 
 class PlainResource(Resource):
-    """A resource that is only what it is given.
+    """A resource with only the given attributes.
 
-    Agent Lightning makes one for every span with `Resource.create`, which each time searches all installed packages
-    for resource detectors and starts a thread: 2 ms, to be merged into a resource that has the result already.
+    Agent Lightning calls `Resource.create` for every span. Each call searches all installed packages for resource
+    detectors and starts a thread, which takes 2 ms, and merges the result into a resource that has it already.
     """
 
     @staticmethod
@@ -31,13 +31,13 @@ class PlainResource(Resource):
 
 
 def use_plain_resources() -> None:
-    """Have Agent Lightning use `PlainResource` in this process."""
+    """Make Agent Lightning use `PlainResource` in this process."""
     for name in ("llm_proxy", "tracer.otel", "utils.otlp"):
         vars(import_module(f"agentlightning.{name}"))["Resource"] = PlainResource
 
 
 class RolloutExporter(LightningStoreOTLPExporter):
-    """Holds a rollout's spans and sends them together: one request to the store instead of a dozen.
+    """Collects a rollout's spans and sends them in one request to the store instead of a dozen.
 
     Args:
         store_key: What the store asks for.
@@ -45,24 +45,24 @@ class RolloutExporter(LightningStoreOTLPExporter):
 
     def __init__(self, store_key: str) -> None:
         super().__init__(headers={"authorization": f"Bearer {store_key}"})
-        # The store is on this machine: a proxy that the environment names is not for it, nor are keys in ~/.netrc.
+        # The store is on this machine, so the environment's proxy and keys in ~/.netrc do not apply.
         self._session.trust_env = False
         self._held: list[ReadableSpan] = []
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Hold `spans`."""
+        """Collect `spans`."""
         self._held.extend(spans)
         return SpanExportResult.SUCCESS
 
     def flush(self) -> None:
-        """Send what is held."""
+        """Send the collected spans."""
         held, self._held = self._held, []
         if held and super().export(held) is not SpanExportResult.SUCCESS:
             raise RuntimeError(f"{len(held)} spans could not be sent to the store at {self.endpoint}")
 
 
 class RolloutTracer(agl.OtelTracer):
-    """The runners' tracer: our own spans only (exchanges are the gateway's), sent when the rollout has ended.
+    """The runners' tracer: only our own spans (the gateway records exchanges), sent when the rollout has ended.
 
     Agent Lightning's AgentOpsTracer would record every model call a second time, in the runner.
 
@@ -81,7 +81,7 @@ class RolloutTracer(agl.OtelTracer):
 
     @asynccontextmanager
     async def trace_context(self, *args: Any, **kwargs: Any) -> AsyncIterator[Tracer]:
-        """A trace whose spans are in the store when the context has been left."""
+        """A trace. Its spans are in the store when the context ends."""
         async with super().trace_context(*args, **kwargs) as tracer:
             try:
                 yield tracer

@@ -1,1 +1,1 @@
-"""From finished rollouts to the data that algorithms need. Read `episodes` first, then `adapter`."""
+"""Makes the data of algorithms from finished rollouts. Read `episodes` first, then `adapter`."""

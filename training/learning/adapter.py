@@ -1,11 +1,11 @@
-"""One rollout, three data sets: what can be imitated, what was done token by token, what was chosen.
+"""Makes three data sets from a rollout: conversations to imitate, calls with token ids, and the logged choice.
 
-A rollout may have been attempted several times; the last attempt that reported an outcome counts, and only its calls.
-Within it every call of a role is kept: an unreadable answer that was repaired, and calls of a visit that was tried
-again after a server's failure, have their own immediate reward but no share in the rollout's.
+A rollout may have several attempts. Only calls of the last attempt that reported an outcome count, and all of them are
+kept. An unreadable answer that was repaired, and calls of a visit that was repeated after a server's failure, have an
+immediate reward but no share in the rollout's reward.
 
-Roles are known from our own operation spans, calls are joined to them by response id, and each span is read a fixed
-number of times: the cost is linear in the number of spans.
+Our operation spans name the roles, and calls are joined to them by response id. Each span is read a fixed number of
+times, so the cost is linear in the number of spans.
 """
 
 import math
@@ -34,11 +34,11 @@ _Step = tuple[str, int, int, int]
 
 
 class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
-    """Reads the traces of rollouts; one object can read any number. The caller says whose calls are wanted.
+    """Reads the traces of any number of rollouts. The caller names the roles whose calls it wants.
 
     Args:
         reward: Weights of the immediate rewards.
-        roles: The roles of `adapt`, which Agent Lightning calls with a trace alone.
+        roles: The roles for `adapt`, which Agent Lightning calls with only a trace.
     """
 
     def __init__(self, reward: RewardConfig, roles: Collection[str] = ()) -> None:
@@ -46,10 +46,10 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
         self._roles = tuple(roles)
 
     def adapt(self, source: Sequence[agl.Span], /) -> list[agl.Triplet]:
-        """The calls of the adapter's roles as Agent Lightning's triplets, in the order in which they were asked.
+        """The calls of the adapter's roles as Agent Lightning's triplets, in the order of the calls.
 
-        As Agent Lightning does it, each reward that was emitted goes to the last call before it that has none yet: a
-        rollout's only reward to the last of these calls.
+        As in Agent Lightning, each emitted reward belongs to the last call before it that has no reward yet. So a
+        rollout's only reward belongs to the last of these calls.
 
         Raises:
             RunError: A call has no token ids.
@@ -60,9 +60,9 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
         return [_triplet(call, rewards.get(call.response_id)) for call in calls]
 
     def adapt_for_sft(self, spans: Sequence[SpanLike], roles: Collection[str]) -> list[Conversation]:
-        """The conversations of `roles`, one for each visit that came to a readable answer.
+        """The conversations of `roles`, one for each visit with a readable answer.
 
-        It is the visit's last try that counts. A visit whose answer is not in the trace is left out.
+        The last attempt of a visit counts. A visit whose answer is not in the trace is left out.
         """
         reported = traces.last_outcome(spans)
         if reported is None:
@@ -83,10 +83,10 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
         ]
 
     def adapt_for_ppo(self, spans: Sequence[SpanLike], roles: Collection[str]) -> list[Call]:
-        """The calls of `roles` as token-exact actions with their immediate rewards, in the order they were asked.
+        """The calls of `roles` as token-exact actions with their immediate rewards, in the order of the calls.
 
-        An answer earns `parsed` when it was readable at the first attempt, a request for tools what
-        `rewards.call_reward` says of each of its tool calls (of the first three).
+        An answer earns `parsed` if it was readable at the first attempt. A request for tools earns
+        `rewards.call_reward` of each of its tool calls (of the first three).
 
         Raises:
             RunError: A call has no token ids, or its exchange is not in the trace.
@@ -128,7 +128,7 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
         return found
 
     def adapt_for_bandit(self, record: RolloutRecord) -> BanditEvent | None:
-        """The choice among hypotheses with its reward; None when the rollout came to no choice or has no reward."""
+        """The choice among hypotheses with its reward; None if the rollout has no choice or no reward."""
         if record.reward is None or "selection" not in record.outputs:
             return None
         selection = record.outputs["selection"]
@@ -151,7 +151,7 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
 
 
 def _records(outcome: Mapping[str, Any]) -> tuple[dict[str, ModelCall], dict[_Step, list[ToolUse]]]:
-    """The runner's own records: model calls by response id, tool calls by the model call that asked for them."""
+    """The runner's records: model calls by response id, tool calls by the model call that asked for them."""
     calls: dict[str, ModelCall] = {}
     uses: dict[_Step, list[ToolUse]] = defaultdict(list)
     for data in outcome["calls"]:
@@ -176,7 +176,7 @@ def _number(span: SpanLike, name: str) -> int:
 
 
 def _last_attempt(spans: Sequence[SpanLike]) -> str | None:
-    """The last attempt with an outcome; in a trace that has none, such as another program's, the last of all."""
+    """The last attempt with an outcome. In a trace without outcomes, such as another program's: the last attempt."""
     reported = traces.last_outcome(spans)
     if reported is not None:
         return reported[0]
@@ -185,7 +185,7 @@ def _last_attempt(spans: Sequence[SpanLike]) -> str | None:
 
 
 def _token_calls(spans: Sequence[SpanLike], roles: Collection[str], attempt_id: str) -> list[traces.TracedCall]:
-    """The calls of `roles` in one attempt, all of them and all with token ids."""
+    """All calls of `roles` in one attempt. Each must have token ids."""
     calls = traces.model_calls(spans, roles=roles, attempt_id=attempt_id)
     traced = {call.response_id for call in calls}
     for span, responses in traces.visits(spans):
@@ -211,7 +211,7 @@ def _token_calls(spans: Sequence[SpanLike], roles: Collection[str], attempt_id: 
 def _reward_per_call(
     calls: Sequence[traces.TracedCall], spans: Sequence[agl.Span], attempt_id: str | None
 ) -> dict[str, float]:
-    """Each reward in turn to the last call before it that has none, by the store's numbering."""
+    """Reward by call: each reward in turn belongs to the last call before it without one, by the store's numbering."""
     emitted = [
         (span.sequence_id, value)
         for span in spans
@@ -252,7 +252,7 @@ def _triplet(call: traces.TracedCall, reward: float | None) -> agl.Triplet:
 
 
 def _conversation(calls: Sequence[traces.TracedCall], record: ModelCall) -> Conversation:
-    """The conversation that ended with the last of `calls`, which `record` says was readable."""
+    """The conversation that ended with the last of `calls`, whose answer was readable according to `record`."""
     last = calls[-1]
     content = last.choice["message"].get("content") or ""
     answer = {"role": "assistant", "content": content}
@@ -272,7 +272,7 @@ def _conversation(calls: Sequence[traces.TracedCall], record: ModelCall) -> Conv
 
 
 def _handed(messages: Sequence[dict[str, Any]]) -> str | None:
-    """The answer of the hypothesis in a prompt's opening message; None without one, or when the prompt is not ours."""
+    """The answer of the hypothesis in a prompt's first message; None without one, or if the prompt is not ours."""
     try:
         hypothesis = payload_of(messages).get("hypothesis", {})
     except (ValueError, AttributeError):

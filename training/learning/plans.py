@@ -1,4 +1,4 @@
-"""From the configuration to the phases of a run, with everything that is refused before anything starts."""
+"""Makes the phases of a run from the configuration, and checks them before anything starts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from training.learning.base import Algorithm, PhasePlan
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A phase that can run."""
+    """A checked phase."""
 
     plan: PhasePlan
     settings: PhaseSettings
@@ -29,15 +29,15 @@ class Phase:
 
     @property
     def learns(self) -> bool:
-        """Whether it learns a policy, so that the gate has something to decide."""
+        """True if it learns a policy, which the gate decides on."""
         return self.algorithm.part is not None
 
 
 def choose_names(text: str | None, config: Config) -> tuple[str, ...]:
-    """The phases that a comma-separated list names, in its order; all entries of `pipeline` for None.
+    """The phases that a comma-separated list names, in its order. None: all entries of `pipeline`.
 
     Raises:
-        ConfigError: A name is unknown or repeated, or there is none.
+        ConfigError: A name is unknown or repeated, or the list is empty.
     """
     known = tuple(config.pipeline)
     valid = f"the phases are {', '.join(known)}"
@@ -54,10 +54,10 @@ def choose_names(text: str | None, config: Config) -> tuple[str, ...]:
 
 
 def make_phases(names: Sequence[str], config: Config, dataset: Dataset) -> list[Phase]:
-    """The phases with these names, which can run.
+    """Make and check the phases with these names.
 
     Raises:
-        ConfigError: One of them cannot, or two of them contradict each other.
+        ConfigError: A phase cannot run, or two phases contradict each other.
     """
     found: list[Phase] = []
     for name in names:
@@ -118,7 +118,7 @@ def _check_slots(plan: PhasePlan, setting: str, config: Config) -> None:
 
 
 def _check_owners(phases: Sequence[Phase]) -> None:
-    """One slot is trained through the same roles by all phases, unless they say otherwise."""
+    """Check that all phases train a slot through the same roles, unless they say otherwise."""
     owners: dict[str, Phase] = {}
     for phase in phases:
         if phase.algorithm.part != "weights" or phase.settings.shared:

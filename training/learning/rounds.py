@@ -9,10 +9,10 @@ from training.learning.episodes import Episode
 
 
 async def all_of(bench: Bench, title: str, inputs: Sequence[RolloutInput]) -> list[Episode]:
-    """Run the society on `inputs` under `title` in the live view; the episodes in the order in which they ended.
+    """Run the society on `inputs`, shown as `title` in the live view. Returns the episodes in the order of their ends.
 
     Raises:
-        RunError: Not one rollout succeeded.
+        RunError: No rollout succeeded.
     """
     found: list[Episode] = []
     with bench.view.phase(title, len(inputs), bench.versions):

@@ -1,6 +1,6 @@
-"""Traces as Agent Lightning's spans: on disk, and as its own tracer would have written them.
+"""Traces as Agent Lightning's spans: reads and writes files, and converts to the form of its tracer.
 
-What is read of a trace's spans without that library is in `evaluation.traces.spans` and `evaluation.traces.calls`.
+`evaluation.traces.spans` and `evaluation.traces.calls` read traces without this library.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,7 +35,7 @@ _LEFT_OUT = ("resource", "context", "parent")
 
 
 def plain(spans: Iterable[agl.Span]) -> list[Span]:
-    """Agent Lightning's spans as our own: those that a trace file keeps."""
+    """Agent Lightning's spans as our `Span`s, only those that a trace file keeps."""
     kept = (span for span in spans if plain_spans.is_kept(span.name))
     found = (span.model_dump(mode="json", exclude=set(_LEFT_OUT)) for span in kept)
     return [Span(**{one.name: row[one.name] for one in fields(Span)}) for row in found]
@@ -60,7 +60,7 @@ def read(path: Path) -> list[agl.Span]:
 
 
 def without_nothing(value: Any) -> Any:
-    """`value` without None and empty lists and objects in it: span attributes cannot hold them."""
+    """`value` without None, empty lists and empty objects, which span attributes cannot hold."""
     if isinstance(value, dict):
         kept = {key: without_nothing(item) for key, item in value.items()}
         return {key: item for key, item in kept.items() if item not in (None, [], {})}
@@ -68,7 +68,7 @@ def without_nothing(value: Any) -> Any:
 
 
 def as_instrumented(spans: Sequence[agl.Span]) -> list[agl.Span]:
-    """The trace as Agent Lightning's own tracer would have written it, for its own adapters.
+    """The trace in the form of Agent Lightning's tracer, for its adapters.
 
     Each exchange becomes an `openai.chat.completion` span below the span of its visit, which names the role as agent.
     """

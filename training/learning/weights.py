@@ -1,4 +1,4 @@
-"""Plain Hugging Face weights out of a training engine, and model folders that appear whole or not at all."""
+"""Exports plain Hugging Face weights from a training engine, and writes model folders whole or not at all."""
 
 import json
 import shutil
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 COPIED = ("*.json", "*.jinja", "*.txt", "*.model")
-"""What a model folder holds beside its weights: settings, tokenizer, chat template."""
+"""Files of a model folder beside its weights: settings, tokenizer, chat template."""
 
 
 def plain_weights(module: "nn.Module") -> "dict[str, Tensor]":
-    """A copy of a model's weights in float32 by their Hugging Face names, LoRA adapters merged.
+    """A copy of a model's weights in float32 by their Hugging Face names, with merged LoRA adapters.
 
-    VeRL 0.9.1's own exports write adapters under names that reload silently wrong, or round the merged weights to
-    bfloat16. The merge is W + s B A with s = alpha / rank (Hu et al. 2021, section 4.1), or alpha / sqrt(rank) for
-    rank-stabilised LoRA.
+    VeRL 0.9.1's exports either write adapters under names that load wrongly without an error, or round the merged
+    weights to bfloat16. The merge is W + s B A with s = alpha / rank (Hu et al. 2021, section 4.1), or
+    alpha / sqrt(rank) for rank-stabilised LoRA.
     """
     import torch
     from torch.distributed.tensor import DTensor
@@ -49,9 +49,9 @@ def plain_weights(module: "nn.Module") -> "dict[str, Tensor]":
 
 
 def write_model(folder: Path, weights: "Mapping[str, Tensor]", source: Path) -> None:
-    """Write a model folder: these weights with the settings, tokenizer and chat template of the folder `source`.
+    """Write a model folder: `weights`, with settings, tokenizer and chat template of the folder `source`.
 
-    The folder appears whole; one that is there already is replaced.
+    The folder appears whole or not at all. An existing folder is replaced.
 
     Raises:
         RunError: The embeddings are tied in `source` and the weights hold two different ones, or the disk is full.
@@ -93,7 +93,7 @@ def write_tensors(tensors: "Mapping[str, Tensor]", file: Path, metadata: dict[st
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A draft folder to fill, which takes the place of `folder` at the end; after an error `folder` is as before."""
+    """A draft folder that replaces `folder` at the end. After an error `folder` is unchanged."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft, former = (folder.with_name(f".{folder.name}.{state}") for state in ("draft", "former"))
     shutil.rmtree(draft, ignore_errors=True)

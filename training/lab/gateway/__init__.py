@@ -1,5 +1,5 @@
-"""The gateway in front of every model call of a run: it attributes, forwards and records.
+"""The gateway of a run: it attributes, forwards and records every model call.
 
-Read `process` first (the gateway as the main process sees it), then `thin` (what it does with a call) and `exchanges`
-(how an exchange comes into the store). `litellm` is Agent Lightning's own gateway, for providers that need it.
+Read `process` first (the gateway seen from the main process), then `thin` (how it handles a call) and `exchanges` (how
+it writes exchanges into the store). `litellm` is Agent Lightning's gateway, for providers that need it.
 """

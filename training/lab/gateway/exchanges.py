@@ -1,4 +1,4 @@
-"""The way of exchanges into the store: as spans, those that are ready together in one request."""
+"""Writes exchanges into the store as spans. Exchanges that are ready together share a request."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from evaluation.traces.spans import EXCHANGE, exchange_attributes
 
 GATHER_SECONDS = 0.01
-"""Exchanges that end within this time share a request: it costs the store more than they do."""
+"""Exchanges that end within this time share a request, because a request costs the store more than an exchange."""
 RETRY_SECONDS = 0.25
 REQUEST_SECONDS = 10.0
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class StoreAwayError(Exception):
-    """The store does not take exchanges any more."""
+    """The store no longer accepts exchanges."""
 
 
 class RefusedError(Exception):
@@ -32,7 +32,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One call of a model and its answer, both as the JSON objects of an OpenAI chat completion.
+    """One model call: request and response as the JSON objects of an OpenAI chat completion.
 
     Times are nanoseconds since 1970.
     """
@@ -46,13 +46,13 @@ class Exchange:
 
 
 class Exchanges:
-    """Writes exchanges into the store. One task sends; what arrives meanwhile goes with the next request.
+    """Writes exchanges into the store. One task sends; exchanges that arrive meanwhile wait for the next request.
 
     Args:
-        session: The connections to use.
+        session: The HTTP session.
         store_url: The store's address.
         store_key: Its key.
-        patience: Seconds without success after which the store counts as away.
+        patience: Seconds without success after which the store counts as unreachable.
     """
 
     def __init__(self, session: aiohttp.ClientSession, store_url: str, store_key: str, patience: float) -> None:
@@ -65,25 +65,25 @@ class Exchanges:
         self._failure: StoreAwayError | None = None
 
     async def record(self, exchange: Exchange) -> None:
-        """Return when `exchange` is in the store.
+        """Write `exchange` and return when it is in the store.
 
         Raises:
             RefusedError: No runner holds its attempt.
-            StoreAwayError: The store took nothing in time, or refuses this process.
+            StoreAwayError: The store accepted nothing in time, or refuses this process.
         """
         if self._failure is not None:
             raise self._failure
         stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((exchange, stored))
         self._arrived.set()
-        # The caller may go away; the exchange took place all the same.
+        # The exchange took place even if the caller disconnects, so it is still recorded.
         await asyncio.shield(stored)
 
     async def run(self) -> None:
         """Send until cancelled.
 
         Raises:
-            StoreAwayError: As `record`, which every caller that waits is told too.
+            StoreAwayError: See `record`. Every caller that waits in `record` gets it too.
         """
         while True:
             await self._arrived.wait()
@@ -99,7 +99,7 @@ class Exchanges:
                 raise
 
     async def _store(self, batch: list[tuple[Exchange, asyncio.Future[None]]]) -> None:
-        """Send a batch; when the store refuses it, each exchange by itself, so that the good ones are kept."""
+        """Send a batch. If the store refuses it, send each exchange alone, so that valid ones are kept."""
         try:
             await self._send(encode([exchange for exchange, _ in batch]))
         except RefusedError as error:
@@ -143,11 +143,11 @@ def _settle(stored: asyncio.Future[None], error: Exception | None) -> None:
         stored.set_result(None)
     else:
         stored.set_exception(error)
-        stored.exception()  # The caller may be gone, and nobody else would ask for it.
+        stored.exception()  # Mark the exception as retrieved: the caller may be gone.
 
 
 def encode(batch: list[Exchange]) -> bytes:
-    """The body of an OTLP request with one span an exchange, as `evaluation.traces.calls` reads it."""
+    """The body of an OTLP request with one span per exchange, in the form that `evaluation.traces.calls` reads."""
     request = ExportTraceServiceRequest()
     for one in batch:
         resource = request.resource_spans.add()
@@ -170,5 +170,5 @@ def _set(target: Any, value: str | int | float) -> None:
         case float():
             target.double_value = value
         case _:
-            # Models can answer half a surrogate pair, which UTF-8 has no bytes for.
+            # Models can answer half a surrogate pair, which UTF-8 cannot encode.
             target.string_value = str(value).encode("utf-8", "backslashreplace").decode()

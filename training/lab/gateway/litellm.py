@@ -1,8 +1,7 @@
-"""Agent Lightning's LLMProxy, which is LiteLLM's, as the gateway: `gateway.engine=litellm`.
+"""The gateway as Agent Lightning's LLMProxy, which uses LiteLLM: `gateway.engine=litellm`.
 
-It is for those who want LiteLLM's own logs and callbacks. It costs twenty times the processor time of
-`training.lab.gateway.thin` (`benchmarks/gateway.py`), and what it has answered in its last 50 ms is lost when it
-is killed.
+It is for users who want LiteLLM's logs and callbacks. It needs twenty times the processor time of
+`training.lab.gateway.thin` (`benchmarks/gateway.py`), and if it is killed, exchanges of its last 50 ms are lost.
 """
 
 import asyncio
@@ -32,9 +31,9 @@ _WRAPPED = re.compile(r"litellm\.\w{1,60}: ")
 
 
 def model_list(models: Mapping[str, ModelConfig], endpoints: Mapping[str, Endpoint]) -> list[dict[str, Any]]:
-    """LiteLLM's model list: the logical name in front, the server behind it; keys are named, not written.
+    """LiteLLM's model list: each logical name with its server. It names the variables of keys, not the keys.
 
-    Token ids are asked of our own servers only: other services refuse requests with parameters they do not know.
+    Only our own servers are asked for token ids: other services refuse requests with unknown parameters.
     """
     entries: list[dict[str, Any]] = []
     for name, endpoint in endpoints.items():
@@ -51,7 +50,7 @@ def model_list(models: Mapping[str, ModelConfig], endpoints: Mapping[str, Endpoi
 
 
 def plain_error(text: str) -> str:
-    """What the server behind the gateway said, without the rollout's address and what LiteLLM 1.106 puts around it."""
+    """The server's error text, without the rollout's address and the text that LiteLLM 1.106 adds."""
     text = _ADDRESS.sub("", text)
     wrapped = _WRAPPED.search(text)
     _, exception, said = text[wrapped.end() :].partition("Exception - ") if wrapped else ("", "", "")
@@ -64,7 +63,7 @@ def plain_error(text: str) -> str:
 
 
 def serve(spec: GatewaySpec, port: int, ready: Connection) -> None:
-    """The gateway process: serve until SIGTERM. Sends something through `ready` once it answers."""
+    """The gateway process: serve until SIGTERM. It sends a message through `ready` once it answers."""
     use_plain_resources()
     _silence_banner()
     os.environ["LITELLM_MASTER_KEY"] = spec.key
@@ -75,9 +74,10 @@ def serve(spec: GatewaySpec, port: int, ready: Connection) -> None:
 
 
 def _silence_banner() -> None:
-    """Keep LiteLLM's banner and request for feedback out of the log; LiteLLM 1.106 has a setting for the latter only.
+    """Keep LiteLLM's banner and request for feedback out of the log.
 
-    An error message ends with the log's last lines, which these would be.
+    Otherwise they would be the last lines of the log, which error messages show. LiteLLM 1.106 has a setting only for
+    the request for feedback.
     """
     os.environ["LITELLM_DONT_SHOW_FEEDBACK_BOX"] = "true"
     vars(import_module("litellm.proxy.common_utils.banner"))["show_banner"] = lambda: None
@@ -96,12 +96,12 @@ async def _serve(spec: GatewaySpec, port: int, ready: Connection) -> None:
         log_level=30,
         startup_timeout=START_SECONDS,
     )
-    # LiteLLM asks for its key on most routes only: not for its documentation, metrics and health.
+    # LiteLLM does not require its key on all routes: documentation, metrics and health are open.
     import_module("litellm.proxy.proxy_server").app.add_middleware(Door, key=spec.key)
     proxy = agl.LLMProxy(
         store=KeyedStoreClient(spec.store_url, spec.store_key),
         model_list=model_list(spec.models, spec.endpoints),  # pyright: ignore[reportArgumentType]  a private TypedDict
-        # A failed call is the society's to retry; a cool-down would answer for a server that is up again.
+        # The society retries failed calls. A cool-down would refuse calls to a server that is up again.
         litellm_config={"router_settings": {"disable_cooldowns": True, "num_retries": 0}},
         callbacks=[ExchangeTelemetry],
         middlewares=["rollout_attempt"],

@@ -1,4 +1,4 @@
-"""The gateway as the main process sees it: a process of its own in front of every model call of a run.
+"""The gateway seen from the main process: a separate process that every model call of a run goes through.
 
 Runners call http://<gateway>/rollout/<id>/attempt/<id>/v1; the gateway attributes the call to that rollout, forwards it
 to the server behind the logical model, and writes the exchange with its token ids into the store.
@@ -20,20 +20,20 @@ from training.lab.gateway.spec import START_SECONDS, GatewaySpec
 
 MAX_RESTARTS = 3
 SERVE = {"thin": thin.serve, "litellm": litellm.serve}
-"""What runs in the process, by `gateway.engine`."""
+"""The function that the process runs, by `gateway.engine`."""
 
 
 class Gateway:
-    """The gateway process as the main process sees it; when it dies it comes back on the same address.
+    """The gateway process, seen from the main process. If it dies, it is restarted at the same address.
 
     Args:
-        config: The configured models and which gateway to use.
+        config: Has the models and the gateway's settings.
         endpoints: The servers behind the models.
-        store_url: The store that exchanges are written to.
+        store_url: Address of the store for exchanges.
         store_key: Its key.
-        log_file: The process's output.
-        on_restart: Called with how the gateway ended when it is started again.
-        on_failure: Called with the error when the gateway cannot be kept up.
+        log_file: File for the process's output.
+        on_restart: Called with the reason of the gateway's end when it is restarted.
+        on_failure: Called with the error if the gateway cannot be kept running.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Gateway:
         """Start the process and wait until it answers.
 
         Raises:
-            RunError: It did not come up.
+            RunError: It did not start.
         """
         receiver, sender = forks.pipe()
         child = forks.Fork(
@@ -94,7 +94,7 @@ class Gateway:
         self._restarting = asyncio.create_task(self._restart(child))
 
     async def _restart(self, child: forks.Fork) -> None:
-        """Start the gateway again after `child` has ended; nobody awaits this, so whatever goes wrong is told."""
+        """Restart the gateway after `child` has ended. Nobody awaits this, so every error goes to `on_failure`."""
         try:
             with boundary(RunError, f"the gateway ended and could not be started again (see {self._log_file})"):
                 if child.exit_code == thin.STORE_AWAY:

@@ -1,4 +1,4 @@
-"""What the gateway process is told."""
+"""The specification of the gateway process."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from chimera.config.tree import GatewayConfig, ModelConfig
 from chimera.serving.client import Endpoint
 
 START_SECONDS = 300.0
-"""Only a gateway that hangs takes so long to start; a few seconds are usual, a minute on a very busy machine."""
+"""Limit of the start, which only a hanging gateway exceeds. Usual: a few seconds, a minute on a very busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewaySpec:
-    """The store with its key, the models behind the gateway, and the key that callers must show."""
+    """The store with its key, the models behind the gateway, and the key that callers need."""
 
     gateway: GatewayConfig
     store_url: str

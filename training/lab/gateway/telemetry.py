@@ -1,4 +1,4 @@
-"""LiteLLM's spans of exchanges, sent to the store in batches (agentlightning 0.3.0)."""
+"""Sends LiteLLM's spans of exchanges to the store in batches (agentlightning 0.3.0)."""
 
 import logging
 import threading
@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 
 
 class ExchangeExporter(OTLPSpanExporter):
-    """Sends spans to the store from a thread of its own, those of 50 ms together.
+    """Sends spans to the store from a separate thread. Spans of 50 ms share a request.
 
-    Agent Lightning's exporter sends each exchange by itself and lets the gateway's event loop wait for the store.
+    Agent Lightning's exporter sends each exchange alone and blocks the gateway's event loop meanwhile.
     """
 
     def __init__(self, store_key: str) -> None:
@@ -29,7 +29,7 @@ class ExchangeExporter(OTLPSpanExporter):
         self._sender: threading.Thread | None = None
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Hand `spans` to the thread; the caller has set `_endpoint` for the time of this call."""
+        """Pass `spans` to the thread. The caller has set `_endpoint` for this call."""
         for span in spans:
             self._waiting.put(span)
         if self._sender is None:
@@ -50,9 +50,9 @@ class ExchangeExporter(OTLPSpanExporter):
 
 
 class ExchangeTelemetry(LightningOpenTelemetry):
-    """The gateway's spans: those of each exchange, without one for each of LiteLLM's own steps.
+    """The gateway's spans: one for each exchange, none for LiteLLM's internal steps.
 
-    LLMProxy makes it without arguments, so the store's key is set before.
+    LLMProxy constructs it without arguments, so the store's key is set beforehand.
     """
 
     store_key: ClassVar[str] = ""
@@ -64,7 +64,7 @@ class ExchangeTelemetry(LightningOpenTelemetry):
         exporter._otlp_exporter = ExchangeExporter(self.store_key)
 
     async def async_service_success_hook(self, *args: Any, **kwargs: Any) -> None:
-        """No span for LiteLLM's authentication, routing and so on."""
+        """Make no span for LiteLLM's authentication, routing and so on."""
 
     async def async_service_failure_hook(self, *args: Any, **kwargs: Any) -> None:
-        """As above; the exchange's own span tells of the failure."""
+        """Make no span either: the span of the exchange has the failure."""

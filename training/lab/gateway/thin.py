@@ -1,7 +1,7 @@
-"""The gateway: attributes each model call to its rollout, forwards it, and records the exchange before it answers.
+"""The gateway: attributes each model call to its rollout, forwards it, and records the exchange before answering.
 
-What a caller has got is in the store: a gateway that is killed takes nothing with it, for a caller without an answer
-asks again. A failed call is the caller's to repeat; it is passed on with the server's own status and words.
+Every answer that a caller got is in the store. So nothing is lost when the gateway is killed: a caller without an answer
+asks again. A failed call is passed on with the server's status and text, and the caller may repeat it.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ from training.lab.gateway.spec import GatewaySpec
 
 PATH = re.compile(r"/rollout/([\w.-]+)/attempt/([\w.-]+)/v1/chat/completions")
 MOST_BYTES = 32 * 2**20
-"""Of a request or an answer."""
+"""Size limit of a request or an answer."""
 STOP_SECONDS = 1
 STORE_AWAY = 3
-"""Exit code of a gateway that cannot write to the store any more; starting it again would not help."""
+"""Exit code of a gateway that can no longer write to the store. Restarting it would not help."""
 PASSED_ON = ("content-type", "retry-after", "retry-after-ms")
 
 Scope = MutableMapping[str, Any]
@@ -39,7 +39,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the caller gets."""
+    """The response to the caller."""
 
     status: int
     body: bytes
@@ -47,12 +47,12 @@ class Reply:
 
 
 class ThinGateway:
-    """The ASGI application; `Door` stands in front of it.
+    """The ASGI application. `Door` checks the key in front of it.
 
     Args:
         endpoints: The server behind each logical model.
-        with_ids: Logical models whose servers are asked for token ids: others may refuse what they do not know.
-        exchanges: Where exchanges are recorded.
+        with_ids: Logical models whose servers are asked for token ids. Other servers may refuse the unknown option.
+        exchanges: Records exchanges.
     """
 
     def __init__(self, endpoints: Mapping[str, Endpoint], with_ids: frozenset[str], exchanges: Exchanges) -> None:
@@ -62,7 +62,7 @@ class ThinGateway:
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, as ASGI says."""
+        """Serve one ASGI request."""
         found = PATH.fullmatch(scope["path"])
         if found is None or scope["method"] != "POST":
             await _answer(send, _said(404, f"{scope['method']} {scope['path']}: there is no such route"))
@@ -125,7 +125,7 @@ class ThinGateway:
                 data=body,
                 headers=headers,
                 timeout=timeout,
-                # The prompts and the key are for this server only.
+                # Do not send the prompts and the key to another server.
                 allow_redirects=False,
             ) as answer:
                 if 300 <= answer.status < 400:
@@ -144,7 +144,7 @@ class ThinGateway:
             return _said(503, f"{_where(endpoint)} cannot be reached, or broke off: {type(error).__name__}")
 
     def _session(self, endpoint: Endpoint) -> aiohttp.ClientSession:
-        """The connections to a server; a proxy that the environment names is not for those on this machine."""
+        """The HTTP session of a server. Servers on this machine are reached without the environment's proxy."""
         elsewhere = urlsplit(endpoint.base_url).hostname not in LOOPBACK
         if elsewhere not in self._sessions:
             self._sessions[elsewhere] = aiohttp.ClientSession(
@@ -176,7 +176,7 @@ async def _serve(spec: GatewaySpec, port: int, ready: Connection) -> int:
             timeout_graceful_shutdown=STOP_SECONDS,
         )
         server = uvicorn.Server(config)
-        # The main process ends this one by SIGTERM, which needs no farewell: what was answered is in the store.
+        # The main process ends this one by SIGTERM. No clean-up is needed: all answers are in the store.
         serving = asyncio.create_task(server.serve())
         while not server.started and not serving.done():  # noqa: ASYNC110  uvicorn has no event for it
             await asyncio.sleep(0.01)
@@ -197,7 +197,7 @@ async def _serve(spec: GatewaySpec, port: int, ready: Connection) -> int:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """The request's body; None when it is too long."""
+    """The request's body; None if it is too long."""
     parts, size = [], 0
     while True:
         message = await receive()
@@ -212,7 +212,7 @@ async def _body(receive: Receive) -> bytes | None:
 
 
 async def _content(answer: aiohttp.ClientResponse) -> bytes | None:
-    """The answer's body; None when it is too long."""
+    """The answer's body; None if it is too long."""
     parts, size = [], 0
     async for part in answer.content.iter_any():
         parts.append(part)
@@ -223,7 +223,7 @@ async def _content(answer: aiohttp.ClientResponse) -> bytes | None:
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Return when the caller closed its connection; the body must have been read."""
+    """Return when the caller has closed its connection. The body must have been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
