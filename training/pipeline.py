@@ -1,4 +1,4 @@
-"""The run as an Agent Lightning algorithm: its phases, one after another, over one lab."""
+"""The run as an Agent Lightning algorithm: runs its phases in order with one lab."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -18,11 +18,11 @@ from training.learning.base import Learned
 from training.learning.plans import Phase
 
 LEDGER_PHASE = "ledger"
-"""The name in metrics.jsonl of the ledger's last hash, so that W&B shows it: the run's history is published with it."""
+"""The phase name of the ledger's last hash in metrics.jsonl. W&B shows it, which publishes the run's history."""
 
 
 class Pipeline(agl.Algorithm):
-    """Runs the phases in order; the ledger tells what each came to, and so what is left to do when it is resumed."""
+    """Runs the phases in order. The ledger records their results, so a resumed run knows what is left."""
 
     def __init__(self, phases: Sequence[Phase], lab: Lab) -> None:
         self._phases = tuple(phases)
@@ -32,7 +32,7 @@ class Pipeline(agl.Algorithm):
     async def run(
         self, train_dataset: agl.Dataset[Any] | None = None, val_dataset: agl.Dataset[Any] | None = None
     ) -> None:
-        """Run all phases; tasks come from the lab, so the arguments of Agent Lightning's interface stay unused."""
+        """Run all phases. Tasks come from the lab, so the arguments of Agent Lightning's interface are unused."""
         lab = self._lab
         done = {event["phase"] for event in lab.run.events() if event["event"] == "phase_finished"}
         lab.view.plan([phase.name for phase in self._phases], done=sorted(done))
@@ -52,7 +52,7 @@ class Pipeline(agl.Algorithm):
         lab.metrics.log(LEDGER_PHASE, None, {"hash": head(lab.run.path / LEDGER)})
 
     async def _learn(self, phase: Phase) -> Learned:
-        """The phase's result; one that the ledger already has is not made again."""
+        """The phase's result: from the ledger if it is there, else by running the phase."""
         for event in self._lab.run.events():
             if event["event"] == "phase_learned" and event["phase"] == phase.name:
                 return Learned(event["figures"], Policy.load(event["policy"]))
@@ -81,7 +81,7 @@ class Pipeline(agl.Algorithm):
             raise
 
     async def _seal(self) -> None:
-        """Write the hashes of the run's files into its ledger; large models take seconds."""
+        """Write the hashes of the run's files into its ledger. Large models take seconds."""
         for name in await asyncio.to_thread(seal, self._lab.run):
             self._lab.view.warn(f"{name} was changed after the run had written it")
 

@@ -1,6 +1,6 @@
-"""One run from start to end: servers up, phases, servers down, whatever happens in between.
+"""One run from start to end: starts the servers, runs the phases, and stops the servers in any case.
 
-This module is light, so that the model server and the processes that runners are forked from load their libraries
+This module imports little, so that the model server and the process from which runners are forked load their libraries
 while the main process loads its own.
 """
 
@@ -27,7 +27,7 @@ def train(run: Run, config: Config, dataset: Dataset, phases: Sequence[Phase], s
     """Run `phases` and record everything in `run`.
 
     Raises:
-        KeyboardInterrupt: The user stopped the run; what was finished is on disk.
+        KeyboardInterrupt: The user stopped the run. Finished work is on disk.
         ChimeraError: A phase or a server failed.
     """
     runners = config.rollouts.runners
@@ -43,12 +43,12 @@ def train(run: Run, config: Config, dataset: Dataset, phases: Sequence[Phase], s
 
 
 def _log_to(file: Path) -> None:
-    """Libraries' warnings go to a file: on the terminal they would tear the live view."""
+    """Send libraries' warnings to a file, because on the terminal they would break the live view."""
     file.parent.mkdir(exist_ok=True)
     logging.basicConfig(
         filename=file, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
-    logging.raiseExceptions = False  # On a full disk it would print a traceback for every line of the log.
+    logging.raiseExceptions = False  # Otherwise a full disk would cause a traceback for every line of the log.
     protect_logging()
 
 

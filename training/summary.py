@@ -1,4 +1,4 @@
-"""Figures about a set of rollouts, as pure functions: what the view, the ledger and the metrics show."""
+"""Pure functions for figures about rollouts, which the view, the ledger and the metrics show."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def aligned(record: RolloutRecord) -> bool | None:
-    """Whether the answer is the label; None when there is no answer."""
+    """True if the answer is the label; None if there is no answer."""
     return None if record.answer is None else alignment.aligned(record.answer, record.label)
 
 
@@ -28,9 +28,9 @@ def part_means(records: Sequence[RolloutRecord]) -> dict[str, float | None]:
 
 
 def summarize(records: Sequence[RolloutRecord]) -> dict[str, Any]:
-    """Counts and means of `records`; a mean over nothing is None.
+    """Counts and means of `records`. A mean of no values is None.
 
-    `alignment_rate` counts a rollout without an answer as not aligned, because a failed answer helps nobody.
+    `alignment_rate` counts a rollout without an answer as not aligned.
     """
     succeeded = [record for record in records if record.status == "succeeded"]
     return {

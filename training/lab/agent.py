@@ -50,7 +50,7 @@ class GatewayTransport(HttpModel):
 
     @contextmanager
     def operation(self, name: str, attributes: dict[str, Any], responses: Sequence[str]) -> Iterator[None]:
-        """Agent Lightning's operation span around one visit of a role. Its output is the ids of the visit's responses."""
+        """Agent Lightning's operation span around one visit of a role. Its output is the visit's response ids."""
         with agl.operation(name=name, **attributes) as operation:
             try:
                 yield

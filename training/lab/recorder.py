@@ -83,7 +83,7 @@ class Recorder:
             self._known[record.phase][identity(record)] = record
 
     async def _trace(self, rollout_id: str, attempt: agl.Attempt | None) -> Sequence[agl.Span]:
-        """The rollout's spans. The gateway may write the last exchanges just after answering, so this waits for them."""
+        """The rollout's spans. Waits for the last exchanges, which the gateway may write just after answering."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + TRACE_SECONDS
         spans = (await self._store.query_spans(rollout_id)).items

@@ -145,9 +145,9 @@ class LabStore(agl.LightningStoreServer):
     async def add_many_spans(self, spans: Sequence[agl.Span]) -> Sequence[agl.Span]:
         """Add spans without reviving an attempt that has ended or a rollout that waits for another attempt.
 
-        agentlightning 0.3.0 treats a late span as a sign of life: it sets the attempt from "unresponsive" and the rollout
-        from "requeuing" to "running", so no runner would get it. Late spans occur because the gateway sends an exchange
-        after the answer, also to a runner that was killed meanwhile.
+        agentlightning 0.3.0 treats a late span as a sign of life: it sets the attempt from "unresponsive" and the
+        rollout from "requeuing" to "running", so no runner would get it. Late spans occur because the gateway sends an
+        exchange after the answer, also to a runner that was killed meanwhile.
         """
         for span in spans:
             self._believe(span.rollout_id, span.attempt_id)

@@ -59,14 +59,14 @@ def tasks(seed: int, levels: list[int]) -> Iterator[GeneratedTask]:
 def examples(
     tokenizer: "PreTrainedTokenizerFast", seed: int, levels: list[int], habits: Habits, workers: int
 ) -> Iterator[TokenizedTranscript]:
-    """Endless encoded transcripts in blocks; the same ones in the same order for any number of workers."""
+    """Endless encoded transcripts in blocks. Transcripts and order do not depend on the number of workers."""
     jobs = ((tokenizer, seed + block, levels, habits) for block in itertools.count())
     if not workers:
         yield from itertools.chain.from_iterable(map(_encode_block, jobs))
         return
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         while True:
-            # In rounds, because imap would read endless jobs to the end before it gives anything.
+            # Work in rounds, because imap reads all jobs before it yields a result, and they never end.
             yield from itertools.chain.from_iterable(pool.imap(_encode_block, itertools.islice(jobs, 4 * workers)))
 
 
@@ -77,14 +77,14 @@ def _encode_block(job: tuple["PreTrainedTokenizerFast", int, list[int], Habits])
 
 
 def exam_set(levels: list[int], count: int) -> list[Transcript]:
-    """Faultless junior transcripts of held-out tasks, with the mix of search results that training has too."""
+    """Faultless junior transcripts of held-out tasks, with the same mix of search results as in training."""
     items = generate(count + 1, seed=EXAM_SEED, levels=levels)
     rng = random.Random(EXAM_SEED)
     return [junior(item, other, rng.choice(JUNIORS), careful(item), rng) for item, other in itertools.pairwise(items)]
 
 
 def main(argv: list[str]) -> int:
-    """Train, examine, save, and write the model card's figures."""
+    """Train, evaluate and save the model, and write the figures of the model card."""
     options = parser().parse_args(argv)
     import torch
     from transformers import AutoTokenizer, Qwen2ForCausalLM

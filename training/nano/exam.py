@@ -1,6 +1,6 @@
-"""How well the small model reads held-out generated tasks: quotes, comparisons and answers, before any training.
+"""Evaluates how well the small model reads held-out generated tasks: quotes, comparisons, answers.
 
-The exam asks for the junior's final answer after a successful search, the turn on which everything else rests.
+The model must write the junior's final answer after a successful search, because all other turns depend on it.
 """
 
 import json
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Shares in [0, 1] over the examined transcripts; an answer that does not parse counts as wrong everywhere."""
+    """Shares in [0, 1] over the transcripts. An unreadable answer counts as wrong in every share."""
 
     n: int
     parsed: float
@@ -49,7 +49,7 @@ def examine(
     temperature: float = 0.0,
     batch: int = 200,
 ) -> Marks:
-    """Let the model write each transcript's last turn and compare it with the transcript's own."""
+    """Let the model write each transcript's last turn, and compare it with the transcript."""
     prompts = [render(tokenizer, t, len(t.messages) - 1, generation=True) for t in transcripts]
     truth = [Hypothesis.model_validate_json(t.messages[-1]["content"]) for t in transcripts]
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))

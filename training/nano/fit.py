@@ -1,7 +1,7 @@
-"""Training the small model from scratch: a copy warm-up, then next-token loss on the assistant's turns only.
+"""Trains the small model from scratch: a copy warm-up, then next-token loss only on the assistant's turns.
 
-Muon for the matrices and AdamW for the rest reaches in minutes what AdamW alone does not in an hour; the warm-up on
-repeated random segments forms the induction heads that verbatim quoting needs.
+Muon for matrices and AdamW for the rest reach in minutes a loss that AdamW alone does not reach in an hour. The warm-up
+on repeated random segments forms the induction heads that verbatim quoting needs.
 """
 
 import math
@@ -37,7 +37,7 @@ class NanoShape:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how fast to train; `steps` batches of `batch` transcripts after `warm_up` copy batches."""
+    """Training schedule: `warm_up` copy batches, then `steps` batches of `batch` transcripts."""
 
     steps: int
     batch: int = 64
@@ -49,7 +49,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedTranscript:
-    """Token ids of one conversation; `learned[i]` tells whether token i is the assistant's (loss is taken on it)."""
+    """Token ids of one conversation. `learned[i]` is true if token i is the assistant's and so has a loss."""
 
     tokens: list[int]
     learned: list[bool]
@@ -78,7 +78,7 @@ def encode(tokenizer: "PreTrainedTokenizerFast", transcript: "Transcript") -> To
 
 
 def render(tokenizer: "PreTrainedTokenizerFast", transcript: "Transcript", count: int, *, generation: bool) -> str:
-    """The first `count` messages as the model reads them; `generation` opens the assistant's turn."""
+    """The first `count` messages as text for the model. `generation` opens the assistant's turn."""
     text = tokenizer.apply_chat_template(
         list(transcript.messages[:count]),
         tools=[{"type": "function", "function": {"name": name}} for name in transcript.tools] or None,
@@ -90,7 +90,7 @@ def render(tokenizer: "PreTrainedTokenizerFast", transcript: "Transcript", count
 
 
 def new_model(shape: NanoShape, tokenizer: "PreTrainedTokenizerFast", seed: int) -> "Qwen2ForCausalLM":
-    """A fresh model whose random weights follow from `seed`."""
+    """A new model with random weights from `seed`."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -119,7 +119,7 @@ def _id_of(tokenizer: "PreTrainedTokenizerFast", token: str) -> int:
 
 
 class Fitter:
-    """Optimisers and schedule around one model; `fit` consumes examples and reports the smoothed loss."""
+    """Optimisers and schedule of one model. `fit` consumes examples and reports the smoothed loss."""
 
     def __init__(self, model: "Qwen2ForCausalLM", schedule: Schedule, seed: int, *, device: str = "cpu") -> None:
         import torch
@@ -139,7 +139,7 @@ class Fitter:
         self._rates = [group["lr"] for optimiser in self._optimisers for group in optimiser.param_groups]
 
     def warm_up(self, report: Callable[[int, float], None]) -> None:
-        """Copy task: a random segment over and over; loss on all but its first occurrence."""
+        """Train on a copy task: a repeated random segment, with loss on all but its first occurrence."""
         import torch
 
         vocabulary, batch, smoothed = self.model.config.vocab_size, self.schedule.batch, None
@@ -157,7 +157,7 @@ class Fitter:
                 break
 
     def fit(self, examples: Iterator[TokenizedTranscript], report: Callable[[int, float, float], None]) -> None:
-        """`schedule.steps` updates; batches are cut from pools sorted by length, so that little is padded."""
+        """Make `schedule.steps` updates. Batches come from pools sorted by length, so that padding is short."""
         smoothed, step, tokens, started = None, 0, 0, time.perf_counter()
         while step < self.schedule.steps:
             pool = sorted((next(examples) for _ in range(self.schedule.batch * 8)), key=lambda e: len(e.tokens))

@@ -1,8 +1,8 @@
 """The small model's tokenizer: transformers' Qwen2Tokenizer with a small vocabulary, trained on rendered transcripts.
 
-The words are split as Qwen2 splits them (digits one by one, which lets a small model copy and compare numbers), because
-AutoTokenizer takes that class for every Qwen2 model, whatever the tokenizer file says. The tool-call marks are single
-tokens so that the server can find them without searching text.
+Words are split as in Qwen2, because AutoTokenizer uses that class for every Qwen2 model, whatever the tokenizer file
+says. Digits are separate tokens, so a small model can copy and compare numbers. The tool-call marks are single tokens,
+so that the server can find them without searching text.
 """
 
 import json
@@ -20,7 +20,7 @@ TOOL_OPEN, TOOL_CLOSE = "<tool_call>", "</tool_call>"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, chat_template: str) -> "PreTrainedTokenizerFast":
-    """A tokenizer of at most `vocab_size` tokens with `chat_template`; raises RunError when `texts` is empty."""
+    """Train a tokenizer of at most `vocab_size` tokens with `chat_template`; raises RunError if `texts` is empty."""
     from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
     from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
@@ -58,5 +58,5 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, chat_template: str) -
 
 
 def read_chat_template(folder: Path) -> str:
-    """The chat template that is kept beside the bundled model, without the file's final newline."""
+    """The bundled model's chat template, without the file's final newline."""
     return (folder / "chat_template.jinja").read_text(encoding="utf-8").removesuffix("\n")

@@ -1,9 +1,9 @@
-"""Project-written conversations of every trained role on generated tasks, in exactly the form the society sends.
+"""Makes conversations of every trained role on generated tasks, in exactly the form of the society.
 
-Prompts come from `agents.prompting`, tool results from the documents that the literature index serves, answers from the
-numbers that the generator drew. `Habits` plants the small model's faults: each junior is careful on tasks of its own
-field and often careless elsewhere, the supervisor chooses blindly, the refiner mostly believes what it is given, the
-designer is often vague. What the pipeline can teach is to drop these habits.
+Prompts come from `agents.prompting`, tool results from the documents of the literature index, answers from the numbers
+that the generator drew. `Habits` are deliberate weaknesses that training can fix: each junior is careful on tasks of its
+field and often careless elsewhere, the supervisor chooses at random, the refiner mostly repeats its input, and the
+designer is often vague.
 """
 
 import random
@@ -20,15 +20,15 @@ from chimera.data.generated.tasks import Finding, GeneratedTask
 from chimera.data.generated.vocabulary import ENDPOINTS
 
 EXPERT = dict(zip(("gene", "drug", "behaviour"), JUNIORS, strict=True))
-"""Which junior is careful on which kind of exposure."""
+"""The junior that is careful, by kind of exposure."""
 
 SHARES = frozenset(endpoint.name for endpoint in ENDPOINTS if endpoint.unit == "%")
-"""Endpoints that are shares of people, which call for another analysis than means."""
+"""Endpoints that are shares of people. They need another analysis than means."""
 
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """Probabilities of the planted faults."""
+    """Probabilities of the deliberate weaknesses."""
 
     careless_expert: float = 0.12
     careless_other: float = 0.75
@@ -38,13 +38,13 @@ class Habits:
 
     @classmethod
     def none(cls) -> "Habits":
-        """A faultless society, for the first part of training: reading is learned before bad habits are."""
+        """No weaknesses, for the first part of training, in which the model learns to read."""
         return cls(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """One conversation; loss is taken on its assistant messages. `tools` are the names offered."""
+    """One conversation. Its assistant messages have a loss. `tools` are the names of the offered tools."""
 
     role: str
     messages: tuple[Message, ...]
@@ -52,7 +52,7 @@ class Transcript:
 
 
 def careful(item: GeneratedTask) -> Hypothesis:
-    """The hypothesis that quotes every decisive sentence and reads it as the generator drew it."""
+    """The hypothesis that quotes every decisive sentence and interprets it correctly."""
     return hypothesis(item, item.facts.decisive, item.task.label)
 
 
@@ -86,7 +86,7 @@ def hypothesis(item: GeneratedTask, findings: Sequence[Finding], answer: Label) 
 
 
 def transcripts(item: GeneratedTask, distractor: GeneratedTask, rng: random.Random, habits: Habits) -> list[Transcript]:
-    """One transcript for a junior and, by chance, one for another role; all drawn from `rng`."""
+    """One transcript of a junior and, at random, one of another role, drawn from `rng`."""
     author = rng.choice(JUNIORS)
     proposals = {name: propose(item, name, rng, habits) for name in JUNIORS}
     made = [junior(item, distractor, author, proposals[author], rng)]
@@ -98,7 +98,7 @@ def transcripts(item: GeneratedTask, distractor: GeneratedTask, rng: random.Rand
 
 
 def propose(item: GeneratedTask, author: str, rng: random.Random, habits: Habits) -> Hypothesis:
-    """What `author` answers: careful or careless by its expertise."""
+    """The hypothesis of `author`, careful or careless by its expertise."""
     fault = habits.careless_expert if EXPERT[item.facts.kind] == author else habits.careless_other
     return careless(item, rng) if rng.random() < fault else careful(item)
 
@@ -106,7 +106,7 @@ def propose(item: GeneratedTask, author: str, rng: random.Random, habits: Habits
 def junior(
     item: GeneratedTask, distractor: GeneratedTask, author: str, answer: Hypothesis, rng: random.Random
 ) -> Transcript:
-    """Search, read, answer; sometimes the evidence is given and no search is needed."""
+    """A junior's transcript: search, read, answer. Sometimes the evidence is given and no search is needed."""
     role, goal, document = ROLES[author], item.task.goal, _document(item.task)
     final: Message = {"role": "assistant", "content": dump(answer.model_dump())}
     if rng.random() < 0.08:
@@ -132,7 +132,7 @@ def junior(
 def supervisor(
     item: GeneratedTask, proposals: dict[str, Hypothesis], chosen: Hypothesis, rng: random.Random, habits: Habits
 ) -> Transcript:
-    """Chooses blindly: every author equally often, whatever they say."""
+    """The supervisor's transcript. It chooses every author equally often, whatever the hypotheses say."""
     listed = [{"author": name, **proposals[name].model_dump()} for name in JUNIORS]
     choice = rng.choice(JUNIORS)
     answer = {
@@ -146,7 +146,7 @@ def supervisor(
 def refiner(
     item: GeneratedTask, proposals: dict[str, Hypothesis], chosen: Hypothesis, rng: random.Random, habits: Habits
 ) -> Transcript:
-    """Either repeats the hypothesis, or re-reads its evidence and corrects comparison and answer."""
+    """The refiner's transcript. It repeats the hypothesis, or re-reads its evidence and corrects it."""
     believing = rng.random() < habits.believing_refiner
     answer = chosen if believing else reread(item, chosen)
     author = next(name for name in JUNIORS if proposals[name] == chosen)
@@ -162,7 +162,7 @@ def refiner(
 
 
 def reread(item: GeneratedTask, chosen: Hypothesis) -> Hypothesis:
-    """What the quoted sentences alone support; quotes about another outcome leave the question open."""
+    """The hypothesis that the quoted sentences support. Quotes about another outcome leave the question open."""
     if chosen.evidence == [f.sentence for f in item.facts.decisive]:
         return careful(item)
     by_sentence = {f.sentence: f for f in item.facts.findings}
@@ -176,7 +176,7 @@ def reread(item: GeneratedTask, chosen: Hypothesis) -> Hypothesis:
 def designer(
     item: GeneratedTask, proposals: dict[str, Hypothesis], chosen: Hypothesis, rng: random.Random, habits: Habits
 ) -> Transcript:
-    """A protocol whose fields are concrete or, by habit, vague."""
+    """The designer's transcript: a protocol whose fields are concrete or, by `habits`, vague."""
     feedback = _feedback(rng, "a field is not concrete")
     protocol = concrete(item, chosen.answer, rng)
     if feedback is None:
@@ -186,7 +186,7 @@ def designer(
 
 
 def concrete(item: GeneratedTask, expected: Label, rng: random.Random) -> ExperimentProtocol:
-    """A protocol that names everything a reviewer looks for."""
+    """A protocol with everything that reviewers require."""
     facts = item.facts
     weeks = rng.choice((8, 12, 24, 52))
     return ExperimentProtocol(
@@ -209,7 +209,7 @@ def concrete(item: GeneratedTask, expected: Label, rng: random.Random) -> Experi
 
 
 def blur(protocol: ExperimentProtocol, rng: random.Random, habits: Habits) -> ExperimentProtocol:
-    """Make each field vague with the habits' probability."""
+    """Make each field vague with the probability in `habits`."""
     vague: dict[str, Any] = {
         "design": "a study",
         "population": "patients",
@@ -231,7 +231,7 @@ def _feedback(rng: random.Random, issue: str) -> dict[str, Any] | None:
 
 
 def stream(items: Iterator[GeneratedTask], seed: int, habits: Habits) -> Iterator[Transcript]:
-    """Endless transcripts, two for each item; each item's predecessor serves as its distractor."""
+    """Endless transcripts of the items. The distractor of an item is the item before it."""
     rng = random.Random(seed)
     previous = next(items)
     for item in items:
@@ -240,7 +240,7 @@ def stream(items: Iterator[GeneratedTask], seed: int, habits: Habits) -> Iterato
 
 
 def text_of(transcript: Transcript) -> str:
-    """All words of a transcript in a row, for training the tokenizer."""
+    """The whole text of a transcript, for training the tokenizer."""
     parts = []
     for message in transcript.messages:
         content = message["content"] or ""

@@ -1,1 +1,1 @@
-"""What is measured, and who is shown it: metrics, terminal view, Weights & Biases. Read `metrics` first."""
+"""Metrics and their displays: terminal view, Weights & Biases. Read `metrics` first."""

@@ -1,8 +1,8 @@
-"""The run's figures over time, in its metrics.jsonl: the one feed that everything that shows a run follows.
+"""The run's metrics over time in its metrics.jsonl, the one feed of all displays of a run.
 
-A line is {"time", "phase", "step", ...values}. Four names are no phases: "rollout" (one finished rollout; the step is
-its number), "protocols" (the rollouts of a phase are complete and can be read), "artifact" (a learned policy) and
-"ledger" (the last hash of the run's ledger).
+A line is {"time", "phase", "step", ...values}. Four values of "phase" are not phases: "rollout" (one finished rollout;
+the step is its number), "protocols" (the rollouts of a phase are complete and can be read), "artifact" (a learned
+policy) and "ledger" (the last hash of the run's ledger).
 """
 
 import logging
@@ -27,25 +27,25 @@ logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Shows the run elsewhere while it goes on, by following its metrics.jsonl."""
+    """Shows a run while it is running, by following its metrics.jsonl."""
 
     @property
     def name(self) -> str:
-        """How warnings call it."""
+        """Its name in warnings."""
         ...
 
     def close(self, *, interrupted: bool) -> None:
-        """No more lines will come: show what is left and end; within seconds if the user has `interrupted` the run."""
+        """Show the remaining lines and end; within seconds if the user has `interrupted` the run."""
         ...
 
 
 class Metrics:
-    """Writes the feed; threads may log at once. As a context manager it closes the sinks at the end.
+    """Writes the feed. It is thread-safe. As a context manager it closes the sinks at the end.
 
     Args:
-        run: The run. Rollouts that are in its metrics.jsonl already are not logged again.
-        sinks: What follows the feed.
-        warn: Is told of a sink that could not be closed.
+        run: The run. Rollouts that are already in its metrics.jsonl are not logged again.
+        sinks: Displays that follow the feed.
+        warn: Called with a message if a sink could not be closed.
     """
 
     def __init__(self, run: Run, sinks: Sequence[Sink] = (), warn: Callable[[str], None] = logger.warning) -> None:
@@ -56,11 +56,11 @@ class Metrics:
         self._rollouts = {line["rollout_id"] for line in run.metrics() if line.get("phase") == ROLLOUT}
 
     def log(self, phase: str, step: int | None, values: Mapping[str, Any]) -> None:
-        """Log `values` of `phase`; a value that is not finite is logged as None, because JSON has no word for it.
+        """Log `values` of `phase`. A value that is not finite is logged as None, because JSON cannot represent it.
 
         Args:
-            phase: Any name; each has its own steps.
-            step: Counts within the phase; None for what the phase as a whole came to.
+            phase: Any name. Each phase has its own steps.
+            step: Step of the phase; None for results of the whole phase.
             values: Numbers, texts, None, or mappings and lists of those.
 
         Raises:
@@ -69,22 +69,22 @@ class Metrics:
         self._run.append_metrics({"phase": phase, "step": step, **plain(values)})
 
     def rollout(self, record: RolloutRecord) -> None:
-        """Log one finished rollout with its reward and the parts of it; a second time it is left out."""
+        """Log one finished rollout with its reward and its parts. A rollout is logged only once."""
         with self._lock:
             if record.rollout_id not in self._rollouts:
                 self._rollouts.add(record.rollout_id)
                 self.log(ROLLOUT, len(self._rollouts), rollout_values(record))
 
     def protocols(self, phase: str, records: Sequence[RolloutRecord]) -> None:
-        """Tell that the rollouts of `phase`, which are recorded, are complete."""
+        """Log that the recorded rollouts of `phase` are complete."""
         self.log(PROTOCOLS, None, {"of": phase, "rollouts": len(records)})
 
     def artifact(self, policy: Policy) -> None:
-        """Tell of a learned policy."""
+        """Log a learned policy."""
         self.log(ARTIFACT, None, policy.dump())
 
     def close(self, *, interrupted: bool = False) -> None:
-        """Close the sinks; the run stays open."""
+        """Close the sinks, but not the run."""
         while self._sinks:
             sink = self._sinks.pop()
             try:
@@ -103,7 +103,7 @@ class Metrics:
 
 
 def rollout_values(record: RolloutRecord) -> dict[str, Any]:
-    """What is logged of one rollout; a rollout that failed has no reward and no parts."""
+    """The logged values of one rollout. A failed rollout has no reward and no parts."""
     fits = aligned(record)
     return {
         "rollout_id": record.rollout_id,
@@ -117,7 +117,7 @@ def rollout_values(record: RolloutRecord) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON can hold it: numbers of other libraries become Python's, and those that are not finite None."""
+    """`value` for JSON: numbers of other libraries become Python numbers, and non-finite numbers None."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What the user sees of a run: a live view in a terminal, plain lines elsewhere, and a table at the end of a phase."""
+"""Shows a run to the user: a live view in a terminal, plain lines elsewhere, and a table after each phase."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,37 +26,37 @@ from training.summary import part_means
 from training.watch.view_text import describe_versions, failure, number, result_table, running
 
 LINE_SECONDS = 10.0
-"""Without a terminal, a progress line at most this often."""
+"""Minimum interval of progress lines without a terminal."""
 
 STYLES = {"done": "green", "running": "bold", "": "dim"}
-"""How a phase's state looks."""
+"""Style of each state of a phase."""
 
 Advance = Callable[[int, str], None]
-"""Tells how much of a piece of work is done, and something about it."""
+"""Called with the number of finished steps of a work and a text about it."""
 
 
 class View(Protocol):
-    """Shows a run's progress. Phases and pieces of work may be nested; threads may call at once."""
+    """Shows a run's progress. Phases and works may be nested. It is thread-safe."""
 
     def plan(self, names: Sequence[str], done: Sequence[str] = ()) -> None:
-        """Tell the phases of the run; those in `done` were finished before."""
+        """Show the phases of the run. Those in `done` were finished before."""
         ...
 
     @contextmanager
     def phase(self, name: str, total: int, versions: Mapping[str, str], *, table: bool = True) -> Iterator[None]:
-        """Show the progress of `total` rollouts, and a table about them at the end, also of an interrupted phase.
+        """Show the progress of `total` rollouts, and a table about them at the end, even if the phase is interrupted.
 
-        `versions` are the policies' at its start; a rollout tells of newer ones.
+        `versions` are the policy versions at its start. Rollouts bring newer ones.
         """
         ...
 
     def add(self, record: RolloutRecord) -> None:
-        """One more rollout of the innermost phase has ended."""
+        """Count one finished rollout of the innermost phase."""
         ...
 
     @contextmanager
     def work(self, name: str, total: int) -> Iterator[Advance]:
-        """Show the progress of `total` steps that are no rollouts."""
+        """Show the progress of `total` steps of other work than rollouts."""
         ...
 
     def table(self, table: Table) -> None:
@@ -64,19 +64,19 @@ class View(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Tell something."""
+        """Show a message."""
         ...
 
     def warn(self, text: str) -> None:
-        """Tell that something went wrong that the run can live with."""
+        """Show a warning about a problem that does not stop the run."""
         ...
 
 
 def make_view(console: Console, runners: int) -> View:
     """The view that fits the console.
 
-    Until as many rollouts as there are `runners` have ended, it tells no time left: the first to end tells how long
-    one rollout takes, not how many end in that time.
+    It shows no remaining time until `runners` rollouts have ended. The first ends show the duration of a rollout, but
+    not yet the rate.
     """
     return LiveView(console, runners) if console.is_terminal else LineView(console, runners)
 
@@ -89,7 +89,7 @@ class Rollouts:
     records: list[RolloutRecord] = field(default_factory=list)
 
     def add(self, record: RolloutRecord) -> None:
-        """One more."""
+        """Add one finished rollout."""
         self.records.append(record)
         self.versions = record.policy_versions or self.versions
 
@@ -103,7 +103,7 @@ class LineView:
         self._phases: list[tuple[Rollouts, Lines]] = []
 
     def plan(self, names: Sequence[str], done: Sequence[str] = ()) -> None:
-        """One line."""
+        """Print one line."""
         self.note("phases: " + ", ".join(f"{name} (finished before)" if name in done else name for name in names))
 
     @contextmanager
@@ -121,7 +121,7 @@ class LineView:
                 self.table(result_table(name, rollouts.records, time.monotonic() - lines.started))
 
     def add(self, record: RolloutRecord) -> None:
-        """A line for the first rollout, every failure, the last, and now and then."""
+        """Print a line for the first and the last rollout, for every failure, and at intervals."""
         rollouts, lines = self._phases[-1]
         rollouts.add(record)
         if record.status == "failed":
@@ -130,7 +130,7 @@ class LineView:
 
     @contextmanager
     def work(self, name: str, total: int) -> Iterator[Advance]:
-        """A line for the first step, the last, and now and then."""
+        """Print a line for the first and the last step, and at intervals."""
         yield Lines(name, total, self.note).tell
 
     def table(self, table: Table) -> None:
@@ -142,12 +142,12 @@ class LineView:
         self._console.print(Text(text), soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """One line, marked."""
+        """Print one line, marked as a warning."""
         self.note(f"warning: {text}")
 
 
 class Lines:
-    """Progress of something as a line now and then."""
+    """Prints progress as lines at intervals."""
 
     def __init__(self, name: str, total: int, note: Callable[[str], None]) -> None:
         self.name = name
@@ -157,7 +157,7 @@ class Lines:
         self._first = True
 
     def tell(self, done: int, text: str, *, least: int = 1) -> None:
-        """A line, if it is time for one; with the time left once `least` are done."""
+        """Print a line if the interval is over, with the remaining time once `least` steps are done."""
         now = time.monotonic()
         if not self._first and done != self._total and now - self._last < LINE_SECONDS:
             return
@@ -168,7 +168,7 @@ class Lines:
 
 
 class TimeLeftColumn(TimeRemainingColumn):
-    """The time left, once `least` steps of a task are done, or as many as its own field "least" says."""
+    """Column with the remaining time, shown once `least` steps (or the task's field "least") are done."""
 
     def __init__(self, least: int) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class LiveView:
         self._live: Live | None = None
 
     def plan(self, names: Sequence[str], done: Sequence[str] = ()) -> None:
-        """They stand above the progress from now on."""
+        """Show the phases above the progress from now on."""
         self._plan = {name: "done" if name in done else "" for name in names}
 
     @contextmanager
@@ -223,7 +223,7 @@ class LiveView:
                 self.note(f"{name}: {len(rollouts.records)} rollouts, {running(rollouts.records)}")
 
     def add(self, record: RolloutRecord) -> None:
-        """Count it and show it."""
+        """Count the rollout and show it."""
         rollouts, bar = self._phases[-1]
         rollouts.add(record)
         self._progress.advance(bar)
@@ -233,7 +233,7 @@ class LiveView:
 
     @contextmanager
     def work(self, name: str, total: int) -> Iterator[Advance]:
-        """A bar of its own, below that of a phase."""
+        """Show a separate bar below that of the phase."""
         with self._bar(name, total, least=1) as bar:
             yield lambda done, text: self._progress.update(bar, completed=done, text=text)
 
@@ -251,7 +251,7 @@ class LiveView:
 
     @contextmanager
     def _bar(self, name: str, total: int, **fields: Any) -> Iterator[TaskID]:
-        """A bar in the live view, which is there for as long as there is any bar: rich allows one live view only."""
+        """A bar in the live view. rich allows one live view, which exists while there is any bar."""
         bar = self._progress.add_task(name, total=total, text="", **fields)
         state = self._plan.get(name)
         if state is not None:

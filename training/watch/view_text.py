@@ -1,4 +1,4 @@
-"""What the views say about rollouts: lines and the table at the end of a phase, from the figures of `summary`."""
+"""Texts of the views about rollouts: lines, and the table after a phase, from the figures of `summary`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ def running(records: Sequence[RolloutRecord]) -> str:
 
 
 def describe_versions(versions: Mapping[str, str]) -> str:
-    """Logical models with the same version are named together."""
+    """Versions in one line. Logical models with the same version are grouped."""
     names: dict[str, list[str]] = {}
     for model, version in versions.items():
         names.setdefault(version, []).append(model)

@@ -1,7 +1,7 @@
-"""A run's metrics out of Weights & Biases, as the lines of metrics.jsonl that `wandb_mirror` showed there.
+"""Reads a run's metrics from Weights & Biases as the lines of metrics.jsonl that `wandb_mirror` showed there.
 
-W&B keeps one row for each line: row n is line n, with the phase before each key and mappings flattened. What it never
-had does not come back: values that were None, artifacts, and tables of protocols.
+W&B keeps one row for each line: row n is line n, with the phase before each key and flattened mappings. Values that were
+None, artifacts and tables of protocols are missing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 KEY = "WANDB_API_KEY"
 SECONDS = 30
-"""How long W&B may take to answer one request."""
+"""Time limit of one request to W&B."""
 LONGEST = 300
-"""Characters of W&B's own words in an error."""
+"""Number of characters of W&B's text in an error."""
 MAPPINGS = ("parts", "counts", "selected_by_role")
-"""Values of metrics.jsonl that are mappings; elsewhere a slash belongs to the name, as in VeRL's "actor/entropy"."""
+"""Keys of metrics.jsonl whose values are mappings. Elsewhere a slash is part of the name: VeRL's "actor/entropy"."""
 WITHOUT_STEPS = ("gather", "gate")
-"""Phases whose lines have no step, like those of held-out stages; W&B numbers them."""
+"""Phases whose lines have no step, like those of held-out stages. W&B numbers their lines."""
 
 
 def lines_of(path: str, secrets: Mapping[str, str]) -> list[dict[str, Any]]:
     """The metrics of the W&B run at `path`, "entity/project/run".
 
     Args:
-        path: As in the address of the run's page, whose last part is the run's id.
-        secrets: With W&B's key.
+        path: Path in the address of the run's page. Its last part is the run's id.
+        secrets: Have W&B's key.
 
     Raises:
-        ConfigError: `path` has not three parts, or there is no key.
-        RunError: W&B knows no such run, refuses the key, does not answer, or the run is none of ours.
+        ConfigError: `path` does not have three parts, or there is no key.
+        RunError: W&B has no such run, refuses the key or does not answer, or Chimera did not make the run.
     """
     parts = path.strip("/").split("/")
     if len(parts) != 3 or not all(parts):
@@ -59,7 +59,7 @@ def lines_from(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if phase is None:
             continue
         step = row[step_key(phase)]
-        # The line about a phase as a whole is drawn at the phase's last step.
+        # The line about a whole phase is drawn at the phase's last step.
         whole = phase in WITHOUT_STEPS or phase.startswith(f"{GATE}-") or last.get(phase) == step
         last[phase] = step
         time = datetime.fromtimestamp(row["_timestamp"], UTC).isoformat()
@@ -68,7 +68,7 @@ def lines_from(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _phase(row: Mapping[str, Any]) -> str | None:
-    """Which phase a row is about; None if it is none of metrics.jsonl's lines."""
+    """The phase of a row; None if the row is not a line of metrics.jsonl."""
     for key in row:
         phase = key.partition("/")[0]
         if phase != PROTOCOLS and key == step_key(phase) and row[key] is not None:
@@ -102,7 +102,7 @@ def _rows(path: str, key: str) -> list[dict[str, Any]]:
 
 
 def _reason(error: BaseException) -> str:
-    """What was wrong in the first place; W&B reports many a dead network as a wrong key."""
+    """The original cause of an error: W&B often reports a dead network as a wrong key."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = " ".join(redact(f"{type(error).__name__}: {error}").split())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import wandb
 
 PARTS = "reward_parts."
-"""Attributes of the annotation with a reward's known parts when the reward itself has no value (`emit_parts`)."""
+"""Prefix of the attributes for a reward's known parts when the reward has no value (`emit_parts`)."""
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +31,12 @@ logger = logging.getLogger(__name__)
 class WandbLoggingHook(agl.Hook):
     """Logs each rollout's reward and its named parts to W&B as the rollout ends.
 
-    A process that runs rollouts makes its own W&B run when its first rollout has ended: give the runs of one training
-    a common `group`. A hook that fails, or that W&B cannot be reached from, says so once and does nothing more.
+    Each process that runs rollouts makes its own W&B run when its first rollout has ended. Give the runs of one
+    training a common `group`. If the hook fails or cannot reach W&B, it warns once and does nothing more.
 
     Args:
-        run: Log to this run, which must belong to the process that runs the rollouts.
-        init: What `wandb.init` is called with when there is no `run`.
+        run: The W&B run, which must belong to the process that runs the rollouts.
+        init: Arguments of `wandb.init` if there is no `run`.
     """
 
     def __init__(self, run: "wandb.Run | None" = None, **init: Any) -> None:
@@ -54,10 +54,10 @@ class WandbLoggingHook(agl.Hook):
         rollout: agl.Rollout,
         spans: Sequence[SpanLike],
     ) -> None:
-        """Log what the rollout's spans say of its reward."""
+        """Log the reward in the rollout's spans."""
         reward, parts = rewards(spans)
         values = {"rollout_id": rollout.rollout_id, "mode": rollout.mode, "reward": reward, "parts": parts}
-        # W&B may have to start, which takes a second, or minutes when its server does not answer.
+        # Starting W&B takes a second, or minutes if its server does not answer.
         await asyncio.to_thread(self._log_next, values)
 
     def _log_next(self, values: Mapping[str, Any]) -> None:
@@ -83,7 +83,7 @@ def _start(init: dict[str, Any]) -> "wandb.Run":
 
 
 def rewards(spans: Sequence[SpanLike]) -> tuple[float | None, dict[str, float]]:
-    """The last reward in a rollout's spans and its named parts; without a reward, the parts that are known."""
+    """The last reward in a rollout's spans and its named parts; without a reward, the known parts."""
     for span in reversed(spans):
         if dimensions := agl.get_rewards_from_span(span):
             primary, *others = dimensions

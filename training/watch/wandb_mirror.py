@@ -1,7 +1,7 @@
 """The Weights & Biases process: follows a run's metrics.jsonl and shows it as a W&B run.
 
-The W&B run's id belongs to the run directory, and line n of metrics.jsonl is row n of W&B's history. So a resumed run
-continues online after the last row that W&B has, and offline it becomes a new, complete W&B run.
+The W&B run's id is that of the run directory, and line n of metrics.jsonl is row n of W&B's history. So online a resumed
+run continues after the last row that W&B has. Offline it becomes a new, complete W&B run.
 """
 
 import json
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
     import wandb
 
 INIT_SECONDS = "30"
-"""How long W&B's server may take to answer, unless the user says otherwise; then the run is written offline."""
+"""Default limit for W&B's server to answer. After it the run is written offline."""
 OFFLINE_INIT_SECONDS = "300"
-"""Offline no server is waited for, only this machine."""
+"""Limit offline, where only this machine can be slow."""
 FINISH_SECONDS = "15"
-"""How long W&B may take to send the last rows, unless the user says otherwise."""
+"""Default limit for W&B to send the last rows."""
 LOOK_SECONDS = 0.5
 FLUSH_SECONDS = 10.0
 BLOCK = 32768
-"""W&B writes its file block by block."""
+"""Size of the blocks in which W&B writes its file."""
 COLUMNS = ("task", "goal", "answer", "decision", "label", "reward", *ExperimentProtocol.model_fields, "amendments")
 """Columns of a table of protocols."""
 
 
 @dataclass(frozen=True, slots=True)
 class WandbSpec:
-    """What to show, and where.
+    """The specification of the W&B process.
 
     Attributes:
-        folder: The run's.
-        protocols: At most so many rows in a table of protocols.
+        folder: The run's folder.
+        protocols: Largest number of rows in a table of protocols.
         config: The run's configuration, without secrets.
         environment: W&B's own variables, with its key.
     """
@@ -62,7 +62,7 @@ class WandbSpec:
 
 
 def serve(spec: WandbSpec, mode: str, orders: Connection, reports: Connection) -> None:
-    """Follow the run until `orders` is closed; what is reported is (whether W&B has started, what to tell the user)."""
+    """Follow the run until `orders` is closed. Reports are pairs: has W&B started, and a message for the user."""
     folder = spec.folder / "wandb"
     folder.mkdir(exist_ok=True)
     os.environ |= {
@@ -105,7 +105,7 @@ def sync(folder: Path) -> str:
 def start(spec: WandbSpec, mode: str) -> "wandb.Run":
     """Start or continue the W&B run.
 
-    It collects nothing by itself: no console, no code, no system metrics, nothing about the machine.
+    W&B collects nothing by itself: no console, no code, no system metrics, nothing about the machine.
     """
     import wandb
 
@@ -135,7 +135,7 @@ def start(spec: WandbSpec, mode: str) -> "wandb.Run":
 
 
 class Mirror:
-    """Shows the lines of a run's metrics.jsonl as rows of a W&B run, from the first that W&B does not have."""
+    """Shows the lines of a run's metrics.jsonl as rows of a W&B run, from the first line that W&B lacks."""
 
     def __init__(self, run: "wandb.Run", spec: WandbSpec, report: Callable[[str], None]) -> None:
         self._run = run
@@ -147,13 +147,13 @@ class Mirror:
         self._flushed = (0, -math.inf)
 
     def follow(self) -> None:
-        """Show the lines that are new."""
+        """Show new lines."""
         for line in self._lines():
             self._show(line, new=self._row >= self._run.starting_step)
             self._row += 1
 
     def flush(self) -> None:
-        """Have W&B write what it holds to its file now and then, so that `wandb leet` can show it.
+        """Make W&B write its buffer to its file at intervals, so that `wandb leet` can show it.
 
         wandb 0.28 writes a block only when it is full, later releases every 15 s (their pull request 12742): an empty
         record with a name as long as a block completes the one before. `wandb sync` reads over it.
@@ -167,7 +167,7 @@ class Mirror:
             self._flushed = (self._row, time.monotonic())
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        """New whole lines; a line that is being written is left for later."""
+        """New complete lines. A line that is being written is left for later."""
         file = self._spec.folder / "metrics.jsonl"
         if not file.exists():
             return
@@ -189,7 +189,7 @@ class Mirror:
             self._steps.log(phase, step, line, row=self._row, time=when, send=new)
 
     def _artifact(self, policy: Policy) -> None:
-        """Log the policy's files by reference: their place and checksums, no copy. W&B knows those that it has."""
+        """Log the policy's files by reference: paths and checksums, no copy. W&B recognises files that it has."""
         import wandb
 
         artifact = wandb.Artifact(f"{policy.target}-{self._run.id}", type="model", metadata=policy.dump())
@@ -209,7 +209,7 @@ class Mirror:
 
     @contextmanager
     def _optional(self, what: str) -> Iterator[None]:
-        """For these W&B asks its server, which may be gone; rows of figures wait until it is back."""
+        """Run an optional step that needs W&B's server, and only report its failure. Rows wait until the server is back."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  W&B raises anything; the figures go on
@@ -217,12 +217,12 @@ class Mirror:
 
 
 def _reason(error: Exception) -> str:
-    """The first sentence, on one line; the rest is often wrong advice."""
+    """The first sentence of an error, on one line. The rest is often wrong advice."""
     return " ".join(redact(f"{type(error).__name__}: {error}").partition(". ")[0].split())
 
 
 def protocol_rows(records: Sequence[RolloutRecord], limit: int) -> list[list[Any]]:
-    """Protocols with what became of them, best reward first: of more than `limit`, the best and the worst half."""
+    """Protocols with their results, best reward first. Of more than `limit`, half are the best and half the worst."""
     known = sorted(
         (record for record in records if record.reward is not None and "final_protocol" in record.outputs),
         key=lambda record: record.reward or 0.0,

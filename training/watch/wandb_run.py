@@ -1,11 +1,11 @@
-"""A run's Weights & Biases process, as the main process sees it: started, listened to, and ended in time.
+"""A run's Weights & Biases process, seen from the main process: starts it, listens to it, and ends it in time.
 
-What W&B shows is always in the run directory first, and W&B has a process of its own (`wandb_mirror`) that follows the
-run's metrics.jsonl: a W&B that hangs, fails or is killed costs the run nothing.
+Everything that W&B shows is first in the run directory, and a separate process (`wandb_mirror`) follows the run's
+metrics.jsonl. So if W&B hangs, fails or is killed, the run is not affected.
 
-A thread of the main process would not do, with wandb 0.28. It starts its service, `wandb-core`, with the whole
-environment of the process, secrets included, and with its terminal. Its exit handler waits for that service without a
-limit: when the service hangs, the run does not exit. And the stop button of its web page interrupts the main thread.
+A thread of the main process is not enough with wandb 0.28. It starts its service, `wandb-core`, with the process's whole
+environment, including secrets, and with its terminal. Its exit handler waits for that service without a limit: if the
+service hangs, the run does not exit. And the stop button of its web page interrupts the main thread.
 """
 
 import hashlib
@@ -26,17 +26,17 @@ from training.watch.wandb_mirror import WandbSpec, serve, sync
 
 KEY = "WANDB_API_KEY"
 CLOSE_SECONDS = 20.0
-"""How long the last of a finished run may take to be sent; what is not can be sent later."""
+"""Limit for sending the last rows of a finished run. The rest can be sent later."""
 INTERRUPTED_SECONDS = 1.5
 LISTEN_SECONDS = 0.1
 
 
 def open_sinks(run: Run, config: Config, secrets: Mapping[str, str], notify: Callable[[str], None]) -> list[Sink]:
-    """The W&B sink if `config.wandb` wants one; `notify` is told where to look, and what goes wrong."""
+    """The W&B sink, if `config.wandb` asks for one. `notify` gets the run's address and errors."""
     settings = config.wandb
     if settings.mode == "disabled":
         return []
-    # Not left to be inherited: the process is forked from one that may have been started before they were set.
+    # Pass them explicitly: the process is forked from one that may have started before they were set.
     environment = {name: value for name, value in os.environ.items() if name.startswith("WANDB_")}
     if KEY in secrets:
         environment[KEY] = secrets[KEY]
@@ -54,7 +54,7 @@ def open_sinks(run: Run, config: Config, secrets: Mapping[str, str], notify: Cal
 
 
 def run_id(run: Run) -> str:
-    """The id of the W&B run: the same for as long as the run directory exists."""
+    """The id of the W&B run, which stays the same for a run directory."""
     environment = (run.path / "environment.json").read_bytes()
     return hashlib.sha256(run.name.encode() + environment).hexdigest()[:8]
 
@@ -63,9 +63,9 @@ class WandbSink:
     """The W&B process of a run.
 
     Args:
-        spec: What to show where.
+        spec: Specification of the process.
         modes: W&B's modes to try, one after another, until one starts.
-        notify: Is told where to look, and what goes wrong.
+        notify: Called with the run's address and with errors.
     """
 
     name = "W&B"
@@ -81,11 +81,11 @@ class WandbSink:
 
     @property
     def pid(self) -> int | None:
-        """The W&B process; None until there is one."""
+        """Id of the W&B process; None until it is started."""
         return None if self._child is None else self._child.pid
 
     def close(self, *, interrupted: bool) -> None:
-        """Let the process send what is left; after the time limit it is killed."""
+        """Let the process send the remaining rows. After the time limit it is killed."""
         self._closing.set()
         self._watcher.join(INTERRUPTED_SECONDS if interrupted else CLOSE_SECONDS)
         if self._watcher.is_alive():
@@ -114,7 +114,7 @@ class WandbSink:
                 return
 
     def _listen(self, child: forks.Fork, reports: Connection, orders: Connection) -> None:
-        """Pass on what the process reports until it has ended."""
+        """Pass on the process's reports until it has ended."""
         reported = False
         while True:
             if self._closing.is_set():

@@ -1,4 +1,4 @@
-"""Weights & Biases with named steps: every phase of a run is drawn over its own."""
+"""Weights & Biases with named steps: every phase of a run is drawn over its own steps."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class PhaseSteps:
-    """Logs to one W&B run, where every phase has its own step."""
+    """Logs to one W&B run in which every phase has its own steps."""
 
     def __init__(self, run: "wandb.Run") -> None:
         self._run = run
@@ -32,11 +32,11 @@ class PhaseSteps:
 
         Args:
             phase: The prefix of the keys.
-            step: The phase's own step; None is the phase's last step, or the next number if it has no steps.
+            step: The phase's step; None: the phase's last step, or the next number if it has no steps.
             values: Numbers, texts, or mappings and lists of those; None is left out.
-            row: Which row of W&B's history this is; the next one for None.
-            time: When it was; now for None.
-            send: False only takes note of the step: W&B has the row already.
+            row: Row of W&B's history; None: the next row.
+            time: Time of the values; None: now.
+            send: False: only note the step, because W&B has the row already.
         """
         if phase not in self._steps:
             self._run.define_metric(step_key(phase))
@@ -53,12 +53,12 @@ class PhaseSteps:
 
 
 def step_key(phase: str) -> str:
-    """The key that a phase's values are drawn over."""
+    """The key of the x axis of a phase's values."""
     return f"{phase}/index" if phase == ROLLOUT else f"{phase}/step"
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Keys with slashes instead of nesting; items of lists are named by their position, and None is left out."""
+    """Flatten nested values to keys with slashes. List items are named by their index, and None is left out."""
     for key, value in values.items():
         if isinstance(value, list | tuple):
             value = dict(enumerate(value))

@@ -1,7 +1,7 @@
 """The gateway: attributes each model call to its rollout, forwards it, and records the exchange before answering.
 
-Every answer that a caller got is in the store. So nothing is lost when the gateway is killed: a caller without an answer
-asks again. A failed call is passed on with the server's status and text, and the caller may repeat it.
+Every answer that a caller got is in the store. So nothing is lost when the gateway is killed: a caller without an
+answer asks again. A failed call is passed on with the server's status and text, and the caller may repeat it.
 """
 
 import asyncio
