@@ -1,4 +1,4 @@
-"""What several runs show together: study.json, a pure function of their reports.
+"""Builds study.json, the comparison over several runs, as a pure function of their reports.
 
 A comparison is of two systems on the same tasks, in every run: stages of a run, or a baseline and the last stage. Each
 metric has the mean difference with its interval over runs and tasks (`evaluation.seeds.crossed`), the interquartile
@@ -36,13 +36,13 @@ from evaluation.seeds.runs import FINAL, Key, SeedRun
 
 FORMAT, VERSION = "chimera-study", 1
 METRICS = ("reward", "alignment", MACRO_F1, "decision_alignment")
-"""What a study compares, in this order, where the reports have it."""
+"""The metrics that a study compares, in this order, if the reports have them."""
 
 Kind = Literal["whole", "sequence", "alone", "baseline"]
 Table: TypeAlias = Mapping[str, tuple[float, float]]
-"""By task: the value before and the value after."""
+"""Value before and value after, by task."""
 Side: TypeAlias = Callable[[Numbers, Literal[0, 1]], float]
-"""From a run's totals, of shape (1, columns), to its value before (0) or after (1)."""
+"""Maps a run's totals, of shape (1, columns), to its value before (0) or after (1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ class Pair:
 
 
 def build(runs: Sequence[SeedRun]) -> dict[str, Any]:
-    """The study of `runs`: plain data, as study.json holds it.
+    """The study of `runs`: the plain data of study.json.
 
     Args:
-        runs: All with the same settings but for their seeds.
+        runs: Runs whose settings differ only in the seeds.
 
     Raises:
         ValueError: There are no runs.
@@ -105,7 +105,7 @@ def by_data_seed(runs: Sequence[SeedRun]) -> dict[int, list[SeedRun]]:
 
 
 def pairs_of(runs: Sequence[SeedRun]) -> list[Pair]:
-    """What is compared: the whole run, each phase in the sequence, each alone, and each baseline with the end."""
+    """The comparisons: the whole run, each phase in the sequence, each alone, each baseline with the final stage."""
     phases = list(dict.fromkeys(phase for run in runs for phase in run.phases if phase in run.learning))
     baselines = dict.fromkeys(name for run in runs for name in run.report["baselines"])
     steps = zip([BASE, *phases], phases, strict=False)
@@ -190,7 +190,7 @@ def _figures(
         difference: After minus before, from totals.
         side: The value before (0) or after (1), from totals.
         settings: Of intervals.
-        shares: The comparison, where the values are shares in [0, 1] of which those of no task may differ; else None.
+        shares: The comparison, if the values are shares in [0, 1], which may be equal for all tasks; else None.
     """
     shapes = [array.shape[:2] for array in arrays]
     bootstrap = _bootstrap(settings)
@@ -223,7 +223,7 @@ def _figures(
 
 
 def _of_tasks(row: Numbers, difference: Statistic, run: SeedRun) -> Mean:
-    """A run's difference with its interval over tasks, as the run's own report has it; `row` as one of `_figures`."""
+    """A run's difference with its interval over tasks, as in the run's report. `row`: one of `_figures`."""
     own = run.report["settings"]
     return bootstrap_statistic(row[row.any(axis=1)], difference, **{**_bootstrap(own), "seed": own["seed"]})
 
@@ -231,9 +231,9 @@ def _of_tasks(row: Numbers, difference: Statistic, run: SeedRun) -> Mean:
 def _unless_unseen(
     found: dict[str, Any], runs: Sequence[SeedRun], shares: Pair | None, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The same figures; where two stages differ on no task, with the bound for what so many tasks may not have shown.
+    """The figures. If two stages differ on no task, with the bound of the share of tasks that may still differ.
 
-    Resampling could only repeat the zeros. Two names of one stage have no difference, and no interval around it.
+    Resampling could only repeat the zeros. Two names of the same stage have no difference and no interval.
     """
     if shares is None or found["low"] is None or not found["low"] == found["high"] == 0:
         return found
@@ -253,7 +253,7 @@ def _tasks(group: Sequence[SeedRun]) -> list[str]:
 
 
 def _table(pair: Pair, run: SeedRun, metric: str) -> Table:
-    """By task, the means before and after over the repeats that have a value in both."""
+    """Means before and after by task, over the repeats that have a value in both."""
     after = run.values(_stage(run, pair.after), metric)
     if pair.kind != "baseline":
         before = run.values(_stage(run, pair.before), metric)
@@ -277,7 +277,7 @@ def _stage(run: SeedRun, wanted: str) -> str:
 
 
 def _over_repeats(values: Mapping[Key, float]) -> dict[Key, float]:
-    """The mean of each task's repeats, as repeat 0: a baseline has no repeats in a report."""
+    """The mean over each task's repeats, stored as repeat 0, because baselines have no repeats in a report."""
     of_task: dict[str, list[float]] = {}
     for (task, _), value in values.items():
         of_task.setdefault(task, []).append(value)
@@ -297,7 +297,7 @@ def _mean_rows(before: Numbers, after: Numbers) -> Numbers:
 
 
 def _f1_rows(pair: Pair, group: Sequence[SeedRun]) -> list[Numbers]:
-    """For each run shape (tasks, 18): what each task adds to the totals of macro-F1, before and after."""
+    """For each run, shape (tasks, 18): contribution of each task to the totals of macro-F1, before and after."""
     tasks = _tasks(group)
     found: list[Numbers] = []
     for run in group:

@@ -4,7 +4,7 @@ Runs of one data seed differ in their training seed and share their test tasks, 
 
     x[run, task] = mean + effect of the run + effect of the task + the rest.
 
-Pooling all pairs (run, task) as if they were independent forgets both effects, and its intervals are too narrow. Here
+Pooling all pairs (run, task) as if they were independent ignores both effects and gives too narrow intervals. Here
 runs and tasks are resampled separately, each with all of its values (the pigeonhole bootstrap: Owen 2007, Annals of
 Applied Statistics 1, 386), and a third time together. The variances of the three give
 
@@ -14,7 +14,7 @@ Applied Statistics 1, 386), and a third time together. The variances of the thre
 Statistics 29, 238). Each is multiplied by n / (n - 1), because resampling n cases shows (n - 1) / n of their variance.
 V is at least c: no effect has a negative variance.
 
-Five runs tell little of their own variance. So the interval is the estimate -+ t sqrt(V) with Cochran's t (Cochran and
+Five runs say little about their variance. So the interval is the estimate -+ t sqrt(V) with Cochran's t (Cochran and
 Cox 1957, section 4.14), the mean of Student's t for the runs and for the tasks with weights a and b. In simulations
 (`python -m benchmarks.coverage`) an interval of 95 % covers 94 to 97 % with 3 to 10 runs and 200 tasks that differ, and
 up to 99 % where neither runs nor tasks differ. Percentiles of the same bootstrap cover too little where runs differ.
@@ -52,7 +52,7 @@ class Draw:
 
 
 Estimate: TypeAlias = Callable[[Sequence[Draw]], Numbers]
-"""From one draw for each data seed to one value for each resample."""
+"""Maps one draw for each data seed to one value for each resample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Interval:
         runs: Number of runs, of all data seeds.
         tasks: Number of tasks, of all data seeds.
         error_runs: Standard error that comes from runs alone; None where there is no interval.
-        error_tasks: From tasks alone.
+        error_tasks: Standard error that comes from tasks alone.
     """
 
     value: float
@@ -79,13 +79,13 @@ class Interval:
     error_tasks: float | None = None
 
     def within(self, least: float, most: float) -> "Interval":
-        """The same, with ends that lie where the estimate can."""
+        """The same interval, with ends limited to the possible values of the estimate."""
         if self.low is None or self.high is None:
             return self
         return replace(self, low=max(self.low, least), high=min(self.high, most))
 
     def dump(self) -> dict[str, float | int | None]:
-        """As study.json holds it."""
+        """The plain data of study.json."""
         return asdict(self)
 
 
@@ -112,9 +112,9 @@ def interquartile_mean(groups: Sequence[Numbers], statistic: Statistic) -> Estim
 
 
 def probability_of_improvement(before: Sequence[Numbers], after: Sequence[Numbers]) -> Estimate:
-    """The probability that a run after does better on a task than a run before; a tie counts one half.
+    """The probability that a run of `after` is better on a task than a run of `before`; a tie counts one half.
 
-    As `rliable` has it (Agarwal et al. 2021): on each task every run of one side meets every run of the other.
+    As in `rliable` (Agarwal et al. 2021): on each task every run of one side is compared with every run of the other.
 
     Args:
         before: For each data seed an array of shape (runs, tasks); NaN where a run has no value for a task.
@@ -139,7 +139,7 @@ def probability_of_improvement(before: Sequence[Numbers], after: Sequence[Number
 def crossed_interval(
     estimate: Estimate, shapes: Sequence[tuple[int, int]], *, confidence: float, resamples: int, seed: int
 ) -> Interval:
-    """An estimate with its interval over runs and tasks, as the module's docstring tells.
+    """An estimate with its interval over runs and tasks (see the module's docstring).
 
     Args:
         estimate: Of resampled runs and tasks; NaN where a run has no value for any drawn task, which is left out.
@@ -175,9 +175,9 @@ def crossed_interval(
 
 
 def over_data_seeds(estimates: Sequence[float], *, confidence: float) -> tuple[float, float] | None:
-    """Student's interval for the mean of all data sets that could have been, from one estimate for each data seed.
+    """Student's interval for the mean over the population of data sets, from one estimate for each data seed.
 
-    None with fewer than two. From two it is very wide: one degree of freedom.
+    None with fewer than two estimates. With two it is very wide: one degree of freedom.
     """
     count = len(estimates)
     if count < 2:
@@ -200,8 +200,8 @@ def _run_scores(groups: Sequence[Numbers], statistic: Statistic, draws: Sequence
 
 
 def _duels(before: Numbers, after: Numbers) -> tuple[Numbers, Numbers]:
-    """Shape (runs, runs, tasks) each: what every run after gets against every run before, and whether both have a
-    value."""
+    """Two arrays of shape (runs, runs, tasks): score of each run after against each run before, and whether both have
+    a value."""
     old, new = before[None, :, :], after[:, None, :]
     met = ~(np.isnan(old) | np.isnan(new))
     return np.where(met, (new > old) + 0.5 * (new == old), 0.0), met.astype(float)

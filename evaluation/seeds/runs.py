@@ -1,6 +1,6 @@
-"""The reports of several runs, as a study reads them: which stage is meant, and its value on each task.
+"""Reads the reports of several runs for a study: finds the stages and their values on each task.
 
-Nothing is computed from anything but report.json.
+Everything is computed from report.json alone.
 """
 
 from collections.abc import Mapping
@@ -60,7 +60,7 @@ class SeedRun:
 
     @cached_property
     def sequence(self) -> dict[str, str]:
-        """The stages of the run's sequence, by the phase after which they were live: their names in the report."""
+        """Names in the report of the stages of the run's sequence, by the phase after which they were live."""
         return {
             stage.get("own_name") or stage["name"]: stage["name"]
             for stage in self.report["plan"]["stages"]
@@ -79,16 +79,16 @@ class SeedRun:
 
     @cached_property
     def learning(self) -> set[str]:
-        """The phases that learned something, whether it stayed live or not, as far as the report is about them."""
+        """The phases in the report that learned a policy, whether it stayed live or not."""
         alone = {
             stage["name"].removeprefix(ALONE) for stage in self.report["plan"]["stages"] if stage["kind"] == "alone"
         }
         return {*self.sequence, *self.rolled_back, *alone} - {BASE}
 
     def stage(self, wanted: str) -> str | None:
-        """The name in the report of the stage that is meant; None if the report has no such stage.
+        """The name of stage `wanted` in the report; None if the report has no such stage.
 
-        Where the gate rolled a phase back, the stage after it is what stayed live, and its policy alone is the base.
+        If the gate rolled a phase back, the stage after it is the one that stayed live, and "only-<phase>" is the base.
 
         Args:
             wanted: "base", "final", a phase, or "only-<phase>".
@@ -127,13 +127,13 @@ class SeedRun:
         return {(row["task"], row["repeat"]): row["answer"] for row in rows}
 
     def baseline(self, name: str) -> dict[Key, float]:
-        """Share of a baseline's right answers to each task that it was asked; empty if the report has no such baseline.
+        """A baseline's share of right answers to each task that it was asked; empty if the report lacks the baseline.
 
-        A report holds them beside those of its last stage.
+        A report stores them together with those of its last stage.
         """
         pairs = [rows for pair, rows in self.report["pairs"].items() if pair.partition(":")[0] == name]
         return {(task, 0): fit for task, _, _, fit, _ in pairs[0] if fit is not None} if pairs else {}
 
 
 NEEDED = ("run", "settings", "plan", "metrics", "outcomes", "baselines", "pairs", "written")
-"""What a study takes from a report."""
+"""The parts of a report that a study reads."""

@@ -1,4 +1,4 @@
-"""A study as people read it: study.md, tables for a terminal of 80 columns, and what has to be kept in mind."""
+"""A study for readers: study.md, tables for a terminal of 80 columns, and notes on the limits."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from rich.table import Table
 SHOWN = ("reward", "alignment")
 """The metrics of the terminal's first table; study.md has all."""
 CLOSE = 30
-"""Below so many tasks an interval by bootstrap is rough."""
+"""With fewer tasks a bootstrap interval is rough."""
 
 
 def about(study: Mapping[str, Any]) -> str:
-    """How much the study rests on, in one sentence."""
+    """Number of runs and tasks of the study, in one sentence."""
     counts = study["counts"]
     parts = [
         _count(counts["runs"], "run"),
@@ -25,7 +25,7 @@ def about(study: Mapping[str, Any]) -> str:
 
 
 def notes(study: Mapping[str, Any]) -> list[str]:
-    """What a reader has to keep in mind, one sentence each."""
+    """The limits that a reader should know, one sentence each."""
     counts, runs = study["counts"], study["runs"]
     level = f"{100 * study['settings']['confidence']:g} %"
     found: list[str] = []

@@ -1,8 +1,8 @@
-"""The model calls in a trace, with their token ids and the role that made each, and the outcome of its attempts.
+"""The model calls in a trace with token ids and roles, and the outcomes of its attempts.
 
-A trace holds two kinds of spans: ours, one for each visit of a role, which lists the ids of the responses it got; and
-the gateway's, one for each exchange, which holds messages and token ids under its response id. They are joined by that
-id, never by time or by a framework's names.
+A trace holds two kinds of spans. We make one for each visit of a role, with the ids of its responses. The gateway makes
+one for each exchange, with messages, token ids and the response id. They are joined by this id, never by time or by a
+framework's names.
 """
 
 import ast
@@ -18,10 +18,10 @@ RESPONSE_ID = f"{RAW}id"
 
 @dataclass(frozen=True, slots=True)
 class TracedCall:
-    """One exchange with a model: what was sent, what came back, and who asked.
+    """One exchange with a model: request, response and role.
 
-    `prompt_ids` and `response_ids` are as the server sampled them, None when it does not return them. `attempt_id` is
-    the rollout's attempt, `attempt` the try of this visit within it, from 1.
+    `prompt_ids` and `response_ids` are from the server; None if it does not return them. `attempt_id` is the rollout's
+    attempt. `attempt` is the attempt of this visit within it, from 1.
     """
 
     response_id: str
@@ -40,7 +40,7 @@ class TracedCall:
 
     @property
     def tools(self) -> list[dict[str, Any]] | None:
-        """OpenAI schemas of the tools that were offered, parsed here because most readers need none of it."""
+        """OpenAI schemas of the offered tools, parsed only here because most readers do not need them."""
         return _plain(self.offered)
 
 
@@ -57,12 +57,12 @@ def model_calls(
 ) -> list[TracedCall]:
     """Every attributed model call of a trace, once each, in the order of the gateway's sequence numbers.
 
-    A call whose exchange is not in the trace is left out, and so are all calls that share a response id within an
-    attempt (some servers draw ids from a small range): nobody can tell which exchange is whose.
+    A call whose exchange is not in the trace is left out. So are all calls that share a response id within an attempt
+    (some servers draw ids from a small range), because their exchanges cannot be told apart.
 
     Args:
         spans: The trace.
-        roles: Only calls of these roles; those of others are not even parsed.
+        roles: Only calls of these roles. Others are not parsed.
         attempt_id: Only calls of this attempt of the rollout.
     """
     asked: dict[tuple[str, str], SpanLike | None] = {}
@@ -82,13 +82,13 @@ def model_calls(
 
 
 def untraced(spans: Sequence[SpanLike]) -> set[str]:
-    """Response ids that a role got but whose exchange is not in the trace (yet: the gateway writes it just after)."""
+    """Response ids of visits whose exchange is not in the trace (yet: the gateway may write it just after)."""
     exchanges = {span.attributes.get(RESPONSE_ID) for span in spans if span.name == EXCHANGE}
     return {response for _, responses in visits(spans) for response in responses} - exchanges
 
 
 def outcome(spans: Sequence[SpanLike], attempt_id: str) -> dict[str, Any] | None:
-    """What the runner reported of this attempt; None when it could not, for example because it was killed."""
+    """The outcome that the runner reported of this attempt; None if it reported none, for example if it was killed."""
     for span in reversed(spans):
         if span.attempt_id == attempt_id and _is_outcome(span):
             return json.loads(span.attributes[OBJECT_JSON])
@@ -134,5 +134,5 @@ def _plain(value: Any) -> Any:
 
 
 def _numbers(value: Any) -> list[int] | None:
-    """A list of whole numbers is the same text in Python and in JSON, which is read twenty times faster."""
+    """Parse a list of whole numbers as JSON, which has the same text and is twenty times faster to read."""
     return json.loads(value) if isinstance(value, str) and value.startswith("[") else _plain(value)

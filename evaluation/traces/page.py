@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 TEMPLATE = "trace.html.j2"
 SURPRISE = 4.0
-"""A log-probability of minus this, and any lower one, is drawn in full strength: one in 55."""
+"""Tokens with a log-probability of minus this (one in 55) or lower are drawn in full strength."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of a senior's answer, as it is drawn.
+    """One token of a senior's answer for drawing.
 
     Attributes:
         colour: How strong its advantage is, from 0 to 1 of the largest in the rollout.
@@ -84,14 +84,14 @@ def _tokens(call: Call, texts: Sequence[str] | None, largest: float) -> list[Tok
 
 
 def advantages(tokens: Sequence[Token]) -> str:
-    """The advantage of a call's tokens, or its range where they differ, as with gae."""
+    """The advantage of a call's tokens, or its range if tokens differ, as with gae."""
     values = [token.advantage for token in tokens]
     lowest, highest = min(values), max(values)
     return f"advantage {lowest:+.3f}" if lowest == highest else f"advantages from {lowest:+.3f} to {highest:+.3f}"
 
 
 def _share(value: float) -> float:
-    """The size of `value`, at most 1; 0 for what is no number."""
+    """The absolute value of `value`, at most 1; 0 if it is not finite."""
     return round(min(abs(value), 1.0), 3) if math.isfinite(value) else 0.0
 
 
@@ -122,4 +122,4 @@ _FUNCTIONS = (
     trace_text.gist,
     trace_text.number,
 )
-"""What the template calls besides."""
+"""Functions for the template."""

@@ -1,4 +1,4 @@
-"""The spans of a rollout's trace, on disk and as they are made.
+"""Reads, writes and makes the spans of a rollout's trace.
 
 A rollout through Agent Lightning's runners has the spans of its tracer and of the gateway; one that the main process
 makes has the same spans, made here. Both are written in one form. The names are those of agentlightning 0.3.0
@@ -50,7 +50,7 @@ _KEPT_ATTRIBUTES = ("agentlightning.", "exception.", "gen_ai.", "llm.", "role", 
 
 
 class SpanLike(Protocol):
-    """What is read of a span: ours has it, and Agent Lightning's too."""
+    """The attributes of a span that are read. Our spans and Agent Lightning's have them."""
 
     @property
     def rollout_id(self) -> str:
@@ -152,7 +152,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def is_kept(name: str) -> bool:
-    """Whether spans of this name are written."""
+    """True if spans of this name are written."""
     return name.startswith("agentlightning.") or name in _KEPT_SPANS
 
 
@@ -240,7 +240,7 @@ def _span(at: Position, name: str, attributes: Mapping[str, Any], status: Status
 
 
 def _in_words(failure: Exception) -> str:
-    """As OpenTelemetry writes it."""
+    """The failure in OpenTelemetry's form."""
     return f"{type(failure).__name__}: {failure}"
 
 

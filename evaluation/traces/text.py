@@ -75,7 +75,7 @@ def facts(tree: Tree) -> list[tuple[str, str]]:
 
 
 def title(visit: Visit) -> str:
-    """Who, and for which time."""
+    """Title of a visit: role and visit number."""
     again = f", visit {visit.number}" if visit.number > 1 else ""
     tries = f", try {visit.attempt}" if visit.attempt > 1 or visit.broken else ""
     return f"{visit.role}{again}{tries}"
@@ -89,7 +89,7 @@ def player(visit: Visit) -> str:
 
 
 def reason(visit: Visit) -> str | None:
-    """Why a visit is a revision; None when it is none."""
+    """Why a visit is a revision; None if it is not a revision."""
     if not visit.because:
         return None
     reviews = " and ".join(f"{name} ({review['severity']})" for name, review in visit.because.items())
@@ -120,7 +120,7 @@ def tool_line(tool: ToolCall) -> str:
 
 
 def tool_texts(answer: str) -> list[tuple[str, str]]:
-    """What a tool told the model: each passage under its id, an error under that name, other text as it is."""
+    """A tool's answer in parts: each passage under its id, an error as "error", other text unchanged."""
     try:
         told = json.loads(answer)
     except ValueError:
@@ -164,7 +164,7 @@ def field_lines(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def selection_lines(selection: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Who chose among the hypotheses, and with which probabilities."""
+    """Lines on who chose among the hypotheses, and with which probabilities."""
     found = [("chosen", str(selection["author"])), ("policy", str(selection["policy"]))]
     if selection["preferred"] is not None:
         found.append(("the model preferred", str(selection["preferred"])))
@@ -175,7 +175,7 @@ def selection_lines(selection: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def number(value: float | None) -> str:
-    """Three decimals, or that there is none."""
+    """A number with three decimals; "none" for None."""
     return "none" if value is None else f"{value + 0.0:.3f}"  # 0.0 is added because a penalty of nothing is -0.0.
 
 
@@ -232,7 +232,7 @@ def token_ids(call: Call) -> list[int | None]:
 
 
 def by_id(token: int | None) -> str:
-    """What stands for a token whose text is not known."""
+    """Text for a token whose text is unknown."""
     return "[?]" if token is None else f"[{token}]"
 
 

@@ -1,4 +1,4 @@
-"""What was learned from token by token: one file for each update, one line for each call.
+"""Records of the tokens that PPO learned from: one file for each update, one line for each call.
 
 <run>/phases/<phase>/tokens-<step>.jsonl.gz
 """

@@ -1,4 +1,4 @@
-"""One rollout as a tree: visits of roles in the order in which they began, their model calls, the tools those called.
+"""One rollout as a tree: visits of roles in the order of their beginning, their model calls, and tool calls.
 
 Three sources are put together: the trace (messages, token ids, times), the runner's own record of each call (it is in
 the trace's outcome) and, for a rollout that PPO learned from, the token records of its update.
@@ -156,7 +156,7 @@ def tree(record: RolloutRecord, spans: Sequence[Span], tokens: Sequence[TokenRec
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
-    """What calls are made from, each by its own key."""
+    """The sources of calls, each by its key."""
 
     exchanges: Mapping[str, TracedCall]
     records: Mapping[str, ModelCall]
@@ -200,7 +200,7 @@ def _visit(
     for step, response in enumerate(responses, start=1):
         following = sources.exchanges.get(responses[step]) if step < len(responses) else None
         call = _call((role, number, attempt, step), response, sources, following, shown)
-        # The answer itself comes back as a message of the next call, which is no news.
+        # The answer is also a message of the next call, where it is not new.
         shown = len(call.exchange.messages) + 1 if call.exchange else shown
         calls.append(call)
     for record in sources.failed.get((role, number, attempt), ()):

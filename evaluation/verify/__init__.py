@@ -1,1 +1,1 @@
-"""Whether a report happened and is true. Read `check` first."""
+"""Checks that a report is true. Read `check` first."""

@@ -1,6 +1,6 @@
-"""What stands beside the figures of a report, made again: rollouts from their traces, scores, baselines.
+"""Recomputes the data behind a report: rollouts from their traces, scores, baselines.
 
-Each function gives one sentence for whatever comes out otherwise.
+Each function returns one sentence for each difference.
 """
 
 import math
@@ -28,13 +28,13 @@ from evaluation.traces.calls import last_outcome, model_calls, untraced
 from evaluation.verify.replay import Replay
 
 REPORTED = ("outputs", "reward", "parts", "counts", "tokens", "visits", "weights_versions", "seconds", "error")
-"""Fields of a record that are the trace's outcome, word for word."""
+"""Fields of a record that must equal those of the trace's outcome."""
 TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What is wrong with the rollouts of a report, and how many of them could be replayed."""
+    """Problems of the rollouts of a report, and the number of replayed rollouts."""
 
     problems: list[str]
     replayed: int
@@ -42,9 +42,9 @@ class Checked:
 
 
 async def rollouts(study: Study, dataset: Dataset) -> Checked:
-    """Compare every rollout of a study with its task, its trace, and what its trace comes to when it is replayed.
+    """Compare every rollout of a study with its task, its trace, and the result of replaying its trace.
 
-    What failed is not replayed, nor is a rollout of whose trace an exchange never arrived, as its record says.
+    Failed rollouts are not replayed, nor are rollouts whose record says that an exchange is missing from the trace.
     """
     tasks = {task.id: task for task in dataset.tasks}
     replay, problems, replayed, seen = Replay(study.config), [], 0, dict[str, str]()
@@ -66,7 +66,7 @@ async def rollouts(study: Study, dataset: Dataset) -> Checked:
 
 
 def _unlike_task(record: RolloutRecord, seed: int, task: ResearchTask) -> Iterator[str]:
-    """Whether a record says of its task what the data says, and had the seed that this rollout must have."""
+    """Differences between a record's task and the data, and a wrong seed."""
     wanted = RolloutInput.of(task, GATE, record.repeat, seed)
     stated = {"source": task.source, "level": task.level, "label": task.label, "seed": wanted.seed}
     for name, value in stated.items():
@@ -79,7 +79,7 @@ def _unlike_task(record: RolloutRecord, seed: int, task: ResearchTask) -> Iterat
 
 
 def _unlike_stage(record: RolloutRecord, stage: Stage) -> Iterator[str]:
-    """Whether the hypothesis was selected by the stage's policy, or by the supervisor's model where there is none."""
+    """A sentence if the chooser of the hypothesis differs from the stage's: its policy or the supervisor's model."""
     wanted = next((one.version for one in stage.policies if one.part == "choice"), BY_MODEL)
     selection = record.outputs.get("selection") or {}
     made = selection.get("policy", wanted)
@@ -92,7 +92,7 @@ def _unlike_stage(record: RolloutRecord, stage: Stage) -> Iterator[str]:
 async def _unlike_trace(
     record: RolloutRecord, folder: Path, replay: Replay, task: ResearchTask
 ) -> tuple[list[str], bool]:
-    """Whether record and trace say the same, and the trace replayed as well; and whether it was."""
+    """Differences between record, trace and replayed trace, and True if the trace was replayed."""
     if record.trace is None:
         lost = record.status == "failed" and record.seconds is None
         return ([] if lost else ["it has no trace"]), False
@@ -130,7 +130,7 @@ async def _unlike_trace(
 
 
 def scores(study: Study) -> Iterator[str]:
-    """Scores by the checklist and by the rubric, which need no model."""
+    """Recompute scores of the checklist and of the rubric, which need no model."""
     records = {record.rollout_id: record for answers in study.answers.values() for record in answers.records}
     for one in study.audit.values():
         record = records.get(one.subject)
@@ -150,7 +150,7 @@ def scores(study: Study) -> Iterator[str]:
 
 
 def baselines(study: Study, dataset: Dataset) -> Iterator[str]:
-    """The baselines that need no model."""
+    """Recompute the baselines that need no model."""
     known = {task.id: task for task in dataset.tasks}
     tasks = [known[task.id] for task in study.plan.tasks]
     recorded = {(one.baseline, one.task_id, one.repeat): one for one in study.baselines}
@@ -163,7 +163,7 @@ def baselines(study: Study, dataset: Dataset) -> Iterator[str]:
 
 
 def alike(stated: Any, found: Any) -> bool:
-    """Whether two JSON values are the same; numbers may differ by `TOLERANCE`."""
+    """True if two JSON values are equal. Numbers may differ by `TOLERANCE`."""
     return not any(True for _ in _unlike("", stated, found))
 
 

@@ -1,9 +1,9 @@
-"""What an evaluation was asked for: the ledger records it beside its report's hashes, and the plan follows from it.
+"""The arguments of an evaluation. The ledger records them with the report's hashes, and they determine the plan.
 
     {"event": "evaluated", "asked": {...}, "evaluation": {...}, "report": {"folder": ..., "files": {name: SHA-256}}}
 
-A plan is never taken from a report: which tasks and stages there are follows from the run's configuration, its data and
-its ledger, as far as it went then.
+A plan is never read from a report. Its tasks and stages follow from the run's configuration, its data and its ledger
+at that time.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ ELSEWHERE = "elsewhere"
 
 @dataclass(frozen=True, slots=True)
 class AskedEvaluation:
-    """The arguments of an evaluation that decide what it is about.
+    """The arguments of an evaluation that determine its tasks and stages.
 
     Attributes:
         split: Whose tasks.
@@ -134,7 +134,7 @@ def hashes_of(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class RunThen(Run):
-    """A run as it was when its ledger had `size` bytes: what was written later is not read."""
+    """A run as it was at an entry of its ledger. Later writes are not read."""
 
     called: str = ""
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -158,9 +158,9 @@ class RunThen(Run):
         return self.called
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """As for `Run`, and no further than the ledger went then."""
+        """As in `Run`, up to the ledger's end at that time."""
         return read_events(self.path / LEDGER, end=self.sizes[LEDGER])
 
     def lines(self, file: str) -> Iterator[dict[str, Any]]:
-        """As for `Run`, and no further than the file went then."""
+        """As in `Run`, up to the file's end at that time."""
         return read_lines(self.path / file, end=self.sizes.get(file, 0))

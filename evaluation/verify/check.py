@@ -1,7 +1,7 @@
-"""Is a report true? It must be the one that was written, of a run that is as it was, and come out again when computed.
+"""Checks a report: its bytes and its run must be unchanged, and computing it again must give the same report.
 
-Nothing is taken from the report: what was asked stands in the run's ledger, a hash chain that also holds the hash of
-every file. So, in this order: the ledger, the run's files, the report's bytes, then every number, text and rollout.
+Nothing is taken from the report: the evaluation's arguments are in the run's ledger, a hash chain that also holds the
+hash of every file. Checks in order: the ledger, the run's files, the report's bytes, every number, text and rollout.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from evaluation.verify.asked import EVALUATED, Evaluated, RunThen, folder_in, ha
 from evaluation.verify.impossible import impossible
 
 TOLERANCE = 1e-9
-"""Sums may be added up in another order on another machine."""
+"""Tolerance for numbers: another machine may add in another order."""
 NOT_COMPARED = ("plots", "written", "run.path")
 """Drawings are compared byte by byte, the time of writing with the ledger; the run may have been moved since."""
 SHOWN = 200
@@ -39,14 +39,14 @@ SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What came of it.
+    """Result of a verification.
 
     Attributes:
-        problems: What is wrong, one sentence each; empty when the report is true.
+        problems: The problems, one sentence each; empty if the report is true.
         entries: How many entries the run's ledger has.
-        head: The hash of the last: whoever has it can tell whether the ledger was made anew.
-        rollouts: How many rollouts the report is about.
-        replayed: How many of them were replayed from their traces.
+        head: Hash of the last entry. Comparing it shows whether the ledger was replaced.
+        rollouts: Number of rollouts of the report.
+        replayed: Number of rollouts that were replayed from their traces.
     """
 
     problems: list[str]
@@ -57,7 +57,7 @@ class Verification:
 
 
 def verify(report_file: Path, run: Run | None, *, expect: str | None = None) -> Verification:
-    """Whether a report is true.
+    """Check that a report is true.
 
     Args:
         report_file: report.json, the folder that it is in, or the run directory that has it in `report/`.
@@ -128,7 +128,7 @@ def _entry_of(file: Path, run: Run, entries: Sequence[Entry]) -> int | None:
 
 
 def _unlike_bytes(folder: Path, evaluated: Evaluated) -> Iterator[str]:
-    """Files of the report that are not those that were written."""
+    """Files of the report that differ from those that were written."""
     found = hashes_of(folder)
     for name in dict.fromkeys([*evaluated.files, *found]):
         if name not in found:
@@ -140,7 +140,7 @@ def _unlike_bytes(folder: Path, evaluated: Evaluated) -> Iterator[str]:
 
 
 def _computed(report: Mapping[str, Any], evaluated: Evaluated, run: RunThen, file: Path) -> Verification:
-    """What is wrong with a report when everything in it is made again from the run as it was then."""
+    """Problems of a report, found by computing all of it again from the run at that time."""
     problems = impossible(report)
     if (report.get("format"), report.get("version")) != (FORMAT, VERSION):
         problems.append(
@@ -210,7 +210,7 @@ def _file(report_file: Path) -> Path:
 
 
 def _unlike_pages(report: Mapping[str, Any], folder: Path) -> list[str]:
-    """Which of the report's other files are not those that the (true) `report` gives."""
+    """The report's other files that differ from those made from the (true) `report`."""
     try:
         shown = {TEXT: markdown(report), PAGE: page(report, drawings_of(report, folder))}
     except (OSError, KeyError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Tables that cannot be true: what a report's own numbers say about each other, without the run they came from.
+"""Finds contradictions between the numbers of a report, without its run.
 
 A mean reward is the sum of the means of its parts; a share of n rollouts is a whole number of them (GRIM, Brown and
 Heathers 2017); a mean lies in its interval; a difference is what lies between before and after. Only what a table
@@ -15,16 +15,16 @@ from chimera.core.types import LABELS
 from evaluation.scores.judge import CRITERIA
 
 COUNTED_SHARES = ("success", "alignment", "decision_alignment", "decision_two_way")
-"""Shares of all rollouts, so a whole number of them."""
+"""Shares of all rollouts: times their number they must be whole numbers."""
 SHARES = (*COUNTED_SHARES, "macro_f1", "tool_success", *CRITERIA)
 PART = "part_"
 EXACT_DECIMALS = 9
-"""With so many decimals and more a table counts as not rounded."""
+"""From this number of decimals on, a table counts as not rounded."""
 SLACK = 1e-9
 
 
 def impossible(report: Mapping[str, Any]) -> list[str]:
-    """What is impossible in `report`, one sentence each; nothing when all that is stated fits together.
+    """The contradictions in `report`, one sentence each; empty if there are none.
 
     Args:
         report: As in report.json; sections may be missing, and a metric may be a plain number instead of an object
@@ -93,7 +93,7 @@ def _reward(
 
 
 def _interval(place: str, mean: float, value: Any, *, biased: bool = False) -> Iterator[str]:
-    """`biased` is for statistics that their bootstrap need not have in the middle: only the ends' order counts."""
+    """Check an interval. With `biased`, it need not contain the statistic: only the order of its ends is checked."""
     if not isinstance(value, Mapping):
         return
     low, high = value.get("low"), value.get("high")
@@ -141,7 +141,7 @@ def _outcomes(report: Mapping[str, Any]) -> Iterator[str]:
 def _counted(
     place: str, stage: str, cells: Mapping[tuple[str, str], float], failed: Any, stated: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Alignment and success again, from the confusion matrix."""
+    """Recompute alignment and success from the confusion matrix."""
     total = sum(cells.values())
     if not total:
         return
@@ -169,7 +169,7 @@ def _rows(place: str, rows: Sequence[Mapping[str, Any]], outcome: Mapping[str, A
 def _means_of_rows(
     place: str, stage: str, rows: Sequence[Mapping[str, Any]], stated: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Every mean again from the listed rollouts: of tasks, whose values are means over their repeats."""
+    """Recompute every mean from the listed rollouts: over repeats first, then over tasks."""
     values: dict[str, dict[Any, list[float]]] = {}
     for row in rows:
         for name, value in _numbers(row.get("values")).items():
@@ -225,7 +225,7 @@ def _comparison(place: str, row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _difference_of_pairs(place: str, row: Mapping[str, Any], pairs: Any, name: str) -> Iterator[str]:
-    """The difference again from the pairs of tasks, if they are as many as it is of."""
+    """Recompute the difference from the pairs of tasks, if their number is equal."""
     column = {"reward": 1, "alignment": 3}.get(name)
     if column is None or not isinstance(pairs, list):
         return
@@ -249,7 +249,7 @@ def _repeats(report: Mapping[str, Any]) -> int:
 
 
 def _same_rollouts(metrics: Mapping[str, Any], names: Iterable[str], report: Mapping[str, Any], stage: str) -> bool:
-    """Whether the metrics are means over the same rollouts, so that they must add up.
+    """True if the metrics are means over the same rollouts, so that they must add up.
 
     A rollout without a judge's score has some parts and no reward.
     """
@@ -257,7 +257,7 @@ def _same_rollouts(metrics: Mapping[str, Any], names: Iterable[str], report: Map
 
 
 def _unscored_repeats(report: Mapping[str, Any], stage: str) -> bool:
-    """Whether some repeats of a task may lack a value that others have, which n, in tasks, does not show."""
+    """True if some repeats of a task may lack a value. n counts tasks, so it does not show this."""
     rows = _listed(_mapping(_mapping(report.get("outcomes")).get(stage)))
     values = [row.get("reward") is None or row.get("status") == "failed" for row in rows]
     return _repeats(report) > 1 and any(values)

@@ -120,7 +120,7 @@ def main(argv: list[str]) -> int:
 
     parts = (
         (Schedule(options.steps, options.batch, 0 if options.start else options.warm_up), Habits.none()),
-        # Habits are laid over what was learned, so more gently; too gently, and who is careful on what is not learned.
+        # Lower rates keep what was learned. Still lower rates would not teach which junior is careful on which field.
         (Schedule(options.habit_steps, options.batch, 0, adamw_rate=2e-3, muon_rate=0.01), Habits()),
     )
     for part, (schedule, habits) in enumerate(parts):

@@ -1,8 +1,8 @@
 """Makes conversations of every trained role on generated tasks, in exactly the form of the society.
 
 Prompts come from `agents.prompting`, tool results from the documents of the literature index, answers from the numbers
-that the generator drew. `Habits` are deliberate weaknesses that training can fix: each junior is careful on tasks of its
-field and often careless elsewhere, the supervisor chooses at random, the refiner mostly repeats its input, and the
+that the generator drew. `Habits` are deliberate weaknesses that training can fix: each junior is careful on tasks of
+its field and often careless elsewhere, the supervisor chooses at random, the refiner mostly repeats its input, and the
 designer is often vague.
 """
 

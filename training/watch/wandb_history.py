@@ -1,7 +1,7 @@
 """Reads a run's metrics from Weights & Biases as the lines of metrics.jsonl that `wandb_mirror` showed there.
 
-W&B keeps one row for each line: row n is line n, with the phase before each key and flattened mappings. Values that were
-None, artifacts and tables of protocols are missing.
+W&B keeps one row for each line: row n is line n, with the phase before each key and flattened mappings. Values that
+were None, artifacts and tables of protocols are missing.
 """
 
 from collections.abc import Iterable, Mapping

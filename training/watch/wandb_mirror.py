@@ -1,7 +1,7 @@
 """The Weights & Biases process: follows a run's metrics.jsonl and shows it as a W&B run.
 
-The W&B run's id is that of the run directory, and line n of metrics.jsonl is row n of W&B's history. So online a resumed
-run continues after the last row that W&B has. Offline it becomes a new, complete W&B run.
+The W&B run's id is that of the run directory, and line n of metrics.jsonl is row n of W&B's history. So online a
+resumed run continues after the last row that W&B has. Offline it becomes a new, complete W&B run.
 """
 
 import json
@@ -209,7 +209,7 @@ class Mirror:
 
     @contextmanager
     def _optional(self, what: str) -> Iterator[None]:
-        """Run an optional step that needs W&B's server, and only report its failure. Rows wait until the server is back."""
+        """Run an optional step that needs W&B's server, and only report a failure. Rows wait for the server instead."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  W&B raises anything; the figures go on

@@ -3,9 +3,9 @@
 Everything that W&B shows is first in the run directory, and a separate process (`wandb_mirror`) follows the run's
 metrics.jsonl. So if W&B hangs, fails or is killed, the run is not affected.
 
-A thread of the main process is not enough with wandb 0.28. It starts its service, `wandb-core`, with the process's whole
-environment, including secrets, and with its terminal. Its exit handler waits for that service without a limit: if the
-service hangs, the run does not exit. And the stop button of its web page interrupts the main thread.
+A thread of the main process is not enough with wandb 0.28. It starts its service, `wandb-core`, with the process's
+whole environment, including secrets, and with its terminal. Its exit handler waits for that service without a limit: if
+the service hangs, the run does not exit. And the stop button of its web page interrupts the main thread.
 """
 
 import hashlib
