@@ -141,14 +141,26 @@ class HttpModel:
         Raises:
             ModelError: The model gave no answer, or what it gave is no chat completion.
         """
-        import httpx
-        import openai
+        request = self.request(key, messages, tools=tools, response_format=response_format, seed=seed)
+        if n > 1:
+            request["n"] = n
+        return read_completions(await self.ask(key, request), self.where(key))
 
-        from chimera.serving.bounded_http import BadAnswer
+    def request(
+        self,
+        key: str,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        response_format: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+    ) -> dict[str, Any]:
+        """The body of the HTTP request that `complete` sends for these arguments.
 
-        if key not in self.endpoints:
-            raise ModelError(f"no endpoint for model {key!r}: configure models.{key}")
-        endpoint = self.endpoints[key]
+        Raises:
+            ModelError: `key` has no endpoint.
+        """
+        endpoint = self._endpoint(key)
         request: dict[str, Any] = {
             "model": endpoint.model,
             "messages": list(messages),
@@ -162,9 +174,21 @@ class HttpModel:
             request["response_format"] = response_format
         if seed is not None:
             request["seed"] = seed
-        if n > 1:
-            request["n"] = n
-        where = f"model {key!r} ({endpoint.model} at {endpoint.base_url})"
+        return request
+
+    async def ask(self, key: str, request: Mapping[str, Any]) -> bytes:
+        """Send a request's body to the server of `key`; returns the body of its answer, not yet read.
+
+        Raises:
+            ModelError: The server refused it or did not answer in time.
+            UnreachableError: The server cannot be reached.
+        """
+        import httpx
+        import openai
+
+        from chimera.serving.bounded_http import BadAnswer
+
+        endpoint, where = self._endpoint(key), self.where(key)
         try:
             # `chat.completions.create` walks through every message and tool schema to rename keys, which none needs
             # here: half of a call's cost. And its reading takes any JSON, or text, for a completion.
@@ -180,7 +204,17 @@ class HttpModel:
         except openai.APIStatusError as error:
             retriable = error.status_code == 429 or error.status_code >= 500
             raise ModelError(f"{where} {_refused(error)}", retriable=retriable) from error
-        return read_completions(response.content, where)
+        return response.content
+
+    def where(self, key: str) -> str:
+        """The model behind `key` and its address, as errors name them."""
+        endpoint = self._endpoint(key)
+        return f"model {key!r} ({endpoint.model} at {endpoint.base_url})"
+
+    def _endpoint(self, key: str) -> Endpoint:
+        if key not in self.endpoints:
+            raise ModelError(f"no endpoint for model {key!r}: configure models.{key}")
+        return self.endpoints[key]
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -205,36 +239,36 @@ def _refused(error: "APIStatusError") -> str:
     return f"answered {error.status_code}: {line[:LONGEST_MESSAGE]}"
 
 
-class _Part(BaseModel):
+class _AnswerPart(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class _Function(_Part):
+class _Function(_AnswerPart):
     name: str
     arguments: str
 
 
-class _Call(_Part):
+class _Call(_AnswerPart):
     id: str
     function: _Function
 
 
-class _Message(_Part):
+class _Message(_AnswerPart):
     content: str | None = None
     tool_calls: list[_Call] | None = None
 
 
-class _Choice(_Part):
+class _Choice(_AnswerPart):
     message: _Message
     finish_reason: str | None = None
 
 
-class _Usage(_Part):
+class _Usage(_AnswerPart):
     prompt_tokens: NonNegativeInt | None = None
     completion_tokens: NonNegativeInt | None = None
 
 
-class _Response(_Part):
+class _Response(_AnswerPart):
     """The parts of an OpenAI chat completion that are read."""
 
     id: str | None = None

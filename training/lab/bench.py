@@ -3,19 +3,23 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
 
 from chimera.run.directory import phases_before
 from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutInput
+from training.lab import branches
+from training.lab.side_calls import SideCalls
 from training.learning.episodes import Episode
+from training.learning.experience import Call
 
 if TYPE_CHECKING:
     from training.lab.lab import Lab
 
 
 class LabBench:
-    """One phase's bench.
+    """One phase's bench, as an async context manager.
 
     Args:
         lab: The run's lab.
@@ -30,6 +34,15 @@ class LabBench:
         self.metrics = lab.metrics
         self._lab = lab
         self._phase = phase
+        self._side = SideCalls(lab.run, phase, lab.config, lab.servers.endpoints, lab.check)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._side.close()
 
     @property
     def versions(self) -> Mapping[str, str]:
@@ -59,3 +72,11 @@ class LabBench:
     async def publish(self, policy: Policy) -> None:
         """Put `policy` live."""
         await self._lab.put_live(policy)
+
+    async def branch(self, call: Call, k: int, *, seed: int) -> list[Call]:
+        """`k` answers to the prompt of a recorded call; see `training.lab.branches`."""
+        return await branches.ask_again(self._side, self.config, self.versions, call, k, seed)
+
+    def spent(self) -> Mapping[str, float]:
+        """What branches and questions of this phase have cost so far."""
+        return self._side.spent()

@@ -110,7 +110,7 @@ class Lab:
             register_secret(f"key of model {name}", endpoint.api_key)
         doors = Doors(self.store.endpoint, self.gateway.url, self.store.key, self.gateway.key)
         spec = RunnerSpec.of(doors, self.config, self.dataset, self._secrets)
-        self._held_out = HeldOut(self.run, self.config, self.servers, self._recorder, spec.toolbox, self._check)
+        self._held_out = HeldOut(self.run, self.config, self.servers, self._recorder, spec.toolbox, self.check)
         self.pool = RunnerPool(
             spec,
             self.config.rollouts.runners,
@@ -212,7 +212,7 @@ class Lab:
         collecting: set[asyncio.Task[Episode]] = set()
         try:
             while pending or collecting:
-                self._check()
+                self.check()
                 for rollout in await self._ended(pending):
                     given = pending.pop(rollout.rollout_id)
                     collecting.add(asyncio.create_task(self._collect(rollout, given)))
@@ -255,7 +255,7 @@ class Lab:
         await asyncio.wait({changed, *collecting}, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         changed.cancel()
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Raise what keeps all further rollouts from succeeding, if there is anything."""
         if self._failure is not None:
             raise self._failure
@@ -265,7 +265,7 @@ class Lab:
         """Record an ended rollout, unless it failed because the run as a whole has."""
         record, spans = await self._recorder.outcome(rollout, given, self._versions_of[rollout.resources_id])
         if record.status == "failed":
-            self._check()
+            self.check()
         self._recorder.write(record, spans)
         self.metrics.rollout(record)
         for warning in self._watch.add(record):

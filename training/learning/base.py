@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from chimera.run.directory import Run
     from evaluation.records.rollouts import RolloutInput
     from training.learning.episodes import Episode
+    from training.learning.experience import Call
     from training.watch.metrics import Metrics
     from training.watch.view import View
 
@@ -112,6 +113,22 @@ class Bench(Protocol):
         Raises:
             ModelError: Its weights do not fit the model that they replace; what was live stays live.
         """
+        ...
+
+    async def branch(self, call: "Call", k: int, *, seed: int) -> "list[Call]":
+        """`k` answers to the prompt of a recorded call, from its exact tokens, by the weights that are live.
+
+        They cost `k` calls and not `k` rollouts. One that asks for tools ends there: no tool is run. They have no
+        reward; `Call.answer` is what they say. What the run has recorded is not asked again.
+
+        Raises:
+            RunError: The server read other tokens than the recorded prompt's, or gives no token ids.
+            ModelError: The model's server failed.
+        """
+        ...
+
+    def spent(self) -> Mapping[str, float]:
+        """What this phase's calls beside rollouts came to: requests, answers, tokens, and US dollars where priced."""
         ...
 
 
