@@ -54,10 +54,10 @@ class LabBench:
         return self._lab.live.weights(slot)
 
     def rollouts(
-        self, inputs: Sequence[RolloutInput], *, mode: Literal["train", "val"] = "train"
+        self, inputs: Sequence[RolloutInput], *, mode: Literal["train", "val"] = "train", instead: Sequence[Policy] = ()
     ) -> AsyncGenerator[Episode]:
         """Run the society on `inputs`; see `Lab.rollouts`."""
-        return self._lab.rollouts(inputs, mode=mode)
+        return self._lab.rollouts(inputs, mode=mode, instead=instead)
 
     async def episodes(self) -> list[Episode]:
         """All rollouts on training tasks that were made before this phase began for the first time.

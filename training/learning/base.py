@@ -90,13 +90,21 @@ class Bench(Protocol):
         inputs: "Sequence[RolloutInput]",
         *,
         mode: Literal["train", "val"] = "train",
+        instead: Sequence[Policy] = (),
     ) -> "AsyncGenerator[Episode]":
         """Run the society on `inputs`; each episode is recorded when it is yielded, failed ones too.
 
-        What is recorded already comes first and is not run again.
+        What is recorded already comes first and is not run again. Close the generator when you stop early.
+
+        Args:
+            inputs: Tasks with seeds, and the phase to record them under.
+            mode: "val" explores nothing.
+            instead: Candidates that work in these rollouts only. What is live does not change. Their versions are in
+                the records, which stand under a phase of their own: `episodes` does not give them.
 
         Raises:
             RunError: No further rollout could succeed.
+            ModelError: A candidate's weights do not fit the model that they are to replace.
         """
         ...
 
