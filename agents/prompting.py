@@ -56,7 +56,8 @@ def repair_message(error: str, goal: str) -> Message:
 
 def response_format(role: Role) -> dict[str, Any]:
     """The OpenAI `response_format` for a role's schema, the caller's own copy; its name tells graders who is asking."""
-    return schema_format(role.schema.__name__, json.loads(_schema_text(role.schema)))
+    schema = json.loads(_schema_text(role.schema))
+    return schema_format(schema["title"], schema)
 
 
 @cache

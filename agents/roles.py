@@ -9,7 +9,7 @@ The first line of a prompt names the role; the rest says what to do. User messag
 
 from dataclasses import dataclass
 
-from agents.schemas import Answer, FinalDecision, Hypothesis, PeerReview, Protocol, SafetyReview, Selection
+from agents.schemas import Answer, ExperimentProtocol, FinalDecision, Hypothesis, PeerReview, SafetyReview, Selection
 
 JUNIOR_TASK = """
 You answer one research question for your group. Search first with a tool, then answer with one JSON object:
@@ -89,7 +89,7 @@ ROLES: dict[str, Role] = {
         Role("Neurologist", NEUROLOGIST_PROMPT, Hypothesis, (LITERATURE, TRIALS, ONTOLOGY)),
         Role(SUPERVISOR, SUPERVISOR_PROMPT, Selection),
         Role(REFINER, REFINER_PROMPT, Hypothesis, (LITERATURE,)),
-        Role(DESIGNER, DESIGNER_PROMPT, Protocol, (LITERATURE, TRIALS)),
+        Role(DESIGNER, DESIGNER_PROMPT, ExperimentProtocol, (LITERATURE, TRIALS)),
         Role(PEER_REVIEWER, PEER_REVIEWER_PROMPT, PeerReview),
         Role(SAFETY_OFFICER, SAFETY_OFFICER_PROMPT, SafetyReview),
         Role(PRINCIPAL_INVESTIGATOR, PRINCIPAL_INVESTIGATOR_PROMPT, FinalDecision),

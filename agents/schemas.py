@@ -68,8 +68,11 @@ def selection_of(author: str) -> type[Selection]:
     return create_model("Selection", __base__=Selection, __doc__=Selection.__doc__, choice=(only, ...))
 
 
-class Protocol(Answer):
+class ExperimentProtocol(Answer):
     """An experiment that would confirm the refined hypothesis; `expected` is the answer it is designed to show."""
+
+    model_config = ConfigDict(title="Protocol")
+    """Models and graders know the schema by this name; the bundled model was trained on it."""
 
     design: Phrase
     population: Phrase

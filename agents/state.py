@@ -51,7 +51,7 @@ class ResearchState(TypedDict):
             when it is known, else None, and the passages that the juniors had seen. Writer: Supervisor.
         refined_hypothesis: A `Hypothesis`. Writer: HypothesisRefiner.
         unreviewed_hypothesis: The refined hypothesis of the first visit, before any review. Writer: HypothesisRefiner.
-        experimental_protocol: A `Protocol`. Writer: ProtocolDesigner.
+        experimental_protocol: An `ExperimentProtocol`. Writer: ProtocolDesigner.
         peer_review: A `Review`. Writer: PeerReviewer.
         safety_review: A `Review`. Writer: SafetyOfficer.
         critical_revisions: Returns to the hypothesis refiner so far. Writer: HypothesisRefiner.

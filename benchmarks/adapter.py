@@ -7,7 +7,7 @@ spans. Both give the same triplets, which is checked.
     python -m benchmarks.adapter [--tiny] [TRACE]
 
 TRACE is a trace file of a run, runs/NAME/traces/PHASE/ID.jsonl.gz. Without one it is the newest below runs/ whose calls
-have token ids; an evaluation's have none. Where there is no such trace, one rollout is made with the bundled model.
+have token ids. Where there is no such trace, one rollout is made with the bundled model.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
@@ -25,10 +26,12 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 import agentlightning as agl
 from agentlightning.semconv import AGL_OBJECT
 
+from chimera.config.roles import JUNIORS
 from chimera.config.tree import RewardConfig
 from training.learning import traces
-from training.learning.adapter import SENIORS, HierarchicalTraceAdapter
+from training.learning.adapter import HierarchicalTraceAdapter
 
+SENIORS = ("HypothesisRefiner", "ProtocolDesigner")
 TIMES = (1, 4, 16, 64)
 ROUNDS = 5
 
@@ -42,7 +45,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         path = options.trace or newest(Path("runs")) or made(Path(scratch))
         spans = traces.read(path)
-    ours = HierarchicalTraceAdapter(RewardConfig())
+    ours = HierarchicalTraceAdapter(RewardConfig(), SENIORS)
     print(f"{path.name}: {len(spans)} spans, {len(ours.adapt(spans))} senior calls; ms per 1,000 spans, processor time")
     compare(ours, spans, sizes, rounds)
 
@@ -50,7 +53,7 @@ def main() -> None:
 def compare(ours: HierarchicalTraceAdapter, spans: list[agl.Span], sizes: tuple[int, ...], rounds: int) -> None:
     """Print the median time of each way to read the trace, for the trace repeated as often as each of `sizes` says."""
     theirs = agl.TracerTraceToTriplet(agent_match="|".join(SENIORS))
-    print(f"{'spans':>7} {'adapt':>8} {'Tracer':>8} {'ratio':>6} {'sft':>8} {'ppo':>8} {'bandit':>8}")
+    print(f"{'spans':>7} {'adapt':>8} {'Tracer':>8} {'ratio':>6} {'sft':>8} {'ppo':>8}")
     for times in sizes:
         trace = repeated(spans, times)
         instrumented = traces.as_instrumented(trace)
@@ -59,16 +62,15 @@ def compare(ours: HierarchicalTraceAdapter, spans: list[agl.Span], sizes: tuple[
         reads = (
             (ours.adapt, trace),
             (theirs.adapt, instrumented),
-            (ours.adapt_for_sft, trace),
-            (ours.adapt_for_ppo, trace),
-            (ours.adapt_for_bandit, trace),
+            (partial(ours.adapt_for_sft, roles=JUNIORS), trace),
+            (partial(ours.adapt_for_ppo, roles=SENIORS), trace),
         )
         seconds = [[timed(read, of) for read, of in reads] for _ in range(rounds)]
-        adapt, tracer, sft, ppo, bandit = (
+        adapt, tracer, sft, ppo = (
             1e6 * statistics.median(column) / len(trace) for column in zip(*seconds, strict=True)
         )
         ratio = adapt / tracer
-        print(f"{len(trace):>7} {adapt:>8.1f} {tracer:>8.1f} {ratio:>6.2f} {sft:>8.1f} {ppo:>8.1f} {bandit:>8.1f}")
+        print(f"{len(trace):>7} {adapt:>8.1f} {tracer:>8.1f} {ratio:>6.2f} {sft:>8.1f} {ppo:>8.1f}")
 
 
 def newest(runs: Path) -> Path | None:

@@ -28,14 +28,15 @@ from rich.table import Table
 from agents.society import Society
 from agents.tools.toolbox import build_toolbox
 from benchmarks.gateway import serve_app
-from chimera.config.tree import Config, ModelsConfig
+from chimera.config.roles import JUDGE
+from chimera.config.tree import SLOTS, Config
 from chimera.data.tasks import Dataset, load
 from chimera.run.directory import Run
 from chimera.serving.client import Completion, ToolCall
 from chimera.serving.process import serve
 from evaluation.records.rollouts import RolloutInput
 from evaluation.scores.judge import CRITERIA, Judge
-from training.algorithms.gather import choose
+from training.algorithms.gather import GatherSettings, choose
 from training.lab import children
 
 REVIEW = {"issues": [], "severity": "NONE", "verdict": "APPROVE"}
@@ -145,12 +146,20 @@ class Cost:
         return [f"{60 * self.rollouts / self.wall:.0f}", *each, split]
 
 
+def inputs(dataset: Dataset, config: Config) -> Sequence[RolloutInput]:
+    """The rollouts of the default gather phase."""
+    settings = config.pipeline["gather"]
+    assert isinstance(settings, GatherSettings)
+    return choose("gather", settings, dataset, config.seed)
+
+
 async def direct(config: Config, dataset: Dataset) -> Cost:
     """The graph invoked in this process, one task after another."""
     model = DirectModel()
     toolbox = build_toolbox(config.tools, dataset.documents(), {})
-    society = Society(model, toolbox, config.society, evaluate=Judge(model).evaluate)
-    chosen = choose(dataset, config)
+    slots = config.roles.slots()
+    society = Society(model, toolbox, config.society, slots, evaluate=Judge(model, slots[JUDGE]).evaluate)
+    chosen = inputs(dataset, config)
     await society.run(chosen[0].task.brief(), seed=0)
     wall, cpu = time.perf_counter(), time.process_time()
     for given in chosen:
@@ -171,7 +180,7 @@ async def orchestrated(config: Config, dataset: Dataset, folder: Path) -> Cost:
         serve(config.models, config.serving, {}, log_file=folder / "models.log") as servers,
     ):
         async with Lab(run, config, dataset, servers, {}, view, Metrics(run)) as lab:
-            chosen = choose(dataset, config)
+            chosen = inputs(dataset, config)
             # Every runner's first rollout is slower. A repeat of its own: a recorded rollout would not be run again.
             first = [RolloutInput.of(given.task, given.phase, 1, config.seed) for given in chosen]
             async for _ in lab.rollouts(first[: 2 * config.rollouts.runners]):
@@ -184,7 +193,8 @@ async def orchestrated(config: Config, dataset: Dataset, folder: Path) -> Cost:
             }
             before = {name: spent(pids) for name, pids in groups.items()}
             started = time.perf_counter()
-            async for record in lab.rollouts(chosen):
+            async for episode in lab.rollouts(chosen):
+                record = episode.record
                 assert record.status == "succeeded", record.error
                 assert record.untraced_calls == 0
             wall = time.perf_counter() - started
@@ -209,14 +219,13 @@ def main() -> None:
     children.prepare()
     with tempfile.TemporaryDirectory() as folder, canned(Path(folder)) as url:
         models = {
-            key: {"kind": "endpoint", "base_url": url, "model": "canned", "structured": "always"}
-            for key in ModelsConfig.model_fields
+            key: {"kind": "endpoint", "base_url": url, "model": "canned", "structured": "always"} for key in SLOTS
         }
         settings = {
             "runs_dir": folder,
             "models": models,
-            "gather": {"tasks": arguments.rollouts},
-            "bandit": {"exploration": 0.0},
+            "pipeline": {"gather": {"tasks": arguments.rollouts}},
+            "rollouts": {"exploration": 0.0},
         }
         config = Config.model_validate(settings)
         dataset = load(config.data)

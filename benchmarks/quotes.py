@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from agents.context import Selector, SupervisorChoice
-from agents.policies.choice import SelectionSpec, make_selector
 from agents.record import CallRecord, ModelCall
 from agents.society import Society
 from agents.tools.sources import sources_seen
 from agents.tools.toolbox import build_toolbox
+from chimera.config.roles import JUDGE
 from chimera.config.tree import Config, load_config
 from chimera.core.errors import RoleError
 from chimera.core.quotes import missing_quotes
@@ -33,6 +33,7 @@ from chimera.run.directory import Run
 from chimera.run.policies import live
 from chimera.serving.client import HttpModel
 from chimera.serving.process import ModelServers, serve
+from evaluation.conduct.live import Live
 from evaluation.measures.paired import paired_difference
 from evaluation.records.rollouts import RolloutInput
 from evaluation.records.study import GATE
@@ -75,23 +76,17 @@ def main() -> None:
     tasks = load(config.data).test[: 4 if options.tiny else options.tasks]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "models.log"
-        with serve(config.models, config.serving, {}, log_file=log) as servers:
-            selector = learned(run, servers) if run else SupervisorChoice()
+        with serve(config.used(), config.serving, {}, log_file=log) as servers:
+            selector = learned(run, config, servers) if run else SupervisorChoice()
             found = {way: asyncio.run(asked(config, way, servers, selector, tasks)) for way in WAYS}
     Console(width=140).print(table(found))
 
 
-def learned(run: Run, servers: ModelServers) -> Selector:
-    """Serve what `run` learned; gives the selector of its supervisor."""
-    policies = live(run.events())
-    for learner, policy in policies.items():
-        if learner != "supervisor":
-            servers.load_weights(learner, run.path / policy.folder, version=policy.version)
-    chooser = policies.get("supervisor")
-    if chooser is None:
-        return SupervisorChoice()
-    folder = str((run.path / chooser.folder).absolute())
-    return make_selector(SelectionSpec(chooser.version, folder, 0.0), greedy=True)
+def learned(run: Run, config: Config, servers: ModelServers) -> Selector:
+    """Put what `run` learned live; gives who chooses then."""
+    found = Live(run, config.models, servers)
+    found.restore(live(run.events()).values())
+    return found.selector()
 
 
 async def asked(
@@ -102,14 +97,15 @@ async def asked(
     tasks: Sequence[ResearchTask],
 ) -> list[Outcome]:
     """The society's outcome on every task, working in one way."""
-    society = config.society.model_copy(update=WAYS[way])
+    society, slots = config.society.model_copy(update=WAYS[way]), config.roles.slots()
     toolbox = build_toolbox(config.tools, load(config.data).documents(), {})
     model, free = HttpModel(servers.endpoints), asyncio.Semaphore(AT_ONCE)
+    judge = Judge(model, slots[JUDGE])
 
     async def outcome(task: ResearchTask) -> Outcome:
         records: list[CallRecord] = []
         seed = RolloutInput.of(task, GATE, 0, config.seed).seed
-        team = Society(model, toolbox, society, evaluate=Judge(model).evaluate, observe=records.append, select=selector)
+        team = Society(model, toolbox, society, slots, evaluate=judge.evaluate, observe=records.append, select=selector)
         async with free:
             try:
                 return measured(await team.run(task.brief(), seed), task, records)

@@ -34,7 +34,7 @@ from rich.table import Table
 
 from agents.prompting import response_format
 from agents.roles import ROLES
-from chimera.config.tree import ModelConfig, ModelsConfig, ServingConfig
+from chimera.config.tree import ModelConfig, ServingConfig
 from chimera.data.generated.tasks import generate
 from chimera.serving.client import Endpoint
 from chimera.serving.process import serve
@@ -114,9 +114,7 @@ def run(
     folder = locate(path)
     results: list[Measured] = []
     model = ModelConfig(path=path)
-    models = ModelsConfig(
-        junior=model, supervisor=ENDPOINT, senior=ENDPOINT, board=ENDPOINT, principal=ENDPOINT, judge=ENDPOINT
-    )
+    models = {"asked": model}
     plain = Transformers(folder)
     prompts = plain.prompts(max(8, *(2 * one for one in concurrencies)) * repeats + 1)
     for concurrency in concurrencies:
@@ -125,7 +123,7 @@ def run(
         # A server of its own for each line, so that no line profits from prompts that an earlier one left in the cache.
         for system, form in (("server", free), ("server, JSON schema", schema), ("server, quoted sentences", quoting)):
             with serve(models, ServingConfig(slots=16), {}, log_file=log_file) as servers:
-                work = partial(ask, servers.endpoints["junior"], concurrency=concurrency, form=form)
+                work = partial(ask, servers.endpoints["asked"], concurrency=concurrency, form=form)
                 asyncio.run(work(prompts[-1:]))
                 process = psutil.Process(servers.pid)
                 counts = [timed(process, lambda: asyncio.run(work(some))) for some in asked]  # noqa: B023 - run at once

@@ -144,6 +144,7 @@ class FakeToolbox:
 def society_kit():
     """Stateless: the scripted model, the toolbox, standard answers, a brief, and `make` for a `Society` of them."""
     from agents.society import Society
+    from chimera.config.roles import RolesConfig
     from chimera.config.tree import SocietyConfig
 
     brief = Brief(
@@ -158,7 +159,8 @@ def society_kit():
         extras = {name: value for name, value in extras.items() if value is not None}
         # The standard answers quote a sentence that nobody has read.
         config = {"quotes": "free", "refiner": "trusts", **config}
-        return Society(model, toolbox or FakeToolbox(), SocietyConfig(**config), evaluate=evaluate, **extras)
+        slots = RolesConfig().slots()
+        return Society(model, toolbox or FakeToolbox(), SocietyConfig(**config), slots, evaluate=evaluate, **extras)
 
     return SimpleNamespace(
         Model=ScriptedSocietyModel,
@@ -377,14 +379,14 @@ def scripted_openai():
 @pytest.fixture
 def scripted_run(scripted_openai, tmp_path, monkeypatch):
     """A run that has learned nothing, whose models are all the scripted server, without hooks: four held-out tasks."""
-    from chimera.config.tree import ModelsConfig, load_config
+    from chimera.config.tree import SLOTS, load_config
     from chimera.run.directory import Run
 
     scripted_openai.hooks.clear()
     scripted_openai.requests.clear()
     monkeypatch.setenv("TEST_KEY", "sk-a-users-own-key-4242")
     monkeypatch.delenv("TAVILY_API_KEY", raising=False)
-    keys = list(ModelsConfig.model_fields)
+    keys = list(SLOTS)
     settings = {"kind": "endpoint", "base_url": scripted_openai.url, "api_key_env": "TEST_KEY", "timeout_s": 3600}
     models = [f"models.{key}.{name}={value}" for key in keys for name, value in settings.items()]
     names = [f"models.{key}.model=scripted-{key}" for key in keys]

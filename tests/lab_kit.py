@@ -39,8 +39,7 @@ def config_for(url, folder, **rollouts):
             "runs_dir": folder,
             "models": models,
             "society": {"node_retries": 0, "node_timeout_s": PATIENCE},
-            "rollouts": {"runners": 2, "timeout_s": PATIENCE, **rollouts},
-            "bandit": {"exploration": 0.0},
+            "rollouts": {"runners": 2, "timeout_s": PATIENCE, "exploration": 0.0, **rollouts},
         }
     )
 
@@ -67,4 +66,4 @@ async def open_lab(url, folder, tasks, name="run", config=None, **rollouts):
 
 async def collect(lab, tasks, phase="gather"):
     inputs = [RolloutInput.of(one, phase, 0, 0) for one in tasks]
-    return {record.task_id: record async for record in lab.rollouts(inputs)}
+    return {episode.record.task_id: episode.record async for episode in lab.rollouts(inputs)}

@@ -7,18 +7,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class BanditEvent:
-    """One choice of the supervisor's and what came of it.
+    """One choice among hypotheses and what came of it.
 
     Attributes:
         goal: The research question: with `hypotheses`, the context x.
         hypotheses: What there was to choose from, each with its `author`; the authors are the actions.
         author: The action a that was taken.
-        preferred: What the supervisor's model would have chosen.
+        preferred: What the supervisor's model would have chosen; None when it was not asked.
         propensities: Probability of each author under the policy that chose; None when it did not know them.
         policy: That policy's version.
         reward: The rollout's reward r.
-        sources: The passages that the juniors had seen, which also belong to x.
-        task_id: The task; None when the trace does not tell.
+        sources: The passages that the authors had seen, which also belong to x.
+        task_id: The task.
     """
 
     goal: str

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from agents.tools.fulltext import TOKENIZER, Database, content_words, match_any
-from agents.tools.passages import Document, Passage, clean
+from agents.tools.passages import DocumentLike, Passage, clean
 
 _TRIAL = re.compile(
     r"\brandomi[sz](?:ed|ation|ing)\b|\b(?:randomly|were|was) (?:assigned|allocated)\b|\bplacebo\b|\bdouble[- ]blind"
@@ -26,7 +26,7 @@ def describes_trial(text: str) -> bool:
 class LiteratureIndex:
     """An immutable index of documents; searching is safe from any thread and after a fork."""
 
-    def __init__(self, documents: Sequence[Document]) -> None:
+    def __init__(self, documents: Sequence[DocumentLike]) -> None:
         self._passages = [Passage(document.id, clean(document.title), clean(document.text)) for document in documents]
         self._database = Database.in_memory(self._build)
 

@@ -22,7 +22,7 @@ class ToolError(ChimeraError):
     """A tool could not do its work; the toolbox turns it into a tool result that says so."""
 
 
-class Document(Protocol):
+class DocumentLike(Protocol):
     """Anything with an id, a title and a text, such as `chimera.data.tasks.Document`."""
 
     @property

@@ -24,13 +24,13 @@ from agents.tools.live.pubmed import NCBI_KEY, PubMed
 from agents.tools.live.tavily import TAVILY_KEY, Tavily
 from agents.tools.live.trials import ClinicalTrials
 from agents.tools.ontology import Knowledge, open_knowledge
-from agents.tools.passages import MAX_QUERY, Document, Passage, Query, ToolError, clean
+from agents.tools.passages import MAX_QUERY, DocumentLike, Passage, Query, ToolError, clean
 from chimera.config.tree import ToolsConfig
 from chimera.core.errors import ConfigError
 from chimera.core.fingerprints import Fingerprint
 from chimera.core.types import Brief
 
-__all__ = ["Document", "Passage", "Query", "Tool", "ToolError", "ToolResult", "Toolbox", "build_toolbox"]
+__all__ = ["DocumentLike", "Passage", "Query", "Tool", "ToolError", "ToolResult", "Toolbox", "build_toolbox"]
 
 Search = Callable[[str], Awaitable[Sequence[Passage]]]
 """A tool's work: one text in, passages out, best first; raises ToolError. Its name and docstring are the tool's."""
@@ -200,7 +200,7 @@ class Toolbox:
 
 def build_toolbox(
     config: ToolsConfig,
-    documents: Sequence[Document],
+    documents: Sequence[DocumentLike],
     secrets: Mapping[str, str],
     *,
     conclusions: Mapping[str, Fingerprint] | None = None,

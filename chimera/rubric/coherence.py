@@ -5,7 +5,7 @@ import re
 from typing import Literal
 
 from chimera.core.types import Label
-from chimera.rubric.payload import Hypothesis
+from chimera.rubric.payload import ReviewedHypothesis
 from chimera.rubric.words import ASKS_HIGHER, ASKS_LOWER
 
 Significance = Literal["significant", "borderline", "not significant"]
@@ -25,7 +25,7 @@ _FOUND = re.compile(r"\bfound:?\s+(lower|higher)", re.IGNORECASE)
 _OPPOSITE = re.compile(r"\bopposite|\bcontrary|\bother direction", re.IGNORECASE)
 
 
-def coherence(hypothesis: Hypothesis, goal: str) -> float:
+def coherence(hypothesis: ReviewedHypothesis, goal: str) -> float:
     """Whether the comparison, taken at its word, supports the answer; 0.5 when it says too little to tell.
 
     Two checks, averaged: the direction said to be asked is the goal's, and the answer is one that the comparison's

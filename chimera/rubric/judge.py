@@ -31,8 +31,8 @@ from chimera.core.quotes import normalise, occurs
 from chimera.core.types import Label
 from chimera.rubric.coherence import coherence
 from chimera.rubric.payload import (
-    Hypothesis,
-    Protocol,
+    ReviewedHypothesis,
+    ReviewedProtocol,
     read_answer,
     read_goal,
     read_hypothesis,
@@ -80,8 +80,8 @@ class Case:
 
     goal: str
     sources: tuple[str, ...]
-    hypothesis: Hypothesis
-    protocol: Protocol
+    hypothesis: ReviewedHypothesis
+    protocol: ReviewedProtocol
     answer: Label
     verbatim: tuple[str, ...]
     focus: str

@@ -27,7 +27,7 @@ Choice = TypeVar("Choice", bound=str)
 
 
 @dataclass(frozen=True, slots=True)
-class Hypothesis:
+class ReviewedHypothesis:
     """The refined hypothesis under review."""
 
     evidence: tuple[str, ...]
@@ -37,7 +37,7 @@ class Hypothesis:
 
 
 @dataclass(frozen=True, slots=True)
-class Protocol:
+class ReviewedProtocol:
     """The protocol under review: free-text fields by name, and the two typed ones."""
 
     fields: Mapping[str, str]
@@ -46,7 +46,7 @@ class Protocol:
 
 
 @dataclass(frozen=True, slots=True)
-class Review:
+class WeighedReview:
     """A review that the principal investigator weighs."""
 
     issues: tuple[str, ...]
@@ -66,11 +66,11 @@ def read_sources(payload: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def read_hypothesis(payload: Mapping[str, Any]) -> Hypothesis:
+def read_hypothesis(payload: Mapping[str, Any]) -> ReviewedHypothesis:
     """The hypothesis, with its evidence sentences."""
     form = _object(payload, "hypothesis")
     at = "hypothesis."
-    return Hypothesis(
+    return ReviewedHypothesis(
         evidence=_texts(form, "evidence", at),
         comparison=_text(form, "comparison", at),
         claim=_text(form, "claim", at),
@@ -78,24 +78,24 @@ def read_hypothesis(payload: Mapping[str, Any]) -> Hypothesis:
     )
 
 
-def read_protocol(payload: Mapping[str, Any]) -> Protocol:
+def read_protocol(payload: Mapping[str, Any]) -> ReviewedProtocol:
     """The protocol; keys beyond its schema, such as amendments, are ignored."""
     form = _object(payload, "protocol")
     at = "protocol."
     size = _need(form, "sample_size", at)
     if isinstance(size, bool) or not isinstance(size, int):
         raise ValueError(f"protocol.sample_size must be a whole number, got {size!r}")
-    return Protocol(
+    return ReviewedProtocol(
         fields={name: _text(form, name, at) for name in TEXT_FIELDS},
         sample_size=size,
         expected=_one_of(form, "expected", at, LABELS),
     )
 
 
-def read_review(payload: Mapping[str, Any], key: str) -> Review:
+def read_review(payload: Mapping[str, Any], key: str) -> WeighedReview:
     """The review under `key` (peer_review or safety_review)."""
     form = _object(payload, key)
-    return Review(_texts(form, "issues", f"{key}."), _one_of(form, "severity", f"{key}.", SEVERITIES))
+    return WeighedReview(_texts(form, "issues", f"{key}."), _one_of(form, "severity", f"{key}.", SEVERITIES))
 
 
 def read_answer(payload: Mapping[str, Any]) -> Label:

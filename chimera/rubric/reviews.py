@@ -10,7 +10,7 @@ from chimera.core.quotes import missing_quotes
 from chimera.core.types import DECISION_OF_LABEL, Decision, Severity
 from chimera.rubric.payload import (
     SEVERITIES,
-    Protocol,
+    ReviewedProtocol,
     read_goal,
     read_hypothesis,
     read_protocol,
@@ -66,7 +66,7 @@ def peer_review(payload: Mapping[str, Any]) -> dict[str, Any]:
     return _review([*found, *_field_findings(protocol), *_fit_findings(protocol, asked)])
 
 
-def _field_findings(protocol: Protocol) -> Iterable[Finding]:
+def _field_findings(protocol: ReviewedProtocol) -> Iterable[Finding]:
     """Each field by itself; safeguards are the safety officer's."""
     fields = protocol.fields
     empty = [name for name, text in fields.items() if is_placeholder(text) and name != "safeguards"]
@@ -88,7 +88,7 @@ def _field_findings(protocol: Protocol) -> Iterable[Finding]:
         yield ("MAJOR" if size > 20_000 else "MINOR", f"{size} participants are more than can be recruited")
 
 
-def _fit_findings(protocol: Protocol, asked: str) -> Iterable[Finding]:
+def _fit_findings(protocol: ReviewedProtocol, asked: str) -> Iterable[Finding]:
     """Whether outcome and goal, analysis and outcome belong together; `asked` is the goal's focus."""
     outcome, analysis = protocol.fields["outcome"], protocol.fields["analysis"]
     if not is_placeholder(outcome) and topic_match(outcome, asked) < 0.2:

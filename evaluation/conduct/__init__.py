@@ -1,1 +1,1 @@
-"""Rollouts without runners, and making what an evaluation lacks. Read `conductor` first, then `direct`."""
+"""The one rollout, and making what an evaluation lacks. Read `rollout` first, then `direct` and `conductor`."""

@@ -1,33 +1,28 @@
-"""Rollouts without the training stack: the society talks to the model servers itself, many tasks at a time.
+"""Rollouts in the main process: the society talks to the model servers itself, many tasks at a time.
 
-Each rollout is recorded as it ends, in the form of training's rollouts and with a trace, so a report need not know who
-made it. One that fails is a record too; only a server that cannot be reached ends the evaluation, because its rollouts
-are no answers of the society.
+They are recorded as they end, like those of the runners (`evaluation.conduct.rollout` makes both). One that fails is
+recorded too. Only a server that cannot be reached ends the evaluation: its rollouts are no answers of the society.
 """
 
 import asyncio
-import contextvars
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from agents.context import Selector, Tools
-from agents.record import CallRecord, by_visit, count, dump, tokens, tool_calls
-from agents.society import Society
-from chimera.config.roles import JUDGE
 from chimera.config.tree import Config
-from chimera.core.errors import ChimeraError, RoleError, UnreachableError
+from chimera.core.errors import ModelError, UnreachableError
+from chimera.core.plain_json import parse_json
 from chimera.run.directory import Run
-from chimera.serving.client import Completion, Model
-from evaluation.records.rollouts import Outcome, RolloutInput, RolloutRecord
+from chimera.serving.client import Completion, HttpModel, read_completions
+from evaluation.conduct.rollout import EndedRollout, RolloutMaker, keep
+from evaluation.records.rollouts import Made, RolloutInput, RolloutRecord
 from evaluation.records.study import Stage
-from evaluation.scores.judge import Judge
-from evaluation.scores.rewards import Reward, compute_reward
 from evaluation.traces import spans
+from evaluation.traces.calls import untraced
 
 LOOK_SECONDS = 1.0
 """The end of a model server announces nothing, so it is looked for this often."""
@@ -47,10 +42,9 @@ class DirectRollouts:
     """
 
     def __init__(
-        self, run: Run, config: Config, model: Model, toolbox: Tools, check: Callable[[], None] = lambda: None
+        self, run: Run, config: Config, model: HttpModel, toolbox: Tools, check: Callable[[], None] = lambda: None
     ) -> None:
         self._run = run
-        self._config = config
         self._check = check
         self._seats = [_Seat(config, model, toolbox) for _ in range(config.evaluation.concurrency)]
 
@@ -92,159 +86,92 @@ class DirectRollouts:
 
     async def _rollout(self, seat: "_Seat", given: RolloutInput, stage: Stage, selector: Selector) -> RolloutRecord:
         rollout_id = f"ev-{uuid.uuid4().hex[:12]}"
-        started = time.perf_counter()
-        seat.start(rollout_id)
-        try:
-            state = await self._state(seat, given, selector)
-            reward = compute_reward(state, seat.records, given.task, self._config.reward)
-        except Exception as error:
-            if (gone := _unreachable(error)) is not None:
-                raise gone from error
-            outcome = seat.outcome({}, None, started, _reason(error))
-        else:
-            outputs = {key: value for key, value in state.items() if key != "messages"}
-            outcome = seat.outcome(outputs, reward, started, None)
-        trace = Path("traces") / given.phase / f"{rollout_id}.jsonl.gz"
-        spans.write(
-            [*seat.spans, spans.outcome_span(seat.position(time.time()), outcome.dump())], self._run.path / trace
-        )
-        record = _record(rollout_id, given, stage, outcome, str(trace))
-        self._run.append_rollout(record.dump(), phase=given.phase)
+        seat.transport.begin(rollout_id)
+        ended = await seat.maker.make(given, lambda: selector)
+        if (gone := _unreachable(ended.failure)) is not None:
+            raise gone from ended.failure
+        trace = seat.transport.finish(ended)
+        made = Made(rollout_id, stage.versions, untraced_calls=len(untraced(trace)))
+        record = RolloutRecord.of(given, ended.outcome, made)
+        keep(self._run, record, trace)
         return record
-
-    async def _state(self, seat: "_Seat", given: RolloutInput, selector: Selector) -> Mapping[str, Any]:
-        limit = self._config.rollouts.timeout_s
-        deadline = asyncio.timeout(limit)
-        try:
-            async with deadline:
-                return await seat.society.run(given.task.brief(), seed=given.seed, select=selector)
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise
-            raise RoleError("society", f"took longer than {limit:g} s (rollouts.timeout_s)") from error
-
-
-_responses: contextvars.ContextVar[list[str]] = contextvars.ContextVar("responses")
-"""Ids of the responses that the visit in progress has got; each visit runs in its own context."""
 
 
 class _Seat:
-    """A society that works on one task at a time, and what it has done for the one at hand."""
+    """A society that works on one task at a time."""
 
-    def __init__(self, config: Config, model: Model, toolbox: Tools) -> None:
+    def __init__(self, config: Config, model: HttpModel, toolbox: Tools) -> None:
+        self.transport = DirectTransport(config, model)
+        self.maker = RolloutMaker(config, self.transport, toolbox)
+
+
+class DirectTransport:
+    """Asks the model servers itself, and keeps the spans of the rollout at hand in memory.
+
+    Args:
+        config: Tells which servers are asked for token ids: others may refuse what they do not know.
+        model: Reaches the servers; several transports may share it.
+    """
+
+    def __init__(self, config: Config, model: HttpModel) -> None:
+        self._models = config.models
         self._model = model
-        self.society = Society(
-            self,
-            toolbox,
-            config.society,
-            config.roles.slots(),
-            evaluate=Judge(self, config.slot(JUDGE)).evaluate,
-            operation=self._operation,
-            observe=self._observe,
-        )
-        self.start("")
+        self.begin("")
 
-    def start(self, rollout_id: str) -> None:
-        """A new task: nothing of the last one is kept."""
+    def begin(self, rollout_id: str) -> None:
+        """A new rollout: nothing of the last one is kept."""
         self._rollout_id = rollout_id
         self._seen: set[str] = set()
-        self._weights: dict[str, set[str]] = {}
-        self.records: list[CallRecord] = []
-        self.spans: list[spans.Span] = []
+        self._spans: list[spans.Span] = []
 
     async def complete(self, key: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Completion:
         """Answer as the model does, and note request and answer for the trace."""
-        request = {"model": key, "messages": list(messages), **_given(options)}
+        request = self._model.request(key, messages, **options)
+        if self._models[key].kind != "endpoint":
+            request["return_token_ids"] = True
         started = time.time()
-        completion = await self._model.complete(key, messages, **options)
+        body, where = await self._model.ask(key, request), self._model.where(key)
+        completion = read_completions(body, where)[0]
+        try:
+            response = parse_json(body)
+        except ValueError as error:
+            raise ModelError(f"{where} answered 200 with what a trace cannot hold: {error}", retriable=True) from error
         # Some servers give no ids, or draw them from a small range; a trace needs one for each answer.
         if not completion.response_id or completion.response_id in self._seen:
-            completion = replace(completion, response_id=f"{completion.response_id or 'answer'}-{len(self._seen)}")
+            response["id"] = f"{completion.response_id or 'answer'}-{len(self._seen)}"
+            completion = replace(completion, response_id=response["id"])
         self._seen.add(completion.response_id)
-        _responses.get().append(completion.response_id)
-        if completion.weights_version is not None:
-            self._weights.setdefault(key, set()).add(completion.weights_version)
-        self.spans.append(spans.exchange_span(self.position(started), request, _response(completion)))
+        self._spans.append(spans.exchange_span(self._position(started), request, response))
         return completion
 
     @contextmanager
-    def _operation(self, name: str, attributes: dict[str, Any]) -> Iterator[None]:
-        token = _responses.set([])
-        started = time.time()
+    def operation(self, name: str, attributes: dict[str, Any], responses: Sequence[str]) -> Iterator[None]:
+        """A span around one visit of a role."""
+        started, failure = time.time(), None
         try:
             yield
+        except Exception as error:
+            failure = error
+            raise
         finally:
-            self.spans.append(spans.operation_span(self.position(started), name, attributes, _responses.get()))
-            _responses.reset(token)
+            at = self._position(started)
+            self._spans.append(spans.operation_span(at, name, attributes, responses, failure))
 
-    def position(self, started: float) -> spans.Position:
-        """Where a span that began then and ends now stands in the trace."""
-        return spans.Position(self._rollout_id, ATTEMPT, len(self.spans) + 1, started, time.time())
-
-    def _observe(self, record: CallRecord) -> None:
-        self.records.append(record)
-
-    def outcome(self, outputs: dict[str, Any], reward: Reward | None, started: float, error: str | None) -> Outcome:
-        """What came of the task."""
-        return Outcome(
-            error=error,
-            outputs=outputs,
-            reward=None if reward is None else reward.total,
-            parts={} if reward is None else dict(reward.parts),
-            weights_versions={model: sorted(seen) for model, seen in self._weights.items()},
-            counts=count(self.records),
-            tokens=tokens(self.records),
-            visits=by_visit(self.records),
-            tool_calls=tool_calls(self.records),
-            calls=[dump(record) for record in self.records],
-            seconds=round(time.perf_counter() - started, 3),
+    def finish(self, ended: EndedRollout) -> list[spans.Span]:
+        """The rollout's trace: its visits and exchanges, then its failure or its reward, then its outcome."""
+        outcome, now = ended.outcome, time.time()
+        last = (
+            spans.reward_span(self._position(now), outcome.reward, outcome.parts)
+            if ended.failure is None
+            else spans.exception_span(self._position(now), ended.failure)
         )
+        self._spans.append(last)
+        self._spans.append(spans.outcome_span(self._position(now), outcome.dump()))
+        return self._spans
 
-
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options without those that are not sent; a seed of 0 is."""
-    return {name: value for name, value in options.items() if value not in (None, (), [])}
-
-
-def _response(completion: Completion) -> dict[str, Any]:
-    """The answer as an OpenAI-compatible server would have sent it."""
-    return {
-        "id": completion.response_id,
-        "weights_version": completion.weights_version,
-        "choices": [{"index": 0, "finish_reason": completion.finish_reason, "message": completion.message}],
-        "usage": {"prompt_tokens": completion.prompt_tokens, "completion_tokens": completion.completion_tokens},
-    }
-
-
-def _record(rollout_id: str, given: RolloutInput, stage: Stage, outcome: Outcome, trace: str) -> RolloutRecord:
-    return RolloutRecord(
-        rollout_id=rollout_id,
-        task_id=given.task.id,
-        source=given.task.source,
-        level=given.task.level,
-        phase=given.phase,
-        repeat=given.repeat,
-        seed=given.seed,
-        attempt=1,
-        status="succeeded" if outcome.error is None else "failed",
-        error=outcome.error,
-        label=given.task.label,
-        answer=outcome.outputs.get("final_answer"),
-        decision=outcome.outputs.get("final_decision"),
-        veto=outcome.outputs.get("final_veto"),
-        reward=outcome.reward,
-        parts=outcome.parts,
-        missing=[name for name, value in outcome.parts.items() if value is None],
-        policy_versions=dict(stage.versions),
-        weights_versions=outcome.weights_versions,
-        outputs=outcome.outputs,
-        counts=outcome.counts,
-        tokens=outcome.tokens,
-        visits=outcome.visits,
-        tool_calls=outcome.tool_calls,
-        seconds=outcome.seconds,
-        trace=trace,
-    )
+    def _position(self, started: float) -> spans.Position:
+        """Where a span that began then and ends now stands in the trace."""
+        return spans.Position(self._rollout_id, ATTEMPT, len(self._spans) + 1, started, time.time())
 
 
 def _unreachable(error: BaseException | None) -> UnreachableError | None:
@@ -252,8 +179,3 @@ def _unreachable(error: BaseException | None) -> UnreachableError | None:
     while error is not None and not isinstance(error, UnreachableError):
         error = error.__cause__
     return error
-
-
-def _reason(error: Exception) -> str:
-    """One sentence; ours already are, others say what they are."""
-    return str(error) if isinstance(error, ChimeraError) else f"{type(error).__name__}: {error}"

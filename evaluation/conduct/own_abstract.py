@@ -10,7 +10,7 @@ from typing import Any
 from agents.context import Tools
 from agents.roles import LITERATURE
 from agents.tools.excerpts import excerpt
-from agents.tools.passages import Document, Passage, clean
+from agents.tools.passages import DocumentLike, Passage, clean
 from agents.tools.toolbox import ToolResult
 from chimera.core.types import Brief
 
@@ -24,7 +24,7 @@ class OwnAbstract:
         max_chars: Length limit of one passage, in characters.
     """
 
-    def __init__(self, toolbox: Tools, document: Document, max_chars: int) -> None:
+    def __init__(self, toolbox: Tools, document: DocumentLike, max_chars: int) -> None:
         self._toolbox = toolbox
         self._document = document
         self._max_chars = max_chars

@@ -94,6 +94,34 @@ class Outcome:
         """Plain data; its containers are the outcome's own."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    @classmethod
+    def load(cls, data: Mapping[str, Any]) -> "Outcome":
+        """The inverse of `dump`."""
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Who made a rollout, and by what.
+
+    Attributes:
+        rollout_id: Its id, unique in the run.
+        policy_versions: Policy version of each logical model that it was told to use.
+        traced: True if it left a span.
+        untraced_calls: Model calls whose exchange never reached the trace.
+        attempt: Which attempt this is about, from 1; 0 if none was begun.
+        worker: The runner's name; None when the main process made it.
+        failure: Why it failed, if its outcome does not say so: its runner was killed, for example.
+    """
+
+    rollout_id: str
+    policy_versions: Mapping[str, str]
+    traced: bool = True
+    untraced_calls: int = 0
+    attempt: int = 1
+    worker: str | None = None
+    failure: str | None = None
+
 
 @with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, slots=True)
@@ -145,6 +173,45 @@ class RolloutRecord:
     def dump(self) -> dict[str, Any]:
         """Plain data for the JSON line."""
         return asdict(self)
+
+    @classmethod
+    def of(cls, given: RolloutInput, outcome: Outcome | None, made: Made) -> "RolloutRecord":
+        """The record of what was asked for, what came of it (None if nobody could say) and who made it."""
+        error = made.failure if outcome is None else outcome.error or made.failure
+        if outcome is None and error is None:
+            raise ValueError(f"rollout {made.rollout_id} has neither an outcome nor a reason why it has none")
+        outputs = {} if outcome is None else outcome.outputs
+        parts = {} if outcome is None else outcome.parts
+        return cls(
+            rollout_id=made.rollout_id,
+            task_id=given.task.id,
+            source=given.task.source,
+            level=given.task.level,
+            phase=given.phase,
+            repeat=given.repeat,
+            seed=given.seed,
+            attempt=made.attempt,
+            status="succeeded" if error is None else "failed",
+            error=error,
+            label=given.task.label,
+            answer=outputs.get("final_answer"),
+            decision=outputs.get("final_decision"),
+            veto=outputs.get("final_veto"),
+            reward=None if outcome is None else outcome.reward,
+            parts=parts,
+            missing=[name for name, value in parts.items() if value is None],
+            policy_versions=dict(made.policy_versions),
+            weights_versions={} if outcome is None else outcome.weights_versions,
+            outputs=outputs,
+            counts={} if outcome is None else outcome.counts,
+            tokens={} if outcome is None else outcome.tokens,
+            visits={} if outcome is None else outcome.visits,
+            tool_calls={} if outcome is None else outcome.tool_calls,
+            untraced_calls=made.untraced_calls,
+            seconds=None if outcome is None else outcome.seconds,
+            worker=made.worker,
+            trace=f"traces/{given.phase}/{made.rollout_id}.jsonl.gz" if made.traced else None,
+        )
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "RolloutRecord":

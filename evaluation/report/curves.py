@@ -31,7 +31,7 @@ class RolloutPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PhaseStretch:
     """Consecutive rollouts of one phase.
 
     Attributes:
@@ -72,7 +72,7 @@ def rollouts(lines: Iterable[Line]) -> list[RolloutPoint]:
     return [found[number] for number in sorted(found)]
 
 
-def spans(points: Iterable[RolloutPoint]) -> list[Span]:
+def spans(points: Iterable[RolloutPoint]) -> list[PhaseStretch]:
     """The rollouts, cut where the phase changes."""
     groups: list[list[RolloutPoint]] = []
     for point in points:
@@ -82,10 +82,10 @@ def spans(points: Iterable[RolloutPoint]) -> list[Span]:
     return [_span(group) for group in groups]
 
 
-def _span(group: Sequence[RolloutPoint]) -> Span:
+def _span(group: Sequence[RolloutPoint]) -> PhaseStretch:
     phase = group[0].phase
     held_out = phase.startswith(f"{GATE}-")
-    return Span(phase.removeprefix(f"{GATE}-"), held_out, tuple(group))
+    return PhaseStretch(phase.removeprefix(f"{GATE}-"), held_out, tuple(group))
 
 
 def running_mean(values: Sequence[float | None], window: int, least: int = 1) -> list[float | None]:

@@ -16,7 +16,7 @@ Kind = Literal["same", "removed", "added"]
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class RolloutPair:
     """Two rollouts of one task with the same seed in two stages.
 
     Attributes:
@@ -40,7 +40,7 @@ Scored = tuple[float, RolloutRecord, RolloutRecord]
 """Difference in reward, the rollout before and the one after."""
 
 
-def pick(study: Study, before: str, after: str) -> list[Pair]:
+def pick(study: Study, before: str, after: str) -> list[RolloutPair]:
     """The pairs of rollouts with the largest gain in reward, the median, and the largest loss.
 
     Only rollouts with a reward in both stages count. There is no gain where none gained and no loss where none lost;
@@ -67,9 +67,9 @@ def pick(study: Study, before: str, after: str) -> list[Pair]:
     if ordered[0][0] < 0:
         chosen.append(("largest loss", ordered[0]))
     chosen.append(("median", ordered[(len(ordered) - 1) // 2]))
-    pairs: dict[str, Pair] = {}
+    pairs: dict[str, RolloutPair] = {}
     for why, (difference, old, new) in chosen:
-        pairs.setdefault(new.rollout_id, Pair(why, new.task_id, new.repeat, difference, old, new))
+        pairs.setdefault(new.rollout_id, RolloutPair(why, new.task_id, new.repeat, difference, old, new))
     return list(pairs.values())
 
 

@@ -1,15 +1,17 @@
 """The spans of a rollout's trace, on disk and as they are made.
 
-Training writes Agent Lightning's spans. What is here reads them without that library, and makes spans that it and
-training's adapter read alike; the names are those of agentlightning 0.3.0 (`agentlightning.semconv`).
+A rollout through Agent Lightning's runners has the spans of its tracer and of the gateway; one that the main process
+makes has the same spans, made here. Both are written in one form. The names are those of agentlightning 0.3.0
+(`agentlightning.semconv`), which is not needed to read them.
 """
 
 import gzip
 import hashlib
 import json
+import traceback
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +23,10 @@ EXCHANGE = "raw_gen_ai_request"
 """The gateway's span that holds request and response as the model's server saw them."""
 OPERATION = "agentlightning.operation"
 """Our span of one visit of a role."""
+ANNOTATION = "agentlightning.annotation"
+"""Our span with the reward of an attempt and its parts."""
+EXCEPTION = "agentlightning.exception"
+"""Our span with what made an attempt fail."""
 OBJECT = "agentlightning.object"
 """Our span with the outcome of an attempt."""
 
@@ -29,6 +35,16 @@ RAW = "llm.hosted_vllm."
 """What the names of an exchange's attributes begin with."""
 
 OBJECT_JSON = "agentlightning.object.json"
+REWARD = "reward"
+"""The name of the scalar reward among its parts."""
+REWARD_PARTS = "reward_parts"
+"""What the names of the parts' attributes begin with when the reward itself has no value."""
+
+Status = Mapping[str, str | None]
+"""OpenTelemetry's: `status_code` (UNSET, OK or ERROR) and `description`."""
+UNSET: Status = {"status_code": "UNSET", "description": None}
+OK: Status = {"status_code": "OK", "description": None}
+
 _KEPT_SPANS = (EXCHANGE, "litellm_request")
 _KEPT_ATTRIBUTES = ("agentlightning.", "exception.", "gen_ai.", "llm.", "role", "model", "visit", "attempt")
 
@@ -81,6 +97,9 @@ class Span:
     attributes: Mapping[str, Any]
     start_time: float | None
     end_time: float | None
+    status: Status = field(default_factory=lambda: UNSET)
+    events: Sequence[Mapping[str, Any]] = ()
+    links: Sequence[Mapping[str, Any]] = ()
 
 
 # --- files
@@ -92,18 +111,31 @@ def read(path: Path) -> list[Span]:
     Raises:
         RunError: The file is missing or broken.
     """
-    names = [field.name for field in fields(Span)]
     rows = read_rows(path)
     try:
-        return [Span(**{name: row[name] for name in names}) for row in rows]
+        return [Span(**{one.name: row[one.name] for one in fields(Span) if one.name in row}) for row in rows]
     except (KeyError, TypeError) as error:
         raise RunError(f"trace {path} cannot be read: a line is no span ({error})") from error
 
 
-def write(spans: Iterable[Span], path: Path) -> None:
-    """Write spans as gzipped JSON lines, whole or not at all; secrets are replaced."""
-    nothing = {"status": {"status_code": "UNSET", "description": None}, "events": [], "links": []}
-    write_rows(({**asdict(span), **nothing} for span in spans), path)
+def write(spans: Iterable[Span], path: Path) -> list[Span]:
+    """Write spans as gzipped JSON lines, whole or not at all.
+
+    LiteLLM's bookkeeping spans and the request headers that it copies are left out; secrets are replaced.
+
+    Returns:
+        What was written, as `read` gives it.
+    """
+    kept = [_kept(span) for span in spans if is_kept(span.name)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}")
+    # Models can answer half a surrogate pair, which UTF-8 has no bytes for; its escape is the same text in JSON.
+    with gzip.open(draft, "wt", encoding="utf-8", errors="backslashreplace", compresslevel=3) as file:
+        for span in kept:
+            row = {one.name: getattr(span, one.name) for one in fields(Span)}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    draft.replace(path)
+    return kept
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -119,25 +151,16 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         raise RunError(f"trace {path} cannot be read: {error}") from error
 
 
-def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> None:
-    """Write spans as plain data, as gzipped JSON lines, whole or not at all.
-
-    LiteLLM's bookkeeping spans and the request headers that it copies are left out; secrets are replaced.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}")
-    # Models can answer half a surrogate pair, which UTF-8 has no bytes for; its escape is the same text in JSON.
-    with gzip.open(draft, "wt", encoding="utf-8", errors="backslashreplace", compresslevel=3) as file:
-        for row in rows:
-            if is_kept(row["name"]):
-                kept = {key: value for key, value in row["attributes"].items() if key.startswith(_KEPT_ATTRIBUTES)}
-                file.write(json.dumps(redact_tree({**row, "attributes": kept}), ensure_ascii=False) + "\n")
-    draft.replace(path)
-
-
 def is_kept(name: str) -> bool:
     """Whether spans of this name are written."""
     return name.startswith("agentlightning.") or name in _KEPT_SPANS
+
+
+def _kept(span: Span) -> Span:
+    """`span` with the attributes that are written, and without secrets."""
+    attributes = {key: value for key, value in span.attributes.items() if key.startswith(_KEPT_ATTRIBUTES)}
+    whole = {one.name: getattr(span, one.name) for one in fields(Span)}
+    return Span(**redact_tree({**whole, "attributes": attributes}))
 
 
 # --- making spans
@@ -154,10 +177,17 @@ class Position:
     end_time: float
 
 
-def operation_span(at: Position, name: str, attributes: Mapping[str, Any], response_ids: Sequence[str]) -> Span:
+def operation_span(
+    at: Position,
+    name: str,
+    attributes: Mapping[str, Any],
+    response_ids: Sequence[str],
+    failure: Exception | None = None,
+) -> Span:
     """One visit of a role, as `agents.record.Operation` is told of it, with the ids of the responses it got."""
     output = {RESPONSE_IDS: list(response_ids)} if response_ids else {}
-    return _span(at, OPERATION, {**attributes, f"{OPERATION}.name": name, **output})
+    status = UNSET if failure is None else {"status_code": "ERROR", "description": _in_words(failure)}
+    return _span(at, OPERATION, {**attributes, f"{OPERATION}.name": name, **output}, status)
 
 
 def exchange_span(at: Position, request: Mapping[str, Any], response: Mapping[str, Any]) -> Span:
@@ -174,16 +204,44 @@ def exchange_attributes(request: Mapping[str, Any], response: Mapping[str, Any])
     return {f"{RAW}{key}": _literal(value) for key, value in both.items()}
 
 
+def exception_span(at: Position, failure: BaseException) -> Span:
+    """What made an attempt fail, with its traceback."""
+    attributes = {
+        "exception.type": type(failure).__name__,
+        "exception.message": str(failure),
+        "exception.escaped": True,
+        "exception.stacktrace": "".join(traceback.format_exception(failure)),
+    }
+    return _span(at, EXCEPTION, attributes, OK)
+
+
+def reward_span(at: Position, reward: float | None, parts: Mapping[str, float | None]) -> Span:
+    """The reward with its parts that are known; without a reward the parts alone."""
+    known = {name: value for name, value in parts.items() if value is not None}
+    if reward is None:
+        return _span(at, ANNOTATION, {f"{REWARD_PARTS}.{name}": value for name, value in known.items()}, OK)
+    attributes: dict[str, Any] = {}
+    for number, (name, value) in enumerate({REWARD: reward, **known}.items()):
+        attributes[f"agentlightning.reward.{number}.name"] = name
+        attributes[f"agentlightning.reward.{number}.value"] = float(value)
+    return _span(at, ANNOTATION, attributes, OK)
+
+
 def outcome_span(at: Position, outcome: Mapping[str, Any]) -> Span:
     """What is reported of an attempt (`evaluation.records.rollouts.Outcome.dump`)."""
-    return _span(at, OBJECT, {"agentlightning.object.type": "dict", OBJECT_JSON: json.dumps(outcome)})
+    return _span(at, OBJECT, {"agentlightning.object.type": "dict", OBJECT_JSON: json.dumps(outcome)}, OK)
 
 
-def _span(at: Position, name: str, attributes: Mapping[str, Any]) -> Span:
+def _span(at: Position, name: str, attributes: Mapping[str, Any], status: Status = UNSET) -> Span:
     whole = f"{at.rollout_id}/{at.attempt_id}"
     trace_id, span_id = (hashlib.sha256(text.encode()).hexdigest() for text in (whole, f"{whole}/{at.sequence_id}"))
     place = at.rollout_id, at.attempt_id, at.sequence_id, trace_id[:32], span_id[:16], None
-    return Span(*place, name, attributes, at.start_time, at.end_time)
+    return Span(*place, name, attributes, at.start_time, at.end_time, status)
+
+
+def _in_words(failure: Exception) -> str:
+    """As OpenTelemetry writes it."""
+    return f"{type(failure).__name__}: {failure}"
 
 
 def _literal(value: Any) -> Any:

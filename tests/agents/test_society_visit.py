@@ -255,7 +255,7 @@ def shape(model):
 
 @pytest.mark.parametrize("role", ROLES.values(), ids=lambda role: role.name)
 def test_each_caller_gets_its_own_response_format_with_the_roles_schema(role):
-    expected = {"name": role.schema.__name__, "schema": role.schema.model_json_schema()}
+    expected = {"name": role.schema.model_json_schema()["title"], "schema": role.schema.model_json_schema()}
     mine = response_format(role)
     assert mine == {"type": "json_schema", "json_schema": expected}
     mine["json_schema"]["schema"]["properties"].clear()
@@ -326,7 +326,7 @@ async def test_seeds_depend_on_run_role_visit_and_step_only(society_kit):
 @respx.mock
 async def test_over_http_an_empty_tool_list_is_never_sent(society_kit):
     """Several servers reject `tools: []`, which is what binding no tools sends."""
-    by_schema = {ROLES[name].schema.__name__: society_kit.answers[name] for name in ROLES}
+    by_schema = {role.schema.model_json_schema()["title"]: society_kit.answers[role.name] for role in ROLES.values()}
     bodies = []
 
     def answer(request):

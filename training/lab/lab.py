@@ -37,7 +37,6 @@ from training.lab.pool import RunnerPool
 from training.lab.recorder import Recorder, identity
 from training.lab.runner import Doors, RunnerSpec
 from training.lab.store import LabStore
-from training.learning.adapter import HierarchicalTraceAdapter
 from training.learning.episodes import Episode
 from training.watch.metrics import Metrics
 from training.watch.view import View
@@ -90,7 +89,6 @@ class Lab:
         self._changed = asyncio.Event()
         self._failure: ChimeraError | None = None
         self._watch = Watch(config)
-        self._adapter = HierarchicalTraceAdapter(config.reward)
         self._losing: set[asyncio.Task[None]] = set()
         self.candidates = Candidates(run, config, servers)
 
@@ -98,7 +96,7 @@ class Lab:
         self._loop = asyncio.get_running_loop()
         self.store = LabStore(self._wake)
         await self.store.start()
-        self._recorder = Recorder(self.run, self.store)
+        self._recorder = Recorder(self.run, self.store, self.config.reward)
         self.gateway = Gateway(
             self.config,
             self.servers.endpoints,
@@ -167,9 +165,7 @@ class Lab:
     def recorded(self, phases: Iterable[str]) -> list[Episode]:
         """All rollouts of `phases` that ended by themselves, in the order of the phases."""
         return [
-            Episode(record, None, self.run.path, self._adapter)
-            for phase in phases
-            for record in self._recorder.recorded(phase).values()
+            self._recorder.episode(record) for phase in phases for record in self._recorder.recorded(phase).values()
         ]
 
     async def _publish(self) -> None:
@@ -233,7 +229,7 @@ class Lab:
         missing = [given for given in inputs if identity(given) not in known[given.phase]]
         for given in inputs:
             if record := known[given.phase].get(identity(given)):
-                yield Episode(record, None, self.run.path, self._adapter)
+                yield self._recorder.episode(record)
         resources_id = await self._describe(beside) if beside.versions else self._resources_id
         pending = await self._enqueue(missing, mode, resources_id)
         collecting: set[asyncio.Task[Episode]] = set()
@@ -295,7 +291,7 @@ class Lab:
         record, spans = await self._recorder.outcome(rollout, given, self._versions_of[rollout.resources_id])
         if record.status == "failed":
             self.check()
-        self._recorder.write(record, spans)
+        episode = self._recorder.write(record, spans)
         self.metrics.rollout(record)
         for warning in self._watch.add(record):
             self.view.warn(warning)
@@ -305,7 +301,7 @@ class Lab:
             attempt = await self.store.get_latest_attempt(rollout.rollout_id)
             if attempt is not None and attempt.status == "timeout" and attempt.worker_id is not None:
                 self.pool.kill(attempt.worker_id)
-        return Episode(record, spans, self.run.path, self._adapter)
+        return episode
 
     def _wake(self, _rollout_id: str = "") -> None:
         self._loop.call_soon_threadsafe(self._changed.set)

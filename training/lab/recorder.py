@@ -1,15 +1,19 @@
-"""From an ended rollout to its durable record: brings trace and outcome together and writes both down."""
+"""From an ended rollout to its episode: brings trace and outcome together and writes both down."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import agentlightning as agl
 
+from chimera.config.tree import RewardConfig
 from chimera.run.directory import Run
-from evaluation.records.rollouts import RolloutInput, RolloutRecord
+from evaluation.conduct.rollout import keep
+from evaluation.records.rollouts import Made, Outcome, RolloutInput, RolloutRecord
+from evaluation.traces.spans import Span
 from training.lab.store import LabStore
 from training.learning import traces
+from training.learning.adapter import HierarchicalTraceAdapter
+from training.learning.episodes import Episode
 
 TRACE_SECONDS = 30.0
 """How long a finished rollout's last exchanges may take from the gateway to the store."""
@@ -26,11 +30,13 @@ class Recorder:
     Args:
         run: Where they are written.
         store: Where ended rollouts and their spans are.
+        reward: Weights of the immediate rewards of calls.
     """
 
-    def __init__(self, run: Run, store: LabStore) -> None:
+    def __init__(self, run: Run, store: LabStore, reward: RewardConfig) -> None:
         self._run = run
         self._store = store
+        self._adapter = HierarchicalTraceAdapter(reward)
         self._known: dict[str, dict[Identity, RolloutRecord]] = {}
 
     def recorded(self, phase: str) -> Mapping[Identity, RolloutRecord]:
@@ -45,18 +51,31 @@ class Recorder:
 
     async def outcome(
         self, rollout: agl.Rollout, given: RolloutInput, policy_versions: Mapping[str, str]
-    ) -> tuple[RolloutRecord, Sequence[agl.Span]]:
+    ) -> tuple[RolloutRecord, Sequence[Span]]:
         """What came out of an ended rollout; nothing is written yet."""
         attempt = await self._store.get_latest_attempt(rollout.rollout_id)
         spans = await self._trace(rollout.rollout_id, attempt)
-        return _record(rollout, attempt, spans, given, policy_versions), spans
+        reported = traces.outcome(spans, attempt.attempt_id) if attempt else None
+        made = Made(
+            rollout_id=rollout.rollout_id,
+            policy_versions=policy_versions,
+            traced=bool(spans),
+            untraced_calls=len(traces.untraced(spans)),
+            attempt=attempt.sequence_id if attempt else 0,
+            worker=attempt.worker_id if attempt else None,
+            failure=None if rollout.status == "succeeded" and reported else _reason(rollout, attempt),
+        )
+        return RolloutRecord.of(given, Outcome.load(reported) if reported else None, made), traces.plain(spans)
 
-    def write(self, record: RolloutRecord, spans: Sequence[agl.Span]) -> None:
-        """Make record and trace durable; the trace comes first, so that a record never names one that is missing."""
-        if record.trace is not None:
-            traces.write(spans, self._run.path / record.trace)
-        self._run.append_rollout(record.dump(), phase=record.phase)
+    def write(self, record: RolloutRecord, spans: Sequence[Span]) -> Episode:
+        """Make record and trace durable."""
+        kept = keep(self._run, record, spans)
         self.note(record)
+        return self.episode(record, kept)
+
+    def episode(self, record: RolloutRecord, spans: Sequence[Span] | None = None) -> Episode:
+        """The episode of a recorded rollout; without its spans it reads its trace from disk when it is needed."""
+        return Episode(record, spans, self._run.path, self._adapter)
 
     def note(self, record: RolloutRecord) -> None:
         """Remember a rollout that has been written."""
@@ -82,49 +101,6 @@ def identity(rollout: RolloutRecord | RolloutInput) -> Identity:
     """What makes a rollout the same in a run and in its continuation."""
     task_id = rollout.task_id if isinstance(rollout, RolloutRecord) else rollout.task.id
     return rollout.phase, task_id, rollout.repeat
-
-
-def _record(
-    rollout: agl.Rollout,
-    attempt: agl.Attempt | None,
-    spans: Sequence[agl.Span],
-    given: RolloutInput,
-    policy_versions: Mapping[str, str],
-) -> RolloutRecord:
-    outcome = (traces.outcome(spans, attempt.attempt_id) if attempt else None) or {}
-    status = "succeeded" if rollout.status == "succeeded" and outcome else "failed"
-    parts = outcome.get("parts", {})
-    outputs = outcome.get("outputs", {})
-    return RolloutRecord(
-        rollout_id=rollout.rollout_id,
-        task_id=given.task.id,
-        source=given.task.source,
-        level=given.task.level,
-        phase=given.phase,
-        repeat=given.repeat,
-        seed=given.seed,
-        attempt=attempt.sequence_id if attempt else 0,
-        status=status,
-        error=None if status == "succeeded" else outcome.get("error") or _reason(rollout, attempt),
-        label=given.task.label,
-        answer=outputs.get("final_answer"),
-        decision=outputs.get("final_decision"),
-        veto=outputs.get("final_veto"),
-        reward=outcome.get("reward"),
-        parts=parts,
-        missing=[name for name, value in parts.items() if value is None],
-        policy_versions=dict(policy_versions),
-        weights_versions=outcome.get("weights_versions", {}),
-        outputs=outputs,
-        counts=outcome.get("counts", {}),
-        tokens=outcome.get("tokens", {}),
-        visits=outcome.get("visits", {}),
-        tool_calls=outcome.get("tool_calls", {}),
-        untraced_calls=len(traces.untraced(spans)),
-        seconds=outcome.get("seconds"),
-        worker=attempt.worker_id if attempt else None,
-        trace=str(Path("traces") / given.phase / f"{rollout.rollout_id}.jsonl.gz") if spans else None,
-    )
 
 
 def _reason(rollout: agl.Rollout, attempt: agl.Attempt | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import agentlightning as agl
 
-from agents.tools.toolbox import TOOL_KEYS, Document, Toolbox, build_toolbox
+from agents.tools.toolbox import TOOL_KEYS, DocumentLike, Toolbox, build_toolbox
 from chimera.config.tree import Config
 from chimera.core.fingerprints import Fingerprint
 from chimera.core.secrets import protect_logging, register_secret
@@ -34,7 +34,7 @@ class RunnerSpec:
 
     doors: Doors
     config: Config
-    documents: Sequence[Document]
+    documents: Sequence[DocumentLike]
     conclusions: Mapping[str, Fingerprint]
     secrets: Mapping[str, str] = field(repr=False)
 

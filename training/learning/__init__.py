@@ -1,1 +1,1 @@
-"""From traces to the data that algorithms need. Read `adapter` first."""
+"""From finished rollouts to the data that algorithms need. Read `episodes` first, then `adapter`."""

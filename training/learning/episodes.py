@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from agents.policies.events import BanditEvent
 from evaluation.records.rollouts import RolloutRecord
-from evaluation.traces.spans import SpanLike
-from training.learning import traces
+from evaluation.traces import spans as traces
+from evaluation.traces.spans import Span
 from training.learning.experience import Call, Conversation
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Episode:
     __slots__ = ("_adapter", "_run", "_spans", "record")
 
     def __init__(
-        self, record: RolloutRecord, spans: Sequence[SpanLike] | None, run: Path, adapter: "HierarchicalTraceAdapter"
+        self, record: RolloutRecord, spans: Sequence[Span] | None, run: Path, adapter: "HierarchicalTraceAdapter"
     ) -> None:
         self.record = record
         self._spans = None if spans is None else tuple(spans)
@@ -60,7 +60,7 @@ class Episode:
         """The choice among hypotheses with its reward; None if there was none, or no reward. It needs no trace."""
         return self._adapter.adapt_for_bandit(self.record)
 
-    def _trace(self) -> Sequence[SpanLike]:
+    def _trace(self) -> Sequence[Span]:
         if self._spans is not None:
             return self._spans
         return () if self.record.trace is None else traces.read(self._run / self.record.trace)

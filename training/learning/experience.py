@@ -1,4 +1,4 @@
-"""What one trace holds for each learner: conversations for SFT, calls for PPO, choices for the bandit. Plain data."""
+"""What one rollout holds of what its roles said: conversations, and calls with their tokens. Plain data."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -4,6 +4,7 @@ What is read of a trace's spans without that library is in `evaluation.traces.sp
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from agentlightning.utils.otel import flatten_attributes
 from chimera.core.errors import RunError
 from evaluation.traces import spans as plain_spans
 from evaluation.traces.calls import TracedCall, last_outcome, model_calls, outcome, untraced, visits
-from evaluation.traces.spans import EXCHANGE, OPERATION, RAW
+from evaluation.traces.spans import EXCHANGE, OPERATION, RAW, Span
 
 __all__ = [
     "EXCHANGE",
@@ -22,6 +23,7 @@ __all__ = [
     "last_outcome",
     "model_calls",
     "outcome",
+    "plain",
     "read",
     "untraced",
     "visits",
@@ -32,13 +34,16 @@ __all__ = [
 _LEFT_OUT = ("resource", "context", "parent")
 
 
-def write(spans: Iterable[agl.Span], path: Path) -> None:
-    """Write spans as gzipped JSON lines, whole or not at all.
-
-    LiteLLM's bookkeeping spans and the request headers that it copies are left out; secrets are replaced.
-    """
+def plain(spans: Iterable[agl.Span]) -> list[Span]:
+    """Agent Lightning's spans as our own: those that a trace file keeps."""
     kept = (span for span in spans if plain_spans.is_kept(span.name))
-    plain_spans.write_rows((span.model_dump(mode="json", exclude=set(_LEFT_OUT)) for span in kept), path)
+    found = (span.model_dump(mode="json", exclude=set(_LEFT_OUT)) for span in kept)
+    return [Span(**{one.name: row[one.name] for one in fields(Span)}) for row in found]
+
+
+def write(spans: Iterable[agl.Span], path: Path) -> None:
+    """Write Agent Lightning's spans as `evaluation.traces.spans.write` does."""
+    plain_spans.write(plain(spans), path)
 
 
 def read(path: Path) -> list[agl.Span]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from chimera.config.roles import JUNIORS
 from chimera.data.generated.tasks import GeneratedTask, generate
-from training.nano.fit import Example, Schedule, Shape, encode
+from training.nano.fit import NanoShape, Schedule, TokenizedTranscript, encode
 from training.nano.transcripts import Habits, Transcript, careful, junior, stream
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--start", type=Path, help="continue from this folder instead of from scratch")
     parser.add_argument("--workers", type=int, default=0, help="processes that write transcripts (0: this one)")
     parser.add_argument("--exam", type=int, default=400, help="held-out tasks for the exam")
-    for name, value in asdict(Shape()).items():
+    for name, value in asdict(NanoShape()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
     return parser
 
@@ -58,7 +58,7 @@ def tasks(seed: int, levels: list[int]) -> Iterator[GeneratedTask]:
 
 def examples(
     tokenizer: "PreTrainedTokenizerFast", seed: int, levels: list[int], habits: Habits, workers: int
-) -> Iterator[Example]:
+) -> Iterator[TokenizedTranscript]:
     """Endless encoded transcripts in blocks; the same ones in the same order for any number of workers."""
     jobs = ((tokenizer, seed + block, levels, habits) for block in itertools.count())
     if not workers:
@@ -70,7 +70,7 @@ def examples(
             yield from itertools.chain.from_iterable(pool.imap(_encode_block, itertools.islice(jobs, 4 * workers)))
 
 
-def _encode_block(job: tuple["PreTrainedTokenizerFast", int, list[int], Habits]) -> list[Example]:
+def _encode_block(job: tuple["PreTrainedTokenizerFast", int, list[int], Habits]) -> list[TokenizedTranscript]:
     tokenizer, seed, levels, habits = job
     items = generate(BLOCK, seed=seed, levels=levels)
     return [encode(tokenizer, transcript) for transcript in stream(iter(items), seed, habits)]
@@ -95,7 +95,7 @@ def main(argv: list[str]) -> int:
     from training.nano.transcripts import text_of
 
     torch.set_num_threads(options.threads)
-    shape = Shape(**{name: getattr(options, name) for name in asdict(Shape())})
+    shape = NanoShape(**{name: getattr(options, name) for name in asdict(NanoShape())})
     if options.start:
         tokenizer = AutoTokenizer.from_pretrained(options.start)
         model = Qwen2ForCausalLM.from_pretrained(options.start, dtype=torch.float32, use_safetensors=True)

@@ -23,7 +23,7 @@ WARM_UP_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class NanoShape:
     """The Qwen2 shape. The default has 1.9 million parameters, 3.7 MB in bfloat16."""
 
     vocab_size: int = 1536
@@ -48,14 +48,14 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class TokenizedTranscript:
     """Token ids of one conversation; `learned[i]` tells whether token i is the assistant's (loss is taken on it)."""
 
     tokens: list[int]
     learned: list[bool]
 
 
-def encode(tokenizer: "PreTrainedTokenizerFast", transcript: "Transcript") -> Example:
+def encode(tokenizer: "PreTrainedTokenizerFast", transcript: "Transcript") -> TokenizedTranscript:
     """Render a transcript with the chat template and mark the assistant's tokens, end of turn included."""
     tokens: list[int] = []
     learned: list[bool] = []
@@ -74,7 +74,7 @@ def encode(tokenizer: "PreTrainedTokenizerFast", transcript: "Transcript") -> Ex
         append(prompt[len(rendered) :], False)
         append(answered[len(prompt) :].removesuffix("\n"), True)
         rendered = answered.removesuffix("\n")
-    return Example(tokens, learned)
+    return TokenizedTranscript(tokens, learned)
 
 
 def render(tokenizer: "PreTrainedTokenizerFast", transcript: "Transcript", count: int, *, generation: bool) -> str:
@@ -89,7 +89,7 @@ def render(tokenizer: "PreTrainedTokenizerFast", transcript: "Transcript", count
     return text
 
 
-def new_model(shape: Shape, tokenizer: "PreTrainedTokenizerFast", seed: int) -> "Qwen2ForCausalLM":
+def new_model(shape: NanoShape, tokenizer: "PreTrainedTokenizerFast", seed: int) -> "Qwen2ForCausalLM":
     """A fresh model whose random weights follow from `seed`."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -156,7 +156,7 @@ class Fitter:
                 report(step + 1, smoothed)
                 break
 
-    def fit(self, examples: Iterator[Example], report: Callable[[int, float, float], None]) -> None:
+    def fit(self, examples: Iterator[TokenizedTranscript], report: Callable[[int, float, float], None]) -> None:
         """`schedule.steps` updates; batches are cut from pools sorted by length, so that little is padded."""
         smoothed, step, tokens, started = None, 0, 0, time.perf_counter()
         while step < self.schedule.steps:
@@ -196,7 +196,7 @@ class Fitter:
         return value if smoothed is None else 0.95 * smoothed + 0.05 * value
 
 
-def collate(examples: Sequence[Example]) -> tuple["torch.Tensor", "torch.Tensor"]:
+def collate(examples: Sequence[TokenizedTranscript]) -> tuple["torch.Tensor", "torch.Tensor"]:
     """Right-padded ids (B, T) and the learned mask (B, T)."""
     import torch
 

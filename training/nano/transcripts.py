@@ -13,7 +13,7 @@ from typing import Any
 
 from agents.prompting import Message, dump, opening, tool_message
 from agents.roles import DESIGNER, LITERATURE, REFINER, ROLES, SUPERVISOR
-from agents.schemas import Hypothesis, Protocol
+from agents.schemas import ExperimentProtocol, Hypothesis
 from chimera.config.roles import JUNIORS
 from chimera.core.types import Label, ResearchTask, abstract_text
 from chimera.data.generated.tasks import Finding, GeneratedTask
@@ -185,11 +185,11 @@ def designer(
     return Transcript(DESIGNER, (*prompt, {"role": "assistant", "content": dump(protocol.model_dump())}))
 
 
-def concrete(item: GeneratedTask, expected: Label, rng: random.Random) -> Protocol:
+def concrete(item: GeneratedTask, expected: Label, rng: random.Random) -> ExperimentProtocol:
     """A protocol that names everything a reviewer looks for."""
     facts = item.facts
     weeks = rng.choice((8, 12, 24, 52))
-    return Protocol(
+    return ExperimentProtocol(
         design="randomised double-blind parallel-group trial"
         if facts.kind == "drug"
         else (
@@ -208,7 +208,7 @@ def concrete(item: GeneratedTask, expected: Label, rng: random.Random) -> Protoc
     )
 
 
-def blur(protocol: Protocol, rng: random.Random, habits: Habits) -> Protocol:
+def blur(protocol: ExperimentProtocol, rng: random.Random, habits: Habits) -> ExperimentProtocol:
     """Make each field vague with the habits' probability."""
     vague: dict[str, Any] = {
         "design": "a study",

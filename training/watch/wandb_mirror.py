@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.schemas import Protocol
+from agents.schemas import ExperimentProtocol
 from chimera.core.secrets import redact
 from chimera.run.jsonl import read_lines
 from chimera.run.policies import Policy
@@ -37,7 +37,7 @@ LOOK_SECONDS = 0.5
 FLUSH_SECONDS = 10.0
 BLOCK = 32768
 """W&B writes its file block by block."""
-COLUMNS = ("task", "goal", "answer", "decision", "label", "reward", *Protocol.model_fields, "amendments")
+COLUMNS = ("task", "goal", "answer", "decision", "label", "reward", *ExperimentProtocol.model_fields, "amendments")
 """Columns of a table of protocols."""
 
 
@@ -238,7 +238,7 @@ def protocol_rows(records: Sequence[RolloutRecord], limit: int) -> list[list[Any
             record.decision,
             record.label,
             record.reward,
-            *(record.outputs["final_protocol"].get(name) for name in Protocol.model_fields),
+            *(record.outputs["final_protocol"].get(name) for name in ExperimentProtocol.model_fields),
             "; ".join(record.outputs["final_protocol"]["amendments"]),
         ]
         for record in known

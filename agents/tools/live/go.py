@@ -29,7 +29,7 @@ class _Term(BaseModel):
     synonyms: list[_Synonym] = Field(default_factory=list)
 
 
-class _Answer(BaseModel):
+class _GoAnswer(BaseModel):
     results: list[_Term]
 
 
@@ -55,7 +55,7 @@ class QuickGO:
         url = f"{self._base_url}/terms/{id_}" if id_ else f"{self._base_url}/search"
         params = {} if id_ else {"query": " ".join(words), "limit": self._wanted, "page": 1}
         answer = await self._http.json(
-            SERVICE, "GET", url, _Answer, params=params, headers={"Accept": "application/json"}
+            SERVICE, "GET", url, _GoAnswer, params=params, headers={"Accept": "application/json"}
         )
         return [_passage(found) for found in answer.results if found.name and not found.obsolete]
 

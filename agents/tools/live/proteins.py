@@ -22,7 +22,7 @@ class _Name(BaseModel):
     full: _Value = Field(default_factory=_Value, alias="fullName")
 
 
-class _Description(BaseModel):
+class _ProteinDescription(BaseModel):
     recommended: _Name | None = Field(default=None, alias="recommendedName")
     submitted: list[_Name] = Field(default_factory=list, alias="submissionNames")
 
@@ -42,13 +42,13 @@ class _Comment(BaseModel):
 
 class _Entry(BaseModel):
     accession: str = Field(alias="primaryAccession")
-    description: _Description = Field(default_factory=_Description, alias="proteinDescription")
+    description: _ProteinDescription = Field(default_factory=_ProteinDescription, alias="proteinDescription")
     genes: list[_Gene] = Field(default_factory=list)
     organism: _Organism = Field(default_factory=_Organism)
     comments: list[_Comment] = Field(default_factory=list)
 
 
-class _Answer(BaseModel):
+class _ProteinAnswer(BaseModel):
     results: list[_Entry]
 
 
@@ -85,7 +85,7 @@ class UniProt:
             SERVICE,
             "GET",
             f"{self._base_url}/uniprotkb/search",
-            _Answer,
+            _ProteinAnswer,
             params={
                 "query": query,
                 "format": "json",

@@ -22,7 +22,7 @@ class _Hit(BaseModel):
     content: str = ""
 
 
-class _Answer(BaseModel):
+class _TavilyAnswer(BaseModel):
     results: list[_Hit]
 
 
@@ -61,7 +61,7 @@ class Tavily:
             SERVICE,
             "POST",
             f"{self._base_url}/search",
-            _Answer,
+            _TavilyAnswer,
             json=body,
             headers={"Authorization": f"Bearer {self._key}"},
             key_name=TAVILY_KEY,

@@ -22,7 +22,7 @@ class _Status(BaseModel):
     overall: str = Field(default="", alias="overallStatus")
 
 
-class _Description(BaseModel):
+class _TrialDescription(BaseModel):
     summary: str = Field(default="", alias="briefSummary")
 
 
@@ -74,7 +74,7 @@ class _References(BaseModel):
 class _Protocol(BaseModel):
     identification: _Identification = Field(alias="identificationModule")
     status: _Status = Field(default_factory=_Status, alias="statusModule")
-    description: _Description = Field(default_factory=_Description, alias="descriptionModule")
+    description: _TrialDescription = Field(default_factory=_TrialDescription, alias="descriptionModule")
     conditions: _Conditions = Field(default_factory=_Conditions, alias="conditionsModule")
     design: _Design = Field(default_factory=_Design, alias="designModule")
     arms: _Arms = Field(default_factory=_Arms, alias="armsInterventionsModule")
@@ -86,7 +86,7 @@ class _Study(BaseModel):
     protocol: _Protocol = Field(alias="protocolSection")
 
 
-class _Answer(BaseModel):
+class _TrialsAnswer(BaseModel):
     studies: list[_Study]
 
 
@@ -118,7 +118,7 @@ class ClinicalTrials:
             SERVICE,
             "GET",
             f"{self._base_url}/studies",
-            _Answer,
+            _TrialsAnswer,
             params={"query.term": term, "pageSize": self._wanted, "format": "json"},
         )
         return [_passage(study.protocol) for study in answer.studies]

@@ -44,8 +44,8 @@ from chimera.data.generated.vocabulary import (
     ENDPOINTS,
     GROUPS,
     KINDS,
-    Endpoint,
     Kind,
+    StudyEndpoint,
     Subject,
     draw_subject,
 )
@@ -243,10 +243,10 @@ def generate_one(seed: int, index: int, level: int) -> GeneratedTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FindingPlan:
     """A finding before its numbers and its sentence: which endpoint, what it will answer, how it is introduced."""
 
-    endpoint: Endpoint
+    endpoint: StudyEndpoint
     answer: Label
     marker: Marker
     lead: str
@@ -254,7 +254,13 @@ class Plan:
 
 
 def draw_findings(
-    rng: Random, subject: Subject, endpoints: Sequence[Endpoint], asked: Direction, label: Label, arm: int, level: int
+    rng: Random,
+    subject: Subject,
+    endpoints: Sequence[StudyEndpoint],
+    asked: Direction,
+    label: Label,
+    arm: int,
+    level: int,
 ) -> tuple[tuple[Finding, ...], Rule]:
     """All findings in the order of the text, and the clause that decides; `endpoints[0]` is the one asked about."""
     plans, rule = plan_endpoint(rng, endpoints[0], label, level, asked=True)
@@ -262,14 +268,14 @@ def draw_findings(
     plans += plan_endpoint(rng, endpoints[1], other_answer, level, asked=False)[0]
     if level >= 3 and len(plans) < MOST_FINDINGS:
         third = rng.choices(LABELS, [LABEL_MIX[label] for label in LABELS])[0]
-        plans.append(Plan(endpoints[2], third, "none", "", "other endpoint"))
+        plans.append(FindingPlan(endpoints[2], third, "none", "", "other endpoint"))
     rng.shuffle(plans)
     return tuple(draw_finding(rng, subject, plan, asked, arm, level) for plan in plans), rule
 
 
 def plan_endpoint(
-    rng: Random, endpoint: Endpoint, answer: Label, level: int, *, asked: bool
-) -> tuple[list[Plan], Rule]:
+    rng: Random, endpoint: StudyEndpoint, answer: Label, level: int, *, asked: bool
+) -> tuple[list[FindingPlan], Rule]:
     """The findings about one endpoint that together give `answer`."""
     weights = STRUCTURES[level][answer != "maybe"]
     rule = rng.choices(list(weights), list(weights.values()))[0]
@@ -277,21 +283,21 @@ def plan_endpoint(
     if rule == "single":
         overriding = level >= 2 and rng.random() < 0.3
         lead = rng.choice(SUPERSEDED_OVERRIDING)[1] if overriding else ""
-        return [Plan(endpoint, answer, "overriding" if overriding else "none", lead, role)], rule
+        return [FindingPlan(endpoint, answer, "overriding" if overriding else "none", lead, role)], rule
     if rule == "override":
         leads = rng.choice(SUPERSEDED_OVERRIDING)
         replaced = rng.choices(
             LABELS, [w * (other != answer) for other, w in zip(LABELS, OTHER_ANSWER[answer], strict=True)]
         )[0]
-        superseded = Plan(endpoint, replaced, "superseded", leads[0], "superseded" if asked else role)
-        return [superseded, Plan(endpoint, answer, "overriding", leads[1], role)], rule
+        superseded = FindingPlan(endpoint, replaced, "superseded", leads[0], "superseded" if asked else role)
+        return [superseded, FindingPlan(endpoint, answer, "overriding", leads[1], role)], rule
     answers: list[Label] = [answer, answer] if rule == "agreement" else ["yes", "no"]
     rng.shuffle(answers)
     leads = rng.choice(NEUTRAL)
-    return [Plan(endpoint, each, "neutral", lead, role) for each, lead in zip(answers, leads, strict=True)], rule
+    return [FindingPlan(endpoint, each, "neutral", lead, role) for each, lead in zip(answers, leads, strict=True)], rule
 
 
-def draw_finding(rng: Random, subject: Subject, plan: Plan, asked: Direction, arm: int, level: int) -> Finding:
+def draw_finding(rng: Random, subject: Subject, plan: FindingPlan, asked: Direction, arm: int, level: int) -> Finding:
     """Draw direction, p-value and group values for a plan and write its sentence."""
     categories = CATEGORIES[plan.answer]
     in_direction, significance, _ = rng.choices(categories, [weight for _, _, weight in categories])[0]

@@ -4,7 +4,7 @@ from random import Random
 from statistics import NormalDist
 from typing import Literal
 
-from chimera.data.generated.vocabulary import Endpoint, Kind, Subject
+from chimera.data.generated.vocabulary import Kind, StudyEndpoint, Subject
 
 Direction = Literal["lower", "higher"]
 Significance = Literal["significant", "borderline", "not significant"]
@@ -135,7 +135,7 @@ def draw_p(rng: Random, significance: Significance) -> float:
     return rng.randint(max(1, round(low * 100 + 0.49)), int(high * 100)) / 100
 
 
-def draw_values(rng: Random, endpoint: Endpoint, direction: Direction, p: float, arm: int) -> tuple[float, float]:
+def draw_values(rng: Random, endpoint: StudyEndpoint, direction: Direction, p: float, arm: int) -> tuple[float, float]:
     """Values of the studied and the control group that `arm` participants a group would give this p-value with.
 
     The difference is z(p) standard errors, rounded to the printed precision and at least one printed unit.
@@ -151,7 +151,7 @@ def draw_values(rng: Random, endpoint: Endpoint, direction: Direction, p: float,
     return round(max(value, unit), endpoint.decimals), control
 
 
-def print_statistic(rng: Random, endpoint: Endpoint, p: float, difference: float, level: int) -> str:
+def print_statistic(rng: Random, endpoint: StudyEndpoint, p: float, difference: float, level: int) -> str:
     """The p-value, or at level 4 sometimes the difference with its 95 % confidence interval.
 
     An interval cannot show a borderline result, so those always print p; so do intervals with a limit that rounds to 0.
@@ -168,7 +168,14 @@ def print_statistic(rng: Random, endpoint: Endpoint, p: float, difference: float
 
 
 def write_finding(
-    rng: Random, subject: Subject, endpoint: Endpoint, direction: Direction, p: float, lead: str, arm: int, level: int
+    rng: Random,
+    subject: Subject,
+    endpoint: StudyEndpoint,
+    direction: Direction,
+    p: float,
+    lead: str,
+    arm: int,
+    level: int,
 ) -> tuple[str, str]:
     """One finding as a sentence, introduced by `lead`, and the statistic printed in it."""
     value, control_value = draw_values(rng, endpoint, direction, p, arm)

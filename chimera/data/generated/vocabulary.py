@@ -15,7 +15,7 @@ KINDS: tuple[Kind, ...] = ("drug", "behaviour", "gene")
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class StudyEndpoint:
     """An outcome: its name in abstracts, a synonym that hard questions use, and its usual size.
 
     `typical` and `spread` (standard deviation of one participant) are in `unit`; shares are percentages and have no
@@ -30,35 +30,35 @@ class Endpoint:
     decimals: int = 0
 
 
-def share(name: str, synonym: str, typical: float) -> Endpoint:
+def share(name: str, synonym: str, typical: float) -> StudyEndpoint:
     """An endpoint that is the percentage of participants with an event."""
-    return Endpoint(name, synonym, typical, 0.0, "%")
+    return StudyEndpoint(name, synonym, typical, 0.0, "%")
 
 
-ENDPOINTS: tuple[Endpoint, ...] = (
-    Endpoint("pain score", "intensity of pain", 46, 17, "points"),
-    Endpoint("fatigue score", "tiredness", 38, 14, "points"),
-    Endpoint("anxiety score", "nervousness", 33, 12, "points"),
-    Endpoint("depression score", "low mood", 27, 10, "points"),
-    Endpoint("memory score", "recall of word lists", 52, 15, "points"),
-    Endpoint("well-being score", "quality of life", 61, 18, "points"),
-    Endpoint("disability score", "loss of daily function", 44, 16, "points"),
-    Endpoint("cough score", "severity of coughing", 31, 11, "points"),
-    Endpoint("systolic pressure", "upper blood pressure", 142, 15, "mmHg"),
-    Endpoint("heart rate", "pulse", 78, 11, "bpm"),
-    Endpoint("body weight", "mass on the scales", 81, 13, "kg"),
-    Endpoint("grip strength", "force of the hand", 29, 8, "kg"),
-    Endpoint("walking speed", "pace over ten metres", 63, 17, "m/min"),
-    Endpoint("bone density", "mineral content of bone", 91, 13, "units"),
-    Endpoint("fasting glucose", "morning blood sugar", 7.6, 1.7, "mmol/L", 1),
-    Endpoint("cholesterol level", "blood lipids", 5.4, 1.2, "mmol/L", 1),
-    Endpoint("haemoglobin level", "red pigment of the blood", 121, 15, "g/L"),
-    Endpoint("ferritin level", "iron stores", 84, 29, "ug/L"),
-    Endpoint("creatinine level", "kidney waste marker", 97, 24, "umol/L"),
-    Endpoint("inflammation marker", "C-reactive protein", 17, 7, "mg/L"),
-    Endpoint("sleep time", "nightly rest", 6.3, 1.3, "h", 1),
-    Endpoint("seizure frequency", "number of fits", 5.6, 2.4, "per month", 1),
-    Endpoint("attack frequency", "number of flare-ups", 4.2, 1.9, "per month", 1),
+ENDPOINTS: tuple[StudyEndpoint, ...] = (
+    StudyEndpoint("pain score", "intensity of pain", 46, 17, "points"),
+    StudyEndpoint("fatigue score", "tiredness", 38, 14, "points"),
+    StudyEndpoint("anxiety score", "nervousness", 33, 12, "points"),
+    StudyEndpoint("depression score", "low mood", 27, 10, "points"),
+    StudyEndpoint("memory score", "recall of word lists", 52, 15, "points"),
+    StudyEndpoint("well-being score", "quality of life", 61, 18, "points"),
+    StudyEndpoint("disability score", "loss of daily function", 44, 16, "points"),
+    StudyEndpoint("cough score", "severity of coughing", 31, 11, "points"),
+    StudyEndpoint("systolic pressure", "upper blood pressure", 142, 15, "mmHg"),
+    StudyEndpoint("heart rate", "pulse", 78, 11, "bpm"),
+    StudyEndpoint("body weight", "mass on the scales", 81, 13, "kg"),
+    StudyEndpoint("grip strength", "force of the hand", 29, 8, "kg"),
+    StudyEndpoint("walking speed", "pace over ten metres", 63, 17, "m/min"),
+    StudyEndpoint("bone density", "mineral content of bone", 91, 13, "units"),
+    StudyEndpoint("fasting glucose", "morning blood sugar", 7.6, 1.7, "mmol/L", 1),
+    StudyEndpoint("cholesterol level", "blood lipids", 5.4, 1.2, "mmol/L", 1),
+    StudyEndpoint("haemoglobin level", "red pigment of the blood", 121, 15, "g/L"),
+    StudyEndpoint("ferritin level", "iron stores", 84, 29, "ug/L"),
+    StudyEndpoint("creatinine level", "kidney waste marker", 97, 24, "umol/L"),
+    StudyEndpoint("inflammation marker", "C-reactive protein", 17, 7, "mg/L"),
+    StudyEndpoint("sleep time", "nightly rest", 6.3, 1.3, "h", 1),
+    StudyEndpoint("seizure frequency", "number of fits", 5.6, 2.4, "per month", 1),
+    StudyEndpoint("attack frequency", "number of flare-ups", 4.2, 1.9, "per month", 1),
     share("relapse rate", "return of the disease", 34),
     share("readmission rate", "second stays in hospital", 23),
     share("infection rate", "share of infected participants", 21),

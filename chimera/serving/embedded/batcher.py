@@ -62,7 +62,7 @@ class TokenLogProbs:
 
 
 @dataclass(slots=True)
-class Job:
+class DecodingJob:
     """One answer to generate, and what was generated so far; only the batcher's thread touches the latter."""
 
     prompt: list[int]
@@ -74,7 +74,7 @@ class Job:
     matcher: "LLMatcher | None" = None
     log_probs: bool = False
     top_log_probs: int = 0
-    done: "Future[Answer]" = field(default_factory=Future)
+    done: "Future[FinishedJob]" = field(default_factory=Future)
     tokens: list[int] = field(default_factory=list)
     text: bytearray = field(default_factory=bytearray)
     scores: list[TokenLogProbs] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class FinishedJob:
     """A finished job: `tokens` include the end-of-sequence token, `text` does not; `reused` counts cached ones."""
 
     tokens: list[int]
@@ -128,10 +128,10 @@ class Lane:
     def __init__(self, engine: Engine, slots: int, vocabulary: Vocabulary) -> None:
         self.engine = engine
         self.slots = slots
-        self.waiting: deque[Job] = deque()
+        self.waiting: deque[DecodingJob] = deque()
         self._vocabulary = vocabulary
         self._table = RowTable(slots, engine.rows - slots)
-        self._live: dict[int, Job] = {}
+        self._live: dict[int, DecodingJob] = {}
         self._logits = torch.zeros(slots, engine.shape.vocab)
         self._settings: tuple[Tensor, Tensor | None] | None = None
 
@@ -163,7 +163,7 @@ class Lane:
         self._settings = None
         self._table = RowTable(self.slots, self.engine.rows - self.slots)
 
-    def _admit(self, job: Job, counters: Counters) -> None:
+    def _admit(self, job: DecodingJob, counters: Counters) -> None:
         plan = self._table.place(job.prompt, self._live)
         if plan.stash_to is not None:
             self.engine.copy_prefix(plan.row, plan.stash_to, len(self._table.history(plan.stash_to)))
@@ -178,7 +178,7 @@ class Lane:
         self._run({}, {plan.row: job})
         self._finish_ended(counters)
 
-    def _release(self, row: int) -> Job:
+    def _release(self, row: int) -> DecodingJob:
         job = self._live.pop(row)
         self._table.record(row, (job.prompt + job.tokens)[: job.cached])
         self._settings = None
@@ -207,14 +207,14 @@ class Lane:
             self._force(job, counters)
         self._finish_ended(counters)
 
-    def _sampling_settings(self, jobs: list[Job]) -> tuple[Tensor, Tensor | None]:
+    def _sampling_settings(self, jobs: list[DecodingJob]) -> tuple[Tensor, Tensor | None]:
         if self._settings is None:
             temperature = torch.tensor([job.temperature for job in jobs])
             top_p = [job.top_p for job in jobs]
             self._settings = temperature, torch.tensor(top_p) if min(top_p) < 1 else None
         return self._settings
 
-    def _score(self, jobs: list[Job], logits: Tensor, tokens: Tensor, sampled: Tensor) -> None:
+    def _score(self, jobs: list[DecodingJob], logits: Tensor, tokens: Tensor, sampled: Tensor) -> None:
         raw = torch.log_softmax(logits, -1)
         raw_chosen = raw.gather(1, tokens[:, None])[:, 0].tolist()
         sampled_chosen = sampled.gather(1, tokens[:, None])[:, 0].tolist()
@@ -224,7 +224,7 @@ class Lane:
                     TokenLogProbs(raw_chosen[index], sampled_chosen[index], _top(raw[index], job.top_log_probs))
                 )
 
-    def _append(self, job: Job, token: int) -> None:
+    def _append(self, job: DecodingJob, token: int) -> None:
         job.tokens.append(token)
         if token in self._vocabulary.eos:
             job.finish = "stop"
@@ -238,7 +238,7 @@ class Lane:
         if len(job.tokens) >= job.max_new:
             job.finish = "length"
 
-    def _force(self, job: Job, counters: Counters) -> None:
+    def _force(self, job: DecodingJob, counters: Counters) -> None:
         """Append all tokens that the grammar forces after the newest one, the end of the answer too."""
         if job.matcher is None or job.finish is not None:
             return
@@ -269,7 +269,7 @@ class Lane:
                 job.done.set_exception(RuntimeError(f"the grammar failed: {job.matcher.get_error()}"))
             else:
                 text = job.text.decode("utf-8", "replace")
-                job.done.set_result(Answer(job.tokens, text, job.finish, job.scores, job.reused))
+                job.done.set_result(FinishedJob(job.tokens, text, job.finish, job.scores, job.reused))
 
     def _decode(self, counters: Counters) -> None:
         """Run what every job's answer has got since the last step: one token, or several if some were forced."""
@@ -278,7 +278,7 @@ class Lane:
         counters.decode_steps += 1
         self._finish_ended(counters)
 
-    def _run(self, singles: Mapping[int, Job], several: Mapping[int, Job]) -> None:
+    def _run(self, singles: Mapping[int, DecodingJob], several: Mapping[int, DecodingJob]) -> None:
         batch = max(singles, default=-1) + 1
         tokens, positions = [0] * batch, [self.engine.idle_position] * batch
         for row, job in singles.items():
@@ -294,7 +294,7 @@ class Lane:
             job.cached = len(job.prompt) + len(job.tokens)
 
 
-def _score_forced(job: Job, logits: Tensor) -> None:
+def _score_forced(job: DecodingJob, logits: Tensor) -> None:
     """Add the log-probabilities of the newest tokens of `job`, one for each row of `logits` (n, V)."""
     if len(logits):
         raw = torch.log_softmax(logits, -1)
@@ -308,12 +308,12 @@ def _top(raw: Tensor, count: int) -> tuple[tuple[int, float], ...]:
     return tuple(zip(ids.tolist(), values.tolist(), strict=True))
 
 
-def _given_up(job: Job) -> bool:
+def _given_up(job: DecodingJob) -> bool:
     """Whether its client cancelled `job`; tells those who wait for the job's end that it has come."""
     return job.done.cancelled() and not job.done.set_running_or_notify_cancel()
 
 
-def _cut(job: Job, seen: int) -> bool:
+def _cut(job: DecodingJob, seen: int) -> bool:
     """Cut the text before the first stop string that the bytes after `seen` completed; whether there was one."""
     found = [job.text.find(stop, max(0, seen - len(stop) + 1)) for stop in job.stops]
     starts = [start for start in found if start >= 0]
@@ -328,11 +328,11 @@ class Batcher:
     def __init__(self, threads: int) -> None:
         self.counters = Counters()
         self._threads = threads
-        self._inbox: queue.SimpleQueue[tuple[Lane, Job] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[Lane, DecodingJob] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
         self._thread.start()
 
-    def submit(self, lane: Lane, job: Job) -> "Future[Answer]":
+    def submit(self, lane: Lane, job: DecodingJob) -> "Future[FinishedJob]":
         """Queue `job` on `lane`; cancelling the future takes it out of the batch."""
         self._inbox.put((lane, job))
         return job.done

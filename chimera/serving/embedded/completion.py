@@ -11,7 +11,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from chimera.config.tree import ServingConfig
-from chimera.serving.embedded.batcher import Answer, Job, Vocabulary
+from chimera.serving.embedded.batcher import DecodingJob, FinishedJob, Vocabulary
 from chimera.serving.embedded.chat import ChatFormat, parse_answer
 from chimera.serving.embedded.grammar import CLOSE, OPEN, Grammars, schema_grammar, tools_grammar
 from chimera.serving.embedded.protocol import BadRequest, ChatRequest, NamedToolChoice, envelope
@@ -41,7 +41,7 @@ class TextSide:
         )
 
 
-def make_jobs(request: ChatRequest, text: TextSide) -> list[Job]:
+def make_jobs(request: ChatRequest, text: TextSide) -> list[DecodingJob]:
     """The jobs, one for each of the `n` choices, that answer `request`.
 
     Raises:
@@ -52,7 +52,7 @@ def make_jobs(request: ChatRequest, text: TextSide) -> list[Job]:
     prompt = text.chat.encode(request.messages, tools, most=text.context - 1)
     room = text.context - len(prompt)
     return [
-        Job(
+        DecodingJob(
             prompt=prompt,
             max_new=min(request.token_limit or room, room),
             temperature=1.0 if request.temperature is None else request.temperature,
@@ -95,7 +95,7 @@ def _matcher(request: ChatRequest, text: TextSide) -> "LLMatcher | None":
 
 
 def make_response(
-    request: ChatRequest, text: TextSide, version: str, prompt: list[int], answers: list[Answer]
+    request: ChatRequest, text: TextSide, version: str, prompt: list[int], answers: list[FinishedJob]
 ) -> dict[str, Any]:
     """The chat completion made of one answer for each choice."""
     generated = sum(len(answer.tokens) for answer in answers)
@@ -106,7 +106,7 @@ def make_response(
     return response
 
 
-def _choice(request: ChatRequest, text: TextSide, index: int, answer: Answer) -> dict[str, Any]:
+def _choice(request: ChatRequest, text: TextSide, index: int, answer: FinishedJob) -> dict[str, Any]:
     offered = bool(request.tools) and request.tool_choice != "none"
     parsed = parse_answer(answer.text, tools_offered=offered)
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
@@ -129,7 +129,7 @@ def _choice(request: ChatRequest, text: TextSide, index: int, answer: Answer) ->
     return choice
 
 
-def _log_probs(text: TextSide, answer: Answer) -> list[dict[str, Any]]:
+def _log_probs(text: TextSide, answer: FinishedJob) -> list[dict[str, Any]]:
     def entry(token: int, log_prob: float) -> dict[str, Any]:
         piece = text.vocabulary.token_bytes[token]
         return {"token": piece.decode("utf-8", "replace"), "logprob": log_prob, "bytes": list(piece)}

@@ -62,11 +62,11 @@ class Unavailable(ApiError):
     status, kind = 503, "server_error"
 
 
-class _Part(BaseModel):
+class _RequestPart(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class Function(_Part):
+class Function(_RequestPart):
     """A tool's name, description and parameters (JSON schema)."""
 
     name: FunctionName
@@ -74,21 +74,21 @@ class Function(_Part):
     parameters: dict[str, Any] | None = None
 
 
-class Tool(_Part):
+class OfferedTool(_RequestPart):
     """One offered tool."""
 
     type: Literal["function"]
     function: Function
 
 
-class CalledFunction(_Part):
+class CalledFunction(_RequestPart):
     """The function and its arguments in an assistant message."""
 
     name: str
     arguments: str
 
 
-class Call(_Part):
+class AssistantCall(_RequestPart):
     """One tool call of an assistant message."""
 
     id: str
@@ -96,19 +96,19 @@ class Call(_Part):
     function: CalledFunction
 
 
-class TextPart(_Part):
+class TextPart(_RequestPart):
     """One text part of a message's content; other kinds of parts are refused."""
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(_Part):
+class ChatMessage(_RequestPart):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[AssistantCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
@@ -120,7 +120,7 @@ class ChatMessage(_Part):
         return self.content or ""
 
 
-class JsonSchema(_Part):
+class JsonSchema(_RequestPart):
     """A named JSON schema; the name tells graders who asks."""
 
     name: str
@@ -129,7 +129,7 @@ class JsonSchema(_Part):
     strict: bool | None = None
 
 
-class ResponseFormat(_Part):
+class ResponseFormat(_RequestPart):
     """What form the answer takes; a schema always constrains decoding, whatever `strict` says."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -142,13 +142,13 @@ class ResponseFormat(_Part):
         return self
 
 
-class NamedFunction(_Part):
+class NamedFunction(_RequestPart):
     """The function that must be called."""
 
     name: str
 
 
-class NamedToolChoice(_Part):
+class NamedToolChoice(_RequestPart):
     """A tool choice that names its function."""
 
     type: Literal["function"]
@@ -166,7 +166,7 @@ class ChatRequest(BaseModel):
 
     model: str
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    tools: list[Tool] | None = None
+    tools: list[OfferedTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None

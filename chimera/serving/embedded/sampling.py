@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SampledTokens:
     """The tokens chosen (B,) and the distribution's log-probabilities (B, V) they were chosen from.
 
     `log_probs` is None when no row wanted it. For a greedy row the distribution is all on its token.
@@ -29,7 +29,7 @@ def choose(
     allowed: Tensor | None,
     *,
     want_log_probs: bool,
-) -> Choice:
+) -> SampledTokens:
     """Choose one token per row.
 
     Args:
@@ -46,7 +46,7 @@ def choose(
     best = logits.argmax(-1)
     all_greedy = bool(greedy.all())
     if all_greedy and not want_log_probs:
-        return Choice(best, None)
+        return SampledTokens(best, None)
     probabilities = torch.softmax(logits / torch.where(greedy, 1.0, temperature)[:, None], -1)
     if top_p is not None:
         probabilities = nucleus(probabilities, top_p)
@@ -58,10 +58,10 @@ def choose(
         drawn = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
         tokens = torch.where(greedy, best, drawn)
     if not want_log_probs:
-        return Choice(tokens, None)
+        return SampledTokens(tokens, None)
     point = torch.full_like(probabilities, 0.0).scatter_(1, best[:, None], 1.0)
     distribution = torch.where(greedy[:, None], point, probabilities)
-    return Choice(tokens, torch.log(distribution / distribution.sum(-1, keepdim=True)))
+    return SampledTokens(tokens, torch.log(distribution / distribution.sum(-1, keepdim=True)))
 
 
 def nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from chimera.core.errors import ConfigError
 from chimera.serving.embedded.protocol import BadRequest, ChatRequest, NotFound, envelope
 
 if TYPE_CHECKING:
-    from chimera.serving.embedded.batcher import Answer, Batcher, Job, Lane
+    from chimera.serving.embedded.batcher import Batcher, DecodingJob, FinishedJob, Lane
     from chimera.serving.embedded.checkpoint import Checkpoint
     from chimera.serving.embedded.completion import TextSide
 
@@ -34,7 +34,7 @@ class Binding:
     folder: Path
     lane: "Lane"
     text: "TextSide"
-    running: "set[Future[Answer]]" = field(default_factory=set)
+    running: "set[Future[FinishedJob]]" = field(default_factory=set)
 
 
 class Service:
@@ -233,7 +233,7 @@ class Service:
                 future.cancel()
         return make_response(request, text, binding.version, jobs[0].prompt, answers)
 
-    def _submit(self, key: str, jobs: "list[Job]") -> "tuple[Binding, list[Future[Answer]]]":
+    def _submit(self, key: str, jobs: "list[DecodingJob]") -> "tuple[Binding, list[Future[FinishedJob]]]":
         assert self._batcher is not None
         with self._lock:
             binding = self._bound(key)

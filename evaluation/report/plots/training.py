@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from evaluation.report.curves import Line, RolloutPoint, Span, part_names, rollouts, running_mean, series, spans
+from evaluation.report.curves import Line, PhaseStretch, RolloutPoint, part_names, rollouts, running_mean, series, spans
 from evaluation.report.plots.paper import BLUE, INK, ORANGE, Drawing, panels
 
 WINDOW = 30
@@ -150,7 +150,7 @@ def _diagnostics(lines: Sequence[Line], phase: str, titles: dict[str, str]) -> t
     return figure, {title for title, points in found.items() if all(value == 0 for _, value in points)}
 
 
-def _mean_line(axes: Axes, span: Span, values: Sequence[float | None]) -> float | None:
+def _mean_line(axes: Axes, span: PhaseStretch, values: Sequence[float | None]) -> float | None:
     """The running mean of training rollouts; of held-out ones, whose order means nothing, the mean of all."""
     numbers = [point.number for point in span.points]
     means = running_mean(values, len(values) if span.held_out else WINDOW, 1 if span.held_out else LEAST)
@@ -163,7 +163,7 @@ def _mean_line(axes: Axes, span: Span, values: Sequence[float | None]) -> float 
     return known[-1][1]
 
 
-def _mark_phases(axes: Axes, found: Sequence[Span]) -> None:
+def _mark_phases(axes: Axes, found: Sequence[PhaseStretch]) -> None:
     """A line wherever the phase changes."""
     axes.set_xlim(found[0].points[0].number - 1, found[-1].points[-1].number + 1)
     for left, right in pairwise(found):
@@ -171,7 +171,7 @@ def _mark_phases(axes: Axes, found: Sequence[Span]) -> None:
         axes.axvline(between, color=INK, alpha=0.3, linewidth=0.7, linestyle=(0, (3, 2)))
 
 
-def _name_phases(axes: Axes, found: Sequence[Span]) -> None:
+def _name_phases(axes: Axes, found: Sequence[PhaseStretch]) -> None:
     """The phases' names above the panel: training in one row, held-out stages in another."""
     left, right = axes.get_xlim()
     names = [("training", False, left - 0.02 * (right - left), "right")]
@@ -189,7 +189,7 @@ def _name_phases(axes: Axes, found: Sequence[Span]) -> None:
         )
 
 
-def _middle(span: Span) -> float:
+def _middle(span: PhaseStretch) -> float:
     return (span.points[0].number + span.points[-1].number) / 2
 
 

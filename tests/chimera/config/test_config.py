@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from chimera.config.loader import Section, effective, keys, unused_keys, validate
 from chimera.config.source import parse_overrides, parse_yaml, to_yaml
-from chimera.config.tree import HEIRS, Config, ModelsConfig, dump_config, load_config
+from chimera.config.tree import HEIRS, SLOTS, Config, dump_config, load_config
 from chimera.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -51,7 +51,7 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path):
 
 def test_setting_one_key_of_a_model_keeps_that_models_other_defaults():
     config = load_config(None, ["models.board.timeout_s=7"])
-    assert (config.models.board.kind, config.models.board.timeout_s) == ("rubric", 7)
+    assert (config.models["board"].kind, config.models["board"].timeout_s) == ("rubric", 7)
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,8 @@ def test_one_line_replaces_the_trained_model_everywhere():
 def test_an_heir_keeps_what_it_sets_itself():
     overrides = ["models.junior.temperature=0.5", "models.junior.path=a", "models.senior.path=b"]
     models = load_config(None, overrides).models
-    assert (models.senior.path, models.senior.temperature) == ("b", 0.5)
-    assert (models.supervisor.path, models.supervisor.temperature) == ("a", 0.5)
+    assert (models["senior"].path, models["senior"].temperature) == ("b", 0.5)
+    assert (models["supervisor"].path, models["supervisor"].temperature) == ("a", 0.5)
 
 
 def test_an_heir_of_another_kind_inherits_only_what_it_reads():
@@ -369,7 +369,7 @@ def test_every_committed_configuration_loads_and_dumps(file: Path, tmp_path: Pat
 
 def test_the_endpoint_example_has_a_server_for_every_model():
     models = load_config(CONFIGS / "endpoint.yaml").models
-    assert [name for name in ModelsConfig.model_fields if getattr(models, name).kind != "endpoint"] == []
+    assert [name for name in SLOTS if getattr(models, name).kind != "endpoint"] == []
 
 
 TRICKY = [
@@ -444,7 +444,7 @@ def settings_of(section: type[Section], prefix: str = "") -> list[st.SearchStrat
     return found
 
 
-MODEL_KINDS = [st.just(endpoint(model)) for model in ModelsConfig.model_fields]
+MODEL_KINDS = [st.just(endpoint(model)) for model in SLOTS]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -481,7 +481,7 @@ def test_the_config_command_prints_what_is_in_effect(capsys: pytest.CaptureFixtu
 
     main(["gather.tasks=3", "--yaml", "models.junior.path=p"])
     config = load_config(written(tmp_path, capsys.readouterr().out))
-    assert (config.gather.tasks, config.models.senior.path) == (3, "p")
+    assert (config.gather.tasks, config.models["senior"].path) == (3, "p")
 
 
 def test_a_free_mapping_takes_any_keys_below_it(tmp_path: Path):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from agents.schemas import Protocol
+from agents.schemas import ExperimentProtocol
 from chimera.config.tree import RewardConfig
 from chimera.core.types import Label
 from chimera.data.generated.tasks import GeneratedTask, generate
@@ -86,7 +86,7 @@ def mean(values: list[float]) -> float:
 
 def test_good_protocols_for_generated_tasks_score_high():
     for item in ITEMS:
-        Protocol.model_validate(protocol_of(item))
+        ExperimentProtocol.model_validate(protocol_of(item))
         assert overall(judged(item)) > 0.85, item.task.goal
 
 

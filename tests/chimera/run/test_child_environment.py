@@ -62,7 +62,7 @@ from pathlib import Path
 
 import psutil
 
-from chimera.config.tree import Config, ModelConfig, ModelsConfig, ServingConfig
+from chimera.config.tree import Config, ModelConfig, SLOTS, ServingConfig
 from chimera.run.directory import Run
 from chimera.serving.process import serve
 from training.lab import children
@@ -102,7 +102,7 @@ def main():
     forked("runner")
     for number, process in enumerate(psutil.Process().children(recursive=True)):
         note(f"helper {number}", process.pid)
-    rubrics = ModelsConfig(**dict.fromkeys(ModelsConfig.model_fields, ModelConfig(kind="rubric")))
+    rubrics = dict.fromkeys(SLOTS, ModelConfig(kind="rubric"))
     with serve(rubrics, ServingConfig(), {}, log_file=folder / "models.log") as servers:
         note("model server", servers.pid)
     asyncio.run(fine_tuning())

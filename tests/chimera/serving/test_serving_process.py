@@ -20,7 +20,7 @@ import pytest
 
 from agents.prompting import opening, response_format, schema_format
 from agents.roles import ROLES
-from chimera.config.tree import ModelConfig, ModelsConfig, ServingConfig
+from chimera.config.tree import SLOTS, ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, ModelError
 from chimera.serving.client import HttpModel
 from chimera.serving.embedded.service import Service
@@ -35,7 +35,7 @@ LONG = schema_format("Long", {"type": "string", "minLength": 1400, "maxLength": 
 
 def models(folder, **others):
     own = ModelConfig(path=str(folder), max_tokens=30)
-    return ModelsConfig(**({"junior": own, "supervisor": own, "senior": own} | others))
+    return {**SLOTS, "junior": own, "supervisor": own, "senior": own, **others}
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ async def test_the_society_s_client_talks_to_every_logical_model(running):
 
 def test_endpoints_carry_the_configuration(running):
     endpoints = running.servers.endpoints
-    assert list(endpoints) == list(ModelsConfig.model_fields)
+    assert list(endpoints) == list(SLOTS)
     assert endpoints["junior"].max_tokens == 30
     assert endpoints["junior"].base_url == endpoints["board"].base_url
     assert endpoints["judge"].base_url == "http://127.0.0.1:9/v1"
@@ -214,12 +214,12 @@ def test_sigterm_lets_running_requests_finish_and_later_calls_say_that_it_is_gon
 PARENT = """
 import sys, threading
 from pathlib import Path
-from chimera.config.tree import ModelConfig, ModelsConfig, ServingConfig
+from chimera.config.tree import ModelConfig, SLOTS, ServingConfig
 from chimera.serving.process import serve
 
 own = ModelConfig(path=sys.argv[1])
 rubric = ModelConfig(kind="rubric")
-models = ModelsConfig(junior=own, supervisor=own, senior=own)
+models = {**SLOTS, "junior": own, "supervisor": own, "senior": own}
 with serve(models, ServingConfig(slots=2), {}, log_file=Path(sys.argv[2])) as servers:
     print(servers.pid, servers.endpoints["junior"].base_url, flush=True)
     threading.Event().wait()
@@ -265,7 +265,7 @@ def test_a_server_that_gets_no_memory_says_so_in_a_sentence(tmp_path, monkeypatc
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(limit.parent), os.environ.get("PYTHONPATH", "")]))
     with (
         pytest.raises(ModelError, match=r"\nthe system gives no more memory or threads \(.*\): raise the limits"),
-        serve(ModelsConfig(), ServingConfig(slots=64), {}, log_file=tmp_path / "log"),
+        serve(SLOTS, ServingConfig(slots=64), {}, log_file=tmp_path / "log"),
     ):
         pytest.fail("a server without memory was served")
 
@@ -278,19 +278,17 @@ def test_a_server_that_dies_while_starting_is_reported_with_its_last_lines(tmp_p
     )
     monkeypatch.setenv("PYTHONPATH", str(crash.parent))
     (tmp_path / "log").write_text("an earlier run\n")
-    rubrics = dict.fromkeys(ModelsConfig.model_fields, RUBRIC)
+    rubrics = dict.fromkeys(SLOTS, RUBRIC)
     with (
         pytest.raises(ModelError, match=r"ended with code 7 while starting[^\0]*boom") as caught,
-        serve(ModelsConfig(**rubrics), ServingConfig(), {}, log_file=tmp_path / "log"),
+        serve(rubrics, ServingConfig(), {}, log_file=tmp_path / "log"),
     ):
         pytest.fail("a crashed server was served")
     assert "an earlier run" not in str(caught.value)
 
 
 def test_with_endpoints_only_no_process_starts(tmp_path):
-    everywhere = ModelsConfig(
-        **dict.fromkeys(ModelsConfig.model_fields, ELSEWHERE.model_copy(update={"api_key_env": None}))
-    )
+    everywhere = dict.fromkeys(SLOTS, ELSEWHERE.model_copy(update={"api_key_env": None}))
     with serve(everywhere, ServingConfig(), {}, log_file=tmp_path / "log") as servers:
         assert servers.pid is None
         assert servers.versions() == {}

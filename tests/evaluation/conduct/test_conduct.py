@@ -160,7 +160,7 @@ def test_self_consistency_takes_as_many_calls_as_the_society_s_tokens_allow(run,
     assert report["work"]["consistency@base"] == {"calls": k, "tokens": 5 * k}
     assert report["work"]["single@base"] == {"calls": 1, "tokens": 5}
     assert report["baselines"]["consistency@base"]["title"].startswith(f"majority of {k:g} sampled calls")
-    temperature = run.config.models.junior.temperature
+    temperature = run.config.models["junior"].temperature
     requests = lone(server)
     assert requests[0.0, 1] == 4
     assert {n for heat, n in requests if heat == temperature} == set(range(1, int(k)))
@@ -177,7 +177,7 @@ def test_votes_that_an_interruption_left_out_are_made_later_and_no_vote_twice(ru
             append_line(side(run, "baselines"), row)
     server.requests.clear()
     evaluate(run)
-    assert set(lone(server)) == {(run.config.models.junior.temperature, 1)}
+    assert set(lone(server)) == {(run.config.models["junior"].temperature, 1)}
     key = itemgetter("baseline", "task_id", "sample")
     assert Counter(map(key, read_lines(side(run, "baselines")))) == Counter(map(key, rows))
     server.requests.clear()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agents.prompting import payload_of
-from agents.schemas import FinalDecision, Hypothesis, Protocol
+from agents.schemas import ExperimentProtocol, FinalDecision, Hypothesis
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.types import Brief
 from chimera.rubric.grader import grade
@@ -166,7 +166,7 @@ def test_every_canary_could_have_been_written_by_the_society():
     for canary in made.values():
         Hypothesis.model_validate(canary["hypothesis"])
         protocol = canary["protocol"]
-        Protocol.model_validate({key: value for key, value in protocol.items() if key != "amendments"})
+        ExperimentProtocol.model_validate({key: value for key, value in protocol.items() if key != "amendments"})
         decided = {name: canary[name] for name in ("answer", "decision", "rationale")}
         FinalDecision(amendments=protocol["amendments"], **decided)
         assert canary["sources"] == work_of(RECORDS[0])["sources"]

@@ -148,7 +148,7 @@ def test_training_reads_made_spans_as_its_own(tmp_path):
         path,
     )
     adapter = HierarchicalTraceAdapter(RewardConfig(parsed=0.05))
-    (call,) = adapter.adapt_for_ppo(traces.read(path))
+    (call,) = adapter.adapt_for_ppo(traces.read(path), ["HypothesisRefiner"])
     assert (call.prompt_ids, call.response_ids, call.weights_version) == ((1, 2), (5, 6), "v")
     assert (call.immediate, call.outcome) == (0.05, True)
     (conversation,) = adapter.adapt_for_sft(traces.read(path), ["HypothesisRefiner"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chimera.config.tree import ModelsConfig, load_config
+from chimera.config.tree import SLOTS, load_config
 from chimera.eval import main
 from chimera.run.chain import link, read_chain
 from chimera.run.directory import Run
@@ -51,10 +51,7 @@ def finished(scripted_openai, tmp_path_factory):
     few = ["data.size=40", "gate.tasks=4", "society.node_retries=0", "evaluation.permutations=200"]
     few += ["evaluation.resamples=200", f"runs_dir={folder}"]
     with closing(Run.create("finished", load_config(None, [*models, *few]))) as run:
-        began = {
-            key: f"scripted-{key}" if key in ("junior", "supervisor", "senior") else "rubric"
-            for key in ModelsConfig.model_fields
-        }
+        began = {key: f"scripted-{key}" if key in ("junior", "supervisor", "senior") else "rubric" for key in SLOTS}
         began = {**began, "selection": "supervisor's model"}
         run.ledger("phase_started", phase="bandit", policy_versions=began)
         run.append_metrics({"phase": "bandit", "step": 1, "loss": 0.5})
@@ -170,17 +167,18 @@ def everywhere(folder, change, at=0):
     trace(folder, in_trace, at)
 
 
-def answered(folder, schema, old, new):
+def answered(folder, role, old, new):
     """Rewrite what a model answered, in the trace alone."""
 
     def change(spans):
         for span in spans:
             attributes = span["attributes"]
             key = "llm.hosted_vllm.choices"
-            if schema in attributes.get("llm.hosted_vllm.response_format", "") and old in attributes.get(key, ""):
+            asked = f"You are the {role}." in attributes.get("llm.hosted_vllm.messages", "")
+            if asked and old in attributes.get(key, ""):
                 attributes[key] = attributes[key].replace(old, new)
                 return spans
-        raise AssertionError(f"no answer of {schema} holds {old}")
+        raise AssertionError(f"no answer of {role} holds {old}")
 
     trace(folder, change)
 
@@ -362,7 +360,7 @@ PLAIN = {
     ),
     "rollouts: a file is gone": (removed(rollouts), "rollouts/eval-val-base.jsonl is missing"),
     "traces: an answer was changed": (
-        lambda folder: answered(folder, "Hypothesis", '"yes', '"no'),
+        lambda folder: answered(folder, "Geneticist", '"yes', '"no'),
         "traces/eval-val-base/",
     ),
     "traces: one is gone": (removed(trace_of), "jsonl.gz is missing"),
@@ -508,7 +506,7 @@ def judged(folder):
     """The judge's answer, and every place that it went to."""
     found = json.loads((folder / rollouts(folder)).read_text().splitlines()[0])
     old = found["outputs"]["final_evaluation"]["scores"]["impact"]
-    answered(folder, "Judgement", f'"impact":{json.dumps(old)}', '"impact":0.123')
+    answered(folder, "Judge", f'"impact":{json.dumps(old)}', '"impact":0.123')
 
     def change(record):
         gain = (0.123 - old) * 0.3
@@ -612,7 +610,7 @@ REBUILT = {
         told("outputs", "selected_hypothesis", "claim", to="it cures"),
         "outputs.selected_hypothesis.claim is",
     ),
-    "traces: a model's answer": (lambda folder: answered(folder, "Hypothesis", '"yes', '"no'), "replayed: "),
+    "traces: a model's answer": (lambda folder: answered(folder, "Geneticist", '"yes', '"no'), "replayed: "),
     "traces: a rubric's answer, and all that follows": (judged, "the rubric does not answer what its trace holds"),
     "traces: one without an answer": (lost, "model calls, but its record says 0"),
     "traces: two swapped": (swap_traces, "differs from that in traces"),

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from agents.context import SupervisorChoice
-from chimera.config.tree import ModelsConfig, load_config
+from chimera.config.tree import SLOTS, load_config
 from chimera.core.errors import RunError, UnreachableError
 from chimera.data.tasks import load
 from chimera.run.directory import Run
@@ -36,7 +36,7 @@ def config_for(url, folder, *overrides, embedded=(), rubric=()):
     """All models are the scripted server, but for those that the run's own server process serves."""
     models = [
         f"models.{key}.{name}={value}"
-        for key in ModelsConfig.model_fields
+        for key in SLOTS
         if key not in (*embedded, *rubric)
         for name, value in {
             "kind": "endpoint",

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,17 +15,21 @@ from hypothesis import strategies as st
 from agents.policies.events import BanditEvent
 from agents.record import ModelCall, ToolUse
 from agents.roles import ROLES
-from chimera.config.roles import JUNIORS
+from chimera.config.roles import JUNIORS, RolesConfig
 from chimera.config.tree import RewardConfig
 from chimera.core.errors import RunError
+from chimera.core.types import ResearchTask, Section
+from evaluation.records.rollouts import Made, Outcome, RolloutInput, RolloutRecord
 from training.learning import traces
-from training.learning.adapter import SENIORS, HierarchicalTraceAdapter
+from training.learning.adapter import HierarchicalTraceAdapter
 
 # isort: split
 import agentlightning as agl  # after training, which keeps LiteLLM from asking the network
 
 WEIGHTS = RewardConfig(parsed=0.05, call_valid=0.07, tool_succeeded=0.11)
-ADAPTER = HierarchicalTraceAdapter(WEIGHTS)
+SLOT_OF = RolesConfig().slots()
+SENIORS = ("HypothesisRefiner", "ProtocolDesigner")
+ADAPTER = HierarchicalTraceAdapter(WEIGHTS, SENIORS)
 ANSWERS = {
     "Supervisor": {"choice": "Neurologist", "justification": "it is about the outcome"},
     "ProtocolDesigner": {
@@ -95,7 +100,7 @@ class Trace:
                 ids.append(self.call(plan, attempt, number, step, messages, len(plan.tries) == attempt))
             if current.broken:
                 self.record(plan, attempt, len(current.steps) + 1, "", None, False)
-            attributes = {"role": plan.role, "model": ROLES[plan.role].model, "visit": plan.number, "attempt": attempt}
+            attributes = {"role": plan.role, "model": SLOT_OF[plan.role], "visit": plan.number, "attempt": attempt}
             responses = {"agentlightning.operation.output.response_ids": ids} if ids else {}
             self.span("agentlightning.operation", attributes | responses)
 
@@ -133,7 +138,7 @@ class Trace:
 
     def record(self, plan, attempt, number, name, parsed, repair):
         call = ModelCall(
-            plan.role, ROLES[plan.role].model, plan.number, number, name, "v1", "stop", 2, 1, 0.1, parsed, repair,
+            plan.role, SLOT_OF[plan.role], plan.number, number, name, "v1", "stop", 2, 1, 0.1, parsed, repair,
             None, attempt,
         )  # fmt: skip
         self.records.append({"kind": "ModelCall", **asdict(call)})
@@ -242,7 +247,7 @@ def linear_plan(roles, times):
 
 @given(rollouts())
 def test_every_senior_call_of_the_last_reported_attempt_comes_out_once_as_it_was_sampled(rollout):
-    found = [asdict(call) for call in ADAPTER.adapt_for_ppo(rollout.spans)]
+    found = [asdict(call) for call in ADAPTER.adapt_for_ppo(rollout.spans, SENIORS)]
     assert found == [
         {"rollout_id": "ro-1", "weights_version": "v1", **vars(call)} for call in rollout.calls if call.role in SENIORS
     ]
@@ -258,7 +263,7 @@ def test_the_failed_answer_keeps_its_tokens_and_its_own_reward():
     trace = Trace()
     steps = [Step(((True, True), (True, False))), Step("unreadable"), Step("repaired")]
     trace.visit(VisitPlan("HypothesisRefiner", 1, [Try([Step(((True, True),))], broken=True), Try(steps)]))
-    calls = ADAPTER.adapt_for_ppo(trace.finish(range(4)).spans)
+    calls = ADAPTER.adapt_for_ppo(trace.finish(range(4)).spans, SENIORS)
     assert [(call.attempt, call.step, call.outcome) for call in calls] == [
         (1, 1, False), (2, 1, True), (2, 2, False), (2, 3, True),
     ]  # fmt: skip
@@ -269,8 +274,7 @@ def test_nothing_comes_out_of_a_trace_without_an_outcome():
     trace = Trace()
     trace.visit(VisitPlan("HypothesisRefiner", 1, [Try([Step("answer")])]))
     spans = trace.finish([0], outcome=False).spans
-    assert ADAPTER.adapt_for_ppo(spans) == ADAPTER.adapt_for_sft(spans) == []
-    assert ADAPTER.adapt_for_bandit(spans) is None
+    assert ADAPTER.adapt_for_ppo(spans, SENIORS) == ADAPTER.adapt_for_sft(spans, JUNIORS) == []
     assert len(ADAPTER.adapt(spans)) == 1
     assert ADAPTER.adapt([]) == []
 
@@ -279,7 +283,7 @@ def test_missing_token_ids_are_an_error_that_says_what_to_do():
     trace = Trace(token_ids=False)
     trace.visit(VisitPlan("HypothesisRefiner", 1, [Try([Step("answer")])]))
     spans = trace.finish([0]).spans
-    for adapt in (ADAPTER.adapt, ADAPTER.adapt_for_ppo):
+    for adapt in (ADAPTER.adapt, partial(ADAPTER.adapt_for_ppo, roles=SENIORS)):
         with pytest.raises(RunError, match=r"ro-1: model 'a-model' answered HypothesisRefiner .* without token ids"):
             adapt(spans)
     assert ADAPTER.adapt_for_ppo(spans, roles=JUNIORS) == []
@@ -291,8 +295,8 @@ def test_a_missing_exchange_is_an_error_for_seniors_and_leaves_a_junior_out():
     trace.visit(VisitPlan("HypothesisRefiner", 1, [Try([Step("answer")])]))
     spans = [span for span in trace.finish([0, 1]).spans if span.name != traces.EXCHANGE]
     with pytest.raises(RunError, match=r"the answer 'at-1-HypothesisRefiner-1-1-1' .* no exchange of its own"):
-        ADAPTER.adapt_for_ppo(spans)
-    assert ADAPTER.adapt_for_sft(spans) == []
+        ADAPTER.adapt_for_ppo(spans, SENIORS)
+    assert ADAPTER.adapt_for_sft(spans, JUNIORS) == []
 
 
 def test_two_answers_with_one_id_are_never_mixed_up():
@@ -307,7 +311,7 @@ def test_two_answers_with_one_id_are_never_mixed_up():
                 span.attributes[key] = "the-same"
             elif isinstance(value, str):
                 span.attributes[key] = value.replace("at-1-Geneticist-1-1-1", "the-same")
-    assert ADAPTER.adapt_for_sft(trace.spans) == []
+    assert ADAPTER.adapt_for_sft(trace.spans, JUNIORS) == []
     with pytest.raises(RunError, match="an id of its own"):
         ADAPTER.adapt_for_ppo(trace.spans, roles=JUNIORS)
 
@@ -365,7 +369,7 @@ def triplet_id(triplet):
 
 @given(rollouts())
 def test_conversations_are_the_last_tries_of_the_juniors_visits(rollout):
-    found = ADAPTER.adapt_for_sft(rollout.spans)
+    found = ADAPTER.adapt_for_sft(rollout.spans, JUNIORS)
     expected = {(call.role, call.visit): call for call in rollout.calls if call.role in JUNIORS}
     assert {(one.role, one.visit) for one in found} == expected.keys()
     assert len(found) == len(expected)
@@ -380,6 +384,8 @@ def test_conversations_are_the_last_tries_of_the_juniors_visits(rollout):
         assert len(turns) == call.step
         assert one.answer == HYPOTHESIS
         assert one.parsed == (call.immediate == WEIGHTS.parsed)
+        assert (one.stance, one.quotes) == ("yes", tuple(HYPOTHESIS["evidence"]))
+        assert one.weights_version == "v1"
         assert one.messages[0]["content"] == ROLES[one.role].prompt
         assert [tool["function"]["name"] for tool in one.tools] == ["search"]
 
@@ -404,17 +410,25 @@ def choice(propensities):
     }
 
 
+def record_of(outputs, reward):
+    """The record of a rollout that came to `outputs`."""
+    context = (Section("RESULTS", "It fell."),)
+    task = ResearchTask("t1", "Does it?", context, "yes", "generated", "", 1)
+    outcome = Outcome(None, outputs, reward, {}, {}, {}, {}, {}, {}, [], 0.5)
+    return RolloutRecord.of(RolloutInput.of(task, "gather", 0, 0), outcome, Made("ro-1", {}))
+
+
 @pytest.mark.parametrize("propensities", [None, {"Geneticist": 0.6, "Pharmacologist": 0.1, "Neurologist": 0.3}])
 def test_a_choice_is_an_event_with_its_context_action_propensities_and_reward(propensities):
     outputs = choice(propensities)
-    assert ADAPTER.adapt_for_bandit(Trace().finish([], reward=0.7, outputs=outputs).spans) == BanditEvent(
-        "Does it?", outputs["initial_hypotheses"], "Neurologist", "Geneticist", propensities, "p1", 0.7, SOURCES
+    assert ADAPTER.adapt_for_bandit(record_of(outputs, 0.7)) == BanditEvent(
+        "Does it?", outputs["initial_hypotheses"], "Neurologist", "Geneticist", propensities, "p1", 0.7, SOURCES, "t1"
     )
 
 
 def test_no_reward_or_no_choice_is_no_event():
-    assert ADAPTER.adapt_for_bandit(Trace().finish([], reward=None, outputs=choice(None)).spans) is None
-    assert ADAPTER.adapt_for_bandit(Trace().finish([], reward=0.7).spans) is None
+    assert ADAPTER.adapt_for_bandit(record_of(choice(None), None)) is None
+    assert ADAPTER.adapt_for_bandit(record_of({}, 0.7)) is None
 
 
 # --- cost
@@ -432,13 +446,13 @@ class CountedSpan(agl.Span):
 COUNT = [0]
 
 
-@pytest.mark.parametrize("method", ["adapt", "adapt_for_sft", "adapt_for_ppo", "adapt_for_bandit"])
+@pytest.mark.parametrize("method", ["adapt", "adapt_for_sft", "adapt_for_ppo"])
 def test_reads_grow_linearly_with_spans(method):
     per_span = []
     for times in (4, 16, 64):
         spans = [CountedSpan(**dict(span)) for span in linear_plan(tuple(ROLES), times).spans]
         COUNT[0] = 0
-        getattr(ADAPTER, method)(spans)
+        getattr(ADAPTER, method)(spans, *(() if method == "adapt" else (SENIORS,)))
         per_span.append(COUNT[0] / len(spans))
     assert max(per_span) <= 1.05 * min(per_span)
 
@@ -452,11 +466,9 @@ def real(scripted_openai, tmp_path_factory):
     from rich.console import Console
 
     from chimera.config.tree import Config
-    from chimera.core.types import ResearchTask, Section
     from chimera.data.tasks import Dataset
     from chimera.run.directory import Run
     from chimera.serving.process import serve
-    from evaluation.records.rollouts import RolloutInput
     from training.lab import children
     from training.lab.lab import Lab
     from training.watch.metrics import Metrics
@@ -482,8 +494,7 @@ def real(scripted_openai, tmp_path_factory):
         {
             "runs_dir": folder,
             "models": dict.fromkeys(keys, model),
-            "rollouts": {"runners": 1},
-            "bandit": {"exploration": 0},
+            "rollouts": {"runners": 1, "exploration": 0},
         }
     )
     context = (Section("RESULTS", "The rate of it was lower (p=0.01) in this group."),)
@@ -499,16 +510,19 @@ def real(scripted_openai, tmp_path_factory):
         ):
             view = make_view(Console(file=output), 1)
             async with Lab(run, config, dataset, servers, {}, view, Metrics(run)) as lab:
-                (record,) = [one async for one in lab.rollouts([RolloutInput.of(task, "ppo", 0, 0)])]
+                (episode,) = [one async for one in lab.rollouts([RolloutInput.of(task, "ppo", 0, 0)])]
+                record = episode.record
                 return record, traces.read(run.path / record.trace)
 
     record, spans = asyncio.run(scenario())
-    return SimpleNamespace(record=record, spans=spans, server=server, adapter=HierarchicalTraceAdapter(config.reward))
+    return SimpleNamespace(
+        record=record, spans=spans, server=server, adapter=HierarchicalTraceAdapter(config.reward, SENIORS)
+    )
 
 
 def test_a_real_trace_gives_every_senior_call_with_the_servers_own_token_ids(real):
     assert (real.record.status, real.record.error) == ("succeeded", None)
-    calls = real.adapter.adapt_for_ppo(real.spans)
+    calls = real.adapter.adapt_for_ppo(real.spans, SENIORS)
     assert [(call.role, call.attempt, call.step, call.outcome, call.handed) for call in calls] == [
         ("HypothesisRefiner", 1, 1, True, "yes"),
         ("HypothesisRefiner", 1, 2, False, "yes"),
@@ -530,12 +544,12 @@ def test_a_real_traces_triplets_equal_agent_lightnings(real):
 
 
 def test_a_real_trace_gives_the_juniors_conversations_and_the_choice(real):
-    conversations = real.adapter.adapt_for_sft(real.spans)
+    conversations = real.adapter.adapt_for_sft(real.spans, JUNIORS)
     assert {one.role for one in conversations} == set(JUNIORS)
     for one in conversations:
         assert [message["role"] for message in one.messages] == ["system", "user", "assistant", "tool", "assistant"]
         assert one.answer["answer"] in ("yes", "maybe")
         assert one.parsed
         assert one.tools[0]["function"]["name"] == "literature_search"
-    event = real.adapter.adapt_for_bandit(real.spans)
+    event = real.adapter.adapt_for_bandit(real.record)
     assert (event.goal, event.author, event.reward) == ("Does it lower the rate?", "Pharmacologist", real.record.reward)

@@ -12,7 +12,7 @@ from typing import Any
 from chimera.core.errors import RunError
 from chimera.serving.embedded.chat import ChatFormat
 from chimera.serving.embedded.checkpoint import load_language
-from chimera.serving.embedded.protocol import BadRequest, ChatMessage, Tool
+from chimera.serving.embedded.protocol import BadRequest, ChatMessage, OfferedTool
 from training.learning.experience import Conversation
 
 NOT_LEARNED = -100
@@ -60,7 +60,7 @@ class Renderer:
             RunError: The chat template cannot render the conversation, or ends no turn.
         """
         messages = [ChatMessage.model_validate(message) for message in conversation.messages]
-        tools = [Tool.model_validate(tool).model_dump(exclude_none=True) for tool in conversation.tools or ()]
+        tools = [OfferedTool.model_validate(tool).model_dump(exclude_none=True) for tool in conversation.tools or ()]
         rows: list[Row] = []
         ids: list[int] = []
         learned: list[bool] = []

@@ -1,0 +1,153 @@
+"""One rollout: the society works on one task, the judge scores what it made, and the reward follows.
+
+It is the same whoever asks for it: a runner of Agent Lightning (`training.lab.agent`) or the main process
+(`evaluation.conduct.direct`). They differ in their transport only: how a model is reached, and where spans go.
+"""
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agents.context import Selector, Tools
+from agents.record import CallRecord, by_visit, count, dump, tokens, tool_calls
+from agents.society import Society
+from chimera.config.roles import JUDGE
+from chimera.config.tree import Config
+from chimera.core.errors import ChimeraError, RoleError
+from chimera.run.directory import Run
+from chimera.serving.client import Completion, Model
+from evaluation.records.rollouts import Outcome, RolloutInput, RolloutRecord
+from evaluation.scores.judge import Judge
+from evaluation.scores.rewards import Reward, compute_reward
+from evaluation.traces import spans
+
+_responses: contextvars.ContextVar[list[str]] = contextvars.ContextVar("responses")
+"""Ids of the responses that the visit in progress has got; each visit runs in its own context."""
+
+
+class Transport(Model, Protocol):
+    """How a rollout reaches the models, and where its spans go."""
+
+    def operation(
+        self, name: str, attributes: dict[str, Any], responses: Sequence[str]
+    ) -> AbstractContextManager[None]:
+        """A span around one visit of a role; `responses` holds the ids of its responses when the visit ends."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRollout:
+    """What came of a rollout; `failure` is the exception that ended it, whose sentence is the outcome's `error`."""
+
+    outcome: Outcome
+    failure: Exception | None
+
+
+class RolloutMaker:
+    """Runs the society on one task at a time; the society is built once.
+
+    Args:
+        config: The whole configuration.
+        transport: Reaches the models and takes the spans.
+        toolbox: The society's tools.
+    """
+
+    def __init__(self, config: Config, transport: Transport, toolbox: Tools) -> None:
+        self._config = config
+        self._transport = transport
+        self._records: list[CallRecord] = []
+        self._weights: dict[str, set[str]] = {}
+        self._society = Society(
+            self,
+            toolbox,
+            config.society,
+            config.roles.slots(),
+            evaluate=Judge(self, config.slot(JUDGE)).evaluate,
+            operation=self._operation,
+            observe=self._observe,
+        )
+
+    async def make(self, given: RolloutInput, selector: Callable[[], Selector]) -> EndedRollout:
+        """Run the society on one task; whatever fails is this rollout's outcome.
+
+        Args:
+            given: The task and the seed.
+            selector: Gives who chooses among hypotheses. It is called within the rollout: a policy that cannot be read
+                is the rollout's failure.
+        """
+        self._records, self._weights = [], {}
+        started = time.perf_counter()
+        try:
+            state = await self._run(given, selector())
+            reward = compute_reward(state, self._records, given.task, self._config.reward)
+        except Exception as error:  # noqa: BLE001  a bad rollout is data, and says why it failed
+            return EndedRollout(self._outcome({}, None, started, _sentence(error)), error)
+        outputs = {key: value for key, value in state.items() if key != "messages"}
+        return EndedRollout(self._outcome(outputs, reward, started, None), None)
+
+    async def complete(self, key: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Completion:
+        """Answer through the transport; the answer's id and weights are noted."""
+        completion = await self._transport.complete(key, messages, **options)
+        _responses.get().append(completion.response_id)
+        if completion.weights_version is not None:
+            self._weights.setdefault(key, set()).add(completion.weights_version)
+        return completion
+
+    @contextmanager
+    def _operation(self, name: str, attributes: dict[str, Any]) -> Iterator[None]:
+        responses: list[str] = []
+        token = _responses.set(responses)
+        try:
+            with self._transport.operation(name, attributes, responses):
+                yield
+        finally:
+            _responses.reset(token)
+
+    def _observe(self, record: CallRecord) -> None:
+        self._records.append(record)
+
+    async def _run(self, given: RolloutInput, select: Selector) -> Mapping[str, Any]:
+        limit = self._config.rollouts.timeout_s
+        deadline = asyncio.timeout(limit)
+        try:
+            async with deadline:
+                return await self._society.run(given.task.brief(), seed=given.seed, select=select)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise RoleError("society", f"took longer than {limit:g} s (rollouts.timeout_s)") from error
+
+    def _outcome(self, outputs: dict[str, Any], reward: Reward | None, started: float, error: str | None) -> Outcome:
+        return Outcome(
+            error=error,
+            outputs=outputs,
+            reward=None if reward is None else reward.total,
+            parts={} if reward is None else dict(reward.parts),
+            weights_versions={model: sorted(seen) for model, seen in self._weights.items()},
+            counts=count(self._records),
+            tokens=tokens(self._records),
+            visits=by_visit(self._records),
+            tool_calls=tool_calls(self._records),
+            calls=[dump(record) for record in self._records],
+            seconds=round(time.perf_counter() - started, 3),
+        )
+
+
+def keep(run: Run, record: RolloutRecord, trace: Sequence[spans.Span]) -> list[spans.Span]:
+    """Make a rollout durable: the trace comes first, so that a record never names a trace that is missing.
+
+    Returns:
+        The trace as it is on disk: without bookkeeping spans and secrets.
+    """
+    kept = [] if record.trace is None else spans.write(trace, run.path / record.trace)
+    run.append_rollout(record.dump(), phase=record.phase)
+    return kept
+
+
+def _sentence(error: Exception) -> str:
+    """One sentence; ours already are, others say what they are."""
+    return str(error) if isinstance(error, ChimeraError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,128 @@
+"""Episodes: what an algorithm gets of a rollout, from memory in this process and from disk in a later one."""
+
+import json
+
+import pytest
+
+from agents.roles import ROLES
+from agents.schemas import Answer, ExperimentProtocol, FinalDecision, Hypothesis, PeerReview, Selection
+from chimera.config.roles import JUNIORS
+from chimera.config.tree import Config, RewardConfig
+from chimera.core.errors import RunError
+from chimera.core.secrets import register_secret
+from chimera.core.types import ResearchTask, Section
+from chimera.run.directory import Run
+from evaluation.records.rollouts import Made, Outcome, RolloutInput, RolloutRecord
+from evaluation.traces.spans import Position, exchange_span, operation_span, outcome_span
+from training.lab.recorder import Recorder
+from training.lab.store import LabStore
+
+PASSAGE = "The rate of falls was lower with the drug (p=0.01)."
+HYPOTHESIS = {"evidence": [PASSAGE], "comparison": "lower? lower", "claim": "It works", "answer": "no"}
+PROTOCOL = {
+    **dict.fromkeys(("design", "population", "intervention", "comparator", "outcome", "analysis"), "a phrase"),
+    "sample_size": 12,
+    "safeguards": "a board",
+    "expected": "maybe",
+}
+ANSWERS = {"Geneticist": HYPOTHESIS, "HypothesisRefiner": HYPOTHESIS, "ProtocolDesigner": PROTOCOL}
+KEY = "sk-a-secret-that-a-model-said"
+TASK = ResearchTask("t1", "Does it?", (Section("RESULTS", PASSAGE),), "yes", "generated", "", 1)
+
+
+def made_rollout(rollout_id="ro-1"):
+    """A rollout of three roles, each with one answer, and its spans; the refiner's goal holds a secret."""
+    spans, calls = [], []
+
+    def at():
+        return Position(rollout_id, "at-1", len(spans) + 1, 1.0, 2.0)
+
+    for number, (role, answer) in enumerate(ANSWERS.items()):
+        response_id = f"r-{role}"
+        goal = f"Does it? {KEY}" if role == "HypothesisRefiner" else "Does it?"
+        messages = [
+            {"role": "system", "content": ROLES[role].prompt},
+            {"role": "user", "content": json.dumps({"sources": [{"id": "1", "text": PASSAGE}], "goal": goal})},
+        ]
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": json.dumps(answer)},
+            "finish_reason": "stop",
+            "token_ids": [number, 9],
+        }
+        response = {"id": response_id, "choices": [choice], "prompt_token_ids": [1, 2], "weights_version": f"w-{role}"}
+        spans.append(exchange_span(at(), {"model": "m", "messages": messages}, response))
+        attributes = {"role": role, "model": "m", "visit": 1, "attempt": 1}
+        spans.append(operation_span(at(), role, attributes, [response_id]))
+        calls.append(
+            {
+                "kind": "ModelCall", **attributes, "step": 1, "response_id": response_id, "weights_version": "w",
+                "finish_reason": "stop", "prompt_tokens": 2, "completion_tokens": 2, "seconds": 0.1, "parsed": True,
+                "repair": False, "error": None,
+            }
+        )  # fmt: skip
+    selection = {"author": "Geneticist", "preferred": None, "policy": "p", "propensities": None, "sources": []}
+    outputs = {"research_goal": "Does it?", "initial_hypotheses": [], "selection": selection}
+    outcome = Outcome(None, outputs, 0.5, {"alignment": 0.5}, {}, {}, {}, {}, {}, calls, 0.4)
+    spans.append(outcome_span(at(), outcome.dump()))
+    return RolloutRecord.of(RolloutInput.of(TASK, "gather", 0, 0), outcome, Made(rollout_id, {})), spans
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    with Run.create("run", Config.model_validate({"runs_dir": tmp_path})) as run:
+        yield Recorder(run, LabStore(lambda _: None), RewardConfig())
+
+
+def test_an_episode_in_memory_equals_the_one_that_a_later_process_reads(recorder):
+    register_secret("TEST_EPISODES_KEY", KEY)
+    written = recorder.write(*made_rollout())
+    later = recorder.episode(next(iter(recorder.recorded("gather").values())))
+    assert json.loads(json.dumps(later.record.dump())) == json.loads(json.dumps(written.record.dump()))
+    assert written.calls(ROLES) == later.calls(ROLES)
+    assert written.conversations(ROLES) == later.conversations(ROLES)
+    assert written.choice() == later.choice()
+    assert [call.response_ids for call in later.calls(["HypothesisRefiner"])] == [(1, 9)]
+    (conversation,) = written.conversations(["HypothesisRefiner"])
+    assert KEY not in json.dumps(conversation.messages), "what a later process cannot learn from, this one must not"
+
+
+def test_an_episode_in_memory_needs_no_disk_and_another_one_names_what_is_missing(recorder, tmp_path):
+    written = recorder.write(*made_rollout())
+    later = recorder.episode(written.record)
+    (tmp_path / "run" / written.record.trace).unlink()
+    assert len(written.calls(ROLES)) == 3
+    assert later.choice() == written.choice()
+    with pytest.raises(RunError, match=r"ro-1\.jsonl\.gz"):
+        later.calls(ROLES)
+
+
+def test_a_rollout_that_left_no_span_has_neither_calls_nor_conversations(recorder):
+    given = RolloutInput.of(TASK, "gather", 0, 0)
+    made = Made("ro-2", {}, traced=False, attempt=0, failure="the rollout was cancelled before it started")
+    episode = recorder.write(RolloutRecord.of(given, None, made), [])
+    assert (episode.record.status, episode.record.trace, episode.record.seconds) == ("failed", None, None)
+    assert episode.calls(ROLES) == episode.conversations(ROLES) == []
+    assert episode.choice() is None
+    assert recorder.recorded("gather") == {}, "nobody could say what came of it: it gets another try"
+
+
+def test_conversations_tell_of_any_role_what_it_says_what_it_quotes_and_who_said_it(recorder):
+    found = {one.role: one for one in recorder.write(*made_rollout()).conversations(ROLES)}
+    assert {role: (one.stance, one.quotes, one.weights_version) for role, one in found.items()} == {
+        "Geneticist": ("no", (PASSAGE,), "w-Geneticist"),
+        "HypothesisRefiner": ("no", (PASSAGE,), "w-HypothesisRefiner"),
+        "ProtocolDesigner": ("maybe", (), "w-ProtocolDesigner"),
+    }
+
+
+def test_stance_and_quotes_are_no_fields_of_an_answer():
+    review = PeerReview(issues=[], severity="NONE", verdict="APPROVE")
+    decision = FinalDecision(amendments=[], answer="yes", decision="GO", rationale="so")
+    selection = Selection(choice=JUNIORS[0], justification="so")
+    assert [one.stance for one in (review, decision, selection)] == [None, "yes", None]
+    assert review.quotes == decision.quotes == ()
+    for schema in (Answer, *{role.schema for role in ROLES.values()}):
+        assert {"stance", "quotes"}.isdisjoint(schema.model_json_schema().get("properties", {}))
+    assert Hypothesis(**HYPOTHESIS).model_dump() == HYPOTHESIS
+    assert ExperimentProtocol.model_json_schema()["title"] == "Protocol", "the bundled model was trained on this name"
