@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+from chimera.core.errors import RunError
 from chimera.run.directory import phases_before
 from chimera.run.policies import Policy
+from chimera.serving.client import Completion, read_completions
 from evaluation.records.rollouts import RolloutInput
 from training.lab import branches
+from training.lab.replays import Replays
 from training.lab.side_calls import SideCalls
 from training.learning.episodes import Episode
 from training.learning.experience import Call
@@ -35,6 +38,7 @@ class LabBench:
         self._lab = lab
         self._phase = phase
         self._side = SideCalls(lab.run, phase, lab.config, lab.servers.endpoints, lab.check)
+        self._replays = Replays(lab, phase)
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,6 +81,27 @@ class LabBench:
         """`k` answers to the prompt of a recorded call; see `training.lab.branches`."""
         return await branches.ask_again(self._side, self.config, self.versions, call, k, seed)
 
+    async def replay(
+        self,
+        episode: Episode,
+        *,
+        at: str,
+        instead: Mapping[str, Any] | None = None,
+        policies: Sequence[Policy] = (),
+    ) -> Episode:
+        """Run the society from `at` on as in `episode`, with something replaced; see `training.lab.replays`."""
+        return await self._replays.make(episode, at, instead or {}, policies)
+
+    async def ask(self, slot: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Completion:
+        """The answer of a slot's model to `messages`."""
+        if slot not in self._lab.servers.endpoints:
+            served = ", ".join(self._lab.servers.endpoints)
+            raise RunError(
+                f"{self._phase} asks the model of the slot {slot!r}, which is not served: there are {served}"
+            )
+        made = await self._side.make("ask", slot, self.versions[slot], messages, **options)
+        return read_completions(made.response, f"model {slot!r}")[0]
+
     def spent(self) -> Mapping[str, float]:
-        """What branches and questions of this phase have cost so far."""
-        return self._side.spent()
+        """What branches, replays and questions of this phase have cost so far."""
+        return {**self._side.spent(), **self._replays.spent()}

@@ -29,6 +29,7 @@ from evaluation.conduct.live import Live
 from evaluation.conduct.silent_tools import Watch
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import Stage
+from evaluation.traces.spans import Span
 from training.lab import resources
 from training.lab.candidates import Beside, Candidates, phase_of
 from training.lab.gateway.process import Gateway
@@ -112,6 +113,7 @@ class Lab:
             register_secret(f"key of model {name}", endpoint.api_key)
         doors = Doors(self.store.endpoint, self.gateway.url, self.store.key, self.gateway.key)
         spec = RunnerSpec.of(doors, self.config, self.dataset, self._secrets)
+        self.toolbox = spec.toolbox
         self._held_out = HeldOut(self.run, self.config, self.servers, self._recorder, spec.toolbox, self.check)
         self.pool = RunnerPool(
             spec,
@@ -161,6 +163,10 @@ class Lab:
         """
         await asyncio.to_thread(self.live.restore, list(wanted))
         await self._publish()
+
+    def episode(self, record: RolloutRecord, spans: Sequence[Span] | None = None) -> Episode:
+        """The episode of a recorded rollout; without its spans it reads its trace when it is needed."""
+        return self._recorder.episode(record, spans)
 
     def recorded(self, phases: Iterable[str]) -> list[Episode]:
         """All rollouts of `phases` that ended by themselves, in the order of the phases."""
