@@ -43,7 +43,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m chimera.trace", description=__doc__)
     parser.add_argument("run", help="the run's name, or 'latest'")
     parser.add_argument("rollout", nargs="?", help="its id, the beginning of one, or a task's id; without it a list")
-    parser.add_argument("--phase", help="only rollouts of this phase, such as gather, ppo or evaluation-base")
+    parser.add_argument("--phase", help="only rollouts of this phase, such as gather, ppo or gate-base")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page instead")
     parser.add_argument("--messages", action="store_true", help="show what each model was sent, too")
     parser.add_argument("--tokens", action="store_true", help="show each token that PPO learned from, too")

@@ -1,6 +1,6 @@
 """Reading a study from the run directory:
 
-    rollouts/evaluation-<stage>.jsonl      rollouts of training's gate         (validation split only)
+    rollouts/gate-<stage>.jsonl            rollouts of training's gate         (validation split only)
     rollouts/eval-<split>-<stage>.jsonl    rollouts of chimera.eval
     evaluation/<split>/baselines.jsonl     one answer of one baseline a line, or one of several calls that vote
     evaluation/<split>/audit.jsonl         the second judge's scores of one rollout a line

@@ -34,8 +34,8 @@ def trained(scripted_run, server):
 
     server.hooks.append(obedient(server))
     with scripted_run.own() as run:
-        supervisor = Policy("supervisor", "supervisor@bandit", "models/supervisor/bandit")
-        BanditPolicy(Settings.of(run.config.bandit, 0)).save(run.path / supervisor.folder)
+        supervisor = Policy("choice", "Supervisor", "Supervisor@bandit", "models/Supervisor/bandit")
+        BanditPolicy(Settings.of(run.config.pipeline["bandit"], 0)).save(run.path / supervisor.folder)
         run.ledger(WENT_LIVE, phase="bandit", policy=supervisor.dump())
     return run
 
@@ -83,7 +83,7 @@ def test_every_stage_answers_the_same_tasks_with_the_same_seeds(trained, server,
     assert len(base) == len(bandit) == 4
     assert {one.status for one in base + bandit} == {"succeeded"}
     assert {one.outputs["selection"]["policy"] for one in base} == {"supervisor"}
-    assert {one.outputs["selection"]["policy"] for one in bandit} == {"supervisor@bandit"}
+    assert {one.outputs["selection"]["policy"] for one in bandit} == {"Supervisor@bandit"}
     assert all(sum(one.parts.values()) == pytest.approx(one.reward) for one in base + bandit)
     assert base[0].tokens["junior"] == {"prompt": 18, "completion": 12}
     report = report_of(trained)
@@ -127,7 +127,7 @@ def test_what_the_gate_recorded_counts(trained, server, tmp_path):
     own = trained.rollouts_file("eval-val-base")
     with trained.own() as run:
         for record in recorded:
-            run.append_rollout({**record.dump(), "phase": "evaluation-base"}, phase="evaluation-base")
+            run.append_rollout({**record.dump(), "phase": "gate-base"}, phase="gate-base")
     own.unlink()
     server.requests.clear()
     evaluate(trained, "--stages", "base")
@@ -138,7 +138,7 @@ def test_what_the_gate_recorded_counts(trained, server, tmp_path):
 def test_a_policy_that_was_exchanged_is_named_and_not_evaluated(trained, server):
     with trained.own() as run:
         seal(run)
-    before, file = len(server.requests), trained.path / "models/supervisor/bandit/policy.json"
+    before, file = len(server.requests), trained.path / "models/Supervisor/bandit/policy.json"
     file.write_text(file.read_text().replace('"events": 0', '"events": 9'))
     with pytest.raises(RunError, match=r"bandit/policy\.json is not what the run wrote, by the hash in its ledger"):
         evaluate(trained, "--stages", "bandit")

@@ -45,12 +45,11 @@ def start_training(scripted_openai, tmp_path_factory):
     config = {
         "runs_dir": str(folder),
         "models": dict.fromkeys(("junior", "supervisor", "senior"), endpoint),
-        "rollouts": {"runners": 2, "timeout_s": 3600},
+        "rollouts": {"runners": 2, "timeout_s": 3600, "exploration": 0.0},
         "society": {"node_timeout_s": 3600},
         "data": {"size": 50},
         "gather": {"tasks": 4},
         "wandb": {"mode": "disabled"},
-        "bandit": {"exploration": 0.0},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     started = []

@@ -36,8 +36,8 @@ def trained(scripted_run, scripted_openai, tmp_path):
         config = own.model_copy(update={"seed": seed, "runs_dir": folder, **one})
         with Run.create(f"data0-seed{seed}", config) as run:
             run.ledger("phase_started", phase="bandit", policy_versions=began)
-            supervisor = Policy("supervisor", "supervisor@bandit", "models/supervisor/bandit")
-            BanditPolicy(Settings.of(config.bandit, seed)).save(run.path / supervisor.folder)
+            supervisor = Policy("choice", "Supervisor", "Supervisor@bandit", "models/Supervisor/bandit")
+            BanditPolicy(Settings.of(config.pipeline["bandit"], seed)).save(run.path / supervisor.folder)
             run.ledger(WENT_LIVE, phase="bandit", policy=supervisor.dump())
             run.ledger("phase_finished", phase="bandit")
     return folder

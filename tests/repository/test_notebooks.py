@@ -116,8 +116,8 @@ def run(scripted_openai, society_kit, tmp_path_factory):
     with Run.create("scripted", config) as run:
         began = {**{key: f"scripted-{key}" for key in KEYS}, "selection": "supervisor's model"}
         run.ledger("phase_started", phase="gather", policy_versions=began)
-        policy = Policy("supervisor", "supervisor@bandit", "models/supervisor/bandit")
-        BanditPolicy(Settings.of(config.bandit, 0)).save(run.path / policy.folder)
+        policy = Policy("choice", "Supervisor", "Supervisor@bandit", "models/Supervisor/bandit")
+        BanditPolicy(Settings.of(config.pipeline["bandit"], 0)).save(run.path / policy.folder)
         run.ledger(WENT_LIVE, phase="bandit", policy=policy.dump())
         for number in range(1, 41):
             run.append_metrics(

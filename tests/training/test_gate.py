@@ -26,7 +26,7 @@ def record(task_id, reward, answer="yes", stage="base", status="succeeded"):
         task_id=task_id,
         source="generated",
         level=1,
-        phase=f"evaluation-{stage}",
+        phase=f"gate-{stage}",
         repeat=0,
         seed=1,
         attempt=1,
@@ -44,7 +44,7 @@ def test_every_stage_gets_the_same_tasks_and_seeds():
     dataset = load(config.data)
     base, sft = (gate.inputs(dataset, config, stage) for stage in ("base", "sft"))
     assert [(one.task.id, one.seed) for one in base] == [(one.task.id, one.seed) for one in sft]
-    assert {one.phase for one in base} == {"evaluation-base"}
+    assert {one.phase for one in base} == {"gate-base"}
     assert {one.task.id for one in base} == {task.id for task in dataset.validation}
     other = gate.inputs(dataset, load_config(None, ["data.size=60", "gate.tasks=12", "seed=1"]), "base")
     assert {one.seed for one in other}.isdisjoint({one.seed for one in base})
@@ -54,6 +54,9 @@ def test_more_tasks_than_are_held_out_are_refused():
     config = load_config(None, ["data.size=60", "gate.tasks=13"])
     with pytest.raises(ConfigError, match=r"gate.tasks=13, but there are 12 held-out tasks"):
         gate.check(config, load(config.data))
+
+
+JUNIOR = ("weights", "junior")
 
 
 class FakeLab:
@@ -88,13 +91,13 @@ class FakeLab:
         yield
 
     async def put_live(self, policy):
-        self.live[policy.learner] = policy
+        self.live[policy.place] = policy
 
     async def restore(self, wanted):
-        self.live = dict(wanted)
+        self.live = {policy.place: policy for policy in wanted}
 
     async def held_out(self, inputs, stage):
-        version = self.live["junior"].version if "junior" in self.live else "base"
+        version = self.live[JUNIOR].version if JUNIOR in self.live else "base"
         recorded = {data["task_id"]: RolloutRecord.load(data) for data in self.run.rollouts(inputs[0].phase)}
         for place, one in enumerate(inputs):
             found = recorded.get(one.task.id)
@@ -109,7 +112,7 @@ class FakeLab:
 def policy(lab, version):
     folder = f"models/junior/{version}"
     (lab.run.path / folder).mkdir(parents=True)
-    return Policy("junior", version, folder)
+    return Policy("weights", "junior", version, folder)
 
 
 async def test_the_better_stays_and_the_worse_goes_back_to_what_was_live(tmp_path):
@@ -120,12 +123,12 @@ async def test_the_better_stays_and_the_worse_goes_back_to_what_was_live(tmp_pat
         first, second = policy(lab, "first"), policy(lab, "second")
         assert await one.decide("sft", first)
         assert not await one.decide("ppo", second)
-        assert lab.live == live(lab.run.events()) == {"junior": first}
+        assert lab.live == live(lab.run.events()) == {JUNIOR: first}
         (warning,) = [line for line in lab.shown if "rolled back: " in line]
         assert warning == (
             "ppo: second was rolled back: reward -0.300, significantly worse than sft, past the margin of 0.100"
         )
-        found = json.loads((lab.run.path / "evaluation" / "ppo.json").read_text())
+        found = json.loads((lab.run.path / "gate" / "ppo.json").read_text())
         assert [(one["before"], one["after"], one["verdict"]) for one in found["comparisons"]] == [
             ("sft", "ppo", "worse"),
             ("base", "ppo", "better"),
@@ -148,7 +151,7 @@ async def test_small_losses_do_not_add_up(tmp_path):
         kept = [await one.decide(name, policy(lab, name)) for name in "abcd"]
         assert kept == [True, True, True, False]
         assert "reward -0.120, below a, past the margin of 0.100" in lab.shown[-1]
-        assert live(lab.run.events())["junior"].version == "c"
+        assert live(lab.run.events())[JUNIOR].version == "c"
 
 
 async def test_a_continued_run_compares_with_what_its_earlier_process_recorded(tmp_path):
@@ -163,7 +166,7 @@ async def test_a_continued_run_compares_with_what_its_earlier_process_recorded(t
         assert lab.made == []
         assert not await later.decide("ppo", policy(lab, "second"))
         assert {stage for stage, _ in lab.made} == {"ppo"}
-        found = json.loads((lab.run.path / "evaluation" / "ppo.json").read_text())
+        found = json.loads((lab.run.path / "gate" / "ppo.json").read_text())
         assert [one["before"] for one in found["comparisons"]] == ["sft", "base"]
 
 
@@ -211,7 +214,7 @@ async def test_the_power_is_told_before_and_after(tmp_path):
         lab.wrong = (3,)
         await one.decide("sft", policy(lab, "first"))
         assert any(line.startswith("gate: as the answers changed here, with 12 tasks") for line in lab.shown)
-        power = json.loads((lab.run.path / "evaluation" / "sft.json").read_text())["power"]
+        power = json.loads((lab.run.path / "gate" / "sft.json").read_text())["power"]
         assert set(power["rolled_back"]) == {"-3", "-5", "-10", "+0", "+5", "+8"}
         assert power["deviation"] == pytest.approx(12**-0.5)
 
@@ -223,7 +226,7 @@ async def test_no_power_is_told_where_no_answer_changed(tmp_path):
         await one.open()
         await one.decide("sft", policy(lab, "first"))
         assert not any("as the answers changed here" in line for line in lab.shown)
-        assert json.loads((lab.run.path / "evaluation" / "sft.json").read_text())["power"] is None
+        assert json.loads((lab.run.path / "gate" / "sft.json").read_text())["power"] is None
 
 
 async def test_without_the_gate_everything_goes_live_unseen(tmp_path):
@@ -234,6 +237,6 @@ async def test_without_the_gate_everything_goes_live_unseen(tmp_path):
         only = policy(lab, "only")
         assert await one.decide("sft", only)
         one.summary()
-        assert live(lab.run.events()) == {"junior": only}
-        assert not (lab.run.path / "evaluation").exists()
+        assert live(lab.run.events()) == {JUNIOR: only}
+        assert not (lab.run.path / "gate").exists()
         assert lab.tables == []

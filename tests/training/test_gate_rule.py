@@ -28,7 +28,7 @@ def record(task_id, reward, answer="yes", status="succeeded"):
         task_id=task_id,
         source="generated",
         level=1,
-        phase="evaluation-base",
+        phase="gate-base",
         repeat=0,
         seed=1,
         attempt=1,

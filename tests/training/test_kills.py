@@ -68,17 +68,17 @@ LONG = [
     *STARTING,
     *GATHERING,
     Kill("main", "the end of gather", events("phase_finished", "gather")),
-    Kill("main", **rollouts("evaluation-base")),
-    Kill("gateway", **rollouts("evaluation-base"), survives=True),
-    Kill("server", **rollouts("evaluation-base")),
+    Kill("main", **rollouts("gate-base")),
+    Kill("gateway", **rollouts("gate-base"), survives=True),
+    Kill("server", **rollouts("gate-base")),
     Kill("main", **began("sft")),
     Kill("child", "its start"),
     Kill("child", "the examples' writing", written("sft/examples.jsonl")),
     Kill("main", "a step of sft", metrics("sft")),
     Kill("child", "a step of sft", metrics("sft")),
     Kill("main", **has_learned("sft")),
-    Kill("server", **rollouts("evaluation-sft")),
-    Kill("runner-0", **rollouts("evaluation-sft"), survives=True),
+    Kill("server", **rollouts("gate-sft")),
+    Kill("runner-0", **rollouts("gate-sft"), survives=True),
     Kill("main", **began("ppo")),
     Kill("runner-0", **rollouts("ppo"), survives=True),
     Kill("gateway", **rollouts("ppo"), survives=True),
@@ -88,7 +88,7 @@ LONG = [
     Kill("server", **rollouts("ppo")),
     Kill("main", "another step of ppo", metrics("ppo")),
     Kill("main", **has_learned("ppo")),
-    Kill("main", **rollouts("evaluation-ppo")),
+    Kill("main", **rollouts("gate-ppo")),
     Kill("main", **began("bandit")),
     Kill("gateway", **rollouts("bandit"), survives=True),
     Kill("server", **rollouts("bandit")),
@@ -145,7 +145,7 @@ def killed(tmp_path_factory):
 def test_nothing_is_lost_or_made_twice_or_left_running_by_forty_kills(killed):
     assert len(LONG) >= 40
     counts = {phase: len(found) for phase, found in ended(recorded(killed.run)).items()}
-    held_out = {f"evaluation-{stage}": 4 for stage in ("base", "sft", "ppo", "bandit")}
+    held_out = {f"gate-{stage}": 4 for stage in ("base", "sft", "ppo", "bandit")}
     tests = [counts.pop(phase) for phase in list(counts) if phase.startswith("eval-test-")]
     assert counts == {"gather": 12, "ppo": 12, "bandit": 6, **held_out}
     assert tests == [12, 12]
@@ -172,7 +172,7 @@ def test_an_unkilled_run_learns_the_same_weights_from_the_same_rollouts(killed):
     (chain.run / "rollouts").mkdir()
     try:
         for number, phase in enumerate(PHASES):
-            names = [phase, f"evaluation-{phase}"] + ["evaluation-base"] * (phase == "sft")
+            names = [phase, f"gate-{phase}"] + ["gate-base"] * (phase == "sft")
             for name in names:
                 if (source := killed.run / "rollouts" / f"{name}.jsonl").exists():
                     shutil.copy(source, chain.run / "rollouts")

@@ -87,7 +87,7 @@ def runs(start):
     disturbed = start("disturbed", *SETTINGS)
     read_until(disturbed, "^gather: 1/")
     one_of_family(disturbed, "runner-0").kill()
-    read_until(disturbed, "^evaluation-base: 1/")
+    read_until(disturbed, "^gate-base: 1/")
     one_of_family(disturbed, "gateway").kill()
     read_until(disturbed, "^ppo: step 1/2")
     one_of_family(disturbed, "server").kill()

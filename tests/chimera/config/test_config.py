@@ -46,7 +46,11 @@ def test_without_file_and_overrides_the_defaults_apply():
 def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path):
     file = written(tmp_path, "gather:\n  tasks: 3\n  repeats: 4\n")
     config = load_config(file, ["gather.tasks=5", "gather.tasks=6"])
-    assert (config.gather.tasks, config.gather.repeats, config.rollouts) == (6, 4, Config().rollouts)
+    assert (config.pipeline["gather"].tasks, config.pipeline["gather"].repeats, config.rollouts) == (
+        6,
+        4,
+        Config().rollouts,
+    )
 
 
 def test_setting_one_key_of_a_model_keeps_that_models_other_defaults():
@@ -481,13 +485,13 @@ def test_the_config_command_prints_what_is_in_effect(capsys: pytest.CaptureFixtu
 
     main(["gather.tasks=3", "--yaml", "models.junior.path=p"])
     config = load_config(written(tmp_path, capsys.readouterr().out))
-    assert (config.gather.tasks, config.models["senior"].path) == (3, "p")
+    assert (config.pipeline["gather"].tasks, config.models["senior"].path) == (3, "p")
 
 
 def test_a_free_mapping_takes_any_keys_below_it(tmp_path: Path):
     file = written(tmp_path, "ppo:\n  verl:\n    actor:\n      a: 1\n      b: {c: no}\n")
     config = load_config(file, ["ppo.verl.actor.a=2", "ppo.verl.optim={betas: [0.9, 0.95]}"])
-    assert config.ppo.verl == {"actor": {"a": 2, "b": {"c": "no"}}, "optim": {"betas": [0.9, 0.95]}}
+    assert config.pipeline["ppo"].verl == {"actor": {"a": 2, "b": {"c": "no"}}, "optim": {"betas": [0.9, 0.95]}}
 
 
 @pytest.mark.parametrize(

@@ -161,13 +161,15 @@ def test_a_line_that_is_no_rollout_is_named(changes, words):
         RolloutRecord.load({key: value for key, value in rollout().items() if key != "seed"})
 
 
-@pytest.mark.parametrize("policy", [None, "x", {}, {"learner": "senior", "version": "a", "folder": 1}, []])
+@pytest.mark.parametrize(
+    "policy", [None, "x", {}, {"part": "weights", "target": "senior", "version": "a", "folder": 1}, []]
+)
 def test_an_event_without_a_policy_is_an_error(policy):
     with pytest.raises(RunError, match="names no learned policy"):
         Policy.load(policy)
     for folder in ("/etc", "models/../../other"):
         with pytest.raises(RunError, match="names no learned policy"):
-            Policy.load({"learner": "senior", "version": "a", "folder": folder})
+            Policy.load({"part": "weights", "target": "senior", "version": "a", "folder": folder})
 
 
 def test_deep_json_is_one_sentence_in_whatever_file(run, tmp_path):

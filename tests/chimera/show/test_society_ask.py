@@ -289,18 +289,18 @@ def test_a_trained_run_answers_with_its_weights_and_its_policy(tmp_path, capsys)
 
     config = load_config(None, [f"runs_dir={tmp_path}", "data.size=60"])
     with Run.create("trained", config) as run:
-        senior = Policy("senior", "senior@ppo", "models/senior/ppo")
+        senior = Policy("weights", "senior", "senior@ppo", "models/senior/ppo")
         shutil.copytree(NANO, run.path / senior.folder)
-        supervisor = Policy("supervisor", "supervisor@bandit", "models/supervisor/bandit")
-        BanditPolicy(Settings.of(config.bandit, 0)).save(run.path / supervisor.folder)
+        supervisor = Policy("choice", "Supervisor", "Supervisor@bandit", "models/Supervisor/bandit")
+        BanditPolicy(Settings.of(config.pipeline["bandit"], 0)).save(run.path / supervisor.folder)
         seal(run)
         for policy in (senior, supervisor):
             run.ledger(WENT_LIVE, phase="ppo", policy=policy.dump())
     task = load(config.data).validation[0].id
     main(["--task", task, "--run", "trained", f"runs_dir={tmp_path}"])
     output = " ".join(capsys.readouterr().out.split())
-    assert "senior@ppo, supervisor@bandit (run trained)" in output
-    assert re.search(r"Supervisor selects the hypothesis of the \w+ by supervisor@bandit", output)
+    assert "senior@ppo, Supervisor@bandit (run trained)" in output
+    assert re.search(r"Supervisor selects the hypothesis of the \w+ by Supervisor@bandit", output)
     arrays = tmp_path / "trained" / supervisor.folder / "arrays.safetensors"
     arrays.write_bytes(arrays.read_bytes()[:-1] + b"?")
     with pytest.raises(RunError, match=r"bandit/arrays\.safetensors is not what the run wrote.*restore it from a copy"):

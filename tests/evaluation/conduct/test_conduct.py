@@ -233,8 +233,8 @@ def test_rollouts_of_other_policies_and_of_further_repeats_do_not_count(run):
 
 def test_the_last_stage_is_the_sequences_or_what_was_asked_for_last(run):
     with run.own() as owned:
-        owned.ledger(WENT_LIVE, phase="sft", policy=Policy("junior", "junior@sft", "models/a").dump())
-        owned.ledger(WENT_LIVE, phase="ppo", policy=Policy("senior", "senior@ppo", "models/b").dump())
+        owned.ledger(WENT_LIVE, phase="sft", policy=Policy("weights", "junior", "junior@sft", "models/a").dump())
+        owned.ledger(WENT_LIVE, phase="ppo", policy=Policy("weights", "senior", "senior@ppo", "models/b").dump())
     plan = plan_of(run)
     assert (plan.final.name, [stage.name for stage in plan.alone]) == ("ppo", ["base", "ppo"])
     alone = replace(plan, stages=choose_stages(run, "base,only-ppo"))

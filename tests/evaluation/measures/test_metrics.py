@@ -139,14 +139,15 @@ def test_threads_log_whole_lines_and_number_rollouts_without_gap_or_double(run):
 
 def test_tables_and_artifacts_are_in_the_feed_too(run):
     metrics = Metrics(run)
-    metrics.protocols("evaluation-sft", [RECORD, RECORD])
-    metrics.artifact(Policy("junior", "junior@sft", "models/junior/sft"))
+    metrics.protocols("gate-sft", [RECORD, RECORD])
+    metrics.artifact(Policy("weights", "junior", "junior@sft", "models/junior/sft"))
     assert lines(run) == [
-        {"phase": "protocols", "step": None, "of": "evaluation-sft", "rollouts": 2},
+        {"phase": "protocols", "step": None, "of": "gate-sft", "rollouts": 2},
         {
             "phase": "artifact",
             "step": None,
-            "learner": "junior",
+            "part": "weights",
+            "target": "junior",
             "version": "junior@sft",
             "folder": "models/junior/sft",
         },

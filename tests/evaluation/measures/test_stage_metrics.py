@@ -34,7 +34,7 @@ def rollout(task, decision, reward, repeat=0, **fields):
         "task_id": task,
         "source": "generated",
         "level": 1,
-        "phase": "evaluation-base",
+        "phase": "gate-base",
         "repeat": repeat,
         "seed": 1,
         "attempt": 1,

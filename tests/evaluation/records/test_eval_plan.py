@@ -14,7 +14,8 @@ BEGAN = {"junior": "nano@0", "senior": "nano@0", "judge": "rubric", "selection":
 
 
 def policy(learner, phase):
-    return Policy(learner, f"{learner}@{phase}", f"models/{learner}/{phase}")
+    part = "choice" if learner == "Supervisor" else "weights"
+    return Policy(part, learner, f"{learner}@{phase}", f"models/{learner}/{phase}")
 
 
 @pytest.fixture
@@ -34,14 +35,14 @@ def versions(stage):
 
 
 def test_stages_are_the_base_what_went_live_in_order_and_each_policy_alone(trained):
-    run = trained((WENT_LIVE, "sft", "junior"), (WENT_LIVE, "ppo", "senior"), (WENT_LIVE, "bandit", "supervisor"))
+    run = trained((WENT_LIVE, "sft", "junior"), (WENT_LIVE, "ppo", "senior"), (WENT_LIVE, "bandit", "Supervisor"))
     stages = {stage.name: stage for stage in stages_of(run)}
     assert list(stages) == ["base", "sft", "ppo", "bandit", "only-ppo", "only-bandit"]
     assert versions(stages["base"]) == {}
     assert versions(stages["sft"]) == {"junior": "junior@sft"}
     assert versions(stages["ppo"]) == {"junior": "junior@sft", "senior": "senior@ppo"}
-    assert versions(stages["bandit"]) == versions(stages["ppo"]) | {"selection": "supervisor@bandit"}
-    assert versions(stages["only-bandit"]) == {"selection": "supervisor@bandit"}
+    assert versions(stages["bandit"]) == versions(stages["ppo"]) | {"selection": "Supervisor@bandit"}
+    assert versions(stages["only-bandit"]) == {"selection": "Supervisor@bandit"}
     base, final = choose_stages(run, "final, base")
     assert (base.name, final.name, final.own_name) == ("base", "final", "bandit")
     assert final.versions == stages["bandit"].versions

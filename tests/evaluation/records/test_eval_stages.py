@@ -38,7 +38,7 @@ def evaluated(tmp_path_factory):
         began = {**BASE, "selection": "supervisor's model"}
         run.ledger("phase_started", phase="gather", policy_versions=began)
         for learner, phase in (("junior", "sft"), ("senior", "ppo")):
-            policy = Policy(learner, f"{learner}@{phase}", f"models/{learner}/{phase}")
+            policy = Policy("weights", learner, f"{learner}@{phase}", f"models/{learner}/{phase}")
             shutil.copytree(NANO, run.path / policy.folder)
             run.ledger(WENT_LIVE, phase=phase, policy=policy.dump())
     code, said = command("--run", "trained", "--split", "val", "--stages", "all", f"runs_dir={folder}")

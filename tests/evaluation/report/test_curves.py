@@ -18,7 +18,7 @@ LINES = [
     rollout(1, "gather", 1.0, novelty=0.25, clarity=None),
     rollout(2, "gather", None),
     {"time": "t", "phase": "gather", "step": None, "reward": 1.0},
-    rollout(3, "evaluation-base", 0.5, novelty=0.5),
+    rollout(3, "gate-base", 0.5, novelty=0.5),
     rollout(4, "ppo", 2.0, alignment=1.0),
 ]
 

@@ -33,7 +33,7 @@ def record(stage, number, task, reward, answer):
         task_id=task.id,
         source="generated",
         level=None,
-        phase=f"evaluation-{stage}",
+        phase=f"gate-{stage}",
         repeat=0,
         seed=0,
         attempt=1,
@@ -92,13 +92,13 @@ def estimate(step, gain):
 
 LINES = [
     *rollouts("gather", 40, 1, 1.0),
-    *rollouts("evaluation-base", 12, 41, 1.0),
+    *rollouts("gate-base", 12, 41, 1.0),
     *({"time": "t", "phase": "sft", "step": step, "loss": 1 / step} for step in range(1, 9)),
     *({"time": "t", "phase": "ppo", "step": step, "actor/ppo_kl": 0.0, "actor/pg_clipfrac": 0.0} for step in (1, 2)),
     *rollouts("bandit", 15, 53, 1.5),
     estimate(0, 0.25),
     estimate(1, 0.5),
-    *rollouts("evaluation-bandit", 12, 68, 1.5),
+    *rollouts("gate-bandit", 12, 68, 1.5),
 ]
 
 
@@ -167,7 +167,7 @@ def test_the_same_data_give_the_same_bytes(plots, folder, study, tmp_path):
 def test_phases_are_marked_and_held_out_stages_have_their_mean(plots, folder):
     found = words(folder, plots["reward"])
     assert {"training", "gather", "bandit", "held out", "base"} <= set(found)
-    rewards = [line["reward"] for line in LINES if line.get("of") == "evaluation-base"]
+    rewards = [line["reward"] for line in LINES if line.get("of") == "gate-base"]
     assert f"{sum(rewards) / len(rewards):.2f}" in found
 
 

@@ -54,7 +54,7 @@ PROTOCOL = {
     "expected": "yes",
 }
 BASE = {"junior": "nano@0", "judge": "rubric", "selection": "supervisor's model"}
-SFT = Policy("junior", "junior@sft", "models/junior/sft")
+SFT = Policy("weights", "junior", "junior@sft", "models/junior/sft")
 STAGES = (
     Stage("base", "base", "sequence", (), BASE),
     Stage("sft", "after sft", "sequence", (SFT,), {**BASE, "junior": "junior@sft"}),
@@ -76,7 +76,7 @@ def make_record(stage, task, weights):
         "task_id": f"t{task}",
         "source": "generated",
         "level": 1,
-        "phase": f"evaluation-{stage.name}",
+        "phase": f"gate-{stage.name}",
         "repeat": 0,
         "seed": task,
         "attempt": 1,
@@ -157,14 +157,12 @@ def run(tmp_path_factory):
         run.ledger("phase_started", phase="sft", policy_versions=BASE)
         run.ledger("went_live", phase="sft", policy=SFT.dump())
         run.ledger("phase_finished", phase="sft")
-        run.ledger("rolled_back", phase="ppo", policy=Policy("senior", "senior@ppo", "models/x").dump())
+        run.ledger("rolled_back", phase="ppo", policy=Policy("weights", "senior", "senior@ppo", "models/x").dump())
         weights = run.config.reward.model_dump()
         for stage in STAGES:
-            run.append_rollout(
-                {**make_record(stage, 0, weights).dump(), "reward": 9.0}, phase=f"evaluation-{stage.name}"
-            )
+            run.append_rollout({**make_record(stage, 0, weights).dump(), "reward": 9.0}, phase=f"gate-{stage.name}")
             for task in range(len(LABELS)):
-                run.append_rollout(make_record(stage, task, weights).dump(), phase=f"evaluation-{stage.name}")
+                run.append_rollout(make_record(stage, task, weights).dump(), phase=f"gate-{stage.name}")
         side = run.path / "evaluation" / "val"
         side.mkdir(parents=True)
         for task, answer in enumerate(MAJORITY):
@@ -535,7 +533,7 @@ def test_each_mean_leads_to_its_column_and_each_cell_of_a_confusion_matrix_to_it
     row = re.search(r'<tr id="([^"]+)"><th scope="row"><i id="base.yes.no">', text)
     assert row is not None
     assert row[1] == "base-ro-base-3"
-    assert "rollouts/evaluation-base.jsonl:5" in text
+    assert "rollouts/gate-base.jsonl:5" in text
     assert "python -m chimera.trace hand ID" in text
 
 

@@ -59,7 +59,7 @@ def record_of(number: int, **changes: Any) -> RolloutRecord:
         "task_id": f"t{number}",
         "source": "generated",
         "level": 1,
-        "phase": "evaluation-base",
+        "phase": "gate-base",
         "repeat": 0,
         "seed": 1,
         "attempt": 1,

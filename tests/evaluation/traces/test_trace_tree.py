@@ -93,7 +93,7 @@ class Story:
 def record(**changes):
     outputs = {
         "research_goal": "Does it work?",
-        "selection": {"author": "Neurologist", "preferred": "Geneticist", "policy": "supervisor@bandit",
+        "selection": {"author": "Neurologist", "preferred": "Geneticist", "policy": "Supervisor@bandit",
                       "propensities": {"Geneticist": 0.25, "Neurologist": 0.75}, "sources": []},
         "final_rationale": "because",
     }  # fmt: skip
@@ -203,7 +203,7 @@ def test_the_outline_has_everything_a_reader_looks_for():
         "senior: v1",
         'literature_search {"query":"it"} -> found p-1', "[p-1] It fell.", "[system] You are the Neurologist.",
         "the one re-ask after an unreadable answer", "unread: no JSON", "probability of each: Geneticist 25.0%",
-        "chosen: Neurologist", "policy: supervisor@bandit", "the model preferred: Geneticist",
+        "chosen: Neurologist", "policy: Supervisor@bandit", "the model preferred: Geneticist",
         "revision 1: sent back by PeerReviewer (MAJOR) and SafetyOfficer (CRITICAL)", "issues: an issue, MAJOR",
         "overlong: 0.000", "reward 1.250", "because", "5 + 3 tokens, 0.25 s",
     ):  # fmt: skip

@@ -55,14 +55,14 @@ def finished(scripted_openai, tmp_path_factory):
         began = {**began, "selection": "supervisor's model"}
         run.ledger("phase_started", phase="bandit", policy_versions=began)
         run.append_metrics({"phase": "bandit", "step": 1, "loss": 0.5})
-        supervisor = Policy("supervisor", "supervisor@bandit", "models/supervisor/bandit")
-        BanditPolicy(Settings.of(run.config.bandit, 0)).save(run.path / supervisor.folder)
+        supervisor = Policy("choice", "Supervisor", "Supervisor@bandit", "models/Supervisor/bandit")
+        BanditPolicy(Settings.of(run.config.pipeline["bandit"], 0)).save(run.path / supervisor.folder)
         run.ledger(WENT_LIVE, phase="bandit", policy=supervisor.dump(), artifacts=[supervisor.folder])
         run.ledger("phase_finished", phase="bandit")
         for name in ("ppo/tokens-1.jsonl.gz", "ppo/checkpoints/1/state.json", "sft/examples.jsonl"):
             (run.path / name).parent.mkdir(parents=True, exist_ok=True)
             (run.path / name).write_text(f"{name}\n")
-        run.ledger(ROLLED_BACK, phase="ppo", policy=Policy("senior", "senior@ppo", "models/x").dump())
+        run.ledger(ROLLED_BACK, phase="ppo", policy=Policy("weights", "senior", "senior@ppo", "models/x").dump())
         seal(run)
         (run.path / "ppo/checkpoints/1/state.json").unlink()
         seal(run)
@@ -326,7 +326,7 @@ PLAIN = {
     ),
     "ledger: an entry was put in": (event_lines(lambda given: [*given, '{"event":"planned"}']), "has no hash"),
     "ledger: a version was changed": (
-        lambda folder: replace(folder, "ledger.jsonl", "supervisor@bandit", "supervisor@better"),
+        lambda folder: replace(folder, "ledger.jsonl", "Supervisor@bandit", "supervisor@better"),
         "ledger.jsonl:3 was changed",
     ),
     "ledger: what was rolled back went live": (
@@ -375,11 +375,11 @@ PLAIN = {
         "metrics.jsonl has lines after",
     ),
     "metrics: gone": (removed("metrics.jsonl"), "metrics.jsonl is missing"),
-    "models: weights were changed": (lambda folder: appended(weights(folder), "x")(folder), "models/supervisor/bandit"),
-    "models: a file is gone": (removed(weights), "models/supervisor/bandit"),
+    "models: weights were changed": (lambda folder: appended(weights(folder), "x")(folder), "models/Supervisor/bandit"),
+    "models: a file is gone": (removed(weights), "models/Supervisor/bandit"),
     "models: a file was added": (
-        appended("models/supervisor/bandit/extra.json"),
-        "models/supervisor/bandit is not the policy that went live",
+        appended("models/Supervisor/bandit/extra.json"),
+        "models/Supervisor/bandit is not the policy that went live",
     ),
     "config: a setting was changed": (
         lambda folder: replace(folder, "config.yaml", "tasks: 4", "tasks: 3"),
@@ -599,8 +599,8 @@ REBUILT = {
     ),
     "rollouts: parts and trace's outcome, not the answers": (lower("parsed"), "parts.parsed is"),
     "rollouts: who selected": (
-        recorded("outputs", "selection", "policy", to="supervisor@bandit"),
-        "its selection was made by 'supervisor@bandit', but must be by 'supervisor'",
+        recorded("outputs", "selection", "policy", to="Supervisor@bandit"),
+        "its selection was made by 'Supervisor@bandit', but must be by 'supervisor'",
     ),
     "rollouts: a selection at random": (
         recorded("outputs", "selection", "propensities", to={"Geneticist": 1.0}),
@@ -667,7 +667,7 @@ def test_a_report_stays_true_when_its_run_goes_on(folder, tmp_path):
     with Run(folder).own() as run:
         run.ledger("resumed")
         run.append_metrics({"phase": "ppo", "step": 1})
-        run.ledger(WENT_LIVE, phase="ppo", policy=Policy("senior", "senior@ppo", "models/senior").dump())
+        run.ledger(WENT_LIVE, phase="ppo", policy=Policy("weights", "senior", "senior@ppo", "models/senior").dump())
         run.ledger("phase_finished", phase="ppo")
         seal(run)
     assert evaluate(Run(folder), "--stages", "base", "--limit", "3", "--fresh") == 0

@@ -10,14 +10,13 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from training.algorithms.bandit.events import event_of
 
 from agents.context import Candidates, SupervisorChoice
 from agents.policies.bandit import BanditPolicy, Settings, load_policy
 from agents.policies.choice import SelectionSpec, draw, explored, make_selector
 from agents.policies.features import features
 from chimera.config.roles import JUNIORS
-from chimera.config.tree import Config
+from chimera.config.tree import Config, RewardConfig, load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import DECISION_OF_LABEL, abstract_text
 from chimera.data.generated.tasks import generate
@@ -27,6 +26,10 @@ from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from training.algorithms.bandit.phase import Bandit, draw_tasks
 from training.algorithms.bandit.settings import BanditSettings
+from training.learning.adapter import HierarchicalTraceAdapter
+from training.learning.base import PhasePlan
+from training.learning.episodes import Episode
+from training.learning.plans import make_phases
 from training.nano.transcripts import Habits, propose
 
 TASKS = {item.task.id: item for item in generate(260, seed=7)}
@@ -80,16 +83,28 @@ def rollout(given_, spec, *, greedy=False, failed=False):
     )
 
 
+PLAN = PhasePlan("bandit", "bandit", ("Supervisor",), ("supervisor",))
+ADAPTER = HierarchicalTraceAdapter(RewardConfig())
+
+
+async def learn(lab):
+    return await Bandit().learn(PLAN, lab.settings, lab)
+
+
+def choice_of(record):
+    return Episode(record, (), Path(), ADAPTER).choice()
+
+
 class FakeLab:
     """Runs `rollout` instead of the society, yields in any order, and keeps what is recorded as the real lab does."""
 
-    def __init__(self, folder, config, *, gathered=200, order=0, recorded=(), fail=()):
+    def __init__(self, folder, settings, *, gathered=200, order=0, recorded=(), fail=()):
         tasks = tuple(item.task for item in TASKS.values())
-        self.config = config
+        self.config, self.settings = Config(), settings
         self.dataset = Dataset(tasks[:220], tasks[220:], (), "generated", "test")
         self.run = Run(folder, writable=True)
-        self.policy_versions = {}
-        self.live = {}
+        self.versions = {}
+        self.live = None
         self.logged, self.notes, self.shown = [], [], []
         self.metrics = SimpleNamespace(
             log=lambda phase, step, values: self.logged.append((phase, step, dict(values))),
@@ -106,15 +121,18 @@ class FakeLab:
     def _phase(self, name, total, versions):
         return nullcontext()
 
-    async def gathered(self):
-        return [*self.records, *self.recorded.values()]
+    async def episodes(self):
+        return list(map(self.episode, self.records))
 
-    async def put_live(self, policy):
+    def episode(self, record):
+        return Episode(record, None, self.run.path, ADAPTER)
+
+    async def publish(self, policy):
         assert (self.run.path / policy.folder / "policy.json").exists()
-        self.live[policy.learner] = policy
+        self.live = policy
 
     async def rollouts(self, inputs, mode="train"):
-        live = self.live.get("supervisor")
+        live = self.live
         spec = HALF if live is None else SelectionSpec(live.version, str(self.run.path / live.folder), 0.5)
         inputs = list(inputs)
         self._order.shuffle(inputs)
@@ -123,11 +141,11 @@ class FakeLab:
             if key not in self.recorded:
                 self.ran += 1
                 self.recorded[key] = rollout(one, spec, failed=one.task.id in self._fail)
-            yield self.recorded[key]
+            yield self.episode(self.recorded[key])
 
 
 def config_of(**bandit):
-    return Config(bandit=BanditSettings(**{"rounds": 1, "tasks": 30, **bandit}))
+    return BanditSettings(**{"rounds": 1, "tasks": 30, **bandit})
 
 
 def accuracy(policy, ids):
@@ -146,11 +164,11 @@ def accuracy(policy, ids):
 
 async def test_the_phase_learns_saves_and_lets_the_policy_choose(tmp_path):
     lab = FakeLab(tmp_path, config_of(rounds=2))
-    result = await Bandit().run(lab)
-    assert result.learned == Policy("supervisor", "supervisor@bandit", "models/supervisor/bandit")
-    assert lab.live["supervisor"].version == "supervisor@bandit-1", "the last one is for the gate to put live"
-    first, second = (load_policy(tmp_path / "models/supervisor" / f"bandit-{number}") for number in (0, 1))
-    final = load_policy(tmp_path / result.learned.folder)
+    result = await learn(lab)
+    assert result.policy == Policy("choice", "Supervisor", "Supervisor@bandit", "models/Supervisor/bandit")
+    assert lab.live.version == "Supervisor@bandit-1", "the last one is for the gate to put live"
+    first, second = (load_policy(tmp_path / "models/Supervisor" / f"bandit-{number}") for number in (0, 1))
+    final = load_policy(tmp_path / result.policy.folder)
     assert [policy.events for policy in (first, second, final)] == [200, 230, 260]
     assert [(phase, step, values["choices"]) for phase, step, values in lab.logged] == [
         ("bandit", 0, 200),
@@ -159,14 +177,14 @@ async def test_the_phase_learns_saves_and_lets_the_policy_choose(tmp_path):
     ]
     assert lab.shown == [("bandit", 60)]
     assert Counter(r.outputs["selection"]["policy"] for r in lab.recorded.values()) == {
-        "supervisor@bandit-0": 30,
-        "supervisor@bandit-1": 30,
+        "Supervisor@bandit-0": 30,
+        "Supervisor@bandit-1": 30,
     }
     assert all(r.outputs["selection"]["preferred"] is None for r in lab.recorded.values())
     assert result.figures["choices"] == 260
     assert result.figures["rollouts"] == 60
     assert result.figures["dr"] > result.figures["logged"]
-    assert "estimated gain over the supervisor's own choice +" in lab.notes[-1]
+    assert "estimated gain over the model's own choice +" in lab.notes[-1]
     held_out = [task.id for task in lab.dataset.validation]
     unlearned = accuracy(BanditPolicy(final.settings), held_out)
     assert accuracy(final, held_out) > unlearned + 0.08, "unlearned, it takes the first of equals"
@@ -180,10 +198,10 @@ def fingerprint(folder):
 async def test_a_resumed_phase_ends_as_the_uninterrupted_one(tmp_path):
     """Recorded rollouts come back in another order, and the rest are run; the files are the same to the byte."""
     whole = FakeLab(tmp_path / "whole", config_of())
-    await Bandit().run(whole)
+    await learn(whole)
     half = [record for number, record in enumerate(whole.recorded.values()) if number % 2]
     resumed = FakeLab(tmp_path / "resumed", config_of(), order=1, recorded=half)
-    await Bandit().run(resumed)
+    await learn(resumed)
     assert resumed.ran == whole.ran - len(half) == 15
     assert fingerprint(tmp_path / "resumed/models") == fingerprint(tmp_path / "whole/models")
     assert [step for _, step, _ in resumed.logged] == [0, 1]
@@ -191,33 +209,31 @@ async def test_a_resumed_phase_ends_as_the_uninterrupted_one(tmp_path):
 
 async def test_without_rounds_the_log_alone_teaches(tmp_path):
     lab = FakeLab(tmp_path, config_of(rounds=0), gathered=60)
-    result = await Bandit().run(lab)
-    assert lab.live == {}
+    result = await learn(lab)
+    assert lab.live is None
     assert lab.ran == 0
-    assert load_policy(tmp_path / result.learned.folder).events == 60
+    assert load_policy(tmp_path / result.policy.folder).events == 60
     assert "rollouts" not in result.figures
 
 
 async def test_failed_rollouts_teach_nothing_and_a_round_of_them_is_an_error(tmp_path):
     lab = FakeLab(tmp_path, config_of())
-    inputs = draw_tasks(lab.dataset, lab.config, 0)
+    inputs = draw_tasks("bandit", lab.settings, lab.dataset, 0, 0)
     some = FakeLab(tmp_path, config_of(), fail={one.task.id for one in inputs[:10]})
-    assert (await Bandit().run(some)).figures["choices"] == 220
+    assert (await learn(some)).figures["choices"] == 220
     none = FakeLab(tmp_path, config_of(), fail={one.task.id for one in inputs})
     with pytest.raises(RunError, match="all 30 rollouts failed; the first: no answer"):
-        await Bandit().run(none)
+        await learn(none)
 
 
 async def test_too_few_choices_are_an_error_that_says_what_to_do(tmp_path):
-    with pytest.raises(
-        RunError, match=r"^12 scored choices .* bandit.min_events is 20: run the gather phase with more"
-    ):
-        await Bandit().run(FakeLab(tmp_path, config_of(), gathered=12))
+    with pytest.raises(RunError, match=r"^12 scored choices .* bandit.min_events is 20: run a gather phase with more"):
+        await learn(FakeLab(tmp_path, config_of(), gathered=12))
 
 
 def test_rounds_draw_different_tasks_the_same_for_the_same_seed(tmp_path):
     lab = FakeLab(tmp_path, config_of(), gathered=0)
-    first, again, second = (draw_tasks(lab.dataset, lab.config, number) for number in (0, 0, 1))
+    first, again, second = (draw_tasks("bandit", lab.settings, lab.dataset, 0, number) for number in (0, 0, 1))
     assert first == again
     assert len({one.task.id for one in first}) == 30
     assert {one.task.id for one in first} != {one.task.id for one in second}
@@ -226,26 +242,27 @@ def test_rounds_draw_different_tasks_the_same_for_the_same_seed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("bandit", "message"),
+    ("settings", "message"),
     [
-        ({"exploration": 0.0}, "bandit.exploration=0 cannot work"),
-        ({"tasks": 221}, "bandit.tasks=221, but there are 220 training tasks"),
+        (["rollouts.exploration=0"], "rollouts.exploration=0 cannot work with bandit"),
+        (["bandit.tasks=221"], "bandit.tasks=221, but there are 220 training tasks"),
+        (["bandit.roles=seniors"], "which only Supervisor makes"),
     ],
 )
-def test_a_phase_that_cannot_work_is_refused_before_anything_starts(tmp_path, bandit, message):
+def test_a_phase_that_cannot_work_is_refused_before_anything_starts(tmp_path, settings, message):
     lab = FakeLab(tmp_path, config_of(), gathered=0)
-    Bandit().check(config_of(), lab.dataset)
-    Bandit().check(config_of(rounds=0, tasks=1000), lab.dataset)
+    make_phases(["bandit"], load_config(), lab.dataset)
+    Bandit().check(PLAN, BanditSettings(rounds=0, tasks=1000), Config(), lab.dataset)
     with pytest.raises(ConfigError, match=message):
-        Bandit().check(config_of(**bandit), lab.dataset)
+        make_phases(["bandit"], load_config(None, settings), lab.dataset)
 
 
 def test_a_rollout_without_choice_or_reward_is_no_event():
     found = rollout(RolloutInput.of(TASKS["generated-7-0"].task, "gather", 0, 0), HALF)
-    assert event_of(found).task_id == "generated-7-0"
-    assert event_of(found).sources == found.outputs["selection"]["sources"]
+    assert choice_of(found).task_id == "generated-7-0"
+    assert choice_of(found).sources == found.outputs["selection"]["sources"]
     given_ = RolloutInput.of(TASKS["generated-7-0"].task, "gather", 0, 0)
-    assert event_of(rollout(given_, HALF, failed=True)) is None
+    assert choice_of(rollout(given_, HALF, failed=True)) is None
 
 
 # --- selectors
@@ -285,9 +302,9 @@ def test_before_training_the_supervisors_choice_is_mixed_in_training_rollouts_on
 def spec(tmp_path):
     policy = BanditPolicy(Settings.of(BanditSettings(), 0))
     inputs = [RolloutInput.of(item.task, "gather", 0, 0) for item in list(TASKS.values())[:60]]
-    policy.learn(policy.examples([event_of(rollout(one, HALF)) for one in inputs]))
+    policy.learn(policy.examples([choice_of(rollout(one, HALF)) for one in inputs]))
     policy.save(tmp_path)
-    return SelectionSpec("supervisor@bandit-3", str(tmp_path), 0.3)
+    return SelectionSpec("Supervisor@bandit-3", str(tmp_path), 0.3)
 
 
 def test_a_learned_policy_draws_in_training_and_takes_the_best_on_held_out_tasks(spec):
@@ -297,7 +314,7 @@ def test_a_learned_policy_draws_in_training_and_takes_the_best_on_held_out_tasks
     draws = policy.probabilities(offered, greedy=False)
     choice = make_selector(spec).propose(offered, 4)
     assert choice == make_selector(spec).propose(offered, 4)
-    assert choice.policy == "supervisor@bandit-3"
+    assert choice.policy == "Supervisor@bandit-3"
     assert list(choice.propensities.values()) == pytest.approx([0.1 + 0.7 * float(weight) for weight in draws])
     best = make_selector(spec, greedy=True).propose(offered, 4)
     assert best.propensities == {name: float(name == best.author) for name in JUNIORS}
@@ -306,7 +323,7 @@ def test_a_learned_policy_draws_in_training_and_takes_the_best_on_held_out_tasks
 
 def test_a_policy_that_is_missing_says_so(tmp_path):
     with pytest.raises(RunError, match="cannot be read"):
-        make_selector(SelectionSpec("supervisor@bandit-9", str(tmp_path / "gone"), 0.0))
+        make_selector(SelectionSpec("Supervisor@bandit-9", str(tmp_path / "gone"), 0.0))
 
 
 # --- the society under a policy

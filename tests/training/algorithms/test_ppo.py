@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.record import ModelCall
-from chimera.config.tree import Config
+from chimera.config.tree import Config, RewardConfig, load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import ResearchTask
 from chimera.data.tasks import Dataset
@@ -37,9 +37,15 @@ from training.algorithms.ppo.phase import Ppo
 from training.algorithms.ppo.settings import PpoSettings
 from training.credit.calls import Credited
 from training.engines.background import Background
+from training.learning.adapter import HierarchicalTraceAdapter
+from training.learning.base import PhasePlan
+from training.learning.episodes import Episode
 from training.learning.experience import Call
+from training.learning.plans import make_phases
 
 ROLES = ("HypothesisRefiner", "ProtocolDesigner")
+PLAN = PhasePlan("ppo", "ppo", tuple(ROLES), ("senior",))
+ADAPTER = HierarchicalTraceAdapter(RewardConfig())
 TASKS = [ResearchTask(f"t{number}", "Does it?", (), "yes", "generated") for number in range(7)]
 
 
@@ -50,24 +56,24 @@ TASKS = [ResearchTask(f"t{number}", "Does it?", (), "yes", "generated") for numb
 def test_no_task_comes_again_before_all_have_come_and_none_twice_in_a_step(count, per_step, seed):
     per_step = min(per_step, count)
     tasks = [replace(TASKS[0], id=str(number)) for number in range(count)]
-    steps = list(islice(ppo_steps.draw(tasks, per_step, seed), 3 * count))
+    steps = list(islice(ppo_steps.draw(tasks, per_step, str(seed)), 3 * count))
     drawn = [task.id for step in steps for task in step]
     assert all(len({task.id for task in step}) == per_step for step in steps)
     for end in range(len(drawn)):
         times = Counter(drawn[:end])
         assert max(times.values(), default=0) - min((times[task.id] for task in tasks), default=0) <= 1
-    assert steps == list(islice(ppo_steps.draw(tasks, per_step, seed), 3 * count))
+    assert steps == list(islice(ppo_steps.draw(tasks, per_step, str(seed)), 3 * count))
 
 
 def test_another_seed_draws_other_tasks():
-    orders = {tuple(task.id for task in next(ppo_steps.draw(TASKS, 7, seed))) for seed in range(5)}
+    orders = {tuple(task.id for task in next(ppo_steps.draw(TASKS, 7, str(seed)))) for seed in range(5)}
     assert len(orders) > 1
 
 
 @given(st.integers(1, 4), st.integers(1, 3))
 def test_every_rollout_of_a_phase_is_another(n, per_step):
-    tasks = ppo_steps.draw(TASKS, per_step, 0)
-    inputs = [given for step in range(1, 9) for given in ppo_steps.inputs_of(next(tasks), step, n, 0)]
+    tasks = ppo_steps.draw(TASKS, per_step, "0")
+    inputs = [given for step in range(1, 9) for given in ppo_steps.inputs_of(next(tasks), "ppo", step, n, 0)]
     assert (
         len({(given.task.id, given.repeat) for given in inputs}) == len({given.seed for given in inputs}) == len(inputs)
     )
@@ -86,28 +92,29 @@ def record(given=None, version="v1", **changes):
     return replace(made, **changes)
 
 
+def in_memory(made):
+    return Episode(made, (), Path(), ADAPTER)
+
+
+def episode(given, **changes):
+    return in_memory(record(given, **changes))
+
+
 FLAWS = {
     "failed": {"status": "failed", "reward": None},
     "unscored": {"reward": None},
     "untraced": {"untraced_calls": 1},
-    "stale": {"weights_versions": {"senior": ["v0", "v1"]}},
 }
 
 
 @given(st.lists(st.sampled_from([*FLAWS, "late", "good"]), min_size=1, max_size=20), st.randoms())
 def test_rollouts_that_cannot_be_learned_from_are_left_out_and_counted(kinds, order):
     inputs = [RolloutInput.of(TASKS[0], "ppo", repeat, 0) for repeat in range(len(kinds))]
-    records = [record(one, **FLAWS.get(kind, {})) for one, kind in zip(inputs, kinds, strict=True) if kind != "late"]
-    order.shuffle(records)
-    found = ppo_steps.sort_out(inputs, records, "v1")
+    episodes = [episode(one, **FLAWS.get(kind, {})) for one, kind in zip(inputs, kinds, strict=True) if kind != "late"]
+    order.shuffle(episodes)
+    found = ppo_steps.sort_out(inputs, episodes)
     assert found.left_out == {kind: kinds.count(kind) for kind in ("late", *FLAWS)}
-    assert [one.repeat for one in found.good] == [repeat for repeat, kind in enumerate(kinds) if kind == "good"]
-
-
-@pytest.mark.parametrize("versions", [{}, {"senior": []}, {"senior": ["v2"]}, {"junior": ["v1"]}])
-def test_a_rollout_of_other_or_unknown_weights_is_stale(versions):
-    found = ppo_steps.sort_out([RolloutInput.of(TASKS[0], "ppo", 0, 0)], [record(weights_versions=versions)], "v1")
-    assert (found.good, found.left_out["stale"]) == ([], 1)
+    assert [one.record.repeat for one in found.good] == [repeat for repeat, kind in enumerate(kinds) if kind == "good"]
 
 
 def call(role="HypothesisRefiner", response=(5, 6), visit=1):
@@ -130,7 +137,7 @@ def test_first_visits_and_revisions_are_not_compared_with_each_other():
 
 
 def sorted_rollouts(good, failed):
-    return ppo_steps.Sorted([record()] * good, dict.fromkeys(ppo_steps.REASONS, 0) | {"failed": failed})
+    return ppo_steps.Sorted([in_memory(record())] * good, dict.fromkeys(ppo_steps.REASONS, 0) | {"failed": failed})
 
 
 PEERS = [Sample((1,), (2,), 1.0, "t0/A", "ro-1", call("A")), Sample((1,), (3,), 0.0, "t0/A", "ro-2", call("A"))]
@@ -142,20 +149,20 @@ LONERS = [replace(sample, group=str(number)) for number, sample in enumerate(PEE
     [
         (2, 2, PEERS, "grpo", None),
         (1, 3, PEERS, "grpo", "only 1 of 4 rollouts are usable (3 failed;"),
-        (4, 0, [], "gae", "no senior call"),
+        (4, 0, [], "gae", "no call of its roles"),
         (4, 0, LONERS, "rloo", "no call has a peer"),
         (4, 0, LONERS, "reinforce_plus_plus", None),
     ],
 )
 def test_a_step_with_too_little_to_learn_from_says_why(good, failed, samples, estimator, reason):
     config = PpoSettings(adv_estimator=estimator, min_good_share=0.5)
-    found = ppo_steps.why_skip(sorted_rollouts(good, failed), samples, config)
+    found = ppo_steps.why_skip(sorted_rollouts(good, failed), samples, config, "ppo")
     assert found is None if reason is None else found.startswith(reason)
 
 
 def test_figures_are_means_over_what_has_a_value():
     good = [record(reward=1.5, parts={"alignment": 1.0, "impact": 0.5}), record(reward=0.5, parts={"alignment": 0.5})]
-    figures = ppo_steps.figures(ppo_steps.Sorted([*good, record(answer="no")], {"late": 2}), PEERS)
+    figures = ppo_steps.figures(ppo_steps.Sorted([*map(in_memory, [*good, record(answer="no")])], {"late": 2}), PEERS)
     assert figures["reward/mean"] == pytest.approx(1.0)
     assert figures["alignment/mean"] == pytest.approx(2 / 3)
     assert (figures["reward/alignment"], figures["reward/impact"]) == pytest.approx((2.5 / 3, 0.5))
@@ -168,19 +175,20 @@ def test_figures_are_means_over_what_has_a_value():
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [
-        ({"models": {"senior": {"kind": "endpoint", "base_url": "http://x/v1", "model": "m"}}}, "models.senior.kind"),
-        ({"models": {"senior": {"temperature": 0}}}, "temperature=0"),
-        ({"ppo": {"n": 1}}, "ppo.n=1: grpo"),
-        ({"ppo": {"tasks_per_step": 8}}, "there are 7 training tasks"),
-        ({"ppo": {"test_freq": 1, "test_tasks": 3}}, "there are 2 held-out tasks"),
-        ({"ppo": {"verl": {"actors": {}}}}, "ppo.verl has no part 'actors'"),
+        (["models.senior={kind: endpoint, base_url: 'http://x/v1', model: m}"], r"models\.senior\.kind=endpoint: ppo"),
+        (["models.senior.temperature=0"], r"models\.senior\.temperature=0"),
+        (["ppo.n=1"], "ppo.n=1: grpo"),
+        (["ppo.tasks_per_step=8"], "there are 7 training tasks"),
+        (["ppo.test_freq=1", "ppo.test_tasks=3"], "there are 2 held-out tasks"),
+        (["ppo.verl.actors={a: 1}"], "verl has no part 'actors'"),
+        (["ppo.roles=[]"], r"pipeline\.ppo\.roles is empty"),
+        (["ppo.roles=[Geneticist, Supervisor]"], "roles of several slots"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_at_once(overrides, complaint):
-    config = Config.model_validate({**overrides, "ppo": {"tasks_per_step": 2, **overrides.get("ppo", {})}})
     with pytest.raises(ConfigError, match=complaint):
-        Ppo().check(config, DATASET)
-    Ppo().check(Config.model_validate({"ppo": {"tasks_per_step": 2, "n": 1, "adv_estimator": "gae"}}), DATASET)
+        make_phases(["ppo"], load_config(None, ["ppo.tasks_per_step=2", *overrides]), DATASET)
+    make_phases(["ppo"], load_config(None, ["ppo.tasks_per_step=2", "ppo.n=1", "ppo.adv_estimator=gae"]), DATASET)
 
 
 DATASET = Dataset(tuple(TASKS), tuple(replace(task, id=f"held-{task.id}") for task in TASKS[:2]), (), "generated", "x")
@@ -208,27 +216,32 @@ class View:
     note = warn = lambda self, text: self.lines.append(text)
 
 
+async def learn(lab):
+    return await Ppo().learn(PLAN, lab.settings, lab)
+
+
 class MadeUpLab:
     """Rollouts of one run folder; recorded ones are not made again. `flaw(given)` may spoil one, or hold it back."""
 
     def __init__(self, folder, model, flaw=lambda given: {}, **ppo):
         folder.mkdir(exist_ok=True)
         self.run = Run(folder, writable=True)
-        self.config = Config.model_validate({"ppo": {"tasks_per_step": 2, "n": 3, "steps": 3, "lr": 0.05, **ppo}})
+        self.config = Config()
+        self.settings = PpoSettings(**{"tasks_per_step": 2, "n": 3, "steps": 3, "lr": 0.05, **ppo})
         self.dataset, self.view, self.flaw, self.model = DATASET, View(), flaw, model
         self.metrics = SimpleNamespace(log=lambda phase, step, values: self.logged.append((phase, step, values)))
-        self.logged, self.asked, self.live = [], [], {}
-        self.policy_versions = {"junior": "nano@0", "senior": "nano@0"}
+        self.logged, self.asked, self.live = [], [], None
+        self.versions = {"junior": "nano@0", "senior": "nano@0"}
         self.went_live = []
         self.on_live = lambda policy: None
 
-    def weights_folder(self, learner):
-        return self.run.path / self.live[learner].folder if learner in self.live else self.model
+    def weights(self, slot):
+        return self.run.path / self.live.folder if self.live else self.model
 
-    async def put_live(self, policy):
+    async def publish(self, policy):
         assert (self.run.path / policy.folder / "model.safetensors").is_file()
-        self.live[policy.learner] = policy
-        self.policy_versions = {**self.policy_versions, "senior": policy.version}
+        self.live = policy
+        self.versions = {**self.versions, policy.target: policy.version}
         self.went_live.append(policy.version)
         self.on_live(policy)
 
@@ -238,15 +251,16 @@ class MadeUpLab:
             if not file.exists():
                 self.asked.append((mode, one))
                 await self.play(one, file)
-            yield RolloutRecord.load(json.loads(file.read_text()))
+            yield Episode(RolloutRecord.load(json.loads(file.read_text())), None, self.run.path, ADAPTER)
 
     async def play(self, one, file):
         spoiled = self.flaw(one)
         if spoiled == "late":
             await asyncio.Event().wait()
-        made = record(one, self.policy_versions["senior"], phase=one.phase, **spoiled)
+        stale = spoiled.pop("stale", ())
+        made = record(one, self.versions["senior"], phase=one.phase, **spoiled)
         path = f"traces/{made.rollout_id}.jsonl.gz"
-        rollout = made_up_rollout(made, self.policy_versions["senior"], self.run.path / path)
+        rollout = made_up_rollout(made, self.versions["senior"], self.run.path / path, stale)
         made = replace(
             made, trace=path, **({"reward": rollout, "parts": {"alignment": rollout}} if made.reward else {})
         )
@@ -254,13 +268,13 @@ class MadeUpLab:
         file.write_text(json.dumps(made.dump()))
 
 
-def made_up_rollout(made, version, path):
+def made_up_rollout(made, live, path, stale=()):
     """A trace of two senior calls; the reward is the share of small token ids in their answers."""
     import agentlightning as agl
 
     from training.learning import traces
 
-    draw = random.Random(f"{made.task_id}/{made.seed}/{version}")
+    draw = random.Random(f"{made.task_id}/{made.seed}/{live}")
     spans, records, small = [], [], []
 
     def span(name, attributes):
@@ -269,6 +283,7 @@ def made_up_rollout(made, version, path):
 
     for role in ROLES:
         response_id = f"{made.rollout_id}-{role}"
+        version = "other@1" if role in stale else live
         response = [draw.randrange(500) for _ in range(draw.randint(3, 6))]
         small += [token < 100 for token in response]
         choice = {"message": {"role": "assistant", "content": "{}"}, "token_ids": response}
@@ -300,18 +315,19 @@ def weights(folder):
 def straight(serving_model, tmp_path_factory):
     """A run of three steps without a stop; validates after the second."""
     lab = MadeUpLab(tmp_path_factory.mktemp("run"), serving_model(), test_freq=2, test_tasks=2)
-    lab.result = asyncio.run(Ppo().run(lab))
+    lab.result = asyncio.run(learn(lab))
     return lab
 
 
 def test_each_steps_weights_go_live_for_the_next(straight):
-    assert straight.result.learned == Policy("senior", "senior@ppo", "models/senior/ppo")
+    assert straight.result.policy == Policy("weights", "senior", "senior@ppo-3", "models/senior/ppo-3")
     assert straight.went_live == ["senior@ppo-1", "senior@ppo-2", "senior@ppo-3"]
     path = straight.run.path
-    assert weights(path / "models/senior/ppo") == weights(path / "models/senior/ppo-3") != weights(straight.model)
-    assert sorted(folder.name for folder in (path / "models/senior").iterdir()) == ["ppo", "ppo-3"]
+    assert weights(path / "models/senior/ppo-3") != weights(straight.model)
+    assert [folder.name for folder in (path / "models/senior").iterdir()] == ["ppo-3"]
     assert [folder.name for folder in (path / "checkpoints/ppo").iterdir()] == ["3"]
-    figures = {"steps": 3, "updates": 3, "skipped": 0, **{f"rollouts/{reason}": 0 for reason in ppo_steps.REASONS}}
+    counted = {f"rollouts/{reason}": 0 for reason in ppo_steps.REASONS}
+    figures = {"steps": 3, "updates": 3, "skipped": 0, "calls/stale": 0, **counted}
     assert straight.result.figures == figures
 
 
@@ -329,7 +345,7 @@ def test_each_step_is_logged_under_verls_names(straight):
 
 def test_what_each_step_learned_from_is_kept_token_by_token(straight):
     for _, step, values in straight.logged:
-        records = read_tokens(tokens_file(straight.run.path, step))
+        records = read_tokens(tokens_file(straight.run.path, "ppo", step))
         advantages = [value for record in records for value in record.advantages]
         assert Counter(record.role for record in records) == dict.fromkeys(ROLES, 6)
         assert len({record.response_id for record in records}) == 12
@@ -375,54 +391,65 @@ def test_a_continued_run_ends_with_the_same_weights_bit_for_bit(straight, tmp_pa
 
     stopped.on_live = stop
     with pytest.raises(Stop):
-        asyncio.run(Ppo().run(stopped))
+        asyncio.run(learn(stopped))
     wait_for_engines()
     resumed = MadeUpLab(tmp_path, straight.model, save_freq=save_freq)
-    result = asyncio.run(Ppo().run(resumed))
-    final = result.learned.folder
+    result = asyncio.run(learn(resumed))
+    final = result.policy.folder
     assert weights(tmp_path / final) == weights(straight.run.path / final)
     assert result.figures == straight.result.figures
     for step in (1, 2, 3):
-        assert read_tokens(tokens_file(tmp_path, step)) == read_tokens(tokens_file(straight.run.path, step))
+        assert read_tokens(tokens_file(tmp_path, "ppo", step)) == read_tokens(
+            tokens_file(straight.run.path, "ppo", step)
+        )
     asked = [one for lab in (stopped, resumed) for _, one in lab.asked]
     assert len(asked) == len({(one.task.id, one.repeat) for one in asked}) == 18
 
 
 def test_a_finished_run_is_not_trained_again(straight):
     again = MadeUpLab(straight.run.path, straight.model)
-    result = asyncio.run(Ppo().run(again))
+    result = asyncio.run(learn(again))
     assert (again.asked, again.logged) == ([], [])
-    assert (result.figures, result.learned) == (straight.result.figures, straight.result.learned)
-    assert weights(again.run.path / "models/senior/ppo") == weights(again.run.path / "models/senior/ppo-3")
+    assert (result.figures, result.policy) == (straight.result.figures, straight.result.policy)
 
 
 def test_a_bad_step_is_skipped_and_the_weights_stay(straight, tmp_path):
     """Step 1: all but two of its rollouts are useless, one way or another; step 2 and 3 are as they should be."""
 
     def flaw(one):
-        kinds = [*FLAWS.values(), {}, {}]
+        kinds = [*FLAWS.values(), FLAWS["failed"], {}, {}]
         return kinds[[given.task.id + str(given.repeat) for given in first].index(one.task.id + str(one.repeat))] if (
             one.repeat < 3
         ) else {}  # fmt: skip
 
-    first = ppo_steps.inputs_of(next(ppo_steps.draw(TASKS, 2, 0)), 1, 3, 0)
+    first = ppo_steps.inputs_of(next(ppo_steps.draw(TASKS, 2, "0/ppo")), "ppo", 1, 3, 0)
     lab = MadeUpLab(tmp_path, straight.model, flaw)
-    write_tokens([], tokens_file(tmp_path, 1))
-    result = asyncio.run(Ppo().run(lab))
-    assert [tokens_file(tmp_path, step).exists() for step in (1, 2, 3)] == [False, True, True]
+    write_tokens([], tokens_file(tmp_path, "ppo", 1))
+    result = asyncio.run(learn(lab))
+    assert [tokens_file(tmp_path, "ppo", step).exists() for step in (1, 2, 3)] == [False, True, True]
     assert lab.went_live == ["senior@ppo-2", "senior@ppo-3"]
     assert [values["step/skipped"] for _, _, values in lab.logged] == [1, 0, 0]
     assert lab.logged[0][2]["policy"] == "nano@0"
     assert "actor/pg_loss" not in lab.logged[0][2]
-    assert {reason: result.figures[f"rollouts/{reason}"] for reason in FLAWS} == dict.fromkeys(FLAWS, 1)
+    counted = {reason: result.figures[f"rollouts/{reason}"] for reason in FLAWS}
+    assert counted == {"failed": 2, "unscored": 1, "untraced": 1}
     assert (result.figures["updates"], result.figures["skipped"]) == (2, 1)
     assert any("step 1 is skipped" in line and "only 2 of 6" in line for line in lab.view.lines)
 
 
+def test_calls_of_other_weights_are_left_out_and_counted(straight, tmp_path):
+    lab = MadeUpLab(tmp_path, straight.model, lambda one: {"stale": [ROLES[0]]} if one.repeat == 0 else {}, steps=1)
+    result = asyncio.run(learn(lab))
+    records = read_tokens(tokens_file(tmp_path, "ppo", 1))
+    assert Counter(record.role for record in records) == {ROLES[0]: 4, ROLES[1]: 6}
+    assert {record.policy for record in records} == {"nano@0"}
+    assert (result.figures["calls/stale"], lab.logged[0][2]["calls/stale"], result.figures["updates"]) == (2, 2, 1)
+
+
 def test_when_every_step_is_skipped_nothing_was_learned(straight, tmp_path):
     lab = MadeUpLab(tmp_path, straight.model, lambda one: FLAWS["failed"], steps=2)
-    result = asyncio.run(Ppo().run(lab))
-    assert result.learned is None
+    result = asyncio.run(learn(lab))
+    assert result.policy is None
     assert result.figures["skipped"] == 2
     assert lab.went_live == []
     assert "ppo: every step was skipped, so nothing was learned" in lab.view.lines
@@ -431,8 +458,8 @@ def test_when_every_step_is_skipped_nothing_was_learned(straight, tmp_path):
 def test_rollouts_after_the_deadline_are_left_and_counted(straight, tmp_path):
     """The made-up lab gives them in an order of its own and stops at the first that is late."""
     lab = MadeUpLab(tmp_path, straight.model, lambda one: "late", steps=1, step_timeout_s=0.01)
-    result = asyncio.run(Ppo().run(lab))
-    assert (result.figures["rollouts/late"], result.learned) == (6, None)
+    result = asyncio.run(learn(lab))
+    assert (result.figures["rollouts/late"], result.policy) == (6, None)
 
 
 async def test_a_stop_frees_the_engine_for_another(straight, tmp_path):
@@ -442,12 +469,12 @@ async def test_a_stop_frees_the_engine_for_another(straight, tmp_path):
         started.set()
         return "late"
 
-    running = asyncio.create_task(Ppo().run(MadeUpLab(tmp_path, straight.model, hold)))
+    running = asyncio.create_task(learn(MadeUpLab(tmp_path, straight.model, hold)))
     await started.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    result = await Ppo().run(MadeUpLab(tmp_path / "next", straight.model, steps=1))
+    result = await learn(MadeUpLab(tmp_path / "next", straight.model, steps=1))
     assert result.figures["updates"] == 1
 
 
@@ -455,15 +482,15 @@ async def test_a_stop_frees_the_engine_for_another(straight, tmp_path):
 
 
 def test_progress_survives_its_file(tmp_path):
-    progress = Progress(2, 1, [1], {"late": 3}, Policy("senior", "senior@ppo-2", "models/senior/ppo-2"))
-    checkpoints = Checkpoints(Run(tmp_path, writable=True), 1)
+    progress = Progress(2, 1, [1], {"late": 3}, 5, Policy("weights", "senior", "senior@ppo-2", "models/senior/ppo-2"))
+    checkpoints = Checkpoints(Run(tmp_path, writable=True), PLAN, 1)
     assert checkpoints.latest() is None
     checkpoints.write(progress, lambda folder: folder.mkdir())
     assert checkpoints.latest() == (tmp_path / "checkpoints/ppo/2/engine", progress)
 
 
 def test_a_write_that_was_cut_off_leaves_the_checkpoint_before(tmp_path):
-    checkpoints = Checkpoints(Run(tmp_path, writable=True), 2)
+    checkpoints = Checkpoints(Run(tmp_path, writable=True), PLAN, 2)
     for step in (9, 10, 11):
         checkpoints.write(Progress(step), lambda folder: folder.mkdir())
 
@@ -480,7 +507,7 @@ def test_a_write_that_was_cut_off_leaves_the_checkpoint_before(tmp_path):
 def test_a_broken_checkpoint_says_what_to_do(tmp_path):
     (tmp_path / "checkpoints/ppo/3").mkdir(parents=True)
     with pytest.raises(RunError, match="remove this folder to continue from an earlier one"):
-        Checkpoints(Run(tmp_path), 1).latest()
+        Checkpoints(Run(tmp_path), PLAN, 1).latest()
 
 
 class MakesAFile:
@@ -500,6 +527,8 @@ def test_a_run_that_somebody_gave_you_is_resumed_without_running_its_code(straig
     made, lab = tmp_path / "code-was-run", MadeUpLab(tmp_path / "run", straight.model)
     engine = lab.run.path / "checkpoints/ppo/2/engine"
     shutil.copytree(straight.run.path / "checkpoints/ppo/3", engine.parent)
+    progress = json.loads((engine.parent / "phase.json").read_text())
+    (engine.parent / "phase.json").write_text(json.dumps({**progress, "step": 2}))
     for part in ("json", "safetensors"):
         (engine / f"actor.{part}").unlink()
     (engine / "actor").mkdir()
@@ -507,7 +536,7 @@ def test_a_run_that_somebody_gave_you_is_resumed_without_running_its_code(straig
         torch.save({"a": MakesAFile(made)}, engine / "actor" / f"{part}_world_size_1_rank_0.pt")
     shutil.copytree(straight.run.path / "models", lab.run.path / "models")
     with pytest.raises(RunError, match=r"extra_state_world_size_1_rank_0\.pt is a pickle.*: remove the checkpoint"):
-        asyncio.run(Ppo().run(lab))
+        asyncio.run(learn(lab))
     assert not made.exists()
     wait_for_engines()
     torch.load(engine / "actor" / "optim_world_size_1_rank_0.pt", weights_only=False)
@@ -524,19 +553,19 @@ def test_a_checkpoint_that_was_changed_is_named_and_can_be_removed(straight, tmp
     data[-2] ^= 1
     file.write_bytes(data)
     with pytest.raises(RunError, match=rf"checkpoints/ppo/3/{name} is not what the run wrote, .*: remove the folder"):
-        asyncio.run(Ppo().run(lab))
+        asyncio.run(learn(lab))
     file.unlink()
     with pytest.raises(RunError, match=rf"checkpoints/ppo/3/{name} is missing"):
-        asyncio.run(Ppo().run(lab))
+        asyncio.run(learn(lab))
 
 
 def test_what_was_removed_is_made_again_to_the_same_weights(straight, tmp_path):
     folder = shutil.copytree(straight.run.path, tmp_path / "run")
     shutil.rmtree(folder / "checkpoints/ppo/3")
     lab = MadeUpLab(folder, straight.model)
-    result = asyncio.run(Ppo().run(lab))
+    result = asyncio.run(learn(lab))
     assert lab.asked == []
-    assert weights(folder / result.learned.folder) == weights(straight.run.path / result.learned.folder)
+    assert weights(folder / result.policy.folder) == weights(straight.run.path / result.policy.folder)
 
 
 # --- the thread

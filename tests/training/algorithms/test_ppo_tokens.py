@@ -46,10 +46,10 @@ def test_the_records_are_what_the_engine_used(serving_model, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     engine = PpoEngine(folder, PpoSettings(lr=1e-3), seed=0, total_steps=3)
     try:
-        metrics = engine.update(samples, 1, partial(record_update, tmp_path, 1))
+        metrics = engine.update(samples, 1, partial(record_update, tmp_path, "ppo", 1))
     finally:
         engine.close()
-    records = read_tokens(tokens_file(tmp_path, 1))
+    records = read_tokens(tokens_file(tmp_path, "ppo", 1))
     assert [record.response_id for record in records] == ["r-0", "r-1", "r-3"]  # no tokens, no peer: not learned from
     assert [(record.reward, record.policy) for record in records] == [(1.0, "v7"), (0.0, "v7"), (0.5, "v7")]
     rewards = np.array([1.0, 0.0, 0.5])
@@ -66,7 +66,7 @@ def test_the_records_are_what_the_engine_used(serving_model, tmp_path):
 
 @given(st.lists(st.tuples(numbers, numbers), max_size=5), numbers, st.integers(0, 3))
 def test_a_record_is_read_as_it_was_written(tmp_path_factory, values, reward, copies):
-    path = tokens_file(tmp_path_factory.mktemp("run"), 3)
+    path = tokens_file(tmp_path_factory.mktemp("run"), "ppo", 3)
     columns = [[pair[place] for pair in values] for place in (0, 1)]
     record = replace(
         made_up(), reward=reward, mask=[1.0] * len(values), advantages=columns[0], old_log_probs=columns[1]
@@ -78,14 +78,14 @@ def test_a_record_is_read_as_it_was_written(tmp_path_factory, values, reward, co
 def test_a_rollout_is_found_in_whatever_update_learned_from_it(tmp_path):
     assert tokens_of(tmp_path, "ro-1") == []
     for step, names in ((2, ["ro-1", "ro-2"]), (10, ["ro-12", "ro-3"])):
-        write_tokens(map(made_up, names), tokens_file(tmp_path, step))
+        write_tokens(map(made_up, names), tokens_file(tmp_path, "ppo", step))
     assert tokens_of(tmp_path, "ro-3") == [made_up("ro-3")]
     assert tokens_of(tmp_path, "ro-1") == [made_up("ro-1")]
     assert tokens_of(tmp_path, "ro-9") == []
 
 
 def test_a_step_made_again_replaces_its_file_whole(tmp_path):
-    path = tokens_file(tmp_path, 1)
+    path = tokens_file(tmp_path, "ppo", 1)
     write_tokens([made_up("ro-1"), made_up("ro-2")], path)
     first = path.read_bytes()
     write_tokens([made_up("ro-9")], path)
@@ -96,7 +96,7 @@ def test_a_step_made_again_replaces_its_file_whole(tmp_path):
 
 
 def test_a_broken_file_is_an_error_that_names_it(tmp_path):
-    path = tokens_file(tmp_path, 1)
+    path = tokens_file(tmp_path, "ppo", 1)
     with pytest.raises(RunError, match="tokens-1"):
         read_tokens(path)
     write_tokens([made_up()], path)
@@ -109,7 +109,7 @@ def test_a_broken_file_is_an_error_that_names_it(tmp_path):
 
 
 def test_an_advantage_that_is_no_number_is_kept_as_such(tmp_path):
-    write_tokens([replace(made_up(), advantages=[math.nan, -math.inf])], tokens_file(tmp_path, 1))
-    (record,) = read_tokens(tokens_file(tmp_path, 1))
+    write_tokens([replace(made_up(), advantages=[math.nan, -math.inf])], tokens_file(tmp_path, "ppo", 1))
+    (record,) = read_tokens(tokens_file(tmp_path, "ppo", 1))
     assert math.isnan(record.advantages[0])
     assert record.advantages[1] == -math.inf

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from agents.prompting import opening, response_format, tool_message
 from agents.roles import ROLES
 from chimera.config.roles import JUNIORS
-from chimera.config.tree import Config, ModelConfig, ServingConfig
+from chimera.config.tree import ModelConfig, ServingConfig, load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import DECISION_OF_LABEL
 from chimera.serving.embedded.checkpoint import NANO, load_language
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
 from evaluation.records.rollouts import RolloutRecord
-from training.algorithms.sft.phase import Sft
 from training.algorithms.sft.render import NOT_LEARNED, Renderer, Row
 from training.algorithms.sft.select import candidates, select
 from training.algorithms.sft.settings import SftSettings
 from training.learning.experience import Conversation
+from training.learning.plans import make_phases
 
 GOAL = "Is pain lower?"
 TOOLS = [
@@ -36,7 +36,8 @@ def rollout(task="t", reward=1.0, repeat=0, answer="yes", chosen="Geneticist", *
         rollout_id=f"ro-{task}-{repeat}", task_id=task, source="generated", level=1, phase="gather", repeat=repeat,
         seed=1, attempt=1, status="succeeded", error=None, label="yes", answer=answer, reward=reward,
         decision=DECISION_OF_LABEL[answer],
-        outputs={"selected_hypothesis": {"author": chosen}}, **other,
+        outputs={"selected_hypothesis": {"author": chosen}, "initial_hypotheses": [{"author": one} for one in JUNIORS]},
+        **other,
     )  # fmt: skip
 
 
@@ -45,7 +46,7 @@ def conversation(role="Geneticist", answer="yes", words="", parsed=True, message
         {"role": "user", "content": f"{GOAL} {words}"},
         {"role": "assistant", "content": json.dumps({"answer": answer})},
     ]
-    return Conversation(role, 1, given, tools, {"answer": answer}, parsed)
+    return Conversation(role, 1, given, tools, {"answer": answer}, parsed, stance=answer)
 
 
 def one_row(given):
@@ -160,7 +161,7 @@ def test_a_conversation_longer_than_the_limit_is_left_out_and_counted():
         ({"select": "quantile", "quantile": 0.1}, "raise sft.quantile=0.1"),
         ({"credited": "agreeing"}, "set sft.credited=all"),
         ({"max_length": 32}, "raise sft.max_length=32"),
-        ({"min_examples": 40}, "gather more (gather.tasks)"),
+        ({"min_examples": 40}, "gather more, or lower sft.min_examples"),
     ],
 )
 def test_too_few_conversations_are_an_error_that_says_what_to_change(changes, remedy):
@@ -189,7 +190,9 @@ def test_what_quotes_none_of_its_own_sources_is_no_example(role, where, kept):
         {"role": role, "content": json.dumps(sources[role]), "tool_call_id": "1"},
         {"role": "assistant", "content": json.dumps(answer)},
     ]
-    given = Conversation("Geneticist", 1, messages, None, answer, True)
+    given = Conversation(
+        "Geneticist", 1, messages, None, answer, True, stance=answer.get("answer"), quotes=tuple(answer["evidence"])
+    )
     honest = candidates(rollout("honest"), [given])
     config = replace_of(EVERYTHING, true_quotes="require")
     if kept:
@@ -346,17 +349,15 @@ class TestTemplates:
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("settings", "message"),
     [
-        (
-            {"models": {"junior": {"kind": "endpoint", "base_url": "http://x", "model": "m"}}},
-            "models.junior.kind=endpo",
-        ),
-        ({"sft": {"batch_size": 10, "micro_batch_size": 4}}, "sft.batch_size=10 is no multiple"),
-        ({"sft": {"batch_size": 4, "micro_batch_size": 8}}, "sft.batch_size=4 is no multiple"),
+        (["models.junior={kind: endpoint, base_url: 'http://x', model: m}"], r"models\.junior\.kind=endpoint: sft"),
+        (["sft.batch_size=10", "sft.micro_batch_size=4"], "sft.batch_size=10 is no multiple"),
+        (["sft.batch_size=4", "sft.micro_batch_size=8"], "sft.batch_size=4 is no multiple"),
+        (["sft.roles=[PeerReviewer]"], r"models\.board\.kind=rubric: sft"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_at_the_start(config, message):
+def test_what_cannot_be_trained_is_refused_at_the_start(settings, message):
     with pytest.raises(ConfigError, match=message):
-        Sft().check(Config.model_validate(config), None)
-    Sft().check(Config(), None)
+        make_phases(["sft"], load_config(None, settings), None)
+    make_phases(["sft"], load_config(), None)

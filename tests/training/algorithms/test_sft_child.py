@@ -20,7 +20,7 @@ import torch
 
 from agents.record import ModelCall
 from chimera.config.roles import JUNIORS
-from chimera.config.tree import Config, ModelConfig, ServingConfig
+from chimera.config.tree import Config, ModelConfig, RewardConfig, ServingConfig
 from chimera.core.errors import RunError
 from chimera.data.generated.tasks import generate
 from chimera.run.directory import Run
@@ -34,7 +34,12 @@ from training.algorithms.sft import phase as sft
 from training.algorithms.sft.child import Spec
 from training.algorithms.sft.phase import Sft
 from training.algorithms.sft.process import SftProcess, sft_environment
+from training.algorithms.sft.settings import SftSettings
+from training.lab.bench import LabBench
 from training.learning import traces
+from training.learning.adapter import HierarchicalTraceAdapter
+from training.learning.base import PhasePlan
+from training.learning.episodes import Episode
 from training.nano.transcripts import careful, junior
 
 SETTINGS = {"epochs": 2, "batch_size": 24, "micro_batch_size": 8, "lr": 1e-3, "warmup_ratio": 0, "quantile": 0.5}
@@ -65,7 +70,8 @@ def write_trace(path, rollout_id, talks):
             responses.append(name)
             tools = [{"type": "function", "function": {"name": tool}} for tool in talk.tools]
             raw = {
-                "id": name, "model": "junior", "messages": str(list(talk.messages[:position])), "tools": str(tools),
+                "id": name, "model": "junior", "weights_version": "nano@0",
+                "messages": str(list(talk.messages[:position])), "tools": str(tools),
                 "choices": str([{"index": 0, "message": message, "finish_reason": "stop", "token_ids": [1]}]),
             }  # fmt: skip
             span(traces.EXCHANGE, {f"llm.hosted_vllm.{key}": value for key, value in raw.items()})
@@ -100,14 +106,31 @@ def rollouts(run):
     return records
 
 
+PLAN = PhasePlan("sft", "sft", JUNIORS, ("junior",))
+ADAPTER = HierarchicalTraceAdapter(RewardConfig())
+
+
+async def learn(lab):
+    return await Sft().learn(PLAN, lab.settings, lab)
+
+
+def episode_of(lab, record):
+    return Episode(record, None, lab.run.path, ADAPTER)
+
+
+def spec_of(lab, folder):
+    return sft.specify(lab.settings, lab.run.path / "phases" / "sft" / sft.EXAMPLES, NANO, folder, 0)
+
+
 class FakeLab:
     """A lab whose rollouts are over; it keeps what it is shown and what is logged."""
 
     def __init__(self, folder, **settings):
-        self.config = Config.model_validate({"runs_dir": str(folder), "sft": SETTINGS | settings})
+        self.config = Config.model_validate({"runs_dir": str(folder)})
+        self.settings = SftSettings(**(SETTINGS | settings))
         self.run = Run.create("tried", self.config)
         self.records = rollouts(self.run)
-        self.policy_versions = {"junior": "nano@0"}
+        self.versions = {"junior": "nano@0"}
         self.shown, self.logged = [], []
         self.view = SimpleNamespace(work=self.work, note=self.shown.append)
         self.metrics = SimpleNamespace(log=lambda *entry: self.logged.append(entry))
@@ -117,24 +140,24 @@ class FakeLab:
         self.shown.append((name, total))
         yield lambda done, text: self.shown.append((done, text))
 
-    async def gathered(self):
+    async def episodes(self):
         random.shuffle(self.records)
-        return self.records
+        return [episode_of(self, record) for record in self.records]
 
-    def weights_folder(self, learner):
-        return {"junior": NANO}[learner]
+    def weights(self, slot):
+        return {"junior": NANO}[slot]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A lab, and what the phase came to in it."""
     lab = FakeLab(tmp_path_factory.mktemp("runs"))
-    yield lab, asyncio.run(Sft().run(lab))
+    yield lab, asyncio.run(learn(lab))
     lab.run.close()
 
 
 def examples(lab):
-    return [json.loads(line) for line in (lab.run.path / sft.EXAMPLES).open()]
+    return [json.loads(line) for line in (lab.run.path / "phases" / "sft" / sft.EXAMPLES).open()]
 
 
 def model_of(folder):
@@ -186,7 +209,7 @@ def test_good_rollouts_are_learned_and_the_model_fits_them_better(trained):
     assert {row["task_id"] for row in rows} == good
     assert {row["role"] for row in rows} == set(JUNIORS)
     assert len(rows) == result.figures["selected"] == 24
-    folder = lab.run.path / result.learned.folder
+    folder = lab.run.path / result.policy.folder
     before, _ = loss_of(model_of(NANO), rows)
     after, _ = loss_of(model_of(folder), rows)
     assert after < before
@@ -194,8 +217,8 @@ def test_good_rollouts_are_learned_and_the_model_fits_them_better(trained):
 
 def test_the_saved_folder_is_a_whole_model_that_the_server_computes_like_transformers(trained):
     lab, result = trained
-    assert result.learned == Policy("junior", "junior@sft", "models/junior/sft")
-    folder = lab.run.path / result.learned.folder
+    assert result.policy == Policy("weights", "junior", "junior@sft", "models/junior/sft")
+    folder = lab.run.path / result.policy.folder
     checkpoint, base = load_checkpoint(str(folder)), load_checkpoint("nano")
     assert (checkpoint.template, checkpoint.eos, checkpoint.shape) == (base.template, base.eos, base.shape)
     assert checkpoint.tokenizer.to_str() == base.tokenizer.to_str()
@@ -238,31 +261,31 @@ def test_every_step_is_shown_and_logged(trained):
 
 async def test_a_finished_model_is_kept_and_another_seed_or_set_of_examples_is_not(trained):
     lab, result = trained
-    folder = lab.run.path / result.learned.folder
+    folder = lab.run.path / result.policy.folder
     written = (folder / "model.safetensors").stat().st_mtime_ns
-    again = await Sft().run(lab)
+    again = await learn(lab)
     assert again == result
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
-    spec = sft.specify(lab, folder)
+    spec = spec_of(lab, folder)
     described = sft.describe(spec, "nano@0")
     assert sft.finished(folder, described) == result.figures
     for changed in (replace(spec, seed=1), replace(spec, lr=1e-4)):
         assert sft.finished(folder, sft.describe(changed, "nano@0")) is None
     assert sft.finished(folder, sft.describe(spec, "another@0")) is None
     other = lab.run.path / "other.jsonl"
-    other.write_text((lab.run.path / sft.EXAMPLES).read_text().replace("1", "2", 1))
+    other.write_text((lab.run.path / "phases" / "sft" / sft.EXAMPLES).read_text().replace("1", "2", 1))
     assert sft.finished(folder, sft.describe(replace(spec, dataset=str(other)), "nano@0")) is None
 
 
 async def test_a_finished_model_that_was_damaged_is_named_and_not_kept(trained):
     lab, result = trained
-    file = lab.run.path / result.learned.folder / "model.safetensors"
+    file = lab.run.path / result.policy.folder / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(
         RunError, match=r"model\.safetensors is not what the run wrote, .*: remove the folder .*/sft, and"
     ):
-        await Sft().run(lab)
+        await learn(lab)
     file.write_bytes(whole)
 
 
@@ -270,32 +293,52 @@ async def test_a_phase_that_is_done_again_learns_from_what_it_had_the_first_time
     """Rollouts of later phases are answers of what was learned from it; they are better, and must not be imitated."""
     lab = FakeLab(tmp_path)
     later = [replace(one, phase="ppo", repeat=1, reward=9.0) for one in lab.records]
+
+    def bench(lab):
+        def recorded(phases):
+            return [episode_of(lab, one) for one in lab.records if one.phase in phases]
+
+        shared = {"config": lab.config, "dataset": None, "run": lab.run, "view": lab.view, "metrics": lab.metrics}
+        live = SimpleNamespace(weights=lab.weights)
+        return LabBench(SimpleNamespace(**shared, recorded=recorded, live=live, policy_versions=lab.versions), "sft")
+
+    async def chosen(lab):
+        return (await sft.choose(PLAN, lab.settings, bench(lab))).examples
+
     for phase in ("gather", "sft"):
         lab.run.ledger("phase_started", phase=phase)
-    first = await sft.choose(lab)
+    first = await chosen(lab)
     lab.records += later
     for phase in ("ppo", "sft", "bandit"):
         lab.run.ledger("phase_started", phase=phase)
-    again = await sft.choose(lab)
-    assert {example.candidate.record.phase for example in again.examples} == {"gather"}
+    again = await chosen(lab)
+    assert {example.candidate.record.phase for example in again} == {"gather"}
     assert again == first
     lab.run.close()
     other = FakeLab(tmp_path / "other")
     other.records += later
     for phase in ("gather", "ppo", "sft"):
         other.run.ledger("phase_started", phase=phase)
-    assert {example.candidate.record.phase for example in (await sft.choose(other)).examples} == {"ppo"}
+    assert {example.candidate.record.phase for example in await chosen(other)} == {"ppo"}
     other.run.close()
+
+
+async def test_conversations_of_other_weights_are_left_out_and_counted(tmp_path):
+    lab = FakeLab(tmp_path)
+    lab.versions = {"junior": "another@0"}
+    with pytest.raises(RunError, match=r"^sft found 0 conversations"):
+        await learn(lab)
+    lab.run.close()
 
 
 async def test_a_model_without_its_manifest_is_made_again_to_the_last_bit(trained):
     lab, result = trained
-    folder = lab.run.path / result.learned.folder
+    folder = lab.run.path / result.policy.folder
     first = load_weights(folder, load_checkpoint("nano").shape)
     (folder / sft.MANIFEST).unlink()
     draft = folder.with_name(".sft.999")
     draft.mkdir()
-    again = await Sft().run(lab)
+    again = await learn(lab)
     assert again.figures["loss"] == result.figures["loss"]
     second = load_weights(folder, load_checkpoint("nano").shape)
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -304,7 +347,7 @@ async def test_a_model_without_its_manifest_is_made_again_to_the_last_bit(traine
 
 async def test_lora_adapters_are_merged_into_the_weights(trained, tmp_path):
     lab, _ = trained
-    spec = replace(sft.specify(lab, tmp_path / "merged"), lora_rank=4, lora_alpha=8, lr=1e-2)
+    spec = replace(spec_of(lab, tmp_path / "merged"), lora_rank=4, lora_alpha=8, lr=1e-2)
     async with SftProcess(tmp_path / "sft.log", "never") as process:
         reports = [report async for report in process.train(spec)]
     assert [report["event"] for report in reports] == ["begin", "step", "step", "end"]
@@ -405,7 +448,7 @@ def alive(process):
 
 def test_a_loss_that_is_no_number_is_an_error():
     logs = {"loss": float("nan"), "epoch": 0.5}
-    with pytest.raises(RunError, match=r"the loss became nan at epoch 0.50: lower sft.lr"):
+    with pytest.raises(RunError, match=r"the loss became nan at epoch 0.50: lower the phase's lr"):
         sft_child.step_figures(logs)
 
 

@@ -90,7 +90,7 @@ async def test_they_are_recorded_as_all_rollouts_are_and_not_made_twice(server, 
         ]
         assert {one.task_id for one in more} == {given.task.id for given in wanted}
         assert {one.rollout_id for one in after} == {one.rollout_id for one in more}
-        lines = list(run.rollouts("evaluation-base"))
+        lines = list(run.rollouts("gate-base"))
         assert len(lines) == len(wanted)
         for line in lines:
             assert (run.path / line["trace"]).is_file()
@@ -121,10 +121,10 @@ async def test_stopping_keeps_what_has_ended_and_loses_nothing_of_it(server, tmp
             following.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await following
-            assert {line["rollout_id"] for line in run.rollouts("evaluation-base")} == set(ended)
+            assert {line["rollout_id"] for line in run.rollouts("gate-base")} == set(ended)
             server.hooks.clear()
             assert len(await collect(maker, wanted)) == len(wanted)
-        assert len(list(run.rollouts("evaluation-base"))) == len(wanted)
+        assert len(list(run.rollouts("gate-base"))) == len(wanted)
 
 
 async def test_the_end_of_the_model_server_ends_them_and_is_named(server, tmp_path):
@@ -145,7 +145,7 @@ async def test_the_end_of_the_model_server_ends_them_and_is_named(server, tmp_pa
             os.kill(servers.pid, signal.SIGKILL)
             with pytest.raises(RunError, match=r"the model server .* was killed by SIGKILL"):
                 await collecting
-        assert list(run.rollouts("evaluation-base")) == []
+        assert list(run.rollouts("gate-base")) == []
 
 
 async def test_an_endpoint_that_cannot_be_reached_ends_them_too(server, tmp_path):
@@ -154,7 +154,7 @@ async def test_an_endpoint_that_cannot_be_reached_ends_them_too(server, tmp_path
         async with held_out(config, run) as (maker, _, dataset):
             with pytest.raises(UnreachableError, match="model 'junior'"):
                 await collect(maker, gate.inputs(dataset, config, "base"))
-        assert list(run.rollouts("evaluation-base")) == []
+        assert list(run.rollouts("gate-base")) == []
 
 
 @pytest.mark.timeout(400)
@@ -191,7 +191,7 @@ async def test_a_real_gate_rolls_real_weights_back(server, tmp_path):
             await one.open()
             shutil.copytree(NANO, run.path / "models" / "junior" / "sft")
             learned.append(True)
-            assert not await one.decide("sft", Policy("junior", "sft@1", "models/junior/sft"))
+            assert not await one.decide("sft", Policy("weights", "junior", "sft@1", "models/junior/sft"))
             assert lab.policy_versions == began
             assert servers.versions()["junior"] == began["junior"]
             learned.clear()
@@ -201,9 +201,9 @@ async def test_a_real_gate_rolls_real_weights_back(server, tmp_path):
             seal(run, "models/junior/sft")
             (run.path / "models/junior/sft/generation_config.json").write_text("{}")
             with pytest.raises(RunError, match=r"sft/generation_config\.json is not what the run wrote"):
-                await lab.put_live(Policy("junior", "sft@1", "models/junior/sft"))
+                await lab.put_live(Policy("weights", "junior", "sft@1", "models/junior/sft"))
             assert servers.versions()["junior"] == began["junior"]
-        stages = {name: list(run.rollouts(f"evaluation-{name}")) for name in ("base", "sft", "again")}
+        stages = {name: list(run.rollouts(f"gate-{name}")) for name in ("base", "sft", "again")}
         versions = {name: {line["weights_versions"]["junior"][0] for line in lines} for name, lines in stages.items()}
         assert versions == {"base": {began["junior"]}, "sft": {"sft@1"}, "again": {began["junior"]}}
         assert {record.answer == record.label for record in after} == {True}
@@ -213,6 +213,6 @@ async def test_a_real_gate_rolls_real_weights_back(server, tmp_path):
         (event,) = [event for event in run.events() if event["event"] == "rolled_back"]
         assert event["verdicts"] == {"base": "worse"}
     shown = output.getvalue()
-    assert "evaluation-sft: 6/6" in shown
+    assert "gate-sft: 6/6" in shown
     assert "sft@1 was rolled back: " in shown
     assert "right answers -100.0 points" in " ".join(shown.split())

@@ -24,7 +24,7 @@ from chimera.data.tasks import Dataset
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.traces.calls import model_calls
 from evaluation.traces.spans import read
-from training.algorithms.gather import choose
+from training.algorithms.gather import GatherSettings, choose
 from training.lab.runner import Doors, RunnerSpec
 from training.summary import summarize
 
@@ -412,16 +412,16 @@ async def test_the_death_of_the_model_server_ends_the_run_at_once_with_its_log(s
 
 def test_gather_draws_tasks_without_replacement_and_by_seed():
     dataset = Dataset(tuple(task(f"drug{number}") for number in range(20)), (), (), "generated", "test")
-    config = Config.model_validate({"gather": {"tasks": 5, "repeats": 2}})
-    chosen = choose(dataset, config)
+    settings = GatherSettings(tasks=5, repeats=2)
+    chosen = choose("gather", settings, dataset, 0)
     names = [given.task.id for given in chosen]
     assert len(set(names[:5])) == 5
     assert names[:5] == names[5:]
     assert len({given.seed for given in chosen}) == 10
-    assert choose(dataset, config) == chosen
-    assert choose(dataset, config.model_copy(update={"seed": 1})) != chosen
+    assert choose("gather", settings, dataset, 0) == chosen
+    assert choose("gather", settings, dataset, 1) != chosen
     with pytest.raises(ConfigError, match=r"gather\.tasks=21, but there are 20"):
-        choose(dataset, Config.model_validate({"gather": {"tasks": 21}}))
+        choose("gather", GatherSettings(tasks=21), dataset, 0)
 
 
 def test_what_runners_are_given_holds_no_conclusion():

@@ -135,7 +135,7 @@ def test_the_live_view_tells_which_phases_are_done_running_and_left(terminal, re
     last = drawn()
     assert "1/4" in last
     assert "loss 0.5" in last
-    with view.phase("evaluation-sft", 1, VERSIONS):
+    with view.phase("gate-sft", 1, VERSIONS):
         assert "gather done | sft done | ppo\n" in drawn()
         view.add(record)
     with view.phase("ppo", 1, VERSIONS):

@@ -35,7 +35,7 @@ from training.watch.wandb_run import open_sinks, run_id
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 WAIT_SECONDS = 600.0
-POLICY = Policy("junior", "junior@sft", "models/junior/sft")
+POLICY = Policy("weights", "junior", "junior@sft", "models/junior/sft")
 PROTOCOL = {
     "design": "trial",
     "population": "adults",

@@ -31,7 +31,7 @@ LINES = [
         [
             line("rollout", 1, of="gather", reward=0.5, parts={"alignment": 0.25, "novelty": 0.25}, failed=0),
             line("gather", None, rollouts=1, parts={"alignment": 0.25}, counts={"tool_calls": 3}),
-            line("evaluation-base", None, reward=1.5),
+            line("gate-base", None, reward=1.5),
             line("sft", 1, loss=0.5),
             line("sft", 2, loss=0.25),
             line("gate", None, **{"stage": "sft", "reward/mean": 0.125}),

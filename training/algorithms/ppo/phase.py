@@ -101,10 +101,12 @@ class _Loop:
         try:
             found = await asyncio.to_thread(self._checkpoints.latest)
             self._progress = found[1] if found else Progress()
-            opened = self._worker.start(self._open, found[0] if found else None)
+            if self._progress.step < self._settings.steps:
+                opened = self._worker.start(self._open, found[0] if found else None)
             if self._progress.live is not None:
                 await self._bench.publish(self._progress.live)
-            await self._steps(opened)
+            if opened is not None:
+                await self._steps(opened)
             return Learned(self._figures(), self._learned())
         finally:
             if opened is not None:
@@ -114,8 +116,6 @@ class _Loop:
     async def _steps(self, opened: "asyncio.Future[None]") -> None:
         bench, settings, progress = self._bench, self._settings, self._progress
         left = settings.steps - progress.step
-        if left <= 0:
-            return
         if progress.step:
             bench.view.note(f"{self._plan.name}: continues after step {progress.step}")
         tasks = ppo_steps.draw(bench.dataset.train, settings.tasks_per_step, f"{bench.config.seed}/{self._plan.name}")
