@@ -1,4 +1,4 @@
-"""The bench over a real lab with the bundled model: branches, candidates, replays and questions, each made once only."""
+"""The bench over a real lab with the bundled model: branches, candidates, replays, questions, each made only once."""
 
 import asyncio
 import json
