@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from chimera.config.tree import Config, RewardConfig
-from chimera.run.seals import seal
 from evaluation.records.rollouts import RolloutRecord
+from training.lab.candidates import phase_of
+from training.lab.recorder import identity
 from training.learning.adapter import HierarchicalTraceAdapter
 from training.learning.episodes import Episode
 
@@ -66,7 +67,8 @@ class FakeBench:
         earlier: The records of earlier phases' rollouts.
         order: Decides the order in which rollouts end.
 
-    A test overrides what its algorithm asks for: `play` (the record of one rollout), `say` (one branch of a call).
+    A test overrides what its algorithm asks for: `play` (the record of one rollout), `say` (one branch of a call),
+    `retell` (the record of a replay), `answer` (the completion of a question).
     """
 
     def __init__(self, run, *, config=None, dataset=None, versions=None, weights=None, earlier=(), order=0):
@@ -74,13 +76,18 @@ class FakeBench:
         self.versions = dict(versions or {})
         self.view, self.metrics = FakeView(), FakeMetrics()
         self.earlier, self.recorded, self.branches, self.published = list(earlier), {}, {}, []
-        self.ran = 0
+        self.asked, self.replays, self.questions = [], {}, {}
         self._weights = dict(weights or {})
         self._order = random.Random(order)
 
     @property
     def logged(self):
         return self.metrics.logged
+
+    @property
+    def ran(self):
+        """How many rollouts were played."""
+        return len(self.asked)
 
     def weights(self, slot):
         return self._weights[slot]
@@ -91,6 +98,12 @@ class FakeBench:
     def say(self, call, random_):
         raise AssertionError(f"this test makes no branches, but one of {call.response_id} was asked for")
 
+    def retell(self, episode, at, instead, policies) -> RolloutRecord:
+        raise AssertionError(f"this test makes no replays, but one of {episode.record.rollout_id} was asked for")
+
+    def answer(self, slot, messages, options):
+        raise AssertionError(f"this test asks nobody, but {slot} was asked")
+
     def episode(self, record):
         return Episode(record, None, self.run.path, ADAPTER)
 
@@ -99,12 +112,16 @@ class FakeBench:
 
     async def rollouts(self, inputs, *, mode="train", instead=()):
         versions = {**self.versions, **{policy.slot: policy.version for policy in instead}}
-        for given in self._order.sample(list(inputs), len(inputs)):
-            key = (given.phase, given.task.id, given.repeat, *(policy.version for policy in instead))
-            if key not in self.recorded:
-                self.ran += 1
-                self.recorded[key] = await self.play(given, versions)
-            yield self.episode(self.recorded[key])
+        named = [replace(given, phase=phase_of(given.phase, instead)) for given in inputs]
+        for phase in {given.phase for given in named}:
+            self.recorded |= {identity(one): one for one in map(RolloutRecord.load, self.run.rollouts(phase))}
+        for given in self._order.sample(named, len(named)):
+            if identity(given) not in self.recorded:
+                self.asked.append((mode, given))
+                made = await self.play(given, versions)
+                self.run.append_rollout(made.dump(), phase=given.phase)
+                self.recorded[identity(given)] = made
+            yield self.episode(self.recorded[identity(given)])
 
     async def branch(self, call, k, *, seed):
         key = call.prompt_ids, k, seed, self.versions[self.config.slot(call.role)]
@@ -114,10 +131,21 @@ class FakeBench:
             self.branches[key] = [replace(one, response_id=f"{len(self.branches)}/{n}") for n, one in enumerate(said)]
         return self.branches[key]
 
+    async def replay(self, episode, *, at, instead=None, policies=()):
+        key = episode.record.rollout_id, at, repr(instead), tuple(policy.version for policy in policies)
+        if key not in self.replays:
+            self.replays[key] = self.retell(episode, at, instead or {}, policies)
+        return self.episode(self.replays[key])
+
+    async def ask(self, slot, messages, **options):
+        key = slot, repr(messages), repr(options)
+        if key not in self.questions:
+            self.questions[key] = self.answer(slot, messages, options)
+        return self.questions[key]
+
     async def publish(self, policy):
         folder = self.run.path / policy.folder
         assert any(folder.iterdir()), "a policy is written before it goes live"
-        seal(self.run, policy.folder)
         self.published.append(policy)
         self.versions = {**self.versions, policy.slot: policy.version}
         if policy.part == "weights":
@@ -125,4 +153,10 @@ class FakeBench:
 
     def spent(self):
         answers = sum(map(len, self.branches.values()))
-        return {"branch_requests": len(self.branches), "branch_answers": answers} if answers else {}
+        made = {
+            "branch_requests": len(self.branches),
+            "branch_answers": answers,
+            "replays": len(self.replays),
+            "ask_requests": len(self.questions),
+        }
+        return {name: number for name, number in made.items() if number}

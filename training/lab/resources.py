@@ -23,7 +23,7 @@ def describe(
     models: Mapping[str, ModelConfig],
     versions: Mapping[str, str],
     selection: SelectionSpec,
-    candidates: Mapping[str, str],
+    candidates: Mapping[str, str] | None = None,
 ) -> agl.NamedResources:
     """One `ProxyLLM` for each slot in `versions` (slot -> version), and who chooses among hypotheses.
 
@@ -36,7 +36,7 @@ def describe(
     slots: agl.NamedResources = {
         name: agl.ProxyLLM(
             endpoint=f"{gateway_url}/v1",
-            model=candidates.get(name, name),
+            model=(candidates or {}).get(name, name),
             sampling_parameters={
                 "temperature": models[name].temperature,
                 "top_p": models[name].top_p,

@@ -1,11 +1,13 @@
 """The bench over a real lab with the bundled model: branches, candidates, replays, questions, each made only once."""
 
 import asyncio
+import inspect
 import json
 from itertools import cycle
 from types import SimpleNamespace
 
 import pytest
+from fake_bench import FakeBench
 from lab_kit import PATIENCE, open_lab
 from safetensors.torch import load_file, save_file
 
@@ -23,6 +25,7 @@ from chimera.serving.embedded.checkpoint import NANO
 from evaluation.records.rollouts import RolloutInput
 from training.algorithms.bandit.settings import BanditSettings
 from training.lab.bench import LabBench
+from training.learning.base import Bench
 
 REFINER = "HypothesisRefiner"
 K = 5
@@ -134,6 +137,15 @@ def seen(tmp_path_factory):
         return [*found, str(error.value)]
 
     return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", [LabBench, FakeBench])
+def test_the_bench_and_the_fake_of_it_are_what_algorithms_are_promised(kind):
+    methods = {name: one for name, one in vars(Bench).items() if callable(one) and not name.startswith("_")}
+    assert {"rollouts", "episodes", "branch", "replay", "ask", "publish", "weights", "spent"} <= set(methods)
+    for name, promised in methods.items():
+        given = [(one.name, one.kind) for one in inspect.signature(getattr(kind, name)).parameters.values()]
+        assert given == [(one.name, one.kind) for one in inspect.signature(promised).parameters.values()], name
 
 
 # --- branches
