@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from evaluation.records.rollouts import RolloutInput
     from evaluation.records.study import Plan, Study
     from evaluation.scores.auditor import Auditor
-    from evaluation.verify.asked import Asked
+    from evaluation.verify.asked import AskedEvaluation
 
 READS = ("evaluation", "serving", "rollouts", "data", "runs_dir")
 """Settings that may differ from the run's; society, models and rewards are what is evaluated."""
@@ -47,9 +47,9 @@ def main(argv: list[str]) -> int | None:
     run, config = _open(arguments)
 
     from evaluation.measures.families import check as check_families
-    from evaluation.verify.asked import Asked
+    from evaluation.verify.asked import AskedEvaluation
 
-    asked = Asked.of(arguments.split, arguments.limit, arguments.seeds, arguments.stages, config.data)
+    asked = AskedEvaluation.of(arguments.split, arguments.limit, arguments.seeds, arguments.stages, config.data)
     check_families(config)
     plan, dataset = asked.plan(run)
     lines = _lines(run, arguments.wandb)
@@ -250,7 +250,9 @@ def _auditor(settings: "EvaluationConfig", second: "HttpModel | None") -> "Audit
     return Auditor.of_model(second, str(settings.auditor.name))
 
 
-def _report(study: "Study", asked: "Asked", lines: "list[dict[str, Any]]", out: Path, console: "Console") -> None:
+def _report(
+    study: "Study", asked: "AskedEvaluation", lines: "list[dict[str, Any]]", out: Path, console: "Console"
+) -> None:
     """Write the report, show its main figures, and record in the ledger what it is about and its files' hashes."""
     from evaluation.measures.official import missing_sentence
     from evaluation.report.publish import publish, publish_predictions

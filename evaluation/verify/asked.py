@@ -29,7 +29,7 @@ ELSEWHERE = "elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedEvaluation:
     """The arguments of an evaluation that decide what it is about.
 
     Attributes:
@@ -82,7 +82,7 @@ class Evaluated:
         files: SHA-256 of each of its files, by the path relative to its folder.
     """
 
-    asked: Asked
+    asked: AskedEvaluation
     settings: EvaluationConfig
     written: Mapping[str, Any]
     name: str
@@ -109,7 +109,14 @@ class Evaluated:
         """
         report = event["report"]
         settings = EvaluationConfig.model_validate(event["evaluation"])
-        return cls(Asked(**event["asked"]), settings, event["written"], event["run"], report["folder"], report["files"])
+        return cls(
+            AskedEvaluation(**event["asked"]),
+            settings,
+            event["written"],
+            event["run"],
+            report["folder"],
+            report["files"],
+        )
 
 
 def folder_in(run: Run, folder: Path) -> str:

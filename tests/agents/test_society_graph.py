@@ -20,7 +20,7 @@ from agents.record import ModelCall, ToolUse, no_observer, no_operation
 from agents.roles import ROLES
 from agents.state import ResearchState
 from agents.tools.sources import sources_seen
-from chimera.config.roles import JUNIORS
+from chimera.config.roles import JUNIORS, RolesConfig
 from chimera.config.tree import SocietyConfig
 from chimera.core.errors import ModelError, RoleError
 from chimera.core.types import Brief, ResearchTask, Section
@@ -585,6 +585,7 @@ async def test_no_node_changes_the_state_it_was_given(society_kit):
         brief=society_kit.brief,
         seed=1,
         config=SocietyConfig(),
+        slots=RolesConfig().slots(),
         model=society_kit.Model(Geneticist=[[(SEARCH, {"query": "a"})]], Supervisor=["?"]),
         toolbox=society_kit.Toolbox(),
         evaluate=society_kit.evaluate,
@@ -629,7 +630,7 @@ async def test_each_visit_is_one_operation(society_kit):
     ]
     assert all(attributes["role"] == name for name, attributes in opened)
     assert {name: a["model"] for name, a in opened} == {
-        **{role.name: role.model for role in ROLES.values()},
+        **{role: slot for role, slot in RolesConfig().slots().items() if role in ROLES},
         "Evaluation": "judge",
     }
     assert sorted(closed) == sorted(name for name, _ in opened)

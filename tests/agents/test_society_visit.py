@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agents.prompting import dump, payload_of, response_format
 from agents.record import ModelCall, ToolUse
 from agents.roles import ROLES
-from chimera.config.roles import JUNIORS
+from chimera.config.roles import JUNIORS, RolesConfig
 from chimera.core.errors import RoleError
 from chimera.serving.client import Endpoint, HttpModel
 
@@ -337,7 +337,7 @@ async def test_over_http_an_empty_tool_list_is_never_sent(society_kit):
         return httpx.Response(200, json={"id": "1", "choices": [{"message": message, "finish_reason": "stop"}]})
 
     respx.post("http://model.test/v1/chat/completions").mock(side_effect=answer)
-    endpoints = {role.model: Endpoint("http://model.test/v1", role.model, "key") for role in ROLES.values()}
+    endpoints = {slot: Endpoint("http://model.test/v1", slot, "key") for slot in RolesConfig().slots().values()}
     model = HttpModel(endpoints)
     state = await society_kit.make(model).run(society_kit.brief)
     await model.aclose()

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class Episode:
     """One rollout: its record, and its trace as `HierarchicalTraceAdapter` reads it.
 
-    Whoever holds an episode holds its spans. One that an earlier process recorded has none in memory, and reads its
-    trace from disk each time that it is asked for calls or conversations.
+    Whoever holds an episode holds its spans, about 100 kB: hold many as `on_disk`. An episode that has no spans in
+    memory, such as one that an earlier process recorded, reads its trace each time that it is asked for calls or
+    conversations.
 
     Args:
         record: The rollout.
@@ -39,6 +40,10 @@ class Episode:
         self._spans = None if spans is None else tuple(spans)
         self._run = run
         self._adapter = adapter
+
+    def on_disk(self) -> "Episode":
+        """The same episode without its spans in memory."""
+        return Episode(self.record, None, self._run, self._adapter)
 
     def conversations(self, roles: Collection[str]) -> list[Conversation]:
         """The conversations of `roles`, one for each visit that came to a readable answer.

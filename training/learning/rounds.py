@@ -17,7 +17,7 @@ async def all_of(bench: Bench, title: str, inputs: Sequence[RolloutInput]) -> li
     found: list[Episode] = []
     with bench.view.phase(title, len(inputs), bench.versions):
         async for episode in bench.rollouts(inputs):
-            found.append(episode)
+            found.append(episode.on_disk())
             bench.view.add(episode.record)
     if all(episode.record.status == "failed" for episode in found):
         raise RunError(f"all {len(found)} rollouts failed; the first: {found[0].record.error}")

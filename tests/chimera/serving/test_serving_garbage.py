@@ -220,7 +220,7 @@ async def test_a_judge_that_answers_garbage_leaves_the_scores_missing(case):
     work = dict.fromkeys(("hypothesis", "protocol", "answer", "decision", "rationale"), "x")
     async with answering(GARBAGE[case][0]) as (url, _):
         model = HttpModel({"judge": Endpoint(url, "m", "key", timeout_s=LONG)}, max_retries=0)
-        found = await Judge(model).score({**work, "sources": [], "goal": "?"})
+        found = await Judge(model, "judge").score({**work, "sources": [], "goal": "?"})
         await model.aclose()
     assert found["scores"] == dict.fromkeys(CRITERIA)
     assert GARBAGE[case][1] in found["error"]
@@ -231,6 +231,6 @@ async def test_a_judge_whose_words_are_garbage_leaves_the_scores_missing(content
     work = dict.fromkeys(("hypothesis", "protocol", "answer", "decision", "rationale"), "x")
     async with answering(choice(content=content)) as (url, _):
         model = HttpModel({"judge": Endpoint(url, "m", "key", timeout_s=LONG)}, max_retries=0)
-        found = await Judge(model).score({**work, "sources": [], "goal": "?"})
+        found = await Judge(model, "judge").score({**work, "sources": [], "goal": "?"})
         await model.aclose()
     assert "the judge's answer could not be read, even after one repair" in found["error"]

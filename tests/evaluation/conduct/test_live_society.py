@@ -104,7 +104,7 @@ def test_the_servers_log_stays_only_after_an_error(config, tmp_path, monkeypatch
 def test_a_step_is_shown_without_its_conversations():
     cards = (Card("Geneticist: yes", (("claim", "genes"),)),)
     update = {"messages": {"Geneticist": ["long"]}, "turn_count": 1, "sender": "Geneticist", "initial_hypotheses": []}
-    step = Step(3, "Geneticist", update, cards, Card("Sources", ()))
+    step = Step(3, "Geneticist", update, cards, Card("Sources", ()), slot="junior")
     assert step.headline == "Step 3: Geneticist (junior model) wrote initial_hypotheses"
     assert repr(step) == f"{step.headline}\n  Geneticist: yes"
     assert ElementTree.fromstring(f"<div>{step._repr_html_()}</div>").findtext("p/small") == step.headline

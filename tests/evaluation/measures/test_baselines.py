@@ -122,7 +122,7 @@ class Chooser:
 async def test_a_single_agent_makes_one_call_with_the_abstract_and_no_tool(society_kit):
     model = society_kit.Model(Pharmacologist=[ANSWER])
     given = told(1)[0]
-    found = await single_agent(Chooser(model), given, name="single@sft", quotes="free", repeat=2, seed=7)
+    found = await single_agent(Chooser(model), given, key="junior", name="single@sft", quotes="free", repeat=2, seed=7)
     assert found == [BaselineAnswer("single@sft", given.id, 2, "no", None, 1, 10, 5, 0)]
     (request,) = model.requests
     assert (request.key, request.tools, request.seed) == ("junior", [], 7)
@@ -145,7 +145,9 @@ async def test_a_single_agent_makes_one_call_with_the_abstract_and_no_tool(socie
 )
 async def test_servers_that_do_not_give_several_answers_are_asked_for_the_rest(society_kit, most, requests):
     model = Chooser(society_kit.Model(Pharmacologist=[{**ANSWER, "answer": label} for label in LABELS]), most)
-    found = await single_agent(model, told(1)[0], name="single@base", quotes="free", seed=10, first=2, samples=3)
+    found = await single_agent(
+        model, told(1)[0], key="junior", name="single@base", quotes="free", seed=10, first=2, samples=3
+    )
     assert [(one.sample, one.answer, one.calls) for one in found] == [(2, "yes", 1), (3, "no", 1), (4, "maybe", 1)]
     assert model.sizes == requests
 
@@ -153,7 +155,7 @@ async def test_servers_that_do_not_give_several_answers_are_asked_for_the_rest(s
 async def test_a_single_agent_is_not_told_the_answer(society_kit):
     model = society_kit.Model(Pharmacologist=[ANSWER])
     given = ResearchTask("t1", "Does it?", (Section("RESULTS", "It fell."),), "maybe", "pubmedqa", "It certainly does.")
-    await single_agent(Chooser(model), given, name="single@base", quotes="free")
+    await single_agent(Chooser(model), given, key="junior", name="single@base", quotes="free")
     sent = json.dumps(model.requests[0].messages[1])
     assert "certainly" not in sent
     assert "maybe" not in sent
@@ -170,7 +172,7 @@ async def test_a_single_agent_is_not_told_the_answer(society_kit):
 )
 async def test_an_unreadable_answer_is_no_answer_and_there_is_no_second_try(society_kit, played, said: str):
     model = society_kit.Model(Pharmacologist=[played, ANSWER])
-    (found,) = await single_agent(Chooser(model), told(1)[0], name="single@base", quotes="free")
+    (found,) = await single_agent(Chooser(model), told(1)[0], key="junior", name="single@base", quotes="free")
     assert found.answer is None
     assert said in str(found.error)
     assert len(model.requests) == 1
@@ -179,4 +181,4 @@ async def test_an_unreadable_answer_is_no_answer_and_there_is_no_second_try(soci
 async def test_a_single_agent_whose_server_cannot_be_reached_has_not_answered(society_kit):
     model = society_kit.Model(Pharmacologist=[UnreachableError("nobody is there")])
     with pytest.raises(UnreachableError):
-        await single_agent(Chooser(model), told(1)[0], name="single@base", quotes="free")
+        await single_agent(Chooser(model), told(1)[0], key="junior", name="single@base", quotes="free")

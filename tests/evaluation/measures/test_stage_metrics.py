@@ -158,8 +158,8 @@ def test_cost_is_that_of_models_with_a_price():
 @pytest.mark.parametrize(
     ("prices", "message"),
     [
-        ("{juniors: [1, 2]}", "prices.juniors is about no logical model.* did you mean 'junior'"),
-        ("{judge: [1, 2]}", "those are junior, supervisor, senior, board, principal"),
+        ("{juniors: [1, 2]}", "prices.juniors is about no slot.* did you mean 'junior'"),
+        ("{judge: [1, 2]}", "those are board, junior, principal, senior, supervisor"),
     ],
 )
 def test_a_price_that_would_count_nothing_is_refused(prices, message):

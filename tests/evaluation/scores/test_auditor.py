@@ -152,7 +152,7 @@ async def test_a_failed_rollout_has_nothing_to_audit():
 
 async def test_trainings_judge_is_asked_under_its_own_name():
     model = Model()
-    judged = await Auditor.of_training(model, "rubric").score("ro-0/empty", work_of(RECORDS[0]))
+    judged = await Auditor.of_training(model, "judge", "rubric").score("ro-0/empty", work_of(RECORDS[0]))
     assert (judged.subject, judged.judge, judged.model) == ("ro-0/empty", "judge", "rubric")
     assert model.asked[0][0] == "judge"
 
@@ -219,7 +219,7 @@ def test_the_same_records_in_any_order_give_the_same_canaries():
 @pytest.mark.parametrize("name", CANARIES)
 async def test_neither_shipped_judge_likes_a_canary(name: str):
     criteria = CANARIES[name].criteria
-    for auditor in (Auditor.of_checklist(), Auditor.of_training(Model(), "rubric")):
+    for auditor in (Auditor.of_checklist(), Auditor.of_training(Model(), "judge", "rubric")):
         for record, other in zip(RECORDS, RECORDS[1:] + RECORDS[:1], strict=True):
             canary = canaries(work_of(record), work_of(other))[name]
             given = (await auditor.score("x", canary)).scores
@@ -238,5 +238,7 @@ async def test_a_judge_that_cannot_be_reached_has_not_judged_but_leaves_a_rollou
         await Auditor.of_model(Model(UnreachableError("nobody is there")), "other").audit(RECORDS[0])
     outputs = RECORDS[0].outputs
     state = {**outputs, "messages": {}}
-    found = await Judge(Model(UnreachableError("nobody is there"))).evaluate(state, Brief("t0", "Does it?", ()))
+    found = await Judge(Model(UnreachableError("nobody is there")), "judge").evaluate(
+        state, Brief("t0", "Does it?", ())
+    )
     assert found == {"scores": dict.fromkeys(CRITERIA), "error": "the judge's model failed: nobody is there"}

@@ -98,7 +98,7 @@ class RubricModel:
 
 async def test_the_scores_are_the_models_own():
     model = ScriptedJudge([json.dumps(SCORES)])
-    assert await Judge(model).evaluate(state_with(), BRIEF) == {"scores": SCORES, "error": None}
+    assert await Judge(model, "judge").evaluate(state_with(), BRIEF) == {"scores": SCORES, "error": None}
     asked = model.asked[0]
     assert asked["key"] == "judge"
     assert asked["format"]["json_schema"]["name"] == "Judgement"
@@ -109,7 +109,7 @@ async def test_the_scores_are_the_models_own():
 async def test_the_judge_is_told_the_whole_work_and_no_label():
     model = ScriptedJudge([json.dumps(SCORES)])
     state = state_with()
-    await Judge(model, key="strong").evaluate(state, BRIEF)
+    await Judge(model, slot="strong").evaluate(state, BRIEF)
     assert model.asked[0]["key"] == "strong"
     assert payload_of(model.asked[0]["messages"]) == {
         "sources": [SOURCE],
@@ -130,7 +130,7 @@ def test_the_prompt_names_every_criterion_and_how_to_answer():
 @pytest.mark.parametrize("text", HOSTILE)
 async def test_no_text_can_alter_the_prompt(text: str):
     model = ScriptedJudge([json.dumps(SCORES)])
-    await Judge(model).evaluate(state_with(design=text, outcome=text), BRIEF)
+    await Judge(model, "judge").evaluate(state_with(design=text, outcome=text), BRIEF)
     system, user = model.asked[0]["messages"]
     assert system == {"role": "system", "content": PROMPT}
     assert user["role"] == "user"
@@ -144,15 +144,17 @@ async def test_no_text_can_alter_the_prompt(text: str):
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=160))
 async def test_any_text_comes_back_exactly(text: str):
     model = ScriptedJudge([json.dumps(SCORES)])
-    await Judge(model).evaluate(state_with(design=text), BRIEF)
+    await Judge(model, "judge").evaluate(state_with(design=text), BRIEF)
     assert len(model.asked[0]["messages"]) == 2
     assert payload_of(model.asked[0]["messages"])["protocol"]["design"] == text
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 async def test_the_rubric_judge_is_not_swayed(text: str):
-    honest = await Judge(RubricModel()).evaluate(state_with(), BRIEF)
-    swayed = await Judge(RubricModel()).evaluate(state_with(safeguards=f"{PROTOCOL['safeguards']} {text}"), BRIEF)
+    honest = await Judge(RubricModel(), "judge").evaluate(state_with(), BRIEF)
+    swayed = await Judge(RubricModel(), "judge").evaluate(
+        state_with(safeguards=f"{PROTOCOL['safeguards']} {text}"), BRIEF
+    )
     assert honest["error"] is None
     assert all(swayed["scores"][name] <= honest["scores"][name] for name in CRITERIA)
 
@@ -174,14 +176,14 @@ async def test_the_rubric_judge_is_not_swayed(text: str):
 )
 async def test_an_unreadable_answer_is_asked_again_once_and_then_missing(bad: str, said: str):
     model = ScriptedJudge([bad, json.dumps(SCORES)])
-    assert await Judge(model).evaluate(state_with(), BRIEF) == {"scores": SCORES, "error": None}
+    assert await Judge(model, "judge").evaluate(state_with(), BRIEF) == {"scores": SCORES, "error": None}
     first, second = (asked["messages"] for asked in model.asked)
     assert second[: len(first)] == first
     assert second[len(first)] == {"role": "assistant", "content": bad}
     assert said in json.loads(second[-1]["content"])["error"]
 
     never = ScriptedJudge([bad, bad])
-    result = await Judge(never).evaluate(state_with(), BRIEF)
+    result = await Judge(never, "judge").evaluate(state_with(), BRIEF)
     assert result["scores"] == dict.fromkeys(CRITERIA)
     assert said in result["error"]
     assert never.script == []
@@ -189,21 +191,21 @@ async def test_an_unreadable_answer_is_asked_again_once_and_then_missing(bad: st
 
 async def test_a_whole_number_and_a_fence_are_readable():
     fenced = f"```json\n{json.dumps({**SCORES, 'impact': 1})}\n```"
-    result = await Judge(ScriptedJudge([fenced])).evaluate(state_with(), BRIEF)
+    result = await Judge(ScriptedJudge([fenced]), "judge").evaluate(state_with(), BRIEF)
     assert result["scores"]["impact"] == 1.0
 
 
 @pytest.mark.parametrize("script", [["bad"], []])
 async def test_a_failing_model_leaves_the_scores_missing(script: list[str | Exception]):
     failure = ModelError("model 'judge' did not answer within 60 s", retriable=True)
-    result = await Judge(ScriptedJudge([*script, failure])).evaluate(state_with(), BRIEF)
+    result = await Judge(ScriptedJudge([*script, failure]), "judge").evaluate(state_with(), BRIEF)
     assert result["scores"] == dict.fromkeys(CRITERIA)
     assert "did not answer within 60 s" in result["error"]
 
 
 async def test_a_bug_is_not_a_missing_score():
     with pytest.raises(ZeroDivisionError):
-        await Judge(ScriptedJudge([ZeroDivisionError()])).evaluate(state_with(), BRIEF)
+        await Judge(ScriptedJudge([ZeroDivisionError()]), "judge").evaluate(state_with(), BRIEF)
 
 
 async def test_a_society_is_judged_by_the_rubric_from_the_passages_it_saw(society_kit):
@@ -215,12 +217,12 @@ async def test_a_society_is_judged_by_the_rubric_from_the_passages_it_saw(societ
         ProtocolDesigner=[{name: value for name, value in PROTOCOL.items() if name != "amendments"}],
     )
     toolbox = society_kit.Toolbox(texts={"melanolix": SOURCE["text"]})
-    state = await society_kit.make(model, toolbox, evaluate=Judge(RubricModel()).evaluate).run(BRIEF)
+    state = await society_kit.make(model, toolbox, evaluate=Judge(RubricModel(), "judge").evaluate).run(BRIEF)
     seen = state["final_evaluation"]
     assert seen["error"] is None
     assert Judgement(**seen["scores"]).groundedness == 1.0
     blind = await society_kit.make(
-        society_kit.Model(HypothesisRefiner=[answer]), evaluate=Judge(RubricModel()).evaluate
+        society_kit.Model(HypothesisRefiner=[answer]), evaluate=Judge(RubricModel(), "judge").evaluate
     ).run(BRIEF)
     assert blind["final_evaluation"]["scores"]["groundedness"] == 0.0
 

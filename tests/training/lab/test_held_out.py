@@ -64,7 +64,7 @@ async def held_out(config, run):
     dataset = load(config.data)
     spec = RunnerSpec.of(Doors("", "", "", ""), config, dataset, SECRETS)
     with serve(config.models, config.serving, SECRETS, log_file=run.path / "logs" / "models.log") as servers:
-        recorder = Recorder(run, LabStore(lambda _: None))
+        recorder = Recorder(run, LabStore(lambda _: None), config.reward)
         yield HeldOut(run, config, servers, recorder, spec.toolbox, servers.check), servers, dataset
 
 

@@ -89,7 +89,8 @@ def test_an_episode_in_memory_equals_the_one_that_a_later_process_reads(recorder
 
 def test_an_episode_in_memory_needs_no_disk_and_another_one_names_what_is_missing(recorder, tmp_path):
     written = recorder.write(*made_rollout())
-    later = recorder.episode(written.record)
+    later = written.on_disk()
+    assert later.calls(ROLES) == written.calls(ROLES)
     (tmp_path / "run" / written.record.trace).unlink()
     assert len(written.calls(ROLES)) == 3
     assert later.choice() == written.choice()
