@@ -94,19 +94,19 @@ async def draw(plan: PhasePlan, settings: RejectionSettings, bench: Bench) -> "S
     seeds = [bench.config.seed + number for number in range(settings.seeds)]
     asked = (bench.branch(call, settings.answers, seed=seed) for _, call in own for seed in seeds)
     drawn = await asyncio.gather(*asked)
-    counts, kept = Counter(prompts=len(own), stale=len(found) - len(own)), list[Example]()
+    counts, kept, rows = Counter(prompts=len(own), stale=len(found) - len(own)), list[Example](), set[Any]()
     for number, (prompt, _) in enumerate(own):
-        of_prompt: dict[Any, Example] = {}
+        most = len(kept) + settings.keep
         for answer in (one for answers in drawn[number * len(seeds) :][: len(seeds)] for one in answers):
             fresh = answer.weights_version == version
             right = fresh and is_right(answer, prompt.record.label, settings.right)
             counts.update(answers=1, stale=not fresh, right=right)
-            if right and len(of_prompt) < settings.keep:
+            if right and len(kept) < most:
                 talk = prompt.conversation.answered_by(answer)
                 example = Example(replace(prompt, conversation=talk), render(talk))
-                if max(len(row.ids) for row in example.rows) <= settings.max_length:
-                    of_prompt.setdefault(example.rows, example)
-        kept += of_prompt.values()
+                if example.rows not in rows and max(len(row.ids) for row in example.rows) <= settings.max_length:
+                    rows.add(example.rows)
+                    kept.append(example)
     told = f"{counts['right']} of {counts['answers']} answers to {len(own)} prompts are right, {len(kept)} are learned"
     bench.view.note(f"{plan.name}: {told}; {counts['stale']} calls by other weights than {version} are left out")
     if len(kept) < settings.min_examples:

@@ -47,6 +47,7 @@ class LabBench:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._side.close()
+        await self._replays.close()
 
     @property
     def versions(self) -> Mapping[str, str]:

@@ -7,7 +7,9 @@ what the same code makes of them. The rest of the graph is asked of the models, 
 import asyncio
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +49,8 @@ class Replays:
         self._seats = asyncio.Semaphore(lab.config.evaluation.concurrency)
         self._preparing = asyncio.Lock()
         self._toolbox: Toolbox | None = None
+        self._model = HttpModel(lab.servers.endpoints, max_retries=lab.config.evaluation.retries)
+        self._making: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks = {task.id: task for task in lab.dataset.tasks}
         self._known = {data["rollout_id"]: RolloutRecord.load(data) for data in lab.run.rollouts(self._label)}
 
@@ -67,14 +71,19 @@ class Replays:
         versions = {**lab.policy_versions, **{policy.slot: policy.version for policy in policies}}
         about = {"of": record.rollout_id, "at": at, "instead": dict(instead), "versions": versions}
         rollout_id = f"re-{hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]}"
-        if rollout_id not in self._known:
+        async with self._making[rollout_id]:
+            if rollout_id in self._known:
+                return lab.episode(self._known[rollout_id])
             async with self._seats, lab.candidates.serve(policies) as beside:
                 start = await self._start(episode, at, instead)
                 self._note({"rollout_id": rollout_id, **about})
                 given = RolloutInput(self._task(record), self._label, record.repeat, record.seed)
                 self._known[rollout_id], made = await self._run(rollout_id, given, versions, beside, start)
                 return made
-        return lab.episode(self._known[rollout_id])
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._model.aclose()
 
     def spent(self) -> dict[str, float]:
         """How many replays the phase has made, and their tokens; the rebuilt part of each costs nothing."""
@@ -126,20 +135,30 @@ class Replays:
         from evaluation.conduct.rollout import keep
 
         lab = self._lab
-        endpoints = dict(lab.servers.endpoints)
-        for slot, name in beside.models.items():
-            endpoints[slot] = replace(endpoints[slot], model=name)
         selection = beside.chooser or lab.live.selection(lab.config.rollouts.exploration)
-        model = HttpModel(endpoints, max_retries=lab.config.evaluation.retries)
         try:
-            seat = Seat(lab.config, model, await self._tools())
-            record, trace = await seat.rollout(rollout_id, given, versions, lambda: make_selector(selection), start)
+            async with self._reaching(beside.models) as model:
+                seat = Seat(lab.config, model, await self._tools())
+                record, trace = await seat.rollout(rollout_id, given, versions, lambda: make_selector(selection), start)
         except UnreachableError:
             lab.check()
             raise
+        return record, lab.episode(record, keep(lab.run, record, trace))
+
+    @asynccontextmanager
+    async def _reaching(self, candidates: Mapping[str, str]) -> AsyncIterator[HttpModel]:
+        """What reaches the servers; slots in `candidates` are answered for by the model of that name."""
+        if not candidates:
+            yield self._model
+            return
+        endpoints = dict(self._lab.servers.endpoints)
+        for slot, name in candidates.items():
+            endpoints[slot] = replace(endpoints[slot], model=name)
+        model = HttpModel(endpoints, max_retries=self._lab.config.evaluation.retries)
+        try:
+            yield model
         finally:
             await model.aclose()
-        return record, lab.episode(record, keep(lab.run, record, trace))
 
     async def _tools(self) -> "Toolbox":
         async with self._preparing:

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,7 @@ class SideCalls:
         self._model = HttpModel(endpoints, max_retries=config.evaluation.retries)
         self._seats = asyncio.Semaphore(config.evaluation.concurrency)
         self._known = _recorded(self._file)
+        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -100,15 +102,21 @@ class SideCalls:
         if self._config.models[slot].kind != "endpoint":
             request["return_token_ids"] = True
         key = hashlib.sha256(json.dumps([kind, slot, version, request], sort_keys=True).encode()).hexdigest()
-        if key not in self._known:
-            async with self._seats:
-                started = time.perf_counter()
-                response = await self._answer(slot, request)
-            long = ("messages", "tools", "response_format") if about else ()
-            shown = {name: value for name, value in request.items() if name not in long} | dict(about or {})
-            line = {"kind": kind, "slot": slot, "version": version, "key": key, "request": shown, "response": response}
-            self._write({**line, "seconds": round(time.perf_counter() - started, 3)})
-            self._known[key] = SideCall(kind, slot, response)
+        # Two prompts may be the same: whoever asks second gets what the first one is told.
+        async with self._asking[key]:
+            if key not in self._known:
+                async with self._seats:
+                    started = time.perf_counter()
+                    response = await self._answer(slot, request)
+                long = ("messages", "tools", "response_format") if about else ()
+                shown = {name: value for name, value in request.items() if name not in long} | dict(about or {})
+                self._write(
+                    {
+                        **{"kind": kind, "slot": slot, "version": version, "key": key},
+                        **{"request": shown, "response": response, "seconds": round(time.perf_counter() - started, 3)},
+                    }
+                )
+                self._known[key] = SideCall(kind, slot, response)
         return self._known[key]
 
     def spent(self) -> dict[str, float]:

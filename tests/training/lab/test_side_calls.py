@@ -1,5 +1,6 @@
 """Calls beside rollouts, to a server of the user's: what is sent, recorded, counted, refused, and not sent twice."""
 
+import asyncio
 import json
 from dataclasses import replace
 
@@ -86,6 +87,18 @@ async def test_a_branch_sends_what_the_trace_holds_and_asks_again_where_n_is_not
     assert len(sent) == 4, "other weights answer anew"
     for one in (made, again):
         await one.close()
+
+
+async def test_the_same_prompt_is_asked_once_also_at_the_same_time(side, scripted_openai, monkeypatch):
+    monkeypatch.setattr(scripted_openai, "answer", answers_with(scripted_openai, (1, 2), 4))
+    made = side()
+    others = replace(call(), rollout_id="ro-2", response_id="r-2")
+    asked = (ask_again(made, made.config, {"senior": "v1"}, one, 4, 0) for one in (call(), others))
+    first, second = await asyncio.gather(*asked)
+    assert len(scripted_openai.requests) == len(list(read_lines(made.file))) == 1
+    assert [one.response_id for one in first] == [one.response_id for one in second]
+    assert {one.rollout_id for one in second} == {"ro-2"}
+    await made.close()
 
 
 async def test_a_prompt_that_is_read_as_other_tokens_is_refused(side, scripted_openai, monkeypatch):
