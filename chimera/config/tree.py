@@ -130,7 +130,7 @@ SLOTS: Mapping[str, ModelConfig] = {
     "judge": ModelConfig(kind="rubric"),
 }
 """The slots that every configuration has."""
-TAKEN = ("base", "final", "all", "ledger", "validation", "eval")
+TAKEN = ("base", "final", "all", "ledger", "eval", "parts", "stages", "confusion")
 """Names that stages, metrics and files have, so that no phase may have them."""
 
 

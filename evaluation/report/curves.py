@@ -15,7 +15,6 @@ Line = Mapping[str, Any]
 
 ROLLOUT = "rollout"
 """The phase name of lines that tell of one finished rollout."""
-BANDIT = "bandit"
 ESTIMATES = ("logged", "ips", "snips", "dr", "gain")
 """The bandit's figures with intervals: what the logged choices earned, three estimates of its policy, and its gain."""
 
@@ -115,11 +114,11 @@ def series(lines: Iterable[Line], phase: str, key: str) -> list[tuple[int, float
     return sorted(found.items())
 
 
-def forecasts(lines: Iterable[Line]) -> list[Forecast]:
-    """The bandit's value estimates, in the order of its rounds."""
+def forecasts(lines: Iterable[Line], phase: str) -> list[Forecast]:
+    """The value estimates of a phase that learns to choose, in the order of its rounds."""
     found: dict[int, Forecast] = {}
     for line in lines:
-        if line["phase"] == BANDIT and line["step"] is not None and "choices" in line:
+        if line["phase"] == phase and line["step"] is not None and "choices" in line:
             estimates = {name: estimate for name in ESTIMATES if (estimate := _estimate(line, name)) is not None}
             found[line["step"]] = Forecast(line["step"], line["choices"], line["ess"], estimates)
     return [found[step] for step in sorted(found)]

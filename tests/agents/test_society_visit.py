@@ -351,5 +351,6 @@ async def test_over_http_an_empty_tool_list_is_never_sent(society_kit):
 async def test_a_roles_model_key_is_asked(society_kit):
     model = society_kit.Model()
     await society_kit.make(model).run(society_kit.brief)
-    assert {request.role: request.key for request in model.requests} == {r.name: r.model for r in ROLES.values()}
+    slots = {role: slot for role, slot in RolesConfig().slots().items() if role in ROLES}
+    assert {request.role: request.key for request in model.requests} == slots
     assert {request.response_format["json_schema"]["name"] for request in model.of(JUNIORS[0])} == {"Hypothesis"}

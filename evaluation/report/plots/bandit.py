@@ -8,12 +8,11 @@ from evaluation.measures.metrics import interval_settings
 from evaluation.measures.statistics import bootstrap_mean
 from evaluation.records.plan import ALONE
 from evaluation.records.study import BASE, Plan, Study
-from evaluation.report.curves import BANDIT, Forecast, Line, forecasts, rollouts
+from evaluation.report.curves import Forecast, Line, forecasts, rollouts
 from evaluation.report.plots.paper import BLUE, INK, ORANGE, Drawing, Row, intervals, stacked
 from evaluation.report.plots.stages import StageMeans
 
 VALUES = {"ips": "IPS", "snips": "SNIPS", "dr": "doubly robust"}
-BANDIT_ALONE = f"{ALONE}{BANDIT}"
 
 
 @dataclass(slots=True)
@@ -25,14 +24,16 @@ class Panel:
     happened: dict[str, Row] = field(default_factory=dict)
 
 
-def reliability(study: Study, lines: Sequence[Line], means: StageMeans, comparisons: Comparisons) -> Drawing | str:
-    """What the bandit was expected to earn beside what it earned; a sentence when nothing was estimated."""
-    found = forecasts(lines)
+def reliability(
+    study: Study, phase: str, lines: Sequence[Line], means: StageMeans, comparisons: Comparisons
+) -> Drawing | str:
+    """What a learned chooser was expected to earn beside what it earned; a sentence when nothing was estimated."""
+    found = forecasts(lines, phase)
     if not found:
-        return "The bandit has estimated nothing: its phase has not run, or the run's metrics lack it."
+        return f"{phase} has estimated nothing: it has not run, or the run's metrics lack it."
     if not found[-1].estimates:
-        return "The bandit could estimate nothing: fewer than two tasks have choices with known propensities."
-    values, gains = _values(study, lines, found, means), _gains(study.plan, found, comparisons)
+        return f"{phase} could estimate nothing: fewer than two tasks have choices with known propensities."
+    values, gains = _values(study, phase, lines, found, means), _gains(study.plan, phase, found, comparisons)
     panels = [*values, *([gains] if gains.expected or gains.happened else [])]
     figure, grid = stacked([len(panel.expected) + len(panel.happened) for panel in panels])
     for axes, panel in zip(grid, panels, strict=True):
@@ -45,18 +46,20 @@ def reliability(study: Study, lines: Sequence[Line], means: StageMeans, comparis
     ends = [axes.get_xlim() for axes in grid[: len(values)]]
     for axes in grid[: len(values)]:
         axes.set_xlim(min(low for low, _ in ends), max(high for _, high in ends))
-    return Drawing(figure, _caption(study.plan, found[-1], comparisons))
+    return Drawing(figure, _caption(study.plan, phase, found[-1], comparisons))
 
 
-def _values(study: Study, lines: Sequence[Line], found: Sequence[Forecast], means: StageMeans) -> list[Panel]:
+def _values(
+    study: Study, phase: str, lines: Sequence[Line], found: Sequence[Forecast], means: StageMeans
+) -> list[Panel]:
     """The first estimate with the bandit's own rollouts, the last one with the held-out tasks."""
-    own = [point.reward for point in rollouts(lines) if point.phase == BANDIT and point.reward is not None]
+    own = [point.reward for point in rollouts(lines) if point.phase == phase and point.reward is not None]
     first = _panel("reward, estimated before its first choice", found[0])
     if own:
         mean = bootstrap_mean(own, **interval_settings(study.config))
         first.happened["its own rollouts"] = (mean.mean, mean.low, mean.high)
     last = first if len(found) == 1 else _panel("reward, estimated with its own choices", found[-1])
-    for stage in _around(study.plan):
+    for stage in _around(study.plan, phase):
         if "reward" in means[stage]:
             mean = means[stage]["reward"]
             last.happened[f"held out, {stage}"] = (mean.mean, mean.low, mean.high)
@@ -73,24 +76,24 @@ def _panel(title: str, forecast: Forecast) -> Panel:
     return panel
 
 
-def _gains(plan: Plan, found: Sequence[Forecast], comparisons: Comparisons) -> Panel:
-    panel = Panel("gain over the supervisor's own choice")
+def _gains(plan: Plan, phase: str, found: Sequence[Forecast], comparisons: Comparisons) -> Panel:
+    panel = Panel("gain over the model's own choice")
     for forecast in found if len(found) == 1 else (found[0], found[-1]):
         if (gain := forecast.estimates.get("gain")) is not None:
             when = "before its choices" if forecast.step == 0 else "with its choices"
             panel.expected[f"estimated {when}"] = (gain.value, gain.low, gain.high)
-    for pair in (":".join(_around(plan)), f"{BASE}:{BANDIT_ALONE}"):
+    for pair in (":".join(_around(plan, phase)), f"{BASE}:{ALONE}{phase}"):
         if (one := _reward(comparisons, pair)) is not None:
             panel.happened[f"held out, {pair.replace(':', ' to ')}"] = (one.difference, one.low, one.high)
     return panel
 
 
-def _around(plan: Plan) -> list[str]:
-    """The stage before the bandit's and its own; fewer when they are not evaluated."""
+def _around(plan: Plan, phase: str) -> list[str]:
+    """The stage before the phase's and its own; fewer when they are not evaluated."""
     names = [stage.name for stage in plan.stages if stage.kind == "sequence"]
-    if BANDIT not in names:
+    if phase not in names:
         return []
-    place = names.index(BANDIT)
+    place = names.index(phase)
     return names[max(0, place - 1) : place + 1]
 
 
@@ -98,14 +101,14 @@ def _reward(comparisons: Comparisons, pair: str) -> Comparison | None:
     return comparisons.get(pair, {}).get("reward")
 
 
-def _caption(plan: Plan, last: Forecast, comparisons: Comparisons) -> str:
+def _caption(plan: Plan, phase: str, last: Forecast, comparisons: Comparisons) -> str:
     text = (
         "Blue was estimated from logged choices on training tasks, most of them made while other weights were live; "
         "orange was earned. Held-out tasks are other tasks, so their level may differ and their gain should not. "
         f"The last estimate rests on {last.choices} choices, worth {last.ess:.0f} of the policy's own."
     )
     gain = last.estimates.get("gain")
-    happened = _reward(comparisons, ":".join(_around(plan)))
+    happened = _reward(comparisons, ":".join(_around(plan, phase)))
     if gain is None or happened is None or happened.low is None or happened.high is None:
         return text
     apart = happened.high < gain.low or gain.high < happened.low

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chimera.config.pipeline import find_algorithm
+from chimera.config.tree import Config
 from evaluation.records.study import Study
 
 if TYPE_CHECKING:
@@ -47,11 +49,8 @@ TITLES = {
     "parts": "Parts of the reward over time",
     "stages": "Stages compared",
     "confusion": "Answers and labels",
-    "sft": "Fine-tuning, step by step",
-    "ppo": "PPO, step by step",
-    "bandit": "What the bandit expected of itself, and what happened",
 }
-"""All plots in the order of the report, with their titles."""
+"""The plots that every report has, with their titles, in order; one of each phase that learns follows."""
 
 
 def draw_all(
@@ -86,13 +85,24 @@ def draw_all(
             "parts": plots_training.parts(lines),
             "stages": plots_stages.stages(study, means, comparisons),
             "confusion": plots_stages.confusion(study),
-            "sft": plots_training.sft(lines),
-            "ppo": plots_training.ppo(lines),
-            "bandit": plots_bandit.reliability(study, lines, means, comparisons),
         }
+        titles = dict(TITLES)
+        for phase, part in _learning(study.config).items():
+            if part == "choice":
+                titles[phase] = f"What {phase} expected of itself, and what happened"
+                drawings[phase] = plots_bandit.reliability(study, phase, lines, means, comparisons)
+            else:
+                titles[phase] = f"{phase}, step by step"
+                drawings[phase] = plots_training.steps(lines, phase)
         return [
             Plot(name, title, missing=drawn)
             if isinstance(drawn := drawings[name], str)
             else Plot(name, title, save(drawn, name, title, folder), drawn.caption)
-            for name, title in TITLES.items()
+            for name, title in titles.items()
         ]
+
+
+def _learning(config: Config) -> dict[str, str]:
+    """What each phase learns, by its name; phases that learn nothing are left out."""
+    parts = {name: find_algorithm(one.algorithm).part for name, one in config.pipeline.items()}
+    return {name: part for name, part in parts.items() if part is not None}

@@ -104,31 +104,21 @@ def parts(lines: Sequence[Line]) -> Drawing | str:
     )
 
 
-def ppo(lines: Sequence[Line]) -> Drawing | str:
-    """What PPO tells of each of its steps; a sentence if it has not run."""
-    found = _diagnostics(lines, "ppo", PPO)
-    if found is None:
-        return "PPO has not run, or has not finished a step: the run's metrics have no line of it."
-    drawing, zero = found
-    on_policy = {PPO["actor/ppo_kl"], PPO["actor/pg_clipfrac"]} <= zero
-    note = (
-        " KL to the sampling policy and clip fraction are 0 throughout: each batch is learned from once, by the "
-        "weights that sampled it."
-        if on_policy
-        else ""
-    )
-    return Drawing(
-        drawing,
-        "One point a step. Rewards are of the step's own training tasks, which differ from step to step." + note,
-    )
-
-
-def sft(lines: Sequence[Line]) -> Drawing | str:
-    """What fine-tuning tells of each of its steps; a sentence if it has not run."""
-    found = _diagnostics(lines, "sft", SFT)
-    if found is None:
-        return "Fine-tuning has not run, or has not finished a step: the run's metrics have no line of it."
-    return Drawing(found[0], "One point a step, on the conversations that are learned from; none are held out here.")
+def steps(lines: Sequence[Line], phase: str) -> Drawing | str:
+    """What a phase that learns weights tells of each of its steps; a sentence if it tells nothing."""
+    if (found := _diagnostics(lines, phase, PPO)) is not None:
+        drawing, zero = found
+        on_policy = {PPO["actor/ppo_kl"], PPO["actor/pg_clipfrac"]} <= zero
+        note = (
+            " KL to the sampling policy and clip fraction are 0 throughout: each batch is learned from once, by the "
+            "weights that sampled it."
+        )
+        caption = "One point a step. Rewards are of the step's own training tasks, which differ from step to step."
+        return Drawing(drawing, caption + note * on_policy)
+    if (found := _diagnostics(lines, phase, SFT)) is not None:
+        caption = "One point a step, on the conversations that are learned from; none are held out here."
+        return Drawing(found[0], caption)
+    return f"{phase} has not run, or has not finished a step: the run's metrics have no line of it."
 
 
 def _diagnostics(lines: Sequence[Line], phase: str, titles: dict[str, str]) -> tuple[Figure, set[str]] | None:

@@ -41,7 +41,7 @@ def test_lines_from_wandb_lack_what_was_none():
 
 
 def test_no_lines_no_series():
-    assert (rollouts([]), spans([]), series([], "ppo", "reward/mean"), forecasts([])) == ([], [], [], [])
+    assert (rollouts([]), spans([]), series([], "ppo", "reward/mean"), forecasts([], "bandit")) == ([], [], [], [])
 
 
 VALUES = st.lists(st.none() | st.floats(-5, 5), max_size=30)
@@ -74,6 +74,6 @@ def test_of_a_step_that_a_resumed_run_repeats_the_last_line_counts():
 def test_an_estimate_that_the_log_could_not_give_is_missing():
     line = {"phase": "bandit", "step": 0, "choices": 12, "ess": 3.5, "dr": 1.0, "dr_low": 0.5, "dr_high": 1.5}
     summary = {**line, "step": None, "rollouts": 40}
-    (found,) = forecasts([{**line, "ips": None, "ips_low": None, "ips_high": None}, summary])
+    (found,) = forecasts([{**line, "ips": None, "ips_low": None, "ips_high": None}, summary], "bandit")
     assert (found.step, found.choices, found.ess) == (0, 12, 3.5)
     assert found.estimates == {"dr": Estimate(1.0, 0.5, 1.5)}

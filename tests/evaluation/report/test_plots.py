@@ -117,7 +117,7 @@ def means_of(study):
 
 
 def reliability_of(study, lines):
-    return reliability(study, lines, means_of(study), comparisons_of(study))
+    return reliability(study, "bandit", lines, means_of(study), comparisons_of(study))
 
 
 def texts(drawing):
@@ -131,7 +131,7 @@ def words(folder, plot):
 
 
 def test_every_plot_is_drawn_as_png_and_svg_and_has_a_caption(plots, folder):
-    assert list(plots) == list(TITLES)
+    assert list(plots) == [*TITLES, "sft", "ppo", "bandit"]
     for plot in plots.values():
         assert (plot.missing, bool(plot.caption), set(plot.files)) == (None, True, {"png", "svg"})
         assert (imread(folder / plot.files["png"])[0, 0, :3] == 1).all()
@@ -198,7 +198,7 @@ def test_stages_are_drawn_where_their_means_and_differences_are(study):
 def test_kl_and_clip_fraction_of_zero_are_explained(plots):
     assert "0 throughout" in plots["ppo"].caption
     moving = [{**line, "actor/ppo_kl": 0.5} if line["phase"] == "ppo" else line for line in LINES]
-    assert "0 throughout" not in plots_training.ppo(moving).caption
+    assert "0 throughout" not in plots_training.steps(moving, "ppo").caption
 
 
 def test_the_bandits_last_estimate_is_held_against_what_happened(plots, folder, study):
@@ -240,7 +240,7 @@ def test_data_that_show_nothing_are_told_apart_from_no_data(study):
     still = plots_training.parts(list(rollouts("gather", 1, 1, 1.0)))
     assert still == "No part of the reward ever changed: alignment, clarity had the same value in every rollout."
     unknown = reliability_of(study, [{"phase": "bandit", "step": 0, "choices": 3, "ess": 0.0}])
-    assert unknown.startswith("The bandit could estimate nothing: ")
+    assert unknown.startswith("bandit could estimate nothing: ")
 
 
 def test_a_bandit_that_was_stopped_early_or_is_not_evaluated_is_still_drawn(study):

@@ -238,7 +238,6 @@ async def test_a_judge_that_cannot_be_reached_has_not_judged_but_leaves_a_rollou
         await Auditor.of_model(Model(UnreachableError("nobody is there")), "other").audit(RECORDS[0])
     outputs = RECORDS[0].outputs
     state = {**outputs, "messages": {}}
-    found = await Judge(Model(UnreachableError("nobody is there")), "judge").evaluate(
-        state, Brief("t0", "Does it?", ())
-    )
+    judge = Judge(Model(UnreachableError("nobody is there")), "judge")
+    found = await judge.evaluate(state, Brief("t0", "Does it?", ()))
     assert found == {"scores": dict.fromkeys(CRITERIA), "error": "the judge's model failed: nobody is there"}
