@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -37,8 +39,7 @@ class LabBench:
         self.metrics = lab.metrics
         self._lab = lab
         self._phase = phase
-        self._side = SideCalls(lab.run, phase, lab.config, lab.servers.endpoints, lab.check)
-        self._replays = Replays(lab, phase)
+        self._closing = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         return self
@@ -46,8 +47,20 @@ class LabBench:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._side.close()
-        await self._replays.close()
+        await self._closing.aclose()
+
+    @cached_property
+    def _side(self) -> SideCalls:
+        lab = self._lab
+        side = SideCalls(lab.run, self._phase, lab.config, lab.servers.endpoints, lab.check)
+        self._closing.push_async_callback(side.close)
+        return side
+
+    @cached_property
+    def _replays(self) -> Replays:
+        replays = Replays(self._lab, self._phase)
+        self._closing.push_async_callback(replays.close)
+        return replays
 
     @property
     def versions(self) -> Mapping[str, str]:

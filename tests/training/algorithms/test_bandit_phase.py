@@ -96,6 +96,7 @@ class FakeLab(FakeBench):
     """Runs `rollout` instead of the society."""
 
     def __init__(self, folder, settings, *, gathered=200, order=0, recorded=(), fail=()):
+        folder.mkdir(exist_ok=True)
         tasks = tuple(item.task for item in TASKS.values())
         earlier = [rollout(RolloutInput.of(task, "gather", 0, 0), HALF) for task in tasks[:gathered]]
         dataset = Dataset(tasks[:220], tasks[220:], (), "generated", "test")
@@ -190,9 +191,9 @@ async def test_without_rounds_the_log_alone_teaches(tmp_path):
 async def test_failed_rollouts_teach_nothing_and_a_round_of_them_is_an_error(tmp_path):
     lab = FakeLab(tmp_path, config_of())
     inputs = draw_tasks("bandit", lab.settings, lab.dataset, 0, 0)
-    some = FakeLab(tmp_path, config_of(), fail={one.task.id for one in inputs[:10]})
+    some = FakeLab(tmp_path / "some", config_of(), fail={one.task.id for one in inputs[:10]})
     assert (await learn(some)).figures["choices"] == 220
-    none = FakeLab(tmp_path, config_of(), fail={one.task.id for one in inputs})
+    none = FakeLab(tmp_path / "none", config_of(), fail={one.task.id for one in inputs})
     with pytest.raises(RunError, match="all 30 rollouts failed; the first: no answer"):
         await learn(none)
 

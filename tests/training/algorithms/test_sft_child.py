@@ -299,7 +299,7 @@ async def test_a_phase_that_is_done_again_learns_from_what_it_had_the_first_time
     assert again == first
     lab.run.close()
     other = FakeLab(tmp_path / "other")
-    other.records += later
+    other.earlier += later
     for phase in ("gather", "ppo", "sft"):
         other.run.ledger("phase_started", phase=phase)
     assert {example.candidate.record.phase for example in await chosen(other)} == {"ppo"}
