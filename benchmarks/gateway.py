@@ -28,9 +28,11 @@ from rich.console import Console
 from rich.table import Table
 
 from chimera.config.tree import Config
+from chimera.core.ports import free_port
+from chimera.run import forks
+from chimera.run.children import stop
 from chimera.serving.client import Endpoint
 from evaluation.traces.spans import EXCHANGE
-from training.lab import children
 from training.lab.gateway.process import Gateway
 from training.lab.store import LabStore
 
@@ -172,11 +174,11 @@ def spent(process: psutil.Process) -> float:
 
 async def compare(calls: int, at_once: int, folder: Path) -> dict[str, Cost]:
     """Both gateways, there and back."""
-    receiver, sender = children.pipe()
-    port = children.free_port()
-    backend = children.Child("canned server", canned_server, (port, sender), folder / "backend.log")
+    receiver, sender = forks.pipe()
+    port = free_port()
+    backend = forks.Fork("canned server", canned_server, (port, sender), folder / "backend.log")
     backend.start()
-    await children.receive(receiver, backend, seconds=60)
+    await forks.receive(receiver, backend, seconds=60)
     store = LabStore(lambda _: None)
     store.employ("benchmark")
     await store.start()
@@ -189,7 +191,7 @@ async def compare(calls: int, at_once: int, folder: Path) -> dict[str, Cost]:
             sum_.gateway += cost.gateway
             sum_.store_and_caller += cost.store_and_caller
     finally:
-        children.stop([backend])
+        stop([backend])
         await store.close()
     return total
 
@@ -202,7 +204,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.tiny:
         arguments.calls, arguments.at_once = 10, 4
-    children.prepare()
+    forks.prepare()
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         total = asyncio.run(compare(arguments.calls, arguments.at_once, Path(folder)))
@@ -220,7 +222,7 @@ def main() -> None:
         f"{litellm.store_and_caller / thin.store_and_caller:.1f}",
     )
     Console(width=120).print(table)
-    children.finish()
+    forks.finish()
 
 
 if __name__ == "__main__":

@@ -30,14 +30,16 @@ from agents.tools.toolbox import build_toolbox
 from benchmarks.gateway import serve_app
 from chimera.config.roles import JUDGE
 from chimera.config.tree import SLOTS, Config
+from chimera.core.ports import free_port
 from chimera.data.tasks import Dataset, load
+from chimera.run import forks
+from chimera.run.children import stop
 from chimera.run.directory import Run
 from chimera.serving.client import Completion, ToolCall
 from chimera.serving.process import serve
 from evaluation.records.rollouts import RolloutInput
 from evaluation.scores.judge import CRITERIA, Judge
 from training.algorithms.gather import GatherSettings, choose
-from training.lab import children
 
 REVIEW = {"issues": [], "severity": "NONE", "verdict": "APPROVE"}
 FIELDS = ("design", "population", "intervention", "comparator", "outcome", "analysis", "safeguards")
@@ -120,15 +122,15 @@ def canned_server(port: int, ready: Connection) -> None:
 @contextmanager
 def canned(folder: Path) -> Iterator[str]:
     """The address of a canned server."""
-    receiver, sender = children.pipe()
-    port = children.free_port()
-    server = children.Child("canned server", canned_server, (port, sender), folder / "canned.log")
+    receiver, sender = forks.pipe()
+    port = free_port()
+    server = forks.Fork("canned server", canned_server, (port, sender), folder / "canned.log")
     server.start()
-    asyncio.run(children.receive(receiver, server, seconds=60))
+    asyncio.run(forks.receive(receiver, server, seconds=60))
     try:
         yield f"http://127.0.0.1:{port}/v1"
     finally:
-        children.stop([server])
+        stop([server])
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +218,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.tiny:
         arguments.rollouts, arguments.runners = 2, 1
-    children.prepare()
+    forks.prepare()
     with tempfile.TemporaryDirectory() as folder, canned(Path(folder)) as url:
         models = {
             key: {"kind": "endpoint", "base_url": url, "model": "canned", "structured": "always"} for key in SLOTS
@@ -243,7 +245,7 @@ def main() -> None:
             delay = 1000 * (cost.wall - plain.wall) / cost.rollouts
             table.add_row("  overhead per rollout", "", f"{delay:+.0f}", f"{extra:+.0f}", "")
         Console(width=150).print(table)
-    children.finish()
+    forks.finish()
 
 
 if __name__ == "__main__":

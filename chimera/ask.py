@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from chimera.run.directory import Run
     from chimera.run.policies import Policy
     from chimera.serving.process import ModelServers
-    from chimera.show.ask import Card
+    from chimera.show.card import Card
     from evaluation.conduct.live_society import LiveSociety
 
 QUESTION = "question"
@@ -159,7 +159,7 @@ def answer(asked: Asked, config: "Config", console: "Console", run: "Run | None"
     from chimera.core.toy import toy_parts, warning
     from chimera.run.policies import live
     from chimera.run.seals import checked
-    from chimera.show.ask import show
+    from chimera.show.card import show
     from evaluation.conduct.live_society import build_library, open_society
 
     toys = toy_parts(config.used()) if asked.real else []
@@ -183,7 +183,7 @@ def answer(asked: Asked, config: "Config", console: "Console", run: "Run | None"
 
 def _about(asked: Asked, config: "Config", searched: str, run: "Run | None", learned: "Sequence[Policy]") -> "Card":
     """The question, who answers it, and from what."""
-    from chimera.show.ask import Card
+    from chimera.show.card import Card
 
     about = (("models", _players(config.used())), ("searches", searched))
     if asked.task is not None:
@@ -206,7 +206,7 @@ def _put_live(run: "Run", config: "Config", servers: "ModelServers", learned: "S
 async def _work(
     society: "LiveSociety", brief: Brief, config: "Config", console: "Console", selector: "Selector | None"
 ) -> None:
-    from chimera.show.ask import Card, show
+    from chimera.show.card import Card, show
     from evaluation.conduct.silent_tools import never_searched
 
     last = None
@@ -222,7 +222,7 @@ async def _work(
     if last is not None:
         show(console, last.sources)
         if last.tool_calls == 0 and (silent := never_searched(config)):
-            show(console, Card("WARNING: no role searched", (("why", silent),), "red"))
+            show(console, Card("WARNING: no role searched", (("why", silent),), "red3"))
 
 
 def _players(models: "Mapping[str, ModelConfig]") -> str:

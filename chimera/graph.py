@@ -2,9 +2,13 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from chimera.core.errors import ConfigError
 from chimera.show.graph import END, START, Box, Diagram, Edge, Group, draw, loops
+
+if TYPE_CHECKING:
+    from chimera.config.tree import Config
 
 CAPTIONS = {
     "Geneticist": "genes and proteins",
@@ -19,25 +23,20 @@ CAPTIONS = {
     "Evaluation": "six scores and reasons",
 }
 
-GROUPS = {
-    "junior": Group("junior", "junior model · SFT", "#2563eb"),
-    "supervisor": Group("supervisor", "supervisor model · bandit", "#b45309"),
-    "senior": Group("senior", "senior model · PPO", "#7c3aed"),
-    "board": Group("board", "board model", "#0f766e"),
-    "principal": Group("principal", "principal model", "#be185d"),
-    "judge": Group("judge", "judge model", "#475569"),
-}
+COLOURS = ("#2563eb", "#b45309", "#7c3aed", "#0f766e", "#be185d", "#475569")
+"""Of the slots, in their order; they repeat."""
 
 
 def diagram() -> Diagram:
-    """The society as it is compiled, with the model that plays each role."""
+    """The society as it is compiled, with the slot that plays each role by default."""
     from agents.graph import build_graph
     from agents.roles import ROLES
     from chimera.config.roles import JUDGE
-    from chimera.config.tree import Config, SocietyConfig
+    from chimera.config.tree import Config
 
-    slots = Config().roles.slots()
-    graph = build_graph(SocietyConfig()).get_graph()
+    config = Config()
+    slots = config.roles.slots()
+    graph = build_graph(config.society).get_graph()
     boxes = tuple(
         Box(name, _words(name), CAPTIONS.get(name, ""), slots[name if name in ROLES else JUDGE])
         for name in graph.nodes
@@ -47,7 +46,23 @@ def diagram() -> Diagram:
         (Edge(edge.source, edge.target, str(edge.data) if edge.data else None) for edge in graph.edges), key=str
     )
     used = {box.group for box in boxes}
-    return Diagram(boxes, tuple(group for name, group in GROUPS.items() if name in used), tuple(edges))
+    groups = (
+        Group(name, f"{name} model{_trained(name, config)}", COLOURS[place % len(COLOURS)])
+        for place, name in enumerate(config.models)
+    )
+    return Diagram(boxes, tuple(group for group in groups if group.name in used), tuple(edges))
+
+
+def _trained(slot: str, config: "Config") -> str:
+    """Which algorithms train the roles of a slot, as the end of a label."""
+    from chimera.config.roles import expand
+
+    names = [
+        one.algorithm.upper() if len(one.algorithm) == 3 else one.algorithm
+        for name, one in config.pipeline.items()
+        if any(config.slot(role) == slot for role in expand(one.roles, f"pipeline.{name}.roles"))
+    ]
+    return "".join(f" · {name}" for name in dict.fromkeys(names))
 
 
 def mermaid(diagram: Diagram) -> str:

@@ -77,7 +77,7 @@ def _run(arguments: argparse.Namespace) -> "Run":
 
 def _list(console: "Console", run: "Run", records: "Sequence[RolloutRecord]") -> None:
     """One line for each rollout, and how to see one."""
-    from evaluation.traces.text import printable
+    from chimera.show.card import printable
 
     rows = [_HEADER, *map(_row, records)]
     widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
@@ -117,7 +117,8 @@ def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: ar
         _write_page(arguments.html, run, made, pieces, missing)
         console.print(f"wrote {arguments.html}", soft_wrap=True, markup=False)
         return
-    from evaluation.traces.text import outline, show
+    from chimera.show.card import show
+    from evaluation.traces.text import outline
 
     if missing:
         console.print(missing, soft_wrap=True, markup=False)

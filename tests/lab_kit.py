@@ -7,10 +7,10 @@ from rich.console import Console
 from chimera.config.tree import Config
 from chimera.core.types import ResearchTask, Section
 from chimera.data.tasks import Dataset
+from chimera.run import forks
 from chimera.run.directory import Run
 from chimera.serving.process import serve
 from evaluation.records.rollouts import RolloutInput
-from training.lab import children
 
 CONCLUSION = "the conclusion that nobody may read"
 SECRET = "sk-a-users-own-secret-key-42"
@@ -53,7 +53,7 @@ async def open_lab(url, folder, tasks, name="run", config=None, **rollouts):
     config = config or config_for(url, folder, **rollouts)
     dataset = Dataset(tuple(tasks), (), (), "generated", "test")
     secrets = {"TEST_KEY": SECRET}
-    children.prepare()
+    forks.prepare()
     with (
         Run.create(name, config) as run,
         serve(config.models, config.serving, secrets, log_file=run.path / "logs" / "models.log") as servers,

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from chimera.core.cli import INTERRUPTED
+from chimera.run.children import kill_all
 
 STOP_SECONDS = 9.0
 """A stop takes at most so long, whatever hangs; each step of it has a limit of its own besides."""
@@ -25,11 +26,7 @@ def _out_of_time() -> None:
 
 def kill_everything() -> None:
     """Kill all processes below this one, and this one."""
-    for process in psutil.Process().children(recursive=True):
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
+    kill_all(psutil.Process().children(recursive=True))
     os._exit(INTERRUPTED)
 
 

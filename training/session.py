@@ -15,10 +15,10 @@ from rich.console import Console
 from chimera.config.tree import Config
 from chimera.core.secrets import protect_logging
 from chimera.data.tasks import Dataset
+from chimera.run import forks
 from chimera.run.directory import Run
 from chimera.serving.process import serve
 from training.interrupt import interruptible
-from training.lab import children
 from training.learning.plans import Phase
 from training.watch.view import make_view
 
@@ -33,13 +33,13 @@ def train(run: Run, config: Config, dataset: Dataset, phases: Sequence[Phase], s
     runners = config.rollouts.runners
     print(f"starting model servers, gateway and {runners} runner{'s' * (runners > 1)} ...", flush=True)
     try:
-        children.prepare()
+        forks.prepare()
         _log_to(run.path / "logs" / "main.log")
         asyncio.run(_train(run, config, dataset, phases, secrets))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
-        children.finish()
+        forks.finish()
 
 
 def _log_to(file: Path) -> None:

@@ -21,6 +21,16 @@ def listen(*, backlog: int | None = None) -> socket.socket:
         raise RunError(f"no port of 127.0.0.1 can be opened ({error.strerror}): {REMEDY}") from error
 
 
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody uses now.
+
+    Raises:
+        RunError: No port can be opened.
+    """
+    with listen() as listener:
+        return listener.getsockname()[1]
+
+
 def check_sockets(error: BaseException | None) -> None:
     """Return unless `error` comes from this machine having no socket left: then waiting for a server is in vain.
 

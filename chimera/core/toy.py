@@ -6,7 +6,7 @@ from pathlib import Path
 from chimera.config.tree import ModelConfig
 from chimera.core.plain_json import read_json_object
 from chimera.serving.embedded.checkpoint import NANO
-from chimera.show.ask import Card
+from chimera.show.card import Card
 
 SAME_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
 """Sizes in config.json that tell weights that were trained from the bundled model."""
@@ -29,7 +29,7 @@ def warning(parts: list[str], where: str) -> Card:
         ("so", f"it does not understand medicine. Do not act on anything {where}: ask a doctor"),
         ("instead", "name a real model: models.junior.path=FOLDER, or --config configs/endpoint.yaml"),
     )
-    return Card("WARNING: the bundled model is a toy that knows invented studies only", lines, "red")
+    return Card("WARNING: the bundled model is a toy that knows invented studies only", lines, "red3")
 
 
 def _sizes(folder: Path) -> list[object] | None:

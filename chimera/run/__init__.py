@@ -1,4 +1,5 @@
 """The run directory: everything that a later command needs, written durably. Read `directory` first, then `chain`.
 
-Also how the child processes of a run are started with a clean environment (`child_environment`) and end (`parent`).
+Also the child processes of a run: `children` is the manager, `forks` one of the two ways to start a child, `parent`
+ends a child with its parent, and `child_environment` says which variables it gets.
 """

@@ -1,8 +1,7 @@
-"""`python -m chimera.run.child PARENT MODULE ...`: run one of the commands as a child that ends when its parent does.
+"""`python -m chimera.run.child PARENT MODULE ...`: what a `chimera.run.children.Command` starts.
 
-A study's runs have a session of their own, so that Ctrl-C in a terminal reaches the study only, which then stops them
-within their own limits. Without this module they would go on when the study is killed. They end at once then: what a
-run has finished is on disk, and the processes below it watch it as it watches the study.
+It watches its parent before anything that takes long is imported: a process with a session of its own would otherwise
+go on when its parent is killed. What it had to save is on disk, and processes below it watch it in the same way.
 """
 
 import importlib
@@ -13,7 +12,7 @@ from chimera.run.parent import end_with
 
 
 def main(argv: list[str]) -> int | None:
-    """Run `argv[1]` with the arguments after it, as a child of process `argv[0]`."""
+    """Run the `main` of module `argv[1]` with the arguments after it, as a child of process `argv[0]`."""
     parent, module, *arguments = argv
     end_with(int(parent))
     sys.argv[0] = f"python -m {module}"

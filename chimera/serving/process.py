@@ -6,11 +6,7 @@ does, however that ends.
 """
 
 import json
-import os
 import secrets as random_secrets
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,13 +19,12 @@ from chimera.config.tree import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, ModelError, RunError
 from chimera.core.ports import check_sockets, listen
 from chimera.run.child_environment import child_environment
+from chimera.run.children import Command, stop
 from chimera.serving.client import Endpoint
 from chimera.serving.embedded.checkpoint import locate
 
-SERVER = "chimera.serving.embedded"
+SERVER = "chimera.serving.embedded.__main__"
 START_TIMEOUT_S = 300.0
-STOP_TIMEOUT_S = 1.5
-"""Then it is killed: Ctrl-C must have ended a run within 10 s, and this is one of several steps."""
 SWAP_TIMEOUT_S = 300.0
 LOG_LINES = 15
 
@@ -159,40 +154,20 @@ class ServerProcess:
     def __init__(self, models: Mapping[str, ModelConfig], serving: ServingConfig, log_file: Path) -> None:
         self.api_key = random_secrets.token_urlsafe(24)
         self._headers = {"Authorization": f"Bearer {self.api_key}"}
-        self._log_file = log_file
-        log_file.parent.mkdir(parents=True, exist_ok=True)
-        with listen(backlog=512) as listener, log_file.open("ab") as log:
+        environment = {**child_environment(), **CHILD_ENVIRONMENT, "OMP_NUM_THREADS": str(serving.threads)}
+        with listen(backlog=512) as listener:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            self._log_start = log.tell()
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    SERVER,
-                    "--fd",
-                    str(listener.fileno()),
-                    "--parent",
-                    str(os.getpid()),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=[listener.fileno()],
-                env={**child_environment(), **CHILD_ENVIRONMENT, "OMP_NUM_THREADS": str(serving.threads)},
-                start_new_session=True,
+            descriptor = listener.fileno()
+            self._child = Command(
+                "the model server", SERVER, ["--fd", str(descriptor)], log_file, environment, pass_fds=[descriptor]
             )
-        self.pid = self._process.pid
+        self.pid = self._child.pid
         settings = {
             "api_key": self.api_key,
             "models": {key: model.model_dump(mode="json") for key, model in models.items()},
             "serving": serving.model_dump(mode="json"),
         }
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(settings).encode())
-            self._process.stdin.close()
-        except BrokenPipeError:
-            pass  # The child died at once: wait_until_ready reports it with its log.
+        self._child.tell(json.dumps(settings))
 
     def wait_until_ready(self) -> None:
         """Return when the server answers.
@@ -208,18 +183,11 @@ class ServerProcess:
                 return
             except httpx.HTTPError as error:
                 check_sockets(error)
-                code = self._process.poll()
-                if code == ConfigError.exit_code:
-                    raise ConfigError(self._log_tail().splitlines()[-1]) from None
-                if code is not None:
-                    raise ModelError(
-                        f"the model server ended with code {code} while starting. Its last log lines "
-                        f"({self._log_file}):\n{self._log_tail()}"
-                    ) from None
-        raise ModelError(
-            f"the model server did not answer within {START_TIMEOUT_S:g} s. Its last log lines ({self._log_file}):\n"
-            f"{self._log_tail()}"
-        )
+                if self._child.exit_code == ConfigError.exit_code:
+                    raise ConfigError(self._child.last_words(1)) from None
+                if not self._child.alive():
+                    raise ModelError(f"{self._child.ending()} while starting. {self._log_tail()}") from None
+        raise ModelError(f"the model server did not answer within {START_TIMEOUT_S:g} s. {self._log_tail()}")
 
     def check(self) -> None:
         """Return if the process still runs.
@@ -227,13 +195,8 @@ class ServerProcess:
         Raises:
             RunError: it has ended; with its last log lines.
         """
-        code = self._process.poll()
-        if code is not None:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            raise RunError(
-                f"the model server (process {self.pid}) {how} while the run needed it. Its last log lines "
-                f"({self._log_file}):\n{self._log_tail()}"
-            )
+        if not self._child.alive():
+            raise RunError(f"{self._child.ending()} while the run needed it. {self._log_tail()}")
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """One call of the server's own routes.
@@ -252,28 +215,21 @@ class ServerProcess:
             )
         except httpx.HTTPError as error:
             raise ModelError(
-                f"the model server (process {self.pid}) does not answer {path}: {type(error).__name__}. Its last log "
-                f"lines ({self._log_file}):\n{self._log_tail()}",
-                retriable=self._process.poll() is None,
+                f"the model server (process {self.pid}) does not answer {path}: {type(error).__name__}. "
+                f"{self._log_tail()}",
+                retriable=self._child.alive(),
             ) from error
         if response.status_code != 200:
             raise ModelError(f"the model server refused {path}: {response.json()['error']['message']}")
         return response.json()
 
     def stop(self) -> None:
-        """End the process: politely first, by force after a while."""
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """End the process: SIGTERM first, SIGKILL after a while."""
+        stop([self._child])
 
     def _log_tail(self) -> str:
-        with self._log_file.open("rb") as log:
-            log.seek(self._log_start)
-            lines = log.read().decode("utf-8", "replace").strip().splitlines()
-        return "\n".join(lines[-LOG_LINES:]) or "(nothing)"
+        lines = self._child.last_words(LOG_LINES, "\n")
+        return f"Its last log lines ({self._child.log_file}):\n{lines}"
 
 
 def user_endpoint(setting: str, model: ModelConfig, secrets: Mapping[str, str]) -> Endpoint:

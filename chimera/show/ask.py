@@ -1,22 +1,16 @@
-"""What a person sees of the society: each step as one card, in colour on a terminal, plain text or HTML elsewhere."""
+"""What a person sees of the society: each step of a node as cards."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from chimera.core.quotes import occurs
 from chimera.core.types import SOURCE_NAMES, Decision, ResearchTask
 from chimera.run.policies import BY_MODEL
-from chimera.show.card import card_html
+from chimera.show.card import Card
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-DECISION_COLOURS: Mapping[str, str] = {"GO": "green", "NO-GO": "red", "UNDECIDED": "yellow"}
-SEVERITY_COLOURS: Mapping[str, str] = {"NONE": "green", "MINOR": "green", "MAJOR": "yellow", "CRITICAL": "red"}
-
-BORDER = 6
-"""Columns of a panel's first line that its title cannot use."""
+# All colours of cards can be read on a white and on a black page.
+DECISION_COLOURS: Mapping[str, str] = {"GO": "green", "NO-GO": "red3", "UNDECIDED": "yellow"}
+SEVERITY_COLOURS: Mapping[str, str] = {"NONE": "green", "MINOR": "green", "MAJOR": "yellow", "CRITICAL": "red3"}
 
 Texts = Sequence[tuple[str, str]]
 """Passages as (where it is from, text)."""
@@ -41,19 +35,6 @@ class Source(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """One step: a headline and labelled lines."""
-
-    headline: str
-    lines: tuple[tuple[str, str], ...]
-    colour: str = "blue"
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return card_html(self)
-
-
 def cards(update: Mapping[str, Any], texts: Texts) -> Iterator[Card]:
     """What there is to see in one node's update; quotes are looked up in `texts`, the passages seen so far."""
     for hypothesis in update.get("initial_hypotheses", ()):
@@ -66,10 +47,12 @@ def cards(update: Mapping[str, Any], texts: Texts) -> Iterator[Card]:
     if "refined_hypothesis" in update:
         refined = update["refined_hypothesis"]
         again = " (revised after a CRITICAL review)" if update.get("critical_revisions") else ""
-        yield Card(f"Refined hypothesis: {refined['answer']}{again}", hypothesis_lines(refined, texts), "magenta")
+        yield Card(
+            f"Refined hypothesis: {refined['answer']}{again}", hypothesis_lines(refined, texts), "medium_orchid3"
+        )
     if "experimental_protocol" in update:
         again = " (revised after a MAJOR review)" if update.get("major_revisions") else ""
-        yield Card(f"Protocol{again}", _fields(update["experimental_protocol"]), "magenta")
+        yield Card(f"Protocol{again}", _fields(update["experimental_protocol"]), "medium_orchid3")
     for field, name in (("peer_review", "Peer review"), ("safety_review", "Safety review")):
         if field in update:
             review = update[field]
@@ -79,7 +62,7 @@ def cards(update: Mapping[str, Any], texts: Texts) -> Iterator[Card]:
     if "final_decision" in update:
         yield _decision(update)
     if "final_evaluation" in update:
-        yield Card("Judge", _scores(update["final_evaluation"]), "white")
+        yield Card("Judge", _scores(update["final_evaluation"]), "bright_black")
 
 
 def task_card(task: ResearchTask) -> Card:
@@ -101,37 +84,6 @@ def source_lines(sources: Sequence[Source]) -> tuple[tuple[str, str], ...]:
     for one in sources:
         found.setdefault(one.where, " · ".join(filter(None, (one.title, one.url))))
     return tuple(found.items()) or (("none", "the society found no passage"),)
-
-
-def show(console: "Console", card: Card) -> None:
-    """Print a card: a panel on a terminal, indented plain lines elsewhere."""
-    lines = [(printable(label), printable(text)) for label, text in card.lines]
-    headline = printable(card.headline)
-    if not console.is_terminal:
-        width = max((len(label) for label, _ in lines), default=0)
-        print(headline, *(f"  {label:<{width}}  {text}" for label, text in lines), "", sep="\n", file=console.file)
-        console.file.flush()
-        return
-    from rich.console import Group
-    from rich.panel import Panel
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
-    for label, text in lines:
-        table.add_row(Text(label), Text(text))
-    title = Text(headline, style=f"bold {card.colour}")
-    if len(headline) > console.width - BORDER:  # A panel would cut its title.
-        console.print(Panel(Group(title, table), border_style=card.colour, padding=(0, 1)))
-    else:
-        console.print(Panel(table, title=title, title_align="left", border_style=card.colour, padding=(0, 1)))
-
-
-def printable(text: str) -> str:
-    """`text` without characters that a terminal would obey: models and web pages wrote it."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _decision(update: Mapping[str, Any]) -> Card:

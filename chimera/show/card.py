@@ -1,38 +1,57 @@
-"""A card as a piece of HTML, for notebooks: a table that reads well without any style sheet, in light and dark."""
+"""A card is one step for a reader: a rich panel on a terminal and in a notebook, plain lines elsewhere."""
 
-import html
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rich.jupyter import JupyterMixin
+
 if TYPE_CHECKING:
-    from chimera.show.ask import Card
+    from rich.console import Console, ConsoleOptions, RenderResult
 
-COLOURS = {
-    "green": "#15803d",
-    "red": "#dc2626",
-    "yellow": "#ca8a04",
-    "blue": "#2563eb",
-    "cyan": "#0891b2",
-    "magenta": "#a21caf",
-    "dark_orange3": "#b45309",
-    "white": "#64748b",
-}
-"""What a terminal's colour names are on a page; each has contrast on white and on black."""
-CELL = "text-align: left; vertical-align: top; white-space: normal; padding: 0.1em 0.8em"
+BORDER = 6
+"""Columns of a panel's first line that its title cannot use."""
 
 
-def card_html(card: "Card") -> str:
-    """`card` as a table: its headline, then one row for each line. What models wrote is text, never markup."""
-    rows = "".join(
-        f'<tr><td style="{CELL}; opacity: 0.7">{escaped(label)}</td><td style="{CELL}">{escaped(text)}</td></tr>'
-        for label, text in card.lines
-    )
-    return (
-        f'<table style="border-left: 4px solid {COLOURS[card.colour]}; margin: 0 0 1em 0">'
-        f'<thead><tr><th colspan="2" style="{CELL}">{escaped(card.headline)}</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table>"
-    )
+@dataclass(frozen=True, slots=True)
+class Card(JupyterMixin):
+    """One step: a headline and labelled lines."""
+
+    headline: str
+    lines: tuple[tuple[str, str], ...]
+    colour: str = "dodger_blue2"
+
+    def __str__(self) -> str:
+        """The card as plain indented lines."""
+        width = max((len(printable(label)) for label, _ in self.lines), default=0)
+        lines = (f"  {printable(label):<{width}}  {printable(text)}" for label, text in self.lines)
+        return "\n".join([printable(self.headline), *lines, ""])
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column()
+        for label, text in self.lines:
+            table.add_row(Text(printable(label)), Text(printable(text)))
+        title = Text(printable(self.headline), style=f"bold {self.colour}")
+        if len(title) > options.max_width - BORDER:  # A panel would cut its title.
+            yield Panel(Group(title, table), border_style=self.colour)
+        else:
+            yield Panel(table, title=title, title_align="left", border_style=self.colour)
 
 
-def escaped(text: str) -> str:
-    """`text` without the characters that would be markup."""
-    return html.escape(text, quote=True)
+def show(console: "Console", shown: object) -> None:
+    """Print a card or an outline: as rich draws it on a terminal, its plain lines elsewhere."""
+    if console.is_terminal:
+        console.print(shown)
+    else:
+        print(shown, file=console.file, flush=True)
+
+
+def printable(text: str) -> str:
+    """`text` without characters that a terminal would obey: models and web pages wrote it."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

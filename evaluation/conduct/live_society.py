@@ -6,7 +6,9 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rich.jupyter import JupyterMixin
 
 from agents.context import Selector, Tools
 from agents.society import Society
@@ -22,11 +24,14 @@ from chimera.core.types import Brief, Source
 from chimera.data.tasks import Document, load
 from chimera.serving.client import HttpModel
 from chimera.serving.process import ModelServers, serve
-from chimera.show.ask import Card, cards, source_lines
-from chimera.show.card import card_html, escaped
+from chimera.show.ask import cards, source_lines
+from chimera.show.card import Card
 from evaluation.conduct.grounds import LIVE, YOURS, Origins, Rule
 from evaluation.conduct.own_abstract import OwnAbstract
 from evaluation.scores.judge import Judge
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 BOOKKEEPING = ("messages", "sender", "turn_count")
 """Fields of the state that every role writes."""
@@ -50,7 +55,7 @@ class Library:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Step:
+class Step(JupyterMixin):
     """One node of the graph has ended.
 
     Attributes:
@@ -87,8 +92,11 @@ class Step:
         """The headlines alone: `update` holds whole conversations."""
         return "\n".join([self.headline, *(f"  {card.headline}" for card in self.cards)])
 
-    def _repr_html_(self) -> str:
-        return f"<p><small>{escaped(self.headline)}</small></p>{''.join(map(card_html, self.cards))}"
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        from rich.text import Text
+
+        yield Text(self.headline, style="dim")
+        yield from self.cards
 
 
 class LiveSociety:

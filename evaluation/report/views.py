@@ -17,7 +17,7 @@ from evaluation.records.rollout_index import find, read_tree, recorded_rollouts
 from evaluation.report.figures import change, shown, stage_titles
 from evaluation.report.files import DATA
 from evaluation.report.text import section
-from evaluation.traces.text import Node, outline
+from evaluation.traces.text import Outline, outline
 from evaluation.verify.check import read_report
 
 REPORT = "report"
@@ -154,7 +154,7 @@ class ReportView:
         titles = stage_titles(self._report)
         return tuple(_pair(pair, titles) for pair in self._report["side_by_side"])
 
-    def trace(self, rollout: str | None = None) -> Node:
+    def trace(self, rollout: str | None = None) -> Outline:
         """One rollout as an outline: roles, model calls, tool calls, reviews, decision, reward.
 
         Args:

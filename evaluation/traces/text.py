@@ -1,44 +1,41 @@
-"""A rollout's tree as an outline: lines and colours on a terminal, folding lists in a notebook, else plain text."""
+"""A rollout as an outline: a rich tree on a terminal, lists that fold in a notebook, indented lines elsewhere."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.text import Text
+from rich.tree import Tree as RichTree
 
 from agents.quoting import passage_text
 from agents.roles import SUPERVISOR
+from chimera.show.ask import SEVERITY_COLOURS
+from chimera.show.card import printable
 from evaluation.traces.tree import Call, ToolCall, Tree, Visit
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.tree import Tree as RichTree
 
-SEVERITY_COLOURS: Mapping[str, str] = {"NONE": "green", "MINOR": "green", "MAJOR": "yellow", "CRITICAL": "red"}
+class Outline(RichTree):
+    """A line of the outline with the lines below it."""
 
+    def __init__(self, text: str, style: str = "") -> None:
+        super().__init__(Text(printable(text), style=style), guide_style="dim")
 
-@dataclass(slots=True, repr=False)
-class Node:
-    """One line of the outline and what is below it."""
-
-    text: str
-    style: str = ""
-    children: "list[Node]" = field(default_factory=list)
-
-    def add(self, text: str, style: str = "") -> "Node":
-        """Put a line below this one, and give it."""
-        self.children.append(Node(text, style))
-        return self.children[-1]
+    def below(self, text: str, style: str = "") -> "Outline":
+        """Put a line below this one and return it."""
+        line = Outline(text, style)
+        self.children.append(line)
+        return line
 
     def __repr__(self) -> str:
-        return "\n".join(plain_lines(self))
+        return "\n".join(_plain_lines(self))
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows: lists that fold, open down to the visits."""
-        return _folded(self, open_levels=1)
+    def _repr_mimebundle_(self, *_: Any, **__: Any) -> dict[str, str]:
+        """What a notebook shows: lists that fold, open down to the visits. A rich tree would not fold."""
+        return {"text/plain": repr(self), "text/html": _folded(self, open_levels=1)}
 
 
-def outline(tree: Tree, *, messages: bool = False, pieces: Mapping[str, Sequence[str]] | None = None) -> Node:
+def outline(tree: Tree, *, messages: bool = False, pieces: Mapping[str, Sequence[str]] | None = None) -> Outline:
     """The whole rollout.
 
     Args:
@@ -47,11 +44,11 @@ def outline(tree: Tree, *, messages: bool = False, pieces: Mapping[str, Sequence
         pieces: The texts of the tokens of calls, by response id; what PPO learned from each token is shown with them.
     """
     record = tree.record
-    root = Node(f"{record.rollout_id}: {record.outputs.get('research_goal', f'task {record.task_id}')}", "bold")
+    root = Outline(f"{record.rollout_id}: {record.outputs.get('research_goal', f'task {record.task_id}')}", "bold")
     for name, text in facts(tree):
-        root.add(f"{name}: {text}", "red" if name == "error" else "")
+        root.below(f"{name}: {text}", "red" if name == "error" else "")
     for note in tree.notes:
-        root.add(f"note: {note}", "yellow")
+        root.below(f"note: {note}", "yellow")
     for visit in tree.visits:
         _add_visit(root, visit, tree, messages, pieces)
     _add_outcome(root, tree)
@@ -182,73 +179,49 @@ def number(value: float | None) -> str:
     return "none" if value is None else f"{value + 0.0:.3f}"  # 0.0 is added because a penalty of nothing is -0.0.
 
 
-def show(console: "Console", node: Node) -> None:
-    """Print an outline."""
-    if not console.is_terminal:
-        for line in plain_lines(node):
-            print(line, file=console.file)
-        return
-    from rich.text import Text
-    from rich.tree import Tree as RichTree
-
-    def grow(parent: "RichTree", children: Sequence[Node]) -> None:
-        for child in children:
-            grow(parent.add(Text(printable(child.text), style=child.style)), child.children)
-
-    drawn = RichTree(Text(printable(node.text), style=node.style), guide_style="dim")
-    grow(drawn, node.children)
-    console.print(drawn)
+def _plain_lines(line: RichTree, depth: int = 0) -> list[str]:
+    below = [text for child in line.children for text in _plain_lines(child, depth + 1)]
+    return [f"{'  ' * depth}{line.label}", *below]
 
 
-def plain_lines(node: Node, depth: int = 0) -> list[str]:
-    """The outline as indented lines."""
-    below = [line for child in node.children for line in plain_lines(child, depth + 1)]
-    return ["  " * depth + printable(node.text), *below]
-
-
-def _folded(node: Node, open_levels: int) -> str:
-    text = escape(printable(node.text))
-    if not node.children:
+def _folded(line: RichTree, open_levels: int) -> str:
+    text = escape(str(line.label))
+    if not line.children:
         return f"<div>{text}</div>"
-    below = "".join(_folded(child, open_levels - 1) for child in node.children)
+    below = "".join(_folded(child, open_levels - 1) for child in line.children)
     state = ' open=""' if open_levels > 0 else ""
     return f'<details{state}><summary>{text}</summary><div style="margin-left: 1.5em">{below}</div></details>'
 
 
-def printable(text: str) -> str:
-    """`text` without characters that a terminal would obey: models and web pages wrote it."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
 def _add_visit(
-    root: Node, visit: Visit, tree: Tree, messages: bool, pieces: Mapping[str, Sequence[str]] | None
+    root: Outline, visit: Visit, tree: Tree, messages: bool, pieces: Mapping[str, Sequence[str]] | None
 ) -> None:
-    node = root.add(f"{title(visit)} ({player(visit)})", "bold cyan")
+    node = root.below(f"{title(visit)} ({player(visit)})", "bold cyan")
     if (why := reason(visit)) is not None:
-        node.add(why, "yellow")
+        node.below(why, "yellow")
     if visit.broken:
-        node.add("the model's server failed, so the visit was tried again", "yellow")
+        node.below("the model's server failed, so the visit was tried again", "yellow")
     for call in visit.calls:
-        below = node.add(call_line(call), "dim" if call.answer is not None else "")
+        below = node.below(call_line(call), "dim" if call.answer is not None else "")
         if messages:
             for message in call.new:
-                below.add(f"[{message['role']}] {message.get('content') or ''}", "dim")
+                below.below(f"[{message['role']}] {message.get('content') or ''}", "dim")
         for tool in call.tools:
-            line = below.add(tool_line(tool), "" if tool.use.ok else "red")
+            line = below.below(tool_line(tool), "" if tool.use.ok else "red")
             if tool.answer is not None:
                 for name, text in tool_texts(tool.answer):
-                    line.add(f"[{name}] {text}", "dim")
+                    line.below(f"[{name}] {text}", "dim")
         if call.answer is None and call.text:
-            below.add(f"unread: {call.text}", "red")
+            below.below(f"unread: {call.text}", "red")
         if pieces is not None and call.tokens is not None and call.exchange is not None:
             _add_tokens(below, call, pieces.get(call.exchange.response_id))
     if visit.answer is not None:
         style = SEVERITY_COLOURS.get(str(visit.answer.get("severity")), "")
         for name, text in field_lines(visit.answer):
-            node.add(f"{name}: {text}", style)
+            node.below(f"{name}: {text}", style)
     if visit.role == SUPERVISOR and "selection" in tree.record.outputs and visit is _last(tree, visit.role):
         for name, text in selection_lines(tree.record.outputs["selection"]):
-            node.add(f"{name}: {text}")
+            node.below(f"{name}: {text}")
 
 
 def token_ids(call: Call) -> list[int | None]:
@@ -263,25 +236,25 @@ def by_id(token: int | None) -> str:
     return "[?]" if token is None else f"[{token}]"
 
 
-def _add_tokens(parent: Node, call: Call, pieces: Sequence[str] | None) -> None:
+def _add_tokens(parent: Outline, call: Call, pieces: Sequence[str] | None) -> None:
     tokens = call.tokens
     assert tokens is not None
     texts = list(map(repr, pieces)) if pieces else list(map(by_id, token_ids(call)))
-    node = parent.add(f"PPO: credit {tokens.reward:.3f}; token, mask, advantage, log-probability")
+    node = parent.below(f"PPO: credit {tokens.reward:.3f}; token, mask, advantage, log-probability")
     for text, mask, advantage, chance in zip(texts, tokens.mask, tokens.advantages, tokens.old_log_probs, strict=True):
-        node.add(f"{text}  {mask:.0f}  {advantage:+.3f}  {chance:.3f}", "green" if advantage > 0 else "magenta")
+        node.below(f"{text}  {mask:.0f}  {advantage:+.3f}  {chance:.3f}", "green" if advantage > 0 else "magenta")
 
 
-def _add_outcome(root: Node, tree: Tree) -> None:
+def _add_outcome(root: Outline, tree: Tree) -> None:
     outputs, record = tree.record.outputs, tree.record
     if record.decision is not None:
         vetoed = f", vetoed by {record.veto}" if record.veto else ""
-        node = root.add(f"answer: {record.answer}, answer key: {record.label}; {record.decision}{vetoed}", "bold")
+        node = root.below(f"answer: {record.answer}, answer key: {record.label}; {record.decision}{vetoed}", "bold")
         if "final_rationale" in outputs:
-            node.add(str(outputs["final_rationale"]))
-    node = root.add(f"reward {number(record.reward)}", "bold")
+            node.below(str(outputs["final_rationale"]))
+    node = root.below(f"reward {number(record.reward)}", "bold")
     for name, value in record.parts.items():
-        node.add(f"{name.replace('_', ' ')}: {number(value)}")
+        node.below(f"{name.replace('_', ' ')}: {number(value)}")
 
 
 def _last(tree: Tree, role: str) -> Visit:

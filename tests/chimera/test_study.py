@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -120,7 +121,7 @@ def test_a_run_that_fails_stops_the_study_in_one_sentence_and_the_study_keeps_it
     with pytest.raises(RunError) as error:
         main(arguments)
     message = str(error.value)
-    assert "training of run data0-seed0 ended with exit code 2: error: " in message
+    assert re.search(r"training of run data0-seed0 \(process \d+\) ended with exit code 2: ", message)
     assert "/nowhere/model" in message
     assert str(tmp_path / "mine" / "logs" / "data0-seed0.training.log") in message
     assert not (tmp_path / "mine" / "data0-seed1").exists()
@@ -140,7 +141,9 @@ def test_a_child_that_is_killed_is_named(tmp_path, monkeypatch):
     ]
     (tmp_path / "doomed.py").write_text("\n".join(lines))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    with pytest.raises(RunError, match=r"training of run x was killed by SIGKILL: about to go \(its output is in"):
+    with pytest.raises(
+        RunError, match=r"of run x \(process \d+\) was killed by SIGKILL: about to go \(its output is in"
+    ):
         run_child("doomed", [], tmp_path / "log", what="training of run x")
 
 

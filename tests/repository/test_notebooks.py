@@ -18,7 +18,7 @@ from chimera.run.directory import Run
 from chimera.run.policies import WENT_LIVE, Policy
 from evaluation.report.text import SECTIONS, markdown, section
 from evaluation.report.views import open_report
-from evaluation.traces.text import Node
+from evaluation.traces.text import Outline
 from evaluation.verify.check import read_report
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
@@ -222,7 +222,7 @@ def test_a_trace_is_an_outline_that_folds(run):
     view = open_report(run)
     node = view.trace(view.pairs[0].after)
     assert repr(view.trace()) == repr(node)
-    html = ElementTree.fromstring(node._repr_html_())
+    html = ElementTree.fromstring(node._repr_mimebundle_()["text/html"])
     assert html.attrib == {"open": ""}
     visits = [one.findtext("summary") for one in html.find("div").findall("details")]
     assert [visit.split(" (")[0] for visit in visits if "(" in visit][3] == "Supervisor"
@@ -232,10 +232,11 @@ def test_a_trace_is_an_outline_that_folds(run):
 
 
 def test_an_outline_escapes_what_models_wrote():
-    node = Node("<script>")
-    node.add("a & b\x1b[2J")
-    assert node._repr_html_().count("&lt;script&gt;") == 1
-    assert "a &amp; b [2J" in node._repr_html_()
+    outline = Outline("<script>")
+    outline.below("a & b\x1b[2J")
+    html = outline._repr_mimebundle_()["text/html"]
+    assert html.count("&lt;script&gt;") == 1
+    assert "a &amp; b [2J" in html
 
 
 def test_plots_that_cannot_be_shown_are_named(run, tmp_path):

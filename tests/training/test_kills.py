@@ -73,7 +73,7 @@ LONG = [
     Kill("server", **rollouts("gate-base")),
     Kill("main", **began("sft")),
     Kill("child", "its start"),
-    Kill("child", "the examples' writing", written("sft/examples.jsonl")),
+    Kill("child", "the examples' writing", written("phases/sft/examples.jsonl")),
     Kill("main", "a step of sft", metrics("sft")),
     Kill("child", "a step of sft", metrics("sft")),
     Kill("main", **has_learned("sft")),
@@ -184,4 +184,4 @@ def test_an_unkilled_run_learns_the_same_weights_from_the_same_rollouts(killed):
     made = recorded(chain.run)
     assert made == {phase: records for phase, records in recorded(killed.run).items() if phase in made}
     assert learned(chain.run) == learned(killed.run)
-    assert set(learned(chain.run)) >= {"junior@sft", "senior@ppo"}
+    assert set(learned(chain.run)) >= {"junior@sft", "senior@ppo-3"}

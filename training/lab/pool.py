@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chimera.core.errors import RunError
-from training.lab import children
+from chimera.run import children, forks
 from training.lab.runner import RunnerSpec, serve, worker_name
 
 UNPRODUCTIVE_DEATHS = 3
@@ -42,7 +42,7 @@ class RunnerPool:
         self._on_death = on_death
         self._on_shrinking = on_shrinking
         self._on_failure = on_failure
-        self._runners: dict[str, children.Child] = {}
+        self._runners: dict[str, forks.Fork] = {}
         self._started = 0
         self._unproductive = 0
 
@@ -75,7 +75,7 @@ class RunnerPool:
     def _add(self) -> None:
         number, self._started = self._started, self._started + 1
         worker = worker_name(number)
-        child = children.Child(f"runner {number}", serve, (self._spec, number), self._logs / f"runner-{number}.log")
+        child = forks.Fork(f"runner {number}", serve, (self._spec, number), self._logs / f"runner-{number}.log")
         self._on_start(worker)
         child.start()
         self._runners[worker] = child

@@ -21,8 +21,8 @@ from agentlightning.types import AttemptStatus, EnqueueRolloutRequest
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from fastapi import HTTPException
 
+from chimera.core.ports import free_port
 from chimera.serving.door import Door
-from training.lab.children import free_port
 from training.lab.steady_time import use_steady_time
 
 logger = logging.getLogger(__name__)

@@ -2,6 +2,10 @@
 
 What W&B shows is always in the run directory first, and W&B has a process of its own (`wandb_mirror`) that follows the
 run's metrics.jsonl: a W&B that hangs, fails or is killed costs the run nothing.
+
+A thread of the main process would not do, with wandb 0.28. It starts its service, `wandb-core`, with the whole
+environment of the process, secrets included, and with its terminal. Its exit handler waits for that service without a
+limit: when the service hangs, the run does not exit. And the stop button of its web page interrupts the main thread.
 """
 
 import hashlib
@@ -10,14 +14,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 
-import psutil
-
 from chimera.config.loader import effective
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.core.secrets import redact_tree
+from chimera.run import forks
+from chimera.run.children import KILL_SECONDS
 from chimera.run.directory import Run
-from training.lab import children
 from training.watch.metrics import Sink
 from training.watch.wandb_mirror import WandbSpec, serve, sync
 
@@ -25,8 +28,6 @@ KEY = "WANDB_API_KEY"
 CLOSE_SECONDS = 20.0
 """How long the last of a finished run may take to be sent; what is not can be sent later."""
 INTERRUPTED_SECONDS = 1.5
-KILL_SECONDS = 0.5
-"""How long the thread that listens to a killed process may take to notice."""
 LISTEN_SECONDS = 0.1
 
 
@@ -73,7 +74,7 @@ class WandbSink:
         self._spec = spec
         self._notify = notify
         self._closing = threading.Event()
-        self._child: children.Child | None = None
+        self._child: forks.Fork | None = None
         self._started = False
         self._watcher = threading.Thread(target=self._watch, args=(modes,), name="wandb-watcher", daemon=True)
         self._watcher.start()
@@ -88,17 +89,18 @@ class WandbSink:
         self._closing.set()
         self._watcher.join(INTERRUPTED_SECONDS if interrupted else CLOSE_SECONDS)
         if self._watcher.is_alive():
-            self._kill()
+            if self._child is not None:
+                self._child.kill()
             self._watcher.join(KILL_SECONDS)
             rest = f"send the rest with: {sync(self._spec.folder)}" if self._started else "metrics.jsonl has it all"
             self._notify(f"W&B was not done in time; {rest}")
 
     def _watch(self, modes: Sequence[str]) -> None:
         for mode in modes:
-            theirs, orders = children.pipe()
-            reports, send = children.pipe()
+            theirs, orders = forks.pipe()
+            reports, send = forks.pipe()
             log = self._spec.folder / "logs" / "wandb.log"
-            child = children.Child(f"W&B ({mode})", serve, (self._spec, mode, theirs, send), log)
+            child = forks.Fork(f"W&B ({mode})", serve, (self._spec, mode, theirs, send), log)
             try:
                 child.start()
             except RunError as error:
@@ -111,7 +113,7 @@ class WandbSink:
             if self._started or self._closing.is_set():
                 return
 
-    def _listen(self, child: children.Child, reports: Connection, orders: Connection) -> None:
+    def _listen(self, child: forks.Fork, reports: Connection, orders: Connection) -> None:
         """Pass on what the process reports until it has ended."""
         reported = False
         while True:
@@ -127,15 +129,3 @@ class WandbSink:
         child.join(1.0)
         if not self._closing.is_set() and (self._started or not reported):
             self._notify(f"{child.ending()}: W&B gets no more, metrics.jsonl has it all (see {child.log_file})")
-
-    def _kill(self) -> None:
-        """End the process and W&B's own below it."""
-        if self._child is None:
-            return
-        try:
-            below = psutil.Process(self._child.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return
-        self._child.kill()
-        for process in below:
-            process.kill()

@@ -65,7 +65,7 @@ import psutil
 from chimera.config.tree import Config, ModelConfig, SLOTS, ServingConfig
 from chimera.run.directory import Run
 from chimera.serving.process import serve
-from training.lab import children
+from chimera.run import forks
 from training.algorithms.sft.process import SftProcess
 from training.watch.wandb_run import open_sinks
 
@@ -74,8 +74,9 @@ found = {}
 
 
 def note(name, pid):
-    entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\\0")
-    found[name] = dict(entry.decode().split("=", 1) for entry in entries if entry)
+    while not (written := Path(f"/proc/{pid}/environ").read_bytes()):
+        pass  # The kernel shows it only a moment after the program was started.
+    found[name] = dict(entry.decode().split("=", 1) for entry in written.split(b"\\0") if entry)
 
 
 def tell(sender):
@@ -83,8 +84,8 @@ def tell(sender):
 
 
 def forked(name):
-    receiver, sender = children.pipe()
-    child = children.Child(name, tell, (sender,), folder / f"{name}.log")
+    receiver, sender = forks.pipe()
+    child = forks.Fork(name, tell, (sender,), folder / f"{name}.log")
     child.start()
     found[name] = receiver.recv()
     child.join(60)
@@ -97,7 +98,7 @@ async def fine_tuning():
 
 def main():
     before = dict(os.environ)
-    children.prepare()
+    forks.prepare()
     assert dict(os.environ) == before
     forked("runner")
     for number, process in enumerate(psutil.Process().children(recursive=True)):
@@ -114,7 +115,7 @@ def main():
         for process in psutil.Process(sink.pid).children(recursive=True):
             note(f"W&B's {process.name()}", process.pid)
         sink.close(interrupted=False)
-    helper = psutil.Process(vars(vars(children.forkserver)["_forkserver"])["_forkserver_pid"])
+    helper = psutil.Process(vars(vars(forks.forkserver)["_forkserver"])["_forkserver_pid"])
     helper.kill()
     while helper.status() != psutil.STATUS_ZOMBIE:
         pass
@@ -150,7 +151,7 @@ def test_no_process_of_a_run_has_a_planted_secret(tmp_path):
 
 
 def test_every_process_is_started_with_an_environment_of_its_own():
-    """Whoever adds a child says what it gets; the fork server's get theirs in `training.lab.children`."""
+    """Whoever adds a child says what it gets; the fork server's get theirs in `chimera.run.forks`."""
     starters = {"subprocess.Popen", "subprocess.run", "asyncio.create_subprocess_exec"}
     for package in ("chimera", "agents", "training", "evaluation"):
         for file in (ROOT / package).rglob("*.py"):

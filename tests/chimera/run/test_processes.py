@@ -1,6 +1,7 @@
 """A run's processes: each ends with its parent, also while it starts; a killed fork server; the limits of a stop."""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -12,10 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chimera.serving import process as serving
+from chimera.run import children, forks
+from chimera.run.child_environment import child_environment
+from chimera.run.children import Command, stop
 from training import interrupt
 from training.algorithms.ppo import phase as ppo
-from training.lab import children, store
+from training.lab import store
 from training.watch import wandb_run
 
 ROOT = Path(__file__).parents[3]
@@ -29,13 +32,14 @@ with socket.create_server(("127.0.0.1", 0)) as listener:
     print(child.pid, flush=True)
     threading.Event().wait()
 """
+CHILD = ("-m", "chimera.run.child", "PARENT")
 FORK_SERVER = """
 import os, sys, threading
 sys.path.insert(0, sys.argv[1])
 os.environ["PYTHONPATH"] = sys.argv[1] + os.pathsep + os.environ.get("PYTHONPATH", "")
-from training.lab import children
-children.prepare()
-print(children.fork_server(), flush=True)
+from chimera.run import forks
+forks.prepare()
+print(forks.fork_server(), flush=True)
 threading.Event().wait()
 """
 
@@ -59,9 +63,9 @@ def stuck_library(folder: Path, name: str) -> Path:
 @pytest.mark.parametrize(
     ("library", "script", "command"),
     [
-        ("pydantic", PARENT, ["-m", "chimera.serving.embedded", "--fd", "FD", "--parent", "PARENT"]),
-        ("trl", PARENT, ["-m", "training.algorithms.sft.child", "--unsloth", "never", "--parent", "PARENT"]),
-        ("yaml", PARENT, ["-m", "chimera.run.child", "PARENT", "chimera.train"]),
+        ("pydantic", PARENT, [*CHILD, "chimera.serving.embedded.__main__", "--fd", "FD"]),
+        ("trl", PARENT, [*CHILD, "training.algorithms.sft.child", "--unsloth", "never"]),
+        ("yaml", PARENT, [*CHILD, "chimera.train"]),
         ("agentlightning", FORK_SERVER, []),
     ],
 )
@@ -91,20 +95,20 @@ def idle(ready) -> None:
     threading.Event().wait()
 
 
-async def ready_child(folder: Path, name: str) -> children.Child:
-    receiver, sender = children.pipe()
-    child = children.Child(name, idle, (sender,), folder / f"{name}.log")
+async def ready_child(folder: Path, name: str) -> forks.Fork:
+    receiver, sender = forks.pipe()
+    child = forks.Fork(name, idle, (sender,), folder / f"{name}.log")
     child.start()
     sender.close()
-    assert await children.receive(receiver, child, seconds=600) == child.pid
+    assert await forks.receive(receiver, child, seconds=600) == child.pid
     return child
 
 
 async def test_a_child_whose_fork_server_was_killed_is_ended_and_the_next_gets_a_new_fork_server(tmp_path):
-    children.prepare()
+    forks.prepare()
     first = await ready_child(tmp_path, "first")
     process = psutil.Process(first.pid)
-    killed = children.fork_server()
+    killed = forks.fork_server()
     assert killed is not None
     os.kill(killed, 9)
     lost = asyncio.Event()
@@ -118,8 +122,8 @@ async def test_a_child_whose_fork_server_was_killed_is_ended_and_the_next_gets_a
     while not gone(process):  # noqa: ASYNC110  what is awaited happens in another process
         await asyncio.sleep(0.02)
     second = await ready_child(tmp_path, "second")
-    assert children.fork_server() not in (killed, None)
-    children.stop([second])
+    assert forks.fork_server() not in (killed, None)
+    stop([second])
     assert not second.alive()
     assert not second.orphaned
 
@@ -152,18 +156,89 @@ async def test_a_fork_server_whose_last_thread_has_not_ended_yet_is_replaced(hal
     monkeypatch.setattr(state, "_forkserver_address", str(tmp_path / "nobody listens here"))
     monkeypatch.setattr(state, "_forkserver_alive_fd", os.open(os.devnull, os.O_WRONLY))
     child = await ready_child(tmp_path, "child")
-    assert children.fork_server() != half_ended.pid
-    children.stop([child])
-    children.finish()
+    assert forks.fork_server() != half_ended.pid
+    stop([child])
+    forks.finish()
+
+
+STUBBORN = """
+import json, signal, subprocess, sys, time
+def main(argv):
+    assert sys.stdin.read() == "secret"
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    below = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    print(json.dumps([argv, below.pid]), flush=True)
+    below.wait()
+"""
+FAULTY = """
+import sys
+from chimera.core.errors import ConfigError
+def main(argv):
+    print("a library's noise", flush=True)
+    if argv == ["quiet"]:
+        sys.exit(7)
+    print("more of it", file=sys.stderr, flush=True)
+    raise ConfigError("x.y is wrong: mend it")
+"""
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Starts a module of the given text."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    started: list[Command] = []
+
+    def start(text: str, *arguments: str, reports: bool = False) -> Command:
+        (tmp_path / "told_module.py").write_text(text)
+        child = Command(
+            "the helper", "told_module", arguments, tmp_path / "logs" / "log", child_environment(), reports=reports
+        )
+        started.append(child)
+        return child
+
+    yield start
+    for child in started:
+        child.kill()
+        child.join()
+
+
+def test_a_command_that_ignores_sigterm_is_killed_with_all_below_it(command):
+    child = command(STUBBORN, "one", "two", reports=True)
+    child.tell("secret")
+    arguments, below = json.loads(child.report())
+    process, grandchild = psutil.Process(child.pid), psutil.Process(below)
+    assert arguments == ["one", "two"]
+    assert os.getsid(child.pid) == child.pid, "Ctrl-C in a terminal would reach it"
+    stop([child], seconds=0.0)
+    child.join()
+    while not (gone(process) and gone(grandchild)):
+        threading.Event().wait(0.02)
+    assert child.killed()
+    assert child.ending() == f"the helper (process {child.pid}) was killed by SIGKILL"
+    stop([child])
+
+
+def test_the_last_words_of_a_command_are_its_own_error_or_the_end_of_its_log(command):
+    child = command(FAULTY)
+    child.tell("")
+    child.join()
+    assert child.ending() == f"the helper (process {child.pid}) ended with exit code 2"
+    assert child.last_words() == "x.y is wrong: mend it"
+    child = command(FAULTY, "quiet")
+    child.tell("")
+    child.join()
+    assert child.exit_code == 7
+    assert not child.killed()
+    assert child.last_words() == "a library's noise", "what an earlier child wrote to the same log is not among them"
+    assert command("def main(argv): input()").last_words() == "its log is empty"
 
 
 def test_the_limits_of_all_steps_of_a_stop_are_within_the_limit_of_the_stop():
     one_by_one = [
-        *2 * [children.STOP_SECONDS + children.KILL_SECONDS],  # runners, then the gateway
+        *3 * [children.STOP_SECONDS + children.KILL_SECONDS],  # runners, then the gateway, at last the model server
         ppo.STOP_SECONDS,
         store.CLOSE_SECONDS,
         wandb_run.INTERRUPTED_SECONDS + wandb_run.KILL_SECONDS,
-        serving.STOP_TIMEOUT_S,
     ]
     assert sum(one_by_one) < interrupt.STOP_SECONDS < 10
 
@@ -199,7 +274,7 @@ def test_without_a_free_socket_there_is_one_sentence(body, said):
     import dotenv, httpx, os, resource
     from chimera.core.cli import run_command
     from chimera.core.ports import check_sockets
-    from training.lab.children import free_port
+    from chimera.core.ports import free_port
 
     def ask():
         try:

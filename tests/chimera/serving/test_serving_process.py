@@ -24,7 +24,7 @@ from chimera.config.tree import SLOTS, ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, ModelError
 from chimera.serving.client import HttpModel
 from chimera.serving.embedded.service import Service
-from chimera.serving.process import ServerProcess, serve
+from chimera.serving.process import SERVER, ServerProcess, serve
 
 RUBRIC = ModelConfig(kind="rubric")
 ELSEWHERE = ModelConfig(
@@ -190,7 +190,7 @@ def test_leaving_the_block_ends_the_server_and_frees_the_port(serving_model, tmp
 
 
 def test_sigterm_lets_running_requests_finish_and_later_calls_say_that_it_is_gone(serving_model, tmp_path):
-    server = ServerProcess({"junior": models(serving_model()).junior}, ServingConfig(slots=2), tmp_path / "log")
+    server = ServerProcess({"junior": models(serving_model())["junior"]}, ServingConfig(slots=2), tmp_path / "log")
     try:
         server.wait_until_ready()
         endpoint = SimpleNamespace(base_url=f"{server.url}/v1", model="junior", api_key=server.api_key)
@@ -202,7 +202,8 @@ def test_sigterm_lets_running_requests_finish_and_later_calls_say_that_it_is_gon
             answer = flying.result()
         assert answer.status_code == 200
         assert answer.json()["usage"]["completion_tokens"] == 300
-        assert server._process.wait() == -signal.SIGTERM  # uvicorn raises the signal again after it shut down.
+        server._child.join()
+        assert server._child.exit_code == -signal.SIGTERM  # uvicorn raises the signal again after it shut down.
         with pytest.raises(ModelError, match=r"does not answer /health") as caught:
             server.request("GET", "/health")
         assert not caught.value.retriable
@@ -260,7 +261,7 @@ def test_a_server_that_gets_no_memory_says_so_in_a_sentence(tmp_path, monkeypatc
     limit.parent.mkdir()
     limit.write_text(
         "import resource, sys\n"
-        "if 'chimera.serving.embedded' in sys.orig_argv: resource.setrlimit(resource.RLIMIT_AS, (900_000_000,) * 2)\n"
+        f"if {SERVER!r} in sys.orig_argv: resource.setrlimit(resource.RLIMIT_AS, (900_000_000,) * 2)\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(limit.parent), os.environ.get("PYTHONPATH", "")]))
     with (
@@ -273,14 +274,12 @@ def test_a_server_that_gets_no_memory_says_so_in_a_sentence(tmp_path, monkeypatc
 def test_a_server_that_dies_while_starting_is_reported_with_its_last_lines(tmp_path, monkeypatch):
     crash = tmp_path / "site" / "sitecustomize.py"
     crash.parent.mkdir()
-    crash.write_text(
-        "import os, sys\nif 'chimera.serving.embedded' in sys.orig_argv: print('boom', flush=True); os._exit(7)\n"
-    )
+    crash.write_text(f"import os, sys\nif {SERVER!r} in sys.orig_argv: print('boom', flush=True); os._exit(7)\n")
     monkeypatch.setenv("PYTHONPATH", str(crash.parent))
     (tmp_path / "log").write_text("an earlier run\n")
     rubrics = dict.fromkeys(SLOTS, RUBRIC)
     with (
-        pytest.raises(ModelError, match=r"ended with code 7 while starting[^\0]*boom") as caught,
+        pytest.raises(ModelError, match=r"ended with exit code 7 while starting[^\0]*boom") as caught,
         serve(rubrics, ServingConfig(), {}, log_file=tmp_path / "log"),
     ):
         pytest.fail("a crashed server was served")
@@ -339,12 +338,12 @@ def test_answers_do_not_wait_for_delayed_acknowledgements():
 import socket, sys, uvicorn
 from chimera.serving.embedded.__main__ import main
 uvicorn.Server.run = lambda self, sockets: print(*[(one.family.name, one.proto) for one in sockets])
-sys.exit(main())
+main(sys.argv[1:])
 """
     settings = {"api_key": "k", "models": {"judge": {"kind": "rubric"}}, "serving": {}}
     with socket.create_server(("127.0.0.1", 0)) as listener:
         done = subprocess.run(
-            [sys.executable, "-c", code, "--fd", str(listener.fileno()), "--parent", str(os.getpid())],
+            [sys.executable, "-c", code, "--fd", str(listener.fileno())],
             input=json.dumps(settings),
             pass_fds=[listener.fileno()],
             capture_output=True,

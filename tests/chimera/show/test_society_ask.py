@@ -28,7 +28,8 @@ from chimera.data.tasks import load
 from chimera.run.directory import Run
 from chimera.run.seals import seal
 from chimera.serving.embedded.checkpoint import NANO
-from chimera.show.ask import Card, cards, show, source_lines
+from chimera.show.ask import cards, source_lines
+from chimera.show.card import Card, show
 from evaluation.conduct.grounds import Origins
 
 QUESTION = "Does nightly zorbex lower the relapse rate?"
@@ -450,7 +451,7 @@ def test_a_panel_never_cuts_its_headline(length):
 def test_cards_of_revisions_reviews_and_missing_scores():
     review = {"issues": ["unsafe", "unclear"], "severity": "CRITICAL", "verdict": "REVISE"}
     (card,) = cards({"safety_review": review, "sender": "SafetyOfficer"}, [])
-    assert (card.headline, card.colour) == ("Safety review: REVISE, severity CRITICAL", "red")
+    assert (card.headline, card.colour) == ("Safety review: REVISE, severity CRITICAL", "red3")
     assert card.lines == (("issue", "unsafe"), ("issue", "unclear"))
     hypothesis = {"evidence": ["It fell by half."], "comparison": "c", "claim": "d", "answer": "no"}
     (card,) = cards({"refined_hypothesis": hypothesis, "critical_revisions": 1}, [("7", "Yes. It fell by half. So.")])

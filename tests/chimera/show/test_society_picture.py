@@ -13,8 +13,9 @@ import pytest
 import chimera.graph
 from agents.graph import build_graph
 from agents.roles import ROLES
-from chimera.config.tree import SocietyConfig
-from chimera.graph import CAPTIONS, GROUPS, diagram, main, mermaid
+from chimera.config.roles import RolesConfig
+from chimera.config.tree import SLOTS, SocietyConfig
+from chimera.graph import CAPTIONS, diagram, main, mermaid
 from chimera.show.graph import BOX_HEIGHT, BOX_WIDTH, END, START, Box, Edge, draw, layers, loops, positions
 
 ASSETS = Path(chimera.graph.__file__).parent / "assets"
@@ -86,10 +87,10 @@ def test_no_box_covers_another_also_with_more_roles(extra_juniors, extra_layers)
 
 def test_every_role_has_a_colour_and_a_caption():
     society = diagram()
-    assert {box.group for box in society.boxes} == set(GROUPS)
+    assert {box.group for box in society.boxes} == set(SLOTS)
     assert {box.name for box in society.boxes} == set(CAPTIONS)
     assert {box.name: box.group for box in society.boxes if box.name in ROLES} == {
-        r.name: r.model for r in ROLES.values()
+        role: slot for role, slot in RolesConfig().slots().items() if role in ROLES
     }
 
 

@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from rich.color import Color
 
 from agents.graph import build_graph
 from agents.roles import ROLES
@@ -15,8 +16,8 @@ from chimera.core.errors import RoleError
 from chimera.core.types import ResearchTask, Section
 from chimera.data.tasks import load
 from chimera.graph import diagram
-from chimera.show.ask import DECISION_COLOURS, SEVERITY_COLOURS, Card, task_card
-from chimera.show.card import COLOURS
+from chimera.show.ask import DECISION_COLOURS, SEVERITY_COLOURS, task_card
+from chimera.show.card import Card
 from evaluation.conduct.live_society import Step, build_library, open_society
 
 KEYS = ("junior", "board", "principal", "judge")
@@ -107,20 +108,49 @@ def test_a_step_is_shown_without_its_conversations():
     step = Step(3, "Geneticist", update, cards, Card("Sources", ()), slot="junior")
     assert step.headline == "Step 3: Geneticist (junior model) wrote initial_hypotheses"
     assert repr(step) == f"{step.headline}\n  Geneticist: yes"
-    assert ElementTree.fromstring(f"<div>{step._repr_html_()}</div>").findtext("p/small") == step.headline
+    html = step._repr_mimebundle_((), ())["text/html"]
+    assert "".join(ElementTree.fromstring(html).itertext()).split("\n")[0].rstrip() == step.headline
+    assert "genes" in html
 
 
-def test_a_card_is_a_table_in_which_text_is_text():
-    card = Card("<b>Decision</b>", (("why & how", '<script>x</script> "quoted"'), ("next", "line")), "green")
-    table = ElementTree.fromstring(card._repr_html_())
-    assert [cell.text for cell in table.iter("td")] == ["why & how", '<script>x</script> "quoted"', "next", "line"]
-    assert [cell.text for cell in table.iter("th")] == ["<b>Decision</b>"]
-    assert COLOURS["green"] in card._repr_html_()
+def test_a_card_is_a_panel_in_a_notebook_in_which_text_is_text():
+    card = Card("<b>Decision</b>", (("why & how", '<script>x</script> "quoted"'), ("next", "[red]line[/red]")), "green")
+    page = ElementTree.fromstring(card._repr_mimebundle_((), ())["text/html"])
+    words = " ".join("".join(page.itertext()).split())
+    for text in ("╭─ <b>Decision</b> ─", 'why & how <script>x</script> "quoted"', "next [red]line[/red]"):
+        assert text in words
+    assert {element.tag for element in page.iter()} == {"pre", "span"}
+    (headline,) = [span for span in page.iter("span") if (span.text or "").strip() == "<b>Decision</b>"]
+    assert "color" in headline.attrib["style"]
 
 
-def test_every_colour_of_a_card_has_one_on_a_page():
-    used = {*DECISION_COLOURS.values(), *SEVERITY_COLOURS.values(), "blue", "cyan", "magenta", "dark_orange3", "white"}
-    assert used <= set(COLOURS)
+def luminance(name):
+    """Relative luminance as WCAG 2 defines it."""
+    linear = [
+        v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4
+        for v in Color.parse(name).get_truecolor().normalized
+    ]
+    return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize(
+    "colour",
+    sorted(
+        {
+            "cyan",
+            "dark_orange3",
+            "medium_orchid3",
+            "bright_black",
+            Card("", ()).colour,
+            *DECISION_COLOURS.values(),
+            *SEVERITY_COLOURS.values(),
+        }
+    ),
+)
+def test_a_cards_headline_can_be_read_on_a_white_and_on_a_black_page(colour):
+    """A ratio of 3 is what WCAG 2 asks for bold text."""
+    assert 1.05 / (luminance(colour) + 0.05) >= 3
+    assert (luminance(colour) + 0.05) / 0.05 >= 3
 
 
 def test_a_task_is_shown_with_its_key_and_without_its_conclusion():

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agents.record import ModelCall, ToolUse
+from chimera.show.card import show
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces.page import page
 from evaluation.traces.spans import RAW, Position, exchange_span, operation_span, outcome_span
-from evaluation.traces.text import gist, outline, plain_lines, show, tool_texts
+from evaluation.traces.text import gist, outline, tool_texts
 from evaluation.traces.token_records import TokenRecord
 from evaluation.traces.token_texts import load_tokenizer, token_texts
 from evaluation.traces.tree import tree
@@ -163,7 +164,7 @@ def test_a_broken_try_and_a_call_that_failed_are_shown():
     assert (first.broken, second.broken) == (True, False)
     assert (first.calls[0].record.error, first.calls[0].exchange, first.answer) == ("503", None, None)
     assert second.answer == PROTOCOL
-    text = "\n".join(plain_lines(outline(tree(record(), story.spans))))
+    text = str(outline(tree(record(), story.spans)))
     assert "ProtocolDesigner, try 1" in text
     assert "call 1: error" in text
     assert "503" in text
@@ -184,7 +185,7 @@ def test_what_is_missing_is_said():
     without = [span for span in whole if span.attributes.get("llm.hosted_vllm.id") != "ProtocolDesigner-1-1-1"]
     call = tree(record(), without).visits[3].calls[0]
     assert (call.exchange, call.answer) == (None, None)
-    assert "not in the trace" in "\n".join(plain_lines(outline(tree(record(), without))))
+    assert "not in the trace" in str(outline(tree(record(), without)))
 
 
 def test_only_the_attempt_that_reported_is_shown():
@@ -197,7 +198,7 @@ def test_only_the_attempt_that_reported_is_shown():
 
 
 def test_the_outline_has_everything_a_reader_looks_for():
-    text = "\n".join(plain_lines(outline(tree(record(), revised(), [learned()]), messages=True)))
+    text = str(outline(tree(record(), revised(), [learned()]), messages=True))
     for wanted in (
         "ro-1: Does it work?", "succeeded after 2.00 s", "yes, and the answer key says yes", "decision: GO",
         "senior: v1",
@@ -214,7 +215,7 @@ def test_the_outline_has_everything_a_reader_looks_for():
 
 def test_tokens_are_listed_on_demand():
     pieces = {"ProtocolDesigner-1-1-1": ["a", "b\n", ""]}
-    text = "\n".join(plain_lines(outline(tree(record(), revised(), [learned()]), pieces=pieces)))
+    text = str(outline(tree(record(), revised(), [learned()]), pieces=pieces))
     assert "credit 0.750" in text
     assert "'a'  1  +0.500  -0.100" in text
     assert "'b\\n'  1  -1.000  -6.000" in text
@@ -223,7 +224,7 @@ def test_tokens_are_listed_on_demand():
 def test_tokens_without_a_text_are_their_ids_and_without_an_id_no_made_up_one():
     def shown(spans):
         made = tree(record(), spans, [learned()])
-        listed = "\n".join(plain_lines(outline(made, pieces={})))
+        listed = str(outline(made, pieces={}))
         return listed, page(made, run="mine", pieces={})
 
     listed, text = shown(revised())

@@ -14,9 +14,9 @@ from agentlightning.types import EnqueueRolloutRequest
 
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError
+from chimera.run import forks
 from chimera.serving.client import Endpoint
 from evaluation.traces.spans import EXCHANGE, RAW
-from training.lab import children
 from training.lab.gateway import thin
 from training.lab.gateway.exchanges import Exchange, Exchanges, StoreAwayError, encode
 from training.lab.gateway.process import Gateway
@@ -312,7 +312,7 @@ async def test_a_store_that_stays_away_ends_the_recording_and_all_who_wait():
 
 
 async def test_a_run_without_its_store_ends_in_words_and_nobody_got_an_unrecorded_answer(tmp_path):
-    children.prepare()
+    forks.prepare()
     upstream, failed = Upstream(), asyncio.get_running_loop().create_future()
 
     def fail(error: ChimeraError) -> None:

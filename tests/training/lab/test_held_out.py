@@ -14,6 +14,7 @@ from agents.context import SupervisorChoice
 from chimera.config.tree import SLOTS, load_config
 from chimera.core.errors import RunError, UnreachableError
 from chimera.data.tasks import load
+from chimera.run import forks
 from chimera.run.directory import Run
 from chimera.run.policies import Policy, live
 from chimera.run.seals import seal
@@ -21,7 +22,6 @@ from chimera.serving.embedded.checkpoint import NANO
 from chimera.serving.process import serve
 from evaluation.records.study import Stage
 from training import gate
-from training.lab import children
 from training.lab.held_out import HeldOut
 from training.lab.recorder import Recorder
 from training.lab.runner import Doors, RunnerSpec
@@ -177,7 +177,7 @@ async def test_a_real_gate_rolls_real_weights_back(server, tmp_path):
         return {"amendments": [], "answer": answer, "decision": "UNDECIDED", "rationale": "so it is"}
 
     server.hooks[:] = [principal]
-    children.prepare()
+    forks.prepare()
     output = io.StringIO()
     with (
         Run.create("run", config) as run,

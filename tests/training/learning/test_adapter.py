@@ -470,9 +470,9 @@ def real(scripted_openai, tmp_path_factory):
 
     from chimera.config.tree import Config
     from chimera.data.tasks import Dataset
+    from chimera.run import forks
     from chimera.run.directory import Run
     from chimera.serving.process import serve
-    from training.lab import children
     from training.lab.lab import Lab
     from training.watch.metrics import Metrics
     from training.watch.view import make_view
@@ -505,7 +505,7 @@ def real(scripted_openai, tmp_path_factory):
     dataset = Dataset((task,), (), (), "generated", "test")
 
     async def scenario():
-        children.prepare()
+        forks.prepare()
         with (
             Run.create("run", config) as run,
             serve(config.models, config.serving, {}, log_file=run.path / "models.log") as servers,

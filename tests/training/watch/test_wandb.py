@@ -22,11 +22,11 @@ import psutil
 import pytest
 
 from chimera.config.tree import Config
+from chimera.run import forks
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.scores.rewards import Reward
-from training.lab import children
 from training.lab.agent import emit_parts
 from training.watch.metrics import Metrics
 from training.watch.wandb_hook import WandbLoggingHook
@@ -91,7 +91,7 @@ def no_wandb_of_the_user(monkeypatch, tmp_path):
     for name in [name for name in os.environ if name.startswith("WANDB_") and name not in PATIENCE]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "wandb-config"))
-    children.prepare()
+    forks.prepare()
 
 
 def config_for(folder, **wandb):
@@ -185,7 +185,7 @@ def offline(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     notes: list[str] = []
     config = config_for(folder, protocols=2)
-    children.prepare()
+    forks.prepare()
     with Run.create("shown", config) as run:
         mirrored(run, config, {}, notes)
     return SimpleNamespace(run=run, config=config, notes=notes, data=read_offline(*offline_files(run)))
@@ -530,7 +530,7 @@ def run_hook(folder):
 
 
 def test_the_hook_logs_every_rollouts_reward_and_parts_from_agent_lightnings_own_runner(tmp_path):
-    child = children.Child("runner", run_hook, (str(tmp_path),), tmp_path / "log")
+    child = forks.Fork("runner", run_hook, (str(tmp_path),), tmp_path / "log")
     child.start()
     child.join(WAIT_SECONDS)
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")

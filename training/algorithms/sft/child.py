@@ -1,8 +1,8 @@
-"""The process that fine-tunes: `python -m training.algorithms.sft.child`, started by `training.algorithms.sft.process`.
+"""The process that fine-tunes, started by `training.algorithms.sft.process`.
 
-It imports what training needs while its parent still chooses examples, reads a `Spec` as one JSON line from stdin,
-trains with TRL's SFTTrainer, writes a model folder, and reports progress as JSON lines on stdout. Whatever libraries
-print goes to its log. It ends with its parent.
+It imports what training needs while its parent still chooses examples, reads a `Spec` as JSON from stdin, trains with
+TRL's SFTTrainer, writes a model folder, and reports progress as JSON lines on stdout. Whatever libraries print goes to
+its log.
 """
 
 import argparse
@@ -17,8 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from chimera.core.errors import ChimeraError, RunError
-from chimera.run.parent import end_with
+from chimera.core.errors import RunError
 from chimera.serving.embedded.checkpoint import check_trainable
 
 if TYPE_CHECKING:
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
 LARGE_MODEL = 500_000_000
 """From so many parameters on, activations are computed twice instead of kept."""
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-TOLD = "error: "
-"""What the line of an error begins with that says everything; the log's other lines are the libraries'."""
 
 Loader = Literal["auto", "never"]
 
@@ -62,37 +58,32 @@ class Spec:
     unsloth: Loader
 
     def dump(self) -> str:
-        """One line of JSON."""
+        """As JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def load(cls, line: str) -> "Spec":
+    def load(cls, text: str) -> "Spec":
         """The inverse of `dump`."""
-        return cls(**json.loads(line))
+        return cls(**json.loads(text))
 
 
-def main() -> int:
-    """Train as the spec on stdin says; returns the exit code."""
+def main(argv: list[str]) -> None:
+    """Train as the spec on stdin says.
+
+    Raises:
+        ChimeraError: The model or the examples cannot be trained on, or a file cannot be read or written.
+    """
     parser = argparse.ArgumentParser(prog="training.algorithms.sft.child", description=__doc__)
-    parser.add_argument("--parent", type=int, required=True, help="process id to end with")
     parser.add_argument("--unsloth", choices=("auto", "never"), required=True, help="as in the configuration")
-    options = parser.parse_args()
-    end_with(options.parent)
+    options = parser.parse_args(argv)
     progress = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     preload(options.unsloth)
-    line = sys.stdin.readline()
-    if not line:
-        return RunError.exit_code  # Nothing to train on after all; the parent says why.
+    spec = Spec.load(sys.stdin.read())
     try:
-        train(Spec.load(line), progress)
-    except ChimeraError as error:
-        print(f"{TOLD}{error}", file=sys.stderr, flush=True)
-        return error.exit_code
+        train(spec, progress)
     except OSError as error:
-        print(f"{TOLD}a file cannot be read or written: {error}", file=sys.stderr, flush=True)
-        return RunError.exit_code
-    return 0
+        raise RunError(f"a file cannot be read or written: {error}") from error
 
 
 def preload(loader: Loader) -> None:
@@ -278,7 +269,3 @@ def step_figures(logs: dict[str, Any]) -> dict[str, float]:
         "token_accuracy": float(logs["mean_token_accuracy"]),
         "epoch": float(logs["epoch"]),
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError, RunError, boundary
+from chimera.core.ports import free_port
+from chimera.run import forks
+from chimera.run.children import stop
 from chimera.serving.client import Endpoint
-from training.lab import children
 from training.lab.gateway import litellm, thin
 from training.lab.gateway.spec import START_SECONDS, GatewaySpec
 
@@ -45,13 +47,13 @@ class Gateway:
         on_failure: Callable[[ChimeraError], None],
     ) -> None:
         self.key = f"sk-{secrets.token_hex(24)}"
-        self._port = children.free_port()
+        self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._spec = GatewaySpec(config.gateway, store_url, config.models, endpoints, self.key, store_key)
         self._log_file = log_file
         self._on_restart = on_restart
         self._on_failure = on_failure
-        self._child: children.Child | None = None
+        self._child: forks.Fork | None = None
         self._restarts = 0
         self._restarting: asyncio.Task[None] | None = None
 
@@ -66,14 +68,14 @@ class Gateway:
         Raises:
             RunError: It did not come up.
         """
-        receiver, sender = children.pipe()
-        child = children.Child(
+        receiver, sender = forks.pipe()
+        child = forks.Fork(
             "gateway", SERVE[self._spec.gateway.engine], (self._spec, self._port, sender), self._log_file
         )
         child.start()
         self._child = child
         sender.close()
-        await children.receive(receiver, child, seconds=START_SECONDS)
+        await forks.receive(receiver, child, seconds=START_SECONDS)
         receiver.close()
         asyncio.get_running_loop().add_reader(child.sentinel, self._died, child)
 
@@ -84,14 +86,14 @@ class Gateway:
         child, self._child = self._child, None
         if child is not None:
             asyncio.get_running_loop().remove_reader(child.sentinel)
-            children.stop([child])
+            stop([child])
 
-    def _died(self, child: children.Child) -> None:
+    def _died(self, child: forks.Fork) -> None:
         asyncio.get_running_loop().remove_reader(child.sentinel)
         child.join(1.0)
         self._restarting = asyncio.create_task(self._restart(child))
 
-    async def _restart(self, child: children.Child) -> None:
+    async def _restart(self, child: forks.Fork) -> None:
         """Start the gateway again after `child` has ended; nobody awaits this, so whatever goes wrong is told."""
         try:
             with boundary(RunError, f"the gateway ended and could not be started again (see {self._log_file})"):

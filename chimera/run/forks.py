@@ -1,8 +1,7 @@
-"""Child processes of a run: forked from a clean, pre-loaded helper process, with their own log, gone with their parent.
+"""Children that are forked from a clean helper process with its libraries loaded, so that they start at once.
 
 Python's fork server does the forking: it has no threads, so a child can be started or replaced at any time, whatever
-threads (servers, torch) the main process has by then. Children ignore Ctrl-C, which a terminal sends to all of them:
-the main process alone decides what stops when.
+threads (servers, torch) the main process has by then.
 """
 
 import asyncio
@@ -11,8 +10,7 @@ import multiprocessing.connection
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -23,14 +21,11 @@ from typing import Any
 import psutil
 
 from chimera.core.errors import RunError
-from chimera.core.ports import listen
 from chimera.run.child_environment import only_child_environment, reduce_environment
+from chimera.run.children import KILL_SECONDS, Child
 
 PRELOAD = "training.lab.preload"
-STOP_SECONDS = 1.0
-"""How long children may take to end by themselves. They have nothing to save: what is finished is in the store."""
-KILL_SECONDS = 0.5
-"""How long a killed process may take to be gone."""
+"""What the helper imports. Only a name: where there is no such module, children import what they need themselves."""
 UNKNOWN = 255
 """What multiprocessing gives as the exit code of a child whose fork server was killed."""
 
@@ -80,22 +75,12 @@ def finish() -> None:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # multiprocessing collects it.
 
 
-def free_port() -> int:
-    """A loopback port that nobody uses now.
-
-    Raises:
-        RunError: There is none.
-    """
-    with listen() as listener:
-        return listener.getsockname()[1]
-
-
 def pipe() -> tuple[Connection, Connection]:
     """A one-way pipe: the receiving end and the sending end."""
     return _context.Pipe(duplex=False)
 
 
-class Child:
+class Fork(Child):
     """One child process: `target(*args)` with its output in `log_file`; `args` are pickled.
 
     Attributes:
@@ -103,10 +88,8 @@ class Child:
     """
 
     def __init__(self, name: str, target: Callable[..., None], args: tuple[Any, ...], log_file: Path) -> None:
-        self.name = name
-        self.log_file = log_file
+        super().__init__(name, log_file)
         self.orphaned = False
-        self._identity: psutil.Process | None = None
         self._process: ForkServerProcess = _context.Process(
             target=_main, args=(target, args, str(log_file)), name=name, daemon=True
         )
@@ -117,7 +100,6 @@ class Child:
         Raises:
             RunError: No process can be started.
         """
-        self.log_file.parent.mkdir(parents=True, exist_ok=True)
         try:
             try:
                 self._start()
@@ -126,91 +108,47 @@ class Child:
                 self._start()
         except (EOFError, OSError) as error:
             raise RunError(f"{self.name} cannot be started: {error or 'the fork server ended'}") from error
-        with suppress(psutil.NoSuchProcess):
-            self._identity = psutil.Process(self.pid)
 
     def _start(self) -> None:
         if not _running():
             finish()
             prepare()
         self._process.start()
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        if self._process.pid is None:
-            raise RunError(f"{self.name} was not started")
-        return self._process.pid
+        assert self._process.pid is not None
+        self._started(self._process.pid)
 
     @property
     def sentinel(self) -> int:
         """A file descriptor that becomes readable when the process has ended."""
         return self._process.sentinel
 
-    def alive(self) -> bool:
-        """Whether the process still runs."""
-        return self._process.is_alive()
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal unless the process has ended."""
-        if self._process.is_alive():
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """End the process at once."""
-        self.signal(signal.SIGKILL)
-
     @property
     def exit_code(self) -> int | None:
-        """How the process ended; negative for a signal, None while it runs."""
+        """How the process ended: negative for a signal, None while it runs."""
         return self._process.exitcode
 
     def killed(self) -> bool:
-        """Whether a signal ended it."""
-        return self.orphaned or (self._process.exitcode or 0) < 0
+        """True if a signal ended the process."""
+        return self.orphaned or super().killed()
 
     def ending(self) -> str:
         """How the process ended, for messages."""
-        code = self._process.exitcode
         if self.orphaned:
             how = "was ended, because the process that it was forked from was killed"
-        elif code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
-        else:
-            how = f"ended with exit code {code}"
-        return f"{self.name} (process {self.pid}) {how}"
+            return f"{self.name} (process {self.pid}) {how}"
+        return super().ending()
 
-    def last_words(self, lines: int = 3) -> str:
-        """The end of its log, for messages."""
-        text = self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
-        return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip()) or "its log is empty"
-
-    def join(self, timeout: float) -> None:
+    def join(self, seconds: float | None = None) -> None:
         """Wait for the end. A process whose fork server was killed cannot be waited for: it is killed."""
-        self._process.join(timeout)
-        if self._process.exitcode == UNKNOWN and self._identity is not None:
+        self._process.join(seconds)
+        if self.exit_code == UNKNOWN and self._itself is not None:
             with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
-                self._identity.kill()
+                self._itself.kill()
                 self.orphaned = True
-                self._identity.wait(KILL_SECONDS)
+                self._itself.wait(KILL_SECONDS)
 
 
-def stop(children: Iterable[Child], *, seconds: float = STOP_SECONDS) -> None:
-    """End `children`: SIGTERM to all, one common deadline, then SIGKILL to those that are left."""
-    started = [child for child in children if child.alive()]
-    for child in started:
-        child.signal(signal.SIGTERM)
-    deadline = time.monotonic() + seconds
-    for child in started:
-        child.join(max(0.0, deadline - time.monotonic()))
-    for child in started:
-        child.kill()
-    deadline = time.monotonic() + KILL_SECONDS
-    for child in started:
-        child.join(max(0.0, deadline - time.monotonic()))
-
-
-async def receive(connection: Connection, child: Child, *, seconds: float) -> Any:
+async def receive(connection: Connection, child: Fork, *, seconds: float) -> Any:
     """The first message that `child` sends through `connection`.
 
     Raises:

@@ -1,0 +1,67 @@
+"""Other pipelines than the usual one, by YAML alone: each runs to its end, and its phases are stages of its report."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from chimera.run.directory import Run
+from chimera.run.policies import live
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+
+SMALL = """
+data: {size: 60}
+rollouts: {runners: 2}
+gate: {enabled: false}
+wandb: {mode: disabled}
+evaluation: {resamples: 200, permutations: 200, self_consistency: false}
+"""
+SFT = "min_examples: 1, epochs: 1, batch_size: 8, micro_batch_size: 8"
+PPO = "steps: 1, tasks_per_step: 2, n: 2, min_good_share: 0.1"
+BANDIT = "{roles: [Supervisor], min_events: 4, tasks: 3}"
+PIPELINES = {
+    "fine-tuned seniors, then the bandit": (
+        f"pipeline:\n  gather: {{tasks: 8}}\n  sft: {{roles: seniors, {SFT}}}\n  bandit: {BANDIT}\n",
+        {"sft": "senior@sft", "bandit": "Supervisor@bandit"},
+    ),
+    "PPO on the juniors": (
+        f"pipeline:\n  gather: {{tasks: 6}}\n  ppo: {{roles: juniors, {PPO}}}\n",
+        {"ppo": "junior@ppo-1"},
+    ),
+    "two PPO phases, refiner and designer with weights of their own": (
+        "models:\n  refiner: {like: senior}\n"
+        "roles:\n  HypothesisRefiner: {model: refiner}\n"
+        f"pipeline:\n  refine: {{algorithm: ppo, roles: [HypothesisRefiner], {PPO}}}\n"
+        f"  design: {{algorithm: ppo, roles: [ProtocolDesigner], {PPO}}}\n",
+        {"refine": "refiner@refine-1", "design": "senior@design-1"},
+    ),
+    "gather and bandit only": (
+        f"pipeline:\n  gather: {{tasks: 8}}\n  bandit: {BANDIT}\n",
+        {"bandit": "Supervisor@bandit"},
+    ),
+}
+
+
+def command(module, *arguments):
+    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("settings", "learned"), PIPELINES.values(), ids=PIPELINES)
+def test_a_pipeline_by_yaml_alone_runs_to_its_end_and_into_its_report(tmp_path, settings, learned):
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"runs_dir: {tmp_path}\n{SMALL}{settings}")
+    command("chimera.train", "--config", str(file), "--name", "mine")
+    run = Run.open("mine", tmp_path)
+    assert {policy.version for policy in live(run.events()).values()} == set(learned.values())
+    command("chimera.eval", "--run", "mine", f"runs_dir={tmp_path}", "--stages", "all", "--limit", "3")
+    report = json.loads((run.path / "report" / "report.json").read_text())
+    stages = {stage["name"]: stage["versions"] for stage in report["plan"]["stages"]}
+    assert {"base", *learned} <= set(stages)
+    for phase, version in learned.items():
+        assert version in stages[phase].values()
+        assert version not in stages["base"].values()
+    assert command("chimera.eval", "--verify", str(run.path / "report"), f"runs_dir={tmp_path}")

