@@ -21,6 +21,7 @@ from chimera.config.tree import Config, GatewayConfig
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import ResearchTask, Section
 from chimera.data.tasks import Dataset
+from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.traces.calls import model_calls
 from evaluation.traces.spans import read
@@ -261,6 +262,9 @@ async def test_agent_lightning_s_own_gateway_records_the_same(scripted_openai, t
         calls = model_calls(read(lab.run.path / record.trace))
         assert {call.role for call in calls} == set(ROLE_MODELS)
         assert all(call.messages and call.choice["message"] for call in calls)
+        candidate = Policy.made("weights", "senior", "try")
+        with pytest.raises(RunError, match=r"senior@try cannot be made with .*: set gateway\.engine=thin"):
+            await anext(lab.rollouts([], instead=[candidate]))
         async with httpx.AsyncClient(base_url=lab.gateway.url) as client:
             for path in ("/docs", "/openapi.json", "/health/liveliness", "/metrics", "/ui"):
                 assert (await client.get(path)).status_code == 401
