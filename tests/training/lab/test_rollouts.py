@@ -15,7 +15,6 @@ import pytest
 import respx
 from lab_kit import CONCLUSION, SECRET, collect, config_for, open_lab, task
 from rich.console import Console
-from training.phases import PHASES, check_names
 
 from chimera.config.tree import Config, GatewayConfig
 from chimera.core.errors import ConfigError, RunError
@@ -27,6 +26,7 @@ from evaluation.traces.calls import model_calls
 from evaluation.traces.spans import read
 from training.algorithms.gather import GatherSettings, choose
 from training.lab.runner import Doors, RunnerSpec
+from training.learning.plans import choose_names
 from training.summary import summarize
 
 ROLE_MODELS = {
@@ -455,9 +455,9 @@ async def test_a_runner_blocks_the_conclusion_without_holding_it():
 @pytest.mark.parametrize("text", ["gahter", "gather,ppo2", "", "gather,gather"])
 def test_wrong_phases_are_refused_with_the_valid_ones(text):
     with pytest.raises(ConfigError, match="gather"):
-        check_names(text)
+        choose_names(text, Config())
 
 
 def test_all_phases_run_by_default():
-    assert check_names(None) == PHASES
-    assert check_names(" gather ") == ("gather",)
+    assert choose_names(None, Config()) == ("gather", "sft", "ppo", "bandit")
+    assert choose_names(" gather ", Config()) == ("gather",)
