@@ -79,7 +79,7 @@ def _unfenced(text: str) -> str:
 def echo(completion: Completion) -> Message:
     """The assistant message in the form that later requests repeat.
 
-    Servers parse tool arguments in the conversation as JSON (vLLM answers 400 otherwise), so unreadable arguments become
+    Servers parse tool arguments in a conversation as JSON (vLLM answers 400 otherwise), so unreadable arguments become
     {}; the tool's answer quotes them. Servers need text where no tool was called, so missing text becomes empty text.
     """
     message = dict(completion.message)

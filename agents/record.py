@@ -15,8 +15,8 @@ class ModelCall:
 
     `visit` counts the role's visits in the graph from 1 (2 and more are revisions), `step` the calls within the visit.
     `parsed` is True or False when the answer was read as the role's schema, None when it was a tool call.
-    `repair` marks the one repair request after an answer that did not validate. `attempt` counts the tries of one visit from 1:
-    a retriable model error starts the visit again, with the same visit and step numbers.
+    `repair` marks the one repair request after an answer that did not validate. `attempt` counts the attempts at one
+    visit from 1: a retriable model error starts the visit again, with the same visit and step numbers.
     """
 
     role: str

@@ -46,8 +46,8 @@ class ResearchState(TypedDict):
         initial_hypotheses: Each {"author", "evidence", "comparison", "claim", "answer"}. Writers: the juniors.
         selected_hypothesis: The selected one of the initial hypotheses. Writer: Supervisor.
         supervisor_justification: Why it was selected. Writer: Supervisor.
-        selection: {"author", "preferred", "policy", "propensities", "sources"}: the selected author; the author that the
-            supervisor's model preferred (None if it was not asked); the version of the policy that chose; the
+        selection: {"author", "preferred", "policy", "propensities", "sources"}: the selected author; the author that
+            the supervisor's model preferred (None if it was not asked); the version of the policy that chose; the
             probability of each author (None if not known); the passages that the juniors saw. Writer: Supervisor.
         refined_hypothesis: A `Hypothesis`. Writer: HypothesisRefiner.
         unreviewed_hypothesis: The refined hypothesis of the first visit, before any review. Writer: HypothesisRefiner.
@@ -59,7 +59,7 @@ class ResearchState(TypedDict):
         final_protocol: The protocol with its "amendments". Writer: PrincipalInvestigator.
         final_answer: yes, no or maybe: what the evidence says. Writer: PrincipalInvestigator.
         final_decision: GO, NO-GO or UNDECIDED: whether the protocol may run. Writer: PrincipalInvestigator.
-        final_veto: The unresolved CRITICAL reviews, which forbid GO, with the first issue of each; None if there are none.
+        final_veto: The unresolved CRITICAL reviews, which forbid GO, each with its first issue; None if there are none.
             Writer: PrincipalInvestigator.
         final_rationale: Reasons for the decision. Writer: PrincipalInvestigator.
         final_evaluation: What the injected evaluator returned. Writer: Evaluation.

@@ -1,7 +1,8 @@
 """Reward models of the bandit: linear in the features of an action, with weights that all actions share.
 
-`LinearThompson` keeps the posterior of Bayesian linear regression and draws each action with its probability of being the
-best. `SoftLogistic` keeps a point estimate that scikit-learn's SGD learns. Both can learn from further rows at any time.
+`LinearThompson` keeps the posterior of Bayesian linear regression and draws each action with its probability of being
+the best one. `SoftLogistic` keeps a point estimate that scikit-learn's SGD learns. Both can learn from further rows at
+any time.
 """
 
 from collections.abc import Mapping

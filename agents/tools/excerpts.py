@@ -36,8 +36,8 @@ class _Sentence:
 def excerpt(text: str, query: str, max_chars: int) -> str:
     """At most `max_chars` characters of `text`: whole sentences, preferring those most relevant to `query`.
 
-    A text that is short enough is returned unchanged. A sentence is cut only if it alone exceeds the limit, between words
-    where possible.
+    A text that is short enough is returned unchanged. A sentence is cut only if it alone exceeds the limit, and then
+    between words where possible.
     """
     if len(text) <= max_chars:
         return text
@@ -95,7 +95,7 @@ def _render(sentences: list[_Sentence]) -> str:
 
 
 def _pieces(before: _Sentence | None, sentence: _Sentence) -> list[str]:
-    """The text written for `sentence` after `before`: its section's label or a gap mark if needed, then the sentence."""
+    """The text written for `sentence` after `before`: if needed its section's label or a gap, then the sentence."""
     if before is None or sentence.section != before.section:
         return [f"{sentence.label}:", sentence.text] if sentence.label else [sentence.text]
     return [sentence.text] if sentence.position == before.position + 1 else [GAP, sentence.text]
