@@ -36,8 +36,8 @@ _Response = tuple[int, Mapping[str, str], bytes]
 class LiveHttp:
     """Sends requests to live services.
 
-    `timeout_s` limits one request with all its retries and waits. `retries`: further attempts after 429 and 5xx. The wait
-    follows Retry-After, or else starts at `backoff_s` and doubles.
+    `timeout_s` limits one request with all its retries and waits. `retries`: further attempts after 429 and 5xx. The
+    wait follows Retry-After, or else starts at `backoff_s` and doubles.
     """
 
     timeout_s: float
@@ -113,7 +113,7 @@ def retry_after(value: str | None) -> float | None:
 class SearchCache:
     """Caches the last answers of live searches in this process, and joins equal searches that run at the same time.
 
-    Three juniors often search for the same query at the same time; one request serves them all. Failures are not cached.
+    Three juniors often search for the same query at once; one request serves them all. Failures are not cached.
     """
 
     def __init__(self, size: int = 256) -> None:
