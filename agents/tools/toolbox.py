@@ -33,7 +33,8 @@ from chimera.core.types import Brief
 __all__ = ["DocumentLike", "Passage", "Query", "Tool", "ToolError", "ToolResult", "Toolbox", "build_toolbox"]
 
 Search = Callable[[str], Awaitable[Sequence[Passage]]]
-"""A tool's function: takes one text, returns passages, best first; raises ToolError. It names and describes the tool."""
+"""A tool's function: takes a text, returns passages, best first; raises ToolError. Its name is the tool's name, its
+docstring the tool's description."""
 
 TOOL_KEYS = (NCBI_KEY, TAVILY_KEY)
 """Variables with the keys that tools use."""

@@ -105,7 +105,7 @@ class EvaluationConfig(Section):
         return self
 
     def unknown_prices(self, slots: Collection[str]) -> str | None:
-        """The error message for the first price whose name is not in `slots`; None if all are. Rollouts count slots' tokens."""
+        """The error message for the first price that is not about one of `slots`; None if there is none."""
         for name in self.prices:
             if name not in slots:
                 near = get_close_matches(name, slots, n=1)

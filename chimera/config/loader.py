@@ -54,7 +54,7 @@ class Key:
 
 
 def sections(section: Section) -> dict[str, Section]:
-    """The sections directly below `section`, by their keys relative to it. Each entry of a table counts as a section."""
+    """The sections directly below `section`, by their keys relative to it; each entry of a table is one."""
     found: dict[str, Section] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)

@@ -179,7 +179,7 @@ class SocietyConfig(Section):
     )
 
     def unused(self) -> Mapping[str, str]:
-        """Limits of revisions that the total excludes, a total that cannot be reached, the size of texts that are not shown."""
+        """Limits of revisions if the total is 0, a total that cannot be reached, the size of texts that are not shown."""
         found: dict[str, str] = {}
         reachable = self.max_major_revisions + self.max_critical_revisions
         if self.max_revisions == 0:
@@ -225,7 +225,7 @@ class ToolsConfig(Section):
 
 
 class RewardConfig(Section):
-    """Weights of the reward's named parts. Each part is logged; the reward is their sum."""
+    """Weights of the reward's named parts. Each part is logged; the reward is the sum of the parts."""
 
     novelty: float = Field(default=0.1, ge=-1000, le=1000, description="weight of the judge's score for novelty")
     feasibility: float = Field(
@@ -295,7 +295,7 @@ class GatewayConfig(Section):
     )
 
     def unused(self) -> Mapping[str, str]:
-        """LiteLLM's gateway does not wait for the store."""
+        """The time limit of the store, for which LiteLLM's gateway does not wait."""
         return {"store_timeout_s": "gateway.engine is 'litellm'"} if self.engine == "litellm" else {}
 
 
