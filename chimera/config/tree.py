@@ -179,7 +179,7 @@ class SocietyConfig(Section):
     )
 
     def unused(self) -> Mapping[str, str]:
-        """Limits of revisions if the total is 0, a total that cannot be reached, the size of texts that are not shown."""
+        """Limits of revisions if the total is 0, an unreachable total, and the size of texts that are not shown."""
         found: dict[str, str] = {}
         reachable = self.max_major_revisions + self.max_critical_revisions
         if self.max_revisions == 0:

@@ -26,8 +26,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
     """Run `main` and exit the process.
 
-    A `ChimeraError` or a full disk gives one line on stderr and the error's exit code. Ctrl-C gives 130. A closed pipe on
-    stdout gives 0 without a message. Any other exception is a bug: it gives 70 and a traceback without secrets.
+    A `ChimeraError` or a full disk gives one line on stderr and the error's exit code. Ctrl-C gives 130. A closed pipe
+    on stdout gives 0 without a message. Any other exception is a bug: it gives 70 and a traceback without secrets.
     """
     from chimera.core.secrets import redact
 
@@ -53,8 +53,8 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     if code or "torch" in sys.modules:
-        # Everything is closed by now. Unloading torch and VeRL would take up to ten seconds. After an error or Ctrl-C, Python
-        # would also wait for threads that may never end, such as one that calls an unreachable server.
+        # Everything is closed by now. Unloading torch and VeRL would take up to ten seconds. After an error or Ctrl-C,
+        # Python would also wait for threads that may never end, such as one that calls an unreachable server.
         logging.shutdown()
         sys.stderr.flush()
         os._exit(code)

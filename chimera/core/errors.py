@@ -80,7 +80,7 @@ def storage_fault(error: BaseException) -> RunError | None:
 
 @contextmanager
 def boundary(error: type[ChimeraError], stage: str) -> Iterator[None]:
-    """Turn an unexpected exception inside `stage` into an `error` that names the stage. A `ChimeraError` passes unchanged."""
+    """Turn an unexpected exception inside `stage` into an `error` that names it; a `ChimeraError` passes unchanged."""
     try:
         yield
     except ChimeraError:

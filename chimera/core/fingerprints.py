@@ -18,7 +18,7 @@ _DIGEST_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Digests of every run of `length` consecutive words of one text, salted so that fingerprints cannot be compared."""
+    """Digests of every run of `length` consecutive words of a text, salted so that texts cannot be compared."""
 
     salt: str
     length: int

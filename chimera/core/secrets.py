@@ -121,7 +121,7 @@ class Redactor:
         if pattern is None:
             return text
         text = pattern.sub(lambda match: f"[{names[match.group()]}]", text)
-        # A value may occur in a placeholder, or arise where a placeholder touches its neighbours; it is replaced by ***.
+        # A value may occur in a placeholder, or arise where one touches its neighbours; it is replaced by ***.
         while pattern.search(text):
             text = pattern.sub("***", text)
         return text
