@@ -45,8 +45,8 @@ class Brief:
 class ResearchTask:
     """One question with its abstract and its answer key.
 
-    Agents are given `brief()` only. `long_answer` is the abstract's conclusion, which reveals the label. So it is not in
-    `repr`, and rollouts and prompts are never made from it.
+    Agents are given `brief()` only. `long_answer` is the abstract's conclusion, which reveals the label. So `repr` does
+    not show it, and rollouts and prompts are never made from it.
     """
 
     id: str

@@ -1,8 +1,8 @@
 """The tasks of a run: loading, splitting, and `python -m chimera.data`, which shows them.
 
 Splits (`chimera.data.splits`) are stratified by label (and level, for generated tasks) and seeded. With the official
-test ids, their tasks are the test split, and the other half is split into train and validation. No question and no abstract is
-ever in two splits.
+test ids, their tasks are the test split, and the other half is split into train and validation. No question and no
+abstract is ever in two splits.
 """
 
 import argparse

@@ -143,7 +143,7 @@ def is_control(group: str) -> bool:
 
 
 def read_weight(text: str) -> Weight:
-    """Whether the sentence (in lower case) reports the analysis that counts, or one that another analysis supersedes."""
+    """Whether the sentence (in lower case) reports the analysis that counts, or one that another supersedes."""
     if COUNTS.search(text):
         return "counts"
     return "superseded" if SUPERSEDED.search(text) else "plain"
