@@ -152,8 +152,8 @@ def _trained(arguments: argparse.Namespace) -> "Run | None":
 def answer(asked: Asked, config: "Config", console: "Console", run: "Run | None" = None) -> None:
     """Start the models, let the society answer the question, and show each step when it is done.
 
-    With a `run`, its learned weights and its supervisor's policy are used. If the bundled model answers a real question,
-    a warning is shown before and after it, also after an error.
+    With a `run`, its learned weights and its supervisor's policy are used. If the bundled model gets a real question,
+    a warning is shown before and after the answer, also after an error.
     """
     from chimera.core.secrets import api_key_names, load_secrets
     from chimera.core.toy import toy_parts, warning

@@ -94,7 +94,7 @@ class Case:
 
     @property
     def gate(self) -> float:
-        """Factor on all scores but groundedness; low if the protocol is empty, padded, copied or speaks to the grader."""
+        """Factor on all scores but groundedness. Low if the protocol is empty, padded, copied or pleading."""
         pleads = any(instructs(text) for text in self.fields.values())
         factor = 0.5 if pleads else self.hypothesis_gate
         return math.fsum(self.substance.values()) / len(self.substance) * factor
@@ -161,8 +161,8 @@ def groundedness(case: Case) -> float:
 def on_question(case: Case) -> float:
     """Share of what the goal asks that the verbatim evidence mentions, by its words or by its known outcomes.
 
-    A goal may also name outcomes in its population or intervention ('adults with back pain'). So if the claim names some
-    of the goal's outcomes, only those count as asked.
+    A goal may also name outcomes in its population or intervention ('adults with back pain'). So if the claim names
+    some of the goal's outcomes, only those count as asked.
     """
     evidence = " ".join(case.verbatim)
     named = concepts(case.goal)
@@ -237,7 +237,7 @@ def impact(case: Case) -> float:
 
 
 def part_match(case: Case, name: str) -> float:
-    """How well a field matches the goal: share of its words that occur in goal or sources x a ramp over words of the goal.
+    """How well a field matches the goal: share of its words found in goal or sources x a ramp over the goal's words.
 
     The ramp reaches 1 at two content words of the goal, or at all that the goal has besides the other fields'.
     """

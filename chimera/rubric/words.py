@@ -1,4 +1,4 @@
-"""The rubric's vocabulary: what it knows about English and clinical studies. It holds no function and no task's data."""
+"""The rubric's vocabulary: English and clinical studies. It holds no function and no task's data."""
 
 import re
 from typing import Literal
@@ -91,7 +91,7 @@ PLACEHOLDER = _any(
     r"(?:the |an? )?(?:design|population|intervention|comparator|outcome|analysis|safeguards?)",
     r"(?:the |an? )?(?:field|value|treatment|drug)",
 )
-"""Text that, alone in a field, means that the field was not filled in; also the fields' names."""
+"""Text that, alone in a field, means that nobody filled it in; so do the fields' names."""
 
 INSTRUCTION = _any(
     r"\b(?:give|award|grant|assign|rate|score|grade|mark) (?:this|it|me|us|full|perfect|maximum|max|top|highest)\b",
