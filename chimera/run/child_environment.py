@@ -22,7 +22,7 @@ LIBRARIES = (
 )
 """Settings of numerical and model libraries, and of Chimera."""
 NETWORK = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-"""Settings for network access. A proxy's address may hold a password, so only children that use the network get them."""
+"""Settings for network access; only children that use it get them, as a proxy's address may hold a password."""
 
 _SECRET = re.compile(r"KEY|TOKEN$|SECRET|PASSW|CREDENTIAL")
 
