@@ -43,7 +43,7 @@ START = {LEDGER, "config.yaml", "environment.json"}
 """Files that the start of a run writes before any phase begins."""
 
 _owned: dict[Path, int] = {}
-"""Descriptors of the lock files of runs that this process owns. The operating system ends the locks with the process."""
+"""Open lock files of the runs that this process owns. The operating system ends these locks with the process."""
 _owned_guard = threading.Lock()
 
 
@@ -370,7 +370,7 @@ def _take_ownership(path: Path) -> None:
             raise RunError(f"run {path.name!r} is already being written by this process")
         descriptor = os.open(key / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            # Forked runners do not inherit a POSIX lock (but flock's), so a dead owner's run is free at once.
+            # A POSIX lock and not flock: forked runners do not inherit it, so a dead owner's run is free at once.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()

@@ -36,8 +36,8 @@ _preparing = threading.Lock()
 def prepare() -> None:
     """Start the fork server; it imports agents and Agent Lightning while the caller continues. Call this early.
 
-    A terminal sends Ctrl-C to the fork server too, which ignores it only after its imports. So it is started with SIGINT
-    blocked.
+    A terminal sends Ctrl-C to the fork server too, which ignores it only after its imports. So it is started with
+    SIGINT blocked.
     """
     _context.set_forkserver_preload([PRELOAD])
     # Its children inherit its environment, and its initial environment stays readable in /proc.
@@ -66,8 +66,8 @@ def _running() -> bool:
 def finish() -> None:
     """End the fork server at once and wait until it is gone; its children must have been stopped.
 
-    A killed process becomes a zombie when its first thread has ended. Until its last thread has ended, its socket is open
-    and its exit status cannot be collected.
+    A killed process becomes a zombie when its first thread has ended. Until its last thread has ended, its socket is
+    open and its exit status cannot be collected.
     """
     pid = fork_server()
     if pid is not None:
