@@ -12,8 +12,8 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 class Door:
     """Passes requests that hold the key and name this machine; refuses all others.
 
-    A web page can send requests to a loopback port under any host name (DNS rebinding), so the host name in a request is
-    checked too. Refusals have the form of OpenAI's errors.
+    A web page can send requests to a loopback port under any host name (DNS rebinding), so the host name in a request
+    is checked too. Refusals have the form of OpenAI's errors.
 
     Args:
         app: The ASGI application behind it.
