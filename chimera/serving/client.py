@@ -49,7 +49,7 @@ class ToolCall:
 class Completion:
     """One answer of a model.
 
-    `message` is the assistant message to append to the conversation; `weights_version` names the weights that the server used.
+    `message` is the assistant message to append to the conversation; `weights_version` names the server's weights.
     """
 
     message: dict[str, Any]

@@ -93,7 +93,7 @@ class DecodingJob:
         return len(self.tokens) - len(self.scores) if self.log_probs else 0
 
     def chunk(self, row: int) -> Chunk:
-        """The tokens that are not in the cache of `row` yet, with logits where a token is still to be chosen or scored."""
+        """The tokens that are not in the cache of `row` yet; the last ones give the logits that are needed."""
         start = self.cached - len(self.prompt)
         fresh = self.tokens[start:] if start >= 0 else self.prompt[self.cached :] + self.tokens
         return Chunk(row, fresh, self.cached, 1 + self.unscored)
@@ -101,7 +101,7 @@ class DecodingJob:
 
 @dataclass(frozen=True, slots=True)
 class FinishedJob:
-    """A finished job: `tokens` include the end-of-sequence token, `text` does not; `reused` counts the prompt's cached tokens."""
+    """A finished job: `tokens` include the end-of-sequence token, `text` does not; `reused` counts cached ones."""
 
     tokens: list[int]
     text: str

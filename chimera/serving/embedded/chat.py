@@ -106,9 +106,9 @@ class ChatFormat:
     def fewest_tokens(self, text: str) -> int:
         """A lower bound of the number of tokens in `text`; 0 for tokenizers that may drop text.
 
-        A byte-level token covers at most as many bytes as the longest entry of the vocabulary. The text is first brought
-        to Unicode's normal form C, which shortens it at most three times (a Hangul syllable of three letters, the Kelvin
-        sign); a character beyond ASCII absorbs at most one ASCII character.
+        A byte-level token covers at most as many bytes as the longest entry of the vocabulary. Before that, Unicode's
+        normal form C shortens the text at most three times (a Hangul syllable of three letters, the Kelvin sign); a
+        character beyond ASCII absorbs at most one ASCII character.
         """
         size, ascii_size = len(text.encode("utf-8", "replace")), len(text.encode("ascii", "ignore"))
         least = max(size // NFC_SHRINKS, ascii_size - (len(text) - ascii_size))

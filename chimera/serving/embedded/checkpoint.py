@@ -210,7 +210,7 @@ def _sizes(settings: dict[str, Any], rope: Any, folder: Path) -> _Sizes:
     """The numbers of a config.json.
 
     Raises:
-        ConfigError: A number is missing, not a number, or implausible.
+        ConfigError: A value is missing, no number, or out of range.
     """
     theta = (rope.get("rope_theta") if isinstance(rope, dict) else None) or settings.get("rope_theta")
     try:
@@ -291,7 +291,7 @@ def _plain(tensor: "Tensor", name: str, file: Path) -> "Tensor":
     """The tensor in float32.
 
     Raises:
-        ConfigError: It holds no numbers that a model can compute with.
+        ConfigError: It holds other than finite floating-point numbers.
     """
     if not tensor.is_floating_point():
         raise ConfigError(
@@ -312,7 +312,7 @@ def _check_sizes(weights: "dict[str, Tensor]", shape: Shape, folder: Path) -> No
 
 
 def _expected(shape: Shape, weights: "dict[str, Tensor]") -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and sizes of all tensors; generated lazily, because a config.json can ask for more layers than memory holds."""
+    """Names and sizes of all tensors. A generator, because config.json can name more layers than memory holds."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
     yield "model.norm.weight", (shape.hidden,)

@@ -3,8 +3,8 @@
 Fields of a completion beyond OpenAI's; all but the first must be requested:
 - `weights_version` (and `system_fingerprint`, which proxies keep): the weights that produced the answer;
 - `return_token_ids`: `prompt_token_ids`, and `token_ids` of each choice, as vLLM returns them;
-- `logprobs`: OpenAI's fields hold the raw log-probabilities (under the model, temperature 1, no mask). Each choice also has
-  `sampled_logprobs`: under the distribution it was drawn from, after grammar mask, temperature and top-p.
+- `logprobs`: OpenAI's fields hold raw log-probabilities (under the model, temperature 1, no mask). Each choice also
+  has `sampled_logprobs`: under the distribution it was drawn from, after grammar mask, temperature and top-p.
 """
 
 import secrets

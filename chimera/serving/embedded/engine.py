@@ -65,8 +65,8 @@ class _Layer:
 class Engine:
     """One set of weights with its cache of R rows.
 
-    The cache has one column more than the context. Decode steps run over rows 0..B-1, and an idle row among them writes to
-    the spare column, so its cached tokens stay valid for prefix reuse.
+    The cache has one column more than the context. Decode steps run over rows 0..B-1, and an idle row among them writes
+    to the spare column, so its cached tokens stay valid for prefix reuse.
     """
 
     def __init__(self, shape: Shape, weights: dict[str, Tensor], *, rows: int, context: int) -> None:

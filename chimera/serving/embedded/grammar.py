@@ -133,7 +133,7 @@ def forced_tokens(matcher: "LLMatcher", ordinary: Mapping[bytes, int]) -> list[i
     forced: list[int] = []
     while tokens := matcher.compute_ff_tokens():
         valid = matcher.validate_tokens(tokens)
-        # No token is valid if the tokenizer changes the text: it reads a control token in it, or normalizes its Unicode.
+        # `valid` is 0 if the tokenizer changes the text: it reads a control token in it, or normalizes its Unicode.
         # llguidance would then allow only that wrong token, so the text is written with ordinary tokens instead.
         taken = tokens[:valid] or _first_token(matcher.compute_ff_bytes(), ordinary)
         if not taken or not matcher.consume_tokens(taken):

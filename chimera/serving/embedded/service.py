@@ -1,4 +1,4 @@
-"""The logical models of one server process: which weights answer for which, and how those are exchanged."""
+"""The logical models of one server process: the weights behind each, and how they are replaced."""
 
 import asyncio
 import json
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from chimera.serving.embedded.completion import TextSide
 
 SPARE_CACHE_BYTES = 256 * 2**20
-"""Memory limit of the rows that only keep prefixes for reuse, for one engine."""
+"""Memory limit of the rows of one engine that only keep prefixes for reuse, in bytes."""
 
 RUBRIC_VERSION = "rubric"
 
 
 @dataclass(slots=True)
 class Binding:
-    """What one logical model stands for at the moment; replaced as a whole when its weights change."""
+    """The current weights of one logical model; replaced as a whole when they change."""
 
     version: str
     folder: Path
@@ -127,18 +127,18 @@ class Service:
         return entries
 
     def counters(self) -> dict[str, int]:
-        """What the embedded models did since the start."""
+        """Totals of the embedded models since the start."""
         return asdict(self._batcher.counters) if self._batcher is not None else {}
 
     def load_weights(self, key: str, folder: Path, version: str | None = None) -> str:
         """Put the weights in `folder` behind the logical model `key`; returns their version.
 
-        Requests that are running finish on the old weights; this call returns when the last of them has. Requests
-        that arrive in the meantime are answered by the new weights. Other logical models keep theirs.
+        Running requests finish on the old weights; this call returns after the last of them. Requests that arrive in
+        the meantime use the new weights. Other logical models keep their weights.
 
         Raises:
             NotFound: `key` is no embedded model.
-            BadRequest: the folder cannot be used in its place.
+            BadRequest: the folder's weights cannot replace the old ones.
         """
         from chimera.serving.embedded.checkpoint import load_checkpoint
 
