@@ -15,7 +15,7 @@ MIN_REUSE = 8
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place of a prompt. First the row's old history is copied to `stash_to`, then the prefix from `copy_from`.
+    """The place of a prompt. First the row's history is copied to `stash_to`, then the prefix from `copy_from`.
 
     `reused` counts the leading tokens that need no prefill; it is smaller than the prompt, because the last token's
     logits are always computed.

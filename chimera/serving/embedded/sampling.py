@@ -65,7 +65,7 @@ def choose(
 
 
 def nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
-    """Set all probabilities to 0 but those of the smallest set of most probable tokens with mass `top_p` (B,)."""
+    """Keep the smallest set of most probable tokens with mass at least `top_p` (B,); others get probability 0."""
     ordered, order = probabilities.sort(-1, descending=True)
     mass_before = ordered.cumsum(-1) - ordered
     kept = torch.where(mass_before < top_p[:, None], ordered, 0.0)
