@@ -1,7 +1,7 @@
 """Chooses the cache row of a new prompt and the part of its prefix that is cached already; uses no tensors.
 
-Rows 0..slots-1 decode; the rows from `slots` on only keep histories for reuse. A row's history is the token ids whose keys
-and values it holds.
+Rows 0..slots-1 decode; the rows from `slots` on only keep histories for reuse. The history of a row is the token ids
+whose keys and values it holds.
 """
 
 from collections.abc import Collection, Sequence
