@@ -44,7 +44,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What a selector chooses from: the question, the juniors' hypotheses, and the passages that they have seen."""
+    """A selector's input: the question, the juniors' hypotheses, and the passages that they have seen."""
 
     goal: str
     hypotheses: Sequence[Mapping[str, Any]]

@@ -3,8 +3,7 @@
 `society.quotes` has three modes. `read`: the response format lists these sentences as an enum, so a server that honours
 JSON schemas can only copy one of them. `numbered`: prompts hold numbered sentences and the enum lists the numbers, for
 long texts and for servers that limit enums; numbers in the answer are then replaced by the sentences. `free`: the role
-writes its quotes itself. If a server does not honour the schema, `fault` says what is wrong and the role is asked once
-more.
+writes its quotes itself. If a server ignores the schema, `fault` describes the error and the role is asked once more.
 """
 
 import json

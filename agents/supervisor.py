@@ -1,8 +1,8 @@
 """The supervisor's node: the selector and the supervisor's model select one hypothesis, and the model justifies it.
 
-Either a policy chooses first and the model only justifies, or the model chooses first and the selector decides. If the
-selector decides for another hypothesis than the model, the model justifies that one in a second visit. Later roles read
-the justification, so every choice gets one from the model. Otherwise the rewards of random choices would not carry over
+Either a policy chooses first and the model only justifies, or the model chooses first and then the selector decides. If
+the selector decides for another hypothesis than the model, the model justifies that one in a second visit. Later roles
+read the justification, so every choice gets one from the model. Otherwise the rewards of random choices would not carry over
 to the same choices made by a policy.
 """
 

@@ -100,7 +100,7 @@ class LearnedSelector:
         return draw(explored(probabilities, share), self._version, seed)
 
     def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:
-        """The same as `propose`: this policy ignores what the supervisor's model prefers."""
+        """The same as `propose`: this policy ignores the preference of the supervisor's model."""
         return self.propose(candidates, seed)
 
 

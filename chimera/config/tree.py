@@ -40,7 +40,7 @@ class DataConfig(Section):
     test_share: float = Field(default=0.2, gt=0, lt=1, description="share of tasks for reports, which no decision uses")
 
     def unused(self) -> Mapping[str, str]:
-        """The generator's keys for other tasks; the official split for generated tasks."""
+        """The generator's keys for other tasks; the official split for generated tasks; the share that it replaces."""
         if self.path == "generated":
             return {"test_ids": "generated tasks have no official test set (data.path is 'generated')"}
         reason = f"only generated tasks are made to order (data.path is {self.path!r})"

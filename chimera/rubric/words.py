@@ -105,7 +105,7 @@ INSTRUCTION = _any(
     r"\b(?:novelty|feasibility|impact|clarity|groundedness|efficiency)\W{0,4}(?:=|:|\d)",
     r"</?[a-z_|]+>|\b10 ?/ ?10\b",
 )
-"""Text that speaks to whoever grades it instead of describing a study."""
+"""Text that speaks to its grader instead of describing a study."""
 
 OUTCOME_KINDS: dict[Kind, re.Pattern[str]] = {
     "proportion": _any(

@@ -1,4 +1,4 @@
-"""`python -m chimera.run.child PARENT MODULE ...`: what a `chimera.run.children.Command` starts.
+"""`python -m chimera.run.child PARENT MODULE ...`: the command that a `chimera.run.children.Command` starts.
 
 It starts to watch its parent before slow imports: a process in its own session would otherwise continue after its
 parent is killed. It can be killed at any time, because its results are already on disk. Its own child processes watch

@@ -54,7 +54,7 @@ class Child(ABC):
     @property
     @abstractmethod
     def exit_code(self) -> int | None:
-        """How the process ended: negative for a signal, None while it runs."""
+        """The exit code: negative for a signal, None while the process runs."""
 
     @abstractmethod
     def join(self, seconds: float | None = None) -> None:
@@ -81,7 +81,7 @@ class Child(ABC):
         return (self.exit_code or 0) < 0
 
     def ending(self) -> str:
-        """How the process ended, for messages."""
+        """A phrase for messages that says how the process ended."""
         code = self.exit_code or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"{self.name} (process {self.pid}) {how}"
@@ -134,7 +134,7 @@ class Command(Child):
 
     @property
     def exit_code(self) -> int | None:
-        """How the process ended: negative for a signal, None while it runs."""
+        """The exit code: negative for a signal, None while the process runs."""
         return self._process.poll()
 
     def join(self, seconds: float | None = None) -> None:

@@ -124,7 +124,7 @@ class Fork(Child):
 
     @property
     def exit_code(self) -> int | None:
-        """How the process ended: negative for a signal, None while it runs."""
+        """The exit code: negative for a signal, None while the process runs."""
         return self._process.exitcode
 
     def killed(self) -> bool:
@@ -132,7 +132,7 @@ class Fork(Child):
         return self.orphaned or super().killed()
 
     def ending(self) -> str:
-        """How the process ended, for messages."""
+        """A phrase for messages that says how the process ended."""
         if self.orphaned:
             how = "was ended, because the process that it was forked from was killed"
             return f"{self.name} (process {self.pid}) {how}"

@@ -110,7 +110,7 @@ def checked(run: Run, name: str, remedy: str = "restore it from a copy of the ru
 
 
 def unlike_disk(folder: Path, seals: Mapping[str, list[Seal | None]]) -> Iterator[str]:
-    """How the files of a run differ from their seals, one sentence each.
+    """Yield one sentence for each file of a run that differs from its seals.
 
     Args:
         folder: The run's folder.

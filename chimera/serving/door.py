@@ -19,7 +19,7 @@ class Door:
         app: The ASGI application behind it.
         key: The bearer token that a request must hold.
         hosts: Host names, without port, that are allowed in the Host header.
-        routes: Patterns of allowed "METHOD /path"; other routes seem not to exist. None allows all routes.
+        routes: Pattern of the allowed "METHOD /path"; other routes seem not to exist. None allows all routes.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Boxes that share a model: the panel's label and its colour."""
+    """Boxes that share a model, with the label and the colour of their panel."""
 
     name: str
     label: str
