@@ -2,8 +2,8 @@
 
 Either a policy chooses first and the model only justifies, or the model chooses first and then the selector decides. If
 the selector decides for another hypothesis than the model, the model justifies that one in a second visit. Later roles
-read the justification, so every choice gets one from the model. Otherwise the rewards of random choices would not carry over
-to the same choices made by a policy.
+read the justification, so every choice gets one from the model. Otherwise the rewards of random choices would not carry
+over to the same choices made by a policy.
 """
 
 from collections.abc import Mapping, Sequence

@@ -9,8 +9,8 @@ Each hypothesis gives one row phi(x, a), which has three blocks:
 * the means of these cues over the hypotheses. They are the same for every action, so they cannot change which action is
   best. They account for the question's difficulty, which would otherwise be noise in the reward.
 * hashed text (Weinberger et al. 2009): words of the question crossed with the author, and words of quotes and
-  comparison crossed with the answer. Each of the two has length `HASHED_LENGTH`. All weights share
-  one prior variance, so a single word has little effect until many examples hold it.
+  comparison crossed with the answer. Each of the two has length `HASHED_LENGTH`. All weights share one prior
+  variance, so a single word has little effect until many examples hold it.
 
 Features depend on texts only, so logged choices give the same rows at any time.
 """

@@ -1,7 +1,7 @@
 """The tools that roles may call: literature, clinical trials, proteins and Gene Ontology terms.
 
-A model reads each tool's docstring as its description, and calls it by name with JSON arguments. Every call
-returns a `ToolResult`: passages, an empty result that says so, or an error in one sentence.
+A model reads each tool's docstring as its description, and calls it by name with JSON arguments. Every call returns
+a `ToolResult`: passages, an empty result that says so, or an error in one sentence.
 """
 
 import inspect
