@@ -42,13 +42,13 @@ def _retriable(error: Exception) -> bool:
     return isinstance(error.__cause__, ModelError) and error.__cause__.retriable
 
 
-def build_graph(config: SocietyConfig) -> Graph:
-    """The society for `config`, compiled once in a process."""
-    return _compile(config)  # pyright: ignore[reportArgumentType] - pyright misses the hash of frozen pydantic models
+def build_graph(config: SocietyConfig, start: str | None = None) -> Graph:
+    """The society for `config`, compiled once in a process; with `start`, the part of it from that role on."""
+    return _compile(config, start)  # pyright: ignore[reportArgumentType] - pyright misses the hash of frozen pydantic models
 
 
 @cache
-def _compile(config: SocietyConfig) -> Graph:
+def _compile(config: SocietyConfig, start: str | None) -> Graph:
 
     def after_reviews(state: ResearchState) -> Route:
         return route(
@@ -70,10 +70,10 @@ def _compile(config: SocietyConfig) -> Graph:
         graph.add_node(name, node, **policy)
     graph.add_node(EVALUATION, evaluation_node, **policy)
 
-    for junior in JUNIORS:
-        graph.add_edge(START, junior)
-    # One edge with a list of sources: the supervisor waits for all three juniors and runs once.
-    graph.add_edge(list(JUNIORS), SUPERVISOR)
+    for first in JUNIORS if start is None else (start,):
+        graph.add_edge(START, first)
+    # One edge with a list of sources: the supervisor waits for all of them and runs once.
+    graph.add_edge([start] if start in JUNIORS else list(JUNIORS), SUPERVISOR)
     graph.add_edge(SUPERVISOR, REFINER)
     graph.add_edge(REFINER, DESIGNER)
     graph.add_edge(DESIGNER, PEER_REVIEWER)

@@ -6,9 +6,11 @@ from typing import Any, cast
 from langgraph.errors import NodeTimeoutError
 
 from agents.context import Evaluator, RunContext, Selector, SupervisorChoice, Tools
-from agents.graph import build_graph, step_limit
+from agents.graph import Graph, build_graph, step_limit
 from agents.record import Observer, Operation, no_observer, no_operation
-from agents.state import ResearchState
+from agents.roles import SUPERVISOR
+from agents.state import ResearchState, without
+from chimera.config.roles import JUNIORS
 from chimera.config.tree import SocietyConfig
 from chimera.core.errors import RoleError
 from chimera.core.types import Brief
@@ -62,12 +64,38 @@ class Society:
         Raises:
             RoleError: A role failed or ran out of time; the message names it.
         """
+        return await self._invoke(self._graph, _input(brief), self._context(brief, seed, select))
+
+    async def before(
+        self, role: str, brief: Brief, seed: int | None = None, *, select: Selector | None = None
+    ) -> ResearchState:
+        """Run until `role` is to work for the first time; the state as it is then.
+
+        Juniors work at the same time: the state before one of them holds what the others have done.
+
+        Args:
+            role: The role that does not work any more.
+            brief: As for `run`.
+            seed: As for `run`.
+            select: As for `run`.
+
+        Raises:
+            RoleError: As for `run`.
+        """
+        stop = SUPERVISOR if role in JUNIORS else role
         context = self._context(brief, seed, select)
-        try:
-            state = await self._graph.ainvoke(_input(brief), self._limits(), context=context)
-        except NodeTimeoutError as error:
-            raise self._late(error) from error
-        return cast(ResearchState, state)
+        state = await self._invoke(self._graph, _input(brief), context, interrupt_before=[stop])
+        return without(state, role) if role in JUNIORS else state
+
+    async def run_from(
+        self, role: str, state: ResearchState, brief: Brief, seed: int | None = None, *, select: Selector | None = None
+    ) -> ResearchState:
+        """Run the rest of the graph, `role` first, from a state that `before` has given; the final state.
+
+        Raises:
+            RoleError: As for `run`.
+        """
+        return await self._invoke(build_graph(self._config, role), state, self._context(brief, seed, select))
 
     async def stream(
         self, brief: Brief, seed: int | None = None, *, select: Selector | None = None
@@ -81,6 +109,13 @@ class Society:
                     yield node, update
         except NodeTimeoutError as error:
             raise self._late(error) from error
+
+    async def _invoke(self, graph: Graph, given: Any, context: RunContext, **options: Any) -> ResearchState:
+        try:
+            state = await graph.ainvoke(given, self._limits(), context=context, **options)
+        except NodeTimeoutError as error:
+            raise self._late(error) from error
+        return cast(ResearchState, state)
 
     def _context(self, brief: Brief, seed: int | None, select: Selector | None) -> RunContext:
         return RunContext(

@@ -86,3 +86,13 @@ class ResearchState(TypedDict):
     final_veto: str | None
     final_rationale: str
     final_evaluation: dict[str, Any]
+
+
+def without(state: ResearchState, junior: str) -> ResearchState:
+    """`state` as if `junior` had not worked yet; nothing that came after the juniors may be in it."""
+    return {
+        **state,
+        "messages": {role: messages for role, messages in state["messages"].items() if role != junior},
+        "initial_hypotheses": [one for one in state["initial_hypotheses"] if one["author"] != junior],
+        "turn_count": state["turn_count"] - 1,
+    }

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 QUESTION = "question"
 """Id of the brief, and of its abstract in the literature index."""
-READS = ("seed", "runs_dir", "data", "models", "serving", "society", "tools")
+READS = ("seed", "runs_dir", "data", "models", "roles", "serving", "society", "tools")
 SOURCES = "--context FILE with an abstract, data.path=hub (PubMedQA) or tools.literature=pubmed"
 
 

@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int | None:
     names = choose_names(phase_list, config)
     secrets = load_secrets(api_key_names(config.model_dump()["models"]))
     dataset = load(config.data)
-    check_models(config.used(), secrets)
+    check_models(config.served(), secrets)
     allow_files("rollouts.runners", config.rollouts.runners)
     check_families(config)
     phases = make_phases(names, config, dataset)

@@ -60,7 +60,7 @@ async def _train(
     view = make_view(Console(), config.rollouts.runners)
     with ExitStack() as stack:
         stack.enter_context(interruptible(task))
-        serving = serve(config.used(), config.serving, secrets, log_file=run.path / "logs" / "models.log")
+        serving = serve(config.served(), config.serving, secrets, log_file=run.path / "logs" / "models.log")
         starting = asyncio.create_task(asyncio.to_thread(stack.enter_context, serving))
         await asyncio.sleep(0)
 

@@ -11,7 +11,7 @@ from chimera.config.loader import Section
 class GateConfig(Section):
     """The comparison after each learning phase: new policies with those live before, the base and the best stage."""
 
-    enabled: bool = Field(default=True, description="false puts everything that is learned live unseen")
+    enabled: bool = Field(default=True, description="false: new policies go live without being compared first")
     tasks: int = Field(default=100, ge=2, le=1_000_000, description="held-out tasks, the same for all phases of a run")
     margin: float = Field(
         default=0.1,
@@ -26,7 +26,7 @@ class GateConfig(Section):
     resamples: int = Field(default=2000, ge=200, le=1_000_000, description="bootstrap samples of the paired interval")
 
     def unused(self) -> Mapping[str, str]:
-        """All keys, if the gate is off."""
+        """Keys that have no effect without the gate."""
         return {} if self.enabled else dict.fromkeys(("tasks", "confidence", "resamples"), "gate.enabled is false")
 
 

@@ -46,6 +46,10 @@ class PhaseSettings(Section):
         default=False, description="other phases may train the same weights through the answers of other roles"
     )
 
+    def asks(self) -> tuple[str, ...]:
+        """Slots that no role needs to use, whose models the phase asks (`Bench.ask`): a teacher's, for example."""
+        return ()
+
     @field_validator("roles", mode="before")
     @classmethod
     def _one_or_more(cls, value: Any) -> Any:

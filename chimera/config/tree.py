@@ -336,6 +336,10 @@ class Config(Section):
         for role, slot in self.roles.slots().items():
             if slot not in self.models:
                 raise ValueError(f"roles.{role}.model is {slot!r}, {_near(slot, self.models)}")
+        for name, phase in self.pipeline.items():
+            for slot in phase.asks():
+                if slot not in self.models:
+                    raise ValueError(f"pipeline.{name} asks the model of {slot!r}, {_near(slot, self.models)}")
         for name, model in self.models.items():
             if model.like is not None and model.like not in self.models:
                 raise ValueError(f"models.{name}.like is {model.like!r}, {_near(model.like, self.models)}")
@@ -352,14 +356,19 @@ class Config(Section):
         playing = set(self.roles.slots().values())
         return {name: model for name, model in self.models.items() if name in playing}
 
+    def served(self) -> dict[str, ModelConfig]:
+        """The slots that training serves: those that roles use, and those whose models its phases ask."""
+        asked = {slot for phase in self.pipeline.values() for slot in phase.asks()}
+        return {name: model for name, model in self.models.items() if name in asked or name in self.used()}
+
     def unused(self) -> Mapping[str, str]:
         """Keys that have no effect because of another section's values."""
         found: dict[str, str] = {}
-        serving = {*self.used(), *(model.like for model in self.models.values() if model.like)}
+        serving = {*self.served(), *(model.like for model in self.models.values() if model.like)}
         for name in set(self.models) - serving:
             reason = f"no role uses the slot {name!r} (roles.<role>.model)"
             found |= {f"models.{name}.{key}": reason for key in ModelConfig.model_fields}
-        if all(model.kind != "embedded" for model in self.used().values()):
+        if all(model.kind != "embedded" for model in self.served().values()):
             found |= {f"serving.{key}": "no model is 'embedded'" for key in ServingConfig.model_fields}
         if self.society.max_tool_calls == 0:
             found |= {f"tools.{key}": "society.max_tool_calls is 0" for key in ToolsConfig.model_fields}

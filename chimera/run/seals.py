@@ -19,7 +19,10 @@ from chimera.run.hashes import BLOCK, hash_artifact, hashes
 
 SEALED = "sealed"
 UNSEALED = ("logs", "wandb")
-GROWING = ("metrics.jsonl", "rollouts/*.jsonl", "evaluation/*/*.jsonl")
+GROWING = (
+    *("metrics.jsonl", "rollouts/*.jsonl", "evaluation/*/*.jsonl"),
+    *("phases/*/calls.jsonl", "phases/*/replays.jsonl"),
+)
 FIXED = ("traces/*",)
 Seal = tuple[str, int]
 """SHA-256, and the number of first bytes of the file that it covers."""

@@ -58,6 +58,28 @@ class ModelServers:
         answer = self._server.request("POST", "/admin/weights", body | ({"version": version} if version else {}))
         return answer["weights_version"]
 
+    def add_candidate(self, key: str, folder: Path, version: str) -> str:
+        """Serve the weights in `folder` beside those of `key`; returns the model name to ask for.
+
+        What `key` stands for does not change. Call `remove_candidate` when the candidate is not needed any more.
+
+        Raises:
+            ModelError: the model is not embedded, or the folder does not fit it.
+        """
+        if self._server is None:
+            raise ModelError(f"model {key!r} is not embedded, so no other weights can be served beside it")
+        body = {"model": key, "folder": str(Path(folder).absolute()), "version": version}
+        return self._server.request("POST", "/admin/candidates", body)["model"]
+
+    def remove_candidate(self, name: str) -> None:
+        """Free a candidate's weights, when its last running request has ended.
+
+        Raises:
+            ModelError: there is no such candidate, or the server is gone.
+        """
+        if self._server is not None:
+            self._server.request("DELETE", "/admin/candidates", {"model": name})
+
     def versions(self) -> dict[str, str]:
         """The version of the weights behind each embedded or rubric model, by logical name."""
         return {} if self._server is None else self._server.request("GET", "/health")["models"]

@@ -18,7 +18,7 @@ from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.plain_json import parse_json
 from chimera.run.directory import Run
 from chimera.serving.client import Completion, HttpModel, read_completions
-from evaluation.conduct.rollout import EndedRollout, RolloutMaker, keep
+from evaluation.conduct.rollout import EndedRollout, RolloutMaker, Start, keep
 from evaluation.records.rollouts import Made, RolloutInput, RolloutRecord
 from evaluation.records.study import Stage
 from evaluation.traces import spans
@@ -46,7 +46,7 @@ class DirectRollouts:
     ) -> None:
         self._run = run
         self._check = check
-        self._seats = [_Seat(config, model, toolbox) for _ in range(config.evaluation.concurrency)]
+        self._seats = [Seat(config, model, toolbox) for _ in range(config.evaluation.concurrency)]
 
     async def rollouts(
         self, inputs: Sequence[RolloutInput], stage: Stage, selector: Selector
@@ -63,9 +63,9 @@ class DirectRollouts:
             ChimeraError: `check` found a reason to stop.
         """
         waiting = iter(inputs)
-        busy: dict[asyncio.Task[RolloutRecord], _Seat] = {}
+        busy: dict[asyncio.Task[RolloutRecord], Seat] = {}
 
-        def begin(seat: _Seat) -> None:
+        def begin(seat: Seat) -> None:
             if (given := next(waiting, None)) is not None:
                 busy[asyncio.create_task(self._rollout(seat, given, stage, selector))] = seat
 
@@ -84,25 +84,45 @@ class DirectRollouts:
                 task.cancel()
             await asyncio.gather(*busy, return_exceptions=True)
 
-    async def _rollout(self, seat: "_Seat", given: RolloutInput, stage: Stage, selector: Selector) -> RolloutRecord:
-        rollout_id = f"ev-{uuid.uuid4().hex[:12]}"
-        seat.transport.begin(rollout_id)
-        ended = await seat.maker.make(given, lambda: selector)
-        if (gone := _unreachable(ended.failure)) is not None:
-            raise gone from ended.failure
-        trace = seat.transport.finish(ended)
-        made = Made(rollout_id, stage.versions, untraced_calls=len(untraced(trace)))
-        record = RolloutRecord.of(given, ended.outcome, made)
+    async def _rollout(self, seat: "Seat", given: RolloutInput, stage: Stage, selector: Selector) -> RolloutRecord:
+        record, trace = await seat.rollout(f"ev-{uuid.uuid4().hex[:12]}", given, stage.versions, lambda: selector)
         keep(self._run, record, trace)
         return record
 
 
-class _Seat:
-    """A society that works on one task at a time."""
+class Seat:
+    """A society that works on one task at a time.
+
+    Args:
+        config: The whole configuration.
+        model: Reaches the servers.
+        toolbox: The society's tools.
+    """
 
     def __init__(self, config: Config, model: HttpModel, toolbox: Tools) -> None:
-        self.transport = DirectTransport(config, model)
-        self.maker = RolloutMaker(config, self.transport, toolbox)
+        self._transport = DirectTransport(config, model)
+        self._maker = RolloutMaker(config, self._transport, toolbox)
+
+    async def rollout(
+        self,
+        rollout_id: str,
+        given: RolloutInput,
+        versions: Mapping[str, str],
+        selector: Callable[[], Selector],
+        start: Start | None = None,
+    ) -> tuple[RolloutRecord, list[spans.Span]]:
+        """One rollout and its trace; nothing is written. Arguments as for `RolloutMaker.make`.
+
+        Raises:
+            UnreachableError: A model server cannot be reached.
+        """
+        self._transport.begin(rollout_id)
+        ended = await self._maker.make(given, selector, start)
+        if (gone := _unreachable(ended.failure)) is not None:
+            raise gone from ended.failure
+        trace = self._transport.finish(ended)
+        made = Made(rollout_id, versions, untraced_calls=len(untraced(trace)))
+        return RolloutRecord.of(given, ended.outcome, made), trace
 
 
 class DirectTransport:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from agents.context import Selector, Tools
 from agents.record import CallRecord, by_visit, count, dump, tokens, tool_calls
 from agents.society import Society
+from agents.state import ResearchState
 from chimera.config.roles import JUDGE
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError, RoleError
@@ -47,6 +48,21 @@ class EndedRollout:
     failure: Exception | None
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a rollout begins that goes on from a recorded one.
+
+    Attributes:
+        role: Who works first.
+        state: What the society had done by then.
+        records: The calls that it took, for the reward.
+    """
+
+    role: str
+    state: ResearchState
+    records: Sequence[CallRecord]
+
+
 class RolloutMaker:
     """Runs the society on one task at a time; the society is built once.
 
@@ -71,19 +87,24 @@ class RolloutMaker:
             observe=self._observe,
         )
 
-    async def make(self, given: RolloutInput, selector: Callable[[], Selector]) -> EndedRollout:
+    async def make(
+        self, given: RolloutInput, selector: Callable[[], Selector], start: Start | None = None
+    ) -> EndedRollout:
         """Run the society on one task; whatever fails is this rollout's outcome.
 
         Args:
             given: The task and the seed.
             selector: Gives who chooses among hypotheses. It is called within the rollout: a policy that cannot be read
                 is the rollout's failure.
+            start: Where the society begins; None for the whole task. The reward is that of the whole task, all
+                counts are of what is done now.
         """
         self._records, self._weights = [], {}
         started = time.perf_counter()
         try:
-            state = await self._run(given, selector())
-            reward = compute_reward(state, self._records, given.task, self._config.reward)
+            state = await self._run(given, selector(), start)
+            records = [*(start.records if start else ()), *self._records]
+            reward = compute_reward(state, records, given.task, self._config.reward)
         except Exception as error:  # noqa: BLE001  a bad rollout is data, and says why it failed
             return EndedRollout(self._outcome({}, None, started, _sentence(error)), error)
         outputs = {key: value for key, value in state.items() if key != "messages"}
@@ -110,12 +131,15 @@ class RolloutMaker:
     def _observe(self, record: CallRecord) -> None:
         self._records.append(record)
 
-    async def _run(self, given: RolloutInput, select: Selector) -> Mapping[str, Any]:
+    async def _run(self, given: RolloutInput, select: Selector, start: Start | None) -> Mapping[str, Any]:
+        brief, seed = given.task.brief(), given.seed
         limit = self._config.rollouts.timeout_s
         deadline = asyncio.timeout(limit)
         try:
             async with deadline:
-                return await self._society.run(given.task.brief(), seed=given.seed, select=select)
+                if start is None:
+                    return await self._society.run(brief, seed, select=select)
+                return await self._society.run_from(start.role, start.state, brief, seed, select=select)
         except TimeoutError as error:
             if not deadline.expired():
                 raise

@@ -37,6 +37,12 @@ class TracedCall:
     weights_version: str | None
     attempt: int
     offered: str | None
+    form: str | None = None
+
+    @property
+    def response_format(self) -> dict[str, Any] | None:
+        """The `response_format` that was sent, parsed here because most readers do not need it."""
+        return _plain(self.form)
 
     @property
     def tools(self) -> list[dict[str, Any]] | None:
@@ -125,6 +131,7 @@ def _call(span: SpanLike, response_id: str, visit: Mapping[str, Any]) -> TracedC
         weights_version=raw.get("weights_version"),
         attempt=int(visit.get("attempt", 1)),
         offered=raw.get("tools"),
+        form=raw.get("response_format"),
     )
 
 

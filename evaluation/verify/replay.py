@@ -24,6 +24,7 @@ from chimera.core.types import Brief, ResearchTask
 from chimera.rubric.grader import grade
 from chimera.run.policies import BY_MODEL
 from chimera.serving.client import Completion, read_completions
+from evaluation.conduct.rollout import Start
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.scores.judge import Judge
 from evaluation.scores.rewards import compute_reward
@@ -80,20 +81,42 @@ class Replay:
         Raises:
             ChimeraError: The trace does not hold a whole rollout, or an answer is not one to what is asked.
         """
-        self._recorded = _Recorded.of(record, calls, tools)
-        self._records = []
-        try:
+        with self._answers(record, calls, tools):
             state = await self._society.run(task.brief(), seed=record.seed, select=_RecordedChoice(record))
-        except ChimeraError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError, LookupError) as error:
-            raise RunError(f"its trace cannot be read: {type(error).__name__}: {error}") from error
         left = [f"{role}, visit {visit}" for (role, visit), queue in self._recorded.queues.items() if queue]
         if left:
             raise RunError(f"its trace holds answers that nobody asked for: {left[0]}")
         reward = compute_reward(state, self._records, task, self._config.reward)
         outputs = {key: value for key, value in state.items() if key != "messages"}
         return Replayed(json.loads(json.dumps(outputs)), dict(reward.parts), reward.total)
+
+    async def before(
+        self,
+        role: str,
+        record: RolloutRecord,
+        calls: Sequence[TracedCall],
+        tools: Sequence[Mapping[str, Any]],
+        task: ResearchTask,
+    ) -> Start:
+        """What the society had done when `role` was to work for the first time; arguments and errors as for `run`."""
+        with self._answers(record, calls, tools):
+            state = await self._society.before(role, task.brief(), seed=record.seed, select=_RecordedChoice(record))
+        # Of juniors, who work at the same time, the state holds what the others have done.
+        return Start(role, state, [one for one in self._records if one.role != role])
+
+    @contextmanager
+    def _answers(
+        self, record: RolloutRecord, calls: Sequence[TracedCall], tools: Sequence[Mapping[str, Any]]
+    ) -> Iterator[None]:
+        """Answer from this rollout's trace; what it lacks is told."""
+        try:
+            self._recorded = _Recorded.of(record, calls, tools)
+            self._records = []
+            yield
+        except ChimeraError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, LookupError) as error:
+            raise RunError(f"its trace cannot be read: {type(error).__name__}: {error}") from error
 
     # --- as the society's model
 

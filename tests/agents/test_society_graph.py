@@ -680,3 +680,34 @@ def test_a_configuration_is_compiled_once():
     graph = build_graph(SocietyConfig(node_retries=2))
     assert build_graph(SocietyConfig(node_retries=2)) is graph
     assert build_graph(SocietyConfig(node_retries=3)) is not graph
+
+
+# --- parts of the graph
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_the_rest_of_the_graph_goes_on_from_the_state_before_a_role(society_kit, role):
+    """Two revisions, and so fields that several visits write, are on the way."""
+    scripts = {"PeerReviewer": [CRITICAL], "SafetyOfficer": [society_kit.approval, MAJOR]}
+    whole = await society_kit.make(society_kit.Model(**scripts)).run(society_kit.brief, 1)
+    model = society_kit.Model(**scripts)
+    society = society_kit.make(model)
+    before = await society.before(role, society_kit.brief, 1)
+    model.requests.clear()
+    assert await society.run_from(role, before, society_kit.brief, 1) == whole
+    order = list(ROLES)
+    untouched = JUNIORS if role in JUNIORS else order[: order.index(role)]
+    first = {request.role: request for request in reversed(model.requests)}
+    assert model.requests[0].role == role
+    assert not {one for one in untouched if one in JUNIORS and one != role} & set(first)
+    opening = [request for request in model.requests if len(request.messages) == 2]
+    assert sum(request.role == role for request in opening) == sum(
+        message["role"] == "system" for message in whole["messages"][role]
+    )
+
+
+async def test_the_state_before_a_junior_holds_what_the_others_have_done(society_kit):
+    before = await society_kit.make(society_kit.Model()).before("Pharmacologist", society_kit.brief, 1)
+    assert [one["author"] for one in before["initial_hypotheses"]] == ["Geneticist", "Neurologist"]
+    assert set(before["messages"]) == {"Geneticist", "Neurologist"}
+    assert before["turn_count"] == 2

@@ -98,7 +98,7 @@ def test_an_unknown_command_names_the_nearest():
 def test_a_configuration_error_is_one_line_and_exit_code_2():
     answer = python("-m", "chimera", "config", "gather.task=3")
     assert (answer.returncode, answer.stdout) == (2, "")
-    assert re.fullmatch(r"error: unknown key gather\.task .*gather\.tasks.*\n", answer.stderr)
+    assert re.fullmatch(r"error: unknown key pipeline\.gather\.task .*gather\.tasks.*\n", answer.stderr)
 
 
 @pytest.mark.parametrize(

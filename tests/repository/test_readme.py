@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from chimera.config.tree import Config
+from chimera.config.loader import keys
+from chimera.config.tree import Config, load_config
 from chimera.core.secrets import ENVIRONMENT
+from chimera.data.tasks import load
+from training.learning.plans import choose_names, make_phases
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -39,11 +42,26 @@ def test_the_file_tree_names_real_files() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize(
-    "key", sorted(set(re.findall(r"`((?:models|data|tools|society|gather|reward)\.[\w.]+)=", README)))
-)
+OF_RECIPES = [
+    *("models.refiner.like=senior", "roles.HypothesisRefiner.model=refiner", "pipeline.rejection.roles=seniors"),
+    *("pipeline.mine.algorithm=examples.my_algorithm:Mine", "pipeline.mine.roles=juniors"),
+]
+"""Settings that make the slots and phases that the README's recipes name."""
+NAMED = sorted(set(re.findall(r"[` ]((?:[a-z_]+\.)+[A-Za-z_]+)=", README)))
+
+
+@pytest.mark.parametrize("key", NAMED)
 def test_every_setting_that_the_readme_names_exists(key: str) -> None:
-    section: object = Config()
-    for part in key.split("."):
-        assert part in type(section).model_fields  # pyright: ignore[reportAttributeAccessIssue] - sections are pydantic models
-        section = getattr(section, part)
+    names = {one.name for one in keys(load_config(None, OF_RECIPES))}
+    full = key if key.partition(".")[0] in Config.model_fields else f"pipeline.{key}"
+    assert full in names or any(name.startswith(f"{full}.") for name in names)
+
+
+def test_the_pipeline_of_the_readme_can_run(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "mine.yaml").write_text(text)
+    config = load_config(tmp_path / "mine.yaml")
+    phases = make_phases(choose_names(None, config), config, load(config.data))
+    slots = {phase.name: phase.plan.slots for phase in phases}
+    assert list(slots) == ["gather", "sft", "refine", "design", "mine"]
+    assert (slots["refine"], slots["design"]) == (("refiner",), ("senior",))

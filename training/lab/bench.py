@@ -2,20 +2,29 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+from chimera.core.errors import RunError
 from chimera.run.directory import phases_before
 from chimera.run.policies import Policy
+from chimera.serving.client import Completion, read_completions
 from evaluation.records.rollouts import RolloutInput
+from training.lab import branches
+from training.lab.replays import Replays
+from training.lab.side_calls import SideCalls
 from training.learning.episodes import Episode
+from training.learning.experience import Call
 
 if TYPE_CHECKING:
     from training.lab.lab import Lab
 
 
 class LabBench:
-    """One phase's bench.
+    """One phase's bench, as an async context manager.
 
     Args:
         lab: The run's lab.
@@ -30,6 +39,28 @@ class LabBench:
         self.metrics = lab.metrics
         self._lab = lab
         self._phase = phase
+        self._closing = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._closing.aclose()
+
+    @cached_property
+    def _side(self) -> SideCalls:
+        lab = self._lab
+        side = SideCalls(lab.run, self._phase, lab.config, lab.servers.endpoints, lab.check)
+        self._closing.push_async_callback(side.close)
+        return side
+
+    @cached_property
+    def _replays(self) -> Replays:
+        replays = Replays(self._lab, self._phase)
+        self._closing.push_async_callback(replays.close)
+        return replays
 
     @property
     def versions(self) -> Mapping[str, str]:
@@ -41,10 +72,10 @@ class LabBench:
         return self._lab.live.weights(slot)
 
     def rollouts(
-        self, inputs: Sequence[RolloutInput], *, mode: Literal["train", "val"] = "train"
+        self, inputs: Sequence[RolloutInput], *, mode: Literal["train", "val"] = "train", instead: Sequence[Policy] = ()
     ) -> AsyncGenerator[Episode]:
         """Run the society on `inputs`; see `Lab.rollouts`."""
-        return self._lab.rollouts(inputs, mode=mode)
+        return self._lab.rollouts(inputs, mode=mode, instead=instead)
 
     async def episodes(self) -> list[Episode]:
         """All rollouts on training tasks that were made before this phase began for the first time.
@@ -59,3 +90,32 @@ class LabBench:
     async def publish(self, policy: Policy) -> None:
         """Put `policy` live."""
         await self._lab.put_live(policy)
+
+    async def branch(self, call: Call, k: int, *, seed: int) -> list[Call]:
+        """`k` answers to the prompt of a recorded call; see `training.lab.branches`."""
+        return await branches.ask_again(self._side, self.config, self.versions, call, k, seed)
+
+    async def replay(
+        self,
+        episode: Episode,
+        *,
+        at: str,
+        instead: Mapping[str, Any] | None = None,
+        policies: Sequence[Policy] = (),
+    ) -> Episode:
+        """Run the society from `at` on as in `episode`, with something replaced; see `training.lab.replays`."""
+        return await self._replays.make(episode, at, instead or {}, policies)
+
+    async def ask(self, slot: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Completion:
+        """The answer of a slot's model to `messages`."""
+        if slot not in self._lab.servers.endpoints:
+            served = ", ".join(self._lab.servers.endpoints)
+            raise RunError(
+                f"{self._phase} asks the model of the slot {slot!r}, which is not served: there are {served}"
+            )
+        made = await self._side.make("ask", slot, self.versions[slot], messages, **options)
+        return read_completions(made.response, f"model {slot!r}")[0]
+
+    def spent(self) -> Mapping[str, float]:
+        """What branches, replays and questions of this phase have cost so far."""
+        return {**self._side.spent(), **self._replays.spent()}

@@ -9,6 +9,8 @@ Rollouts on held-out tasks, from which nobody learns, take the short way: main p
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from types import TracebackType
 from typing import Literal, Self
 
@@ -16,7 +18,7 @@ import agentlightning as agl
 from agentlightning.types import EnqueueRolloutRequest
 
 from chimera.config.tree import Config
-from chimera.core.errors import ChimeraError
+from chimera.core.errors import ChimeraError, RunError
 from chimera.core.secrets import register_secret
 from chimera.data.tasks import Dataset
 from chimera.run import policies
@@ -27,7 +29,9 @@ from evaluation.conduct.live import Live
 from evaluation.conduct.silent_tools import Watch
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import Stage
+from evaluation.traces.spans import Span
 from training.lab import resources
+from training.lab.candidates import Beside, Candidates, phase_of
 from training.lab.gateway.process import Gateway
 from training.lab.held_out import HeldOut
 from training.lab.pool import RunnerPool
@@ -82,11 +86,12 @@ class Lab:
         self._secrets = dict(secrets)
         self._logs = run.path / "logs"
         self._resources_id = ""
-        self._versions_of: dict[str | None, dict[str, str]] = {}
+        self._versions_of: dict[str | None, Mapping[str, str]] = {}
         self._changed = asyncio.Event()
         self._failure: ChimeraError | None = None
         self._watch = Watch(config)
         self._losing: set[asyncio.Task[None]] = set()
+        self.candidates = Candidates(run, config, servers)
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -108,7 +113,8 @@ class Lab:
             register_secret(f"key of model {name}", endpoint.api_key)
         doors = Doors(self.store.endpoint, self.gateway.url, self.store.key, self.gateway.key)
         spec = RunnerSpec.of(doors, self.config, self.dataset, self._secrets)
-        self._held_out = HeldOut(self.run, self.config, self.servers, self._recorder, spec.toolbox, self._check)
+        self.toolbox = spec.toolbox
+        self._held_out = HeldOut(self.run, self.config, self.servers, self._recorder, spec.toolbox, self.check)
         self.pool = RunnerPool(
             spec,
             self.config.rollouts.runners,
@@ -158,6 +164,10 @@ class Lab:
         await asyncio.to_thread(self.live.restore, list(wanted))
         await self._publish()
 
+    def episode(self, record: RolloutRecord, spans: Sequence[Span] | None = None) -> Episode:
+        """The episode of a recorded rollout; without its spans it reads its trace when it is needed."""
+        return self._recorder.episode(record, spans)
+
     def recorded(self, phases: Iterable[str]) -> list[Episode]:
         """All rollouts of `phases` that ended by themselves, in the order of the phases."""
         return [
@@ -167,14 +177,16 @@ class Lab:
     async def _publish(self) -> None:
         """Tell rollouts that are enqueued from now on about the models, their versions, and who selects."""
         self.policy_versions = await asyncio.to_thread(self.live.versions)
-        described = resources.describe(
-            self.gateway.url,
-            self.config.models,
-            self.policy_versions,
-            self.live.selection(self.config.rollouts.exploration),
-        )
-        self._resources_id = (await self.store.add_resources(described)).resources_id
-        self._versions_of[self._resources_id] = self.policy_versions
+        self._resources_id = await self._describe(Beside())
+
+    async def _describe(self, beside: Beside) -> str:
+        """The id of the resources that tell rollouts to use what is live, or what is served beside it."""
+        versions = {**self.policy_versions, **beside.versions}
+        chooser = beside.chooser or self.live.selection(self.config.rollouts.exploration)
+        described = resources.describe(self.gateway.url, self.config.models, versions, chooser, beside.models)
+        resources_id = (await self.store.add_resources(described)).resources_id
+        self._versions_of[resources_id] = versions
+        return resources_id
 
     def held_out(self, inputs: Sequence[RolloutInput], stage: str) -> AsyncGenerator[RolloutRecord, None]:
         """Run the society as it is now on held-out tasks, as `training.lab.held_out` says; close the generator.
@@ -189,26 +201,47 @@ class Lab:
         return self._held_out.rollouts(inputs, now, self.live.selector())
 
     async def rollouts(
-        self, inputs: Sequence[RolloutInput], *, mode: Literal["train", "val"] = "train"
+        self, inputs: Sequence[RolloutInput], *, mode: Literal["train", "val"] = "train", instead: Sequence[Policy] = ()
     ) -> AsyncGenerator[Episode]:
         """Run the society on `inputs` and yield each rollout as it ends, recorded in the run directory by then.
 
         Rollouts that are recorded already, because the run is continued, come first and are not run again. Failed
         rollouts are yielded too. When the caller stops iterating, rollouts that have not started never will.
 
+        Args:
+            inputs: Tasks with seeds, and the phase to record them under.
+            mode: "val" explores nothing.
+            instead: Candidates that work in these rollouts, which are recorded under `candidates.phase_of`.
+
         Raises:
             RunError: No runner is left, the gateway cannot be kept up, or the model server has ended.
+            ModelError: A candidate's weights do not fit the model that they are to replace.
         """
+        if self.config.gateway.engine != "thin" and any(policy.part == "weights" for policy in instead):
+            raise RunError(
+                f"rollouts with {instead[0].version} cannot be made with gateway.engine={self.config.gateway.engine}, "
+                "which knows only the models that it was started with: set gateway.engine=thin"
+            )
+        named = [replace(given, phase=phase_of(given.phase, instead)) for given in inputs]
+        # Closed at once when the caller stops early: until then the candidates are served.
+        async with self.candidates.serve(instead) as beside, aclosing(self._rollouts(named, mode, beside)) as episodes:
+            async for episode in episodes:
+                yield episode
+
+    async def _rollouts(
+        self, inputs: Sequence[RolloutInput], mode: Literal["train", "val"], beside: Beside
+    ) -> AsyncGenerator[Episode]:
         known = {phase: dict(self._recorder.recorded(phase)) for phase in {given.phase for given in inputs}}
         missing = [given for given in inputs if identity(given) not in known[given.phase]]
         for given in inputs:
             if record := known[given.phase].get(identity(given)):
                 yield self._recorder.episode(record)
-        pending = await self._enqueue(missing, mode)
+        resources_id = await self._describe(beside) if beside.versions else self._resources_id
+        pending = await self._enqueue(missing, mode, resources_id)
         collecting: set[asyncio.Task[Episode]] = set()
         try:
             while pending or collecting:
-                self._check()
+                self.check()
                 for rollout in await self._ended(pending):
                     given = pending.pop(rollout.rollout_id)
                     collecting.add(asyncio.create_task(self._collect(rollout, given)))
@@ -224,7 +257,9 @@ class Lab:
             for rollout_id in pending:
                 await self.store.update_rollout(rollout_id, status="cancelled")
 
-    async def _enqueue(self, inputs: Sequence[RolloutInput], mode: Literal["train", "val"]) -> dict[str, RolloutInput]:
+    async def _enqueue(
+        self, inputs: Sequence[RolloutInput], mode: Literal["train", "val"], resources_id: str
+    ) -> dict[str, RolloutInput]:
         """Only a runner that died gets its rollout another attempt: a bad answer would be repeated, seed for seed."""
         policy = agl.RolloutConfig(
             timeout_seconds=self.config.rollouts.timeout_s + GRACE_SECONDS,
@@ -233,7 +268,7 @@ class Lab:
         )
         enqueued = await self.store.enqueue_many_rollouts(
             [
-                EnqueueRolloutRequest(input=given.dump(), mode=mode, resources_id=self._resources_id, config=policy)
+                EnqueueRolloutRequest(input=given.dump(), mode=mode, resources_id=resources_id, config=policy)
                 for given in inputs
             ]
         )
@@ -251,7 +286,7 @@ class Lab:
         await asyncio.wait({changed, *collecting}, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         changed.cancel()
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Raise what keeps all further rollouts from succeeding, if there is anything."""
         if self._failure is not None:
             raise self._failure
@@ -261,7 +296,7 @@ class Lab:
         """Record an ended rollout, unless it failed because the run as a whole has."""
         record, spans = await self._recorder.outcome(rollout, given, self._versions_of[rollout.resources_id])
         if record.status == "failed":
-            self._check()
+            self.check()
         episode = self._recorder.write(record, spans)
         self.metrics.rollout(record)
         for warning in self._watch.add(record):

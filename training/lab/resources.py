@@ -19,9 +19,15 @@ VERSION = "policy_version"
 
 
 def describe(
-    gateway_url: str, models: Mapping[str, ModelConfig], versions: Mapping[str, str], selection: SelectionSpec
+    gateway_url: str,
+    models: Mapping[str, ModelConfig],
+    versions: Mapping[str, str],
+    selection: SelectionSpec,
+    candidates: Mapping[str, str] | None = None,
 ) -> agl.NamedResources:
     """One `ProxyLLM` for each slot in `versions` (slot -> version), and who chooses among hypotheses.
+
+    `candidates` names the model to ask for where a slot's live weights are not to answer.
 
     Agent Lightning has no resource for a policy that is not a model, so who chooses travels as a prompt template: its
     text is JSON.
@@ -30,7 +36,7 @@ def describe(
     slots: agl.NamedResources = {
         name: agl.ProxyLLM(
             endpoint=f"{gateway_url}/v1",
-            model=name,
+            model=(candidates or {}).get(name, name),
             sampling_parameters={
                 "temperature": models[name].temperature,
                 "top_p": models[name].top_p,

@@ -123,6 +123,7 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
                     immediate=self._immediate(record, uses[_step(record)]),
                     outcome=finished and record.parsed is not False,
                     handed=_handed(call.messages),
+                    asked=call,
                 )
             )
         return found

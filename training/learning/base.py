@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from chimera.config.tree import Config
     from chimera.data.tasks import Dataset
     from chimera.run.directory import Run
+    from chimera.serving.client import Completion
     from evaluation.records.rollouts import RolloutInput
     from training.learning.episodes import Episode
+    from training.learning.experience import Call
     from training.watch.metrics import Metrics
     from training.watch.view import View
 
@@ -89,13 +91,21 @@ class Bench(Protocol):
         inputs: "Sequence[RolloutInput]",
         *,
         mode: Literal["train", "val"] = "train",
+        instead: Sequence[Policy] = (),
     ) -> "AsyncGenerator[Episode]":
         """Run the society on `inputs`; each episode is recorded when it is yielded, failed ones too.
 
-        What is recorded already comes first and is not run again.
+        What is recorded already comes first and is not run again. Close the generator when you stop early.
+
+        Args:
+            inputs: Tasks with seeds, and the phase to record them under.
+            mode: "val" explores nothing.
+            instead: Candidates that work in these rollouts only. What is live does not change. Their versions are in
+                the records, which stand under a phase of their own: `episodes` does not give them.
 
         Raises:
             RunError: No further rollout could succeed.
+            ModelError: A candidate's weights do not fit the model that they are to replace.
         """
         ...
 
@@ -111,6 +121,68 @@ class Bench(Protocol):
 
         Raises:
             ModelError: Its weights do not fit the model that they replace; what was live stays live.
+        """
+        ...
+
+    async def branch(self, call: "Call", k: int, *, seed: int) -> "list[Call]":
+        """`k` answers to the prompt of a recorded call, from its exact tokens, by the weights that are live.
+
+        They cost `k` calls and not `k` rollouts. One that asks for tools ends there: no tool is run. They have no
+        reward; `Call.answer` is what they say. What the run has recorded is not asked again.
+
+        Raises:
+            RunError: The server read other tokens than the recorded prompt's, or gives no token ids.
+            ModelError: The model's server failed.
+        """
+        ...
+
+    async def replay(
+        self,
+        episode: "Episode",
+        *,
+        at: str,
+        instead: Mapping[str, Any] | None = None,
+        policies: Sequence[Policy] = (),
+    ) -> "Episode":
+        """Rebuild the state before the role `at` first worked, replace fields of it, and run the rest of the graph.
+
+        The rebuilt part costs nothing. The rest is asked of the live weights, or of candidates, with the seeds of the
+        rollout that is replayed: with nothing replaced the same weights are asked the same. Roles that worked at the
+        same time as `at` are not asked again. The reward is that of the whole task. What the run has recorded is not
+        made again.
+
+        Args:
+            episode: A rollout of this run that succeeded.
+            at: The role that works first.
+            instead: Fields of the state (`agents.state.ResearchState`) with other values.
+            policies: Candidates that work in this replay only.
+
+        Raises:
+            RunError: The episode does not hold that state.
+            ModelError: A candidate's weights do not fit the model that they are to replace.
+        """
+        ...
+
+    async def ask(self, slot: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> "Completion":
+        """Ask a slot's model, as a teacher or a judge: recorded, and counted as tokens and cost.
+
+        What the run has recorded is not asked again: for another answer to the same question give another seed.
+
+        Args:
+            slot: Whose model; one that a role uses, or that the phase's settings name (`PhaseSettings.asks`).
+            messages: OpenAI chat messages.
+            options: `tools`, `response_format` and `seed`, as in `chimera.serving.client.Model`.
+
+        Raises:
+            RunError: The slot is not served.
+            ModelError: The model's server failed.
+        """
+        ...
+
+    def spent(self) -> Mapping[str, float]:
+        """What this phase's branches, replays and questions came to, for its figures.
+
+        Requests, answers, tokens, and US dollars for slots that have a price (`evaluation.prices`).
         """
         ...
 

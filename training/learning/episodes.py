@@ -51,7 +51,7 @@ class Episode:
         Raises:
             RunError: The trace cannot be read.
         """
-        return self._adapter.adapt_for_sft(self._trace(), roles)
+        return self._adapter.adapt_for_sft(self.trace(), roles)
 
     def calls(self, roles: Collection[str]) -> list[Call]:
         """The calls of `roles` with their token ids, in the order in which they were asked.
@@ -59,13 +59,18 @@ class Episode:
         Raises:
             RunError: The trace cannot be read, or a call has no token ids or no exchange.
         """
-        return self._adapter.adapt_for_ppo(self._trace(), roles)
+        return self._adapter.adapt_for_ppo(self.trace(), roles)
 
     def choice(self) -> BanditEvent | None:
         """The choice among hypotheses with its reward; None if there was none, or no reward. It needs no trace."""
         return self._adapter.adapt_for_bandit(self.record)
 
-    def _trace(self) -> Sequence[Span]:
+    def trace(self) -> Sequence[Span]:
+        """Its spans, from memory or from disk; empty when it left none.
+
+        Raises:
+            RunError: The trace cannot be read.
+        """
         if self._spans is not None:
             return self._spans
         return () if self.record.trace is None else traces.read(self._run / self.record.trace)

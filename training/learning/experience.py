@@ -1,9 +1,14 @@
 """What one rollout holds of what its roles said: conversations, and calls with their tokens. Plain data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agents.react import read_answer
+from agents.roles import ROLES
+from agents.schemas import Answer
 from chimera.core.types import Label
+from chimera.serving.client import read_completions
+from evaluation.traces.calls import TracedCall
 
 Message = dict[str, Any]
 
@@ -34,6 +39,25 @@ class Conversation:
     stance: Label | None = None
     quotes: tuple[str, ...] = ()
 
+    def answered_by(self, call: "Call") -> "Conversation":
+        """The same visit with another answer to its last prompt, such as a branch of its last call.
+
+        Raises:
+            ValueError: The call holds no readable answer.
+        """
+        answer = call.answer
+        if answer is None or call.asked is None:
+            raise ValueError(f"{call.response_id} holds no readable answer of {call.role}")
+        said = {"role": "assistant", "content": call.asked.choice["message"]["content"]}
+        return replace(
+            self,
+            messages=[*self.messages[:-1], said],
+            answer=answer.model_dump(),
+            weights_version=call.weights_version,
+            stance=answer.stance,
+            quotes=answer.quotes,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -53,6 +77,7 @@ class Call:
         outcome: Whether it earns the rollout's reward. False for an unreadable answer that was repaired, and for all
             calls of a try that was broken off.
         handed: The answer (yes, no or maybe) of the hypothesis that the prompt handed to the role, if it did.
+        asked: The exchange in the trace: its messages, and what was offered. None where there is no trace.
     """
 
     rollout_id: str
@@ -67,3 +92,15 @@ class Call:
     immediate: float
     outcome: bool
     handed: str | None = None
+    asked: TracedCall | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def answer(self) -> Answer | None:
+        """What the response says in the role's schema; None for a request for tools, or if it cannot be read."""
+        if self.asked is None:
+            return None
+        completion = read_completions({"choices": [self.asked.choice]}, self.role)[0]
+        try:
+            return read_answer(ROLES[self.role], completion, self.asked.messages)
+        except ValueError:
+            return None

@@ -75,6 +75,21 @@ def create_app(service: Service, api_key: str) -> FastAPI:
             "weights_version": await asyncio.to_thread(service.load_weights, key, Path(folder), version),
         }
 
+    @app.post("/admin/candidates")
+    async def add_candidate(request: Request) -> dict[str, Any]:
+        match await _body(request):
+            case {"model": str(key), "folder": str(folder), "version": str(version), **rest} if not rest:
+                return {"model": await asyncio.to_thread(service.add_candidate, key, Path(folder), version)}
+        raise BadRequest('the body must be {"model": key, "folder": path, "version": name}')
+
+    @app.delete("/admin/candidates")
+    async def remove_candidate(request: Request) -> dict[str, Any]:
+        match await _body(request):
+            case {"model": str(name), **rest} if not rest:
+                await asyncio.to_thread(service.remove_candidate, name)
+                return {"model": name}
+        raise BadRequest('the body must be {"model": name}')
+
     return app
 
 

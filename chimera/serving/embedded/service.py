@@ -22,6 +22,8 @@ SPARE_CACHE_BYTES = 256 * 2**20
 """Memory limit of the rows of one engine that only keep prefixes for reuse, in bytes."""
 
 RUBRIC_VERSION = "rubric"
+CANDIDATE = "~"
+"""Between the slot and the version in the name under which a candidate's weights answer."""
 
 
 @dataclass(slots=True)
@@ -42,6 +44,7 @@ class Service:
         self._serving = serving
         self._rubrics = [key for key, model in models.items() if model.kind == "rubric"]
         self._bindings: dict[str, Binding] = {}
+        self._candidates: dict[str, Binding] = {}
         self._swaps: dict[str, int] = {}
         self._lock = threading.Lock()
         self._swap_lock = threading.Lock()
@@ -140,30 +143,74 @@ class Service:
             NotFound: `key` is no embedded model.
             BadRequest: the folder's weights cannot replace the old ones.
         """
-        from chimera.serving.embedded.checkpoint import load_checkpoint
-
         with self._swap_lock:
-            if key not in self._bindings:
-                raise NotFound(f"no embedded model {key!r} to load weights into: there are {sorted(self._bindings)}")
-            old = self._bindings[key]
-            try:
-                checkpoint = load_checkpoint(str(folder))
-            except ConfigError as error:
-                raise BadRequest(f"weights of {key!r} stay {old.version}: {error}", param="folder") from error
-            if checkpoint.tokenizer.get_vocab(with_added_tokens=True) != old.text.tokens:
-                raise BadRequest(
-                    f"weights of {key!r} stay {old.version}: the tokenizer in {folder} differs from the running one; "
-                    "start a new server for another model",
-                    param="folder",
-                )
-            lane = self._lane(checkpoint, old.text)
+            old = self._embedded(key)
+            new = self._other_weights(key, folder, version)
             self._swaps[key] = self._swaps.get(key, 0) + 1
-            new = Binding(version or f"{key}@{self._swaps[key]}", checkpoint.folder, lane, old.text)
+            new.version = version or f"{key}@{self._swaps[key]}"
             with self._lock:
                 self._bindings[key] = new
                 running = set(old.running)
             wait(running)
             return new.version
+
+    def add_candidate(self, key: str, folder: Path, version: str) -> str:
+        """Serve the weights in `folder` beside those of `key`, under the name that is returned.
+
+        Nothing that `key` stands for changes. The weights stay until `remove_candidate`.
+
+        Raises:
+            NotFound: `key` is no embedded model.
+            BadRequest: The folder cannot be used in its place.
+        """
+        name = f"{key}{CANDIDATE}{version}"
+        with self._swap_lock:
+            new = self._other_weights(key, folder, version)
+            with self._lock:
+                self._candidates[name] = new
+        return name
+
+    def remove_candidate(self, name: str) -> None:
+        """Serve a candidate no longer; requests that are running finish first.
+
+        Raises:
+            NotFound: There is no such candidate.
+        """
+        with self._lock:
+            if name not in self._candidates:
+                raise NotFound(f"no candidate {name!r} to remove: there are {sorted(self._candidates)}")
+            running = set(self._candidates.pop(name).running)
+        wait(running)
+
+    def _other_weights(self, key: str, folder: Path, version: str | None) -> Binding:
+        """The weights in `folder`, which must fit the tokenizer that runs as `key`."""
+        from chimera.serving.embedded.checkpoint import load_checkpoint
+
+        old = self._embedded(key)
+        try:
+            checkpoint = load_checkpoint(str(folder))
+        except ConfigError as error:
+            raise BadRequest(f"weights of {key!r} stay {old.version}: {error}", param="folder") from error
+        if checkpoint.tokenizer.get_vocab(with_added_tokens=True) != old.text.tokens:
+            raise BadRequest(
+                f"weights of {key!r} stay {old.version}: the tokenizer in {folder} differs from the running one; "
+                "start a new server for another model",
+                param="folder",
+            )
+        return Binding(version or key, checkpoint.folder, self._lane(checkpoint, old.text), old.text)
+
+    def _embedded(self, key: str) -> Binding:
+        if key not in self._bindings:
+            raise NotFound(f"no embedded model {key!r} to load weights into: there are {sorted(self._bindings)}")
+        return self._bindings[key]
+
+    def _bound(self, name: str) -> Binding:
+        """What answers under `name`: a slot's live weights or a candidate's."""
+        found = self._bindings.get(name) or self._candidates.get(name)
+        if found is None:
+            known = sorted([*self._bindings, *self._candidates, *self._rubrics])
+            raise NotFound(f"unknown model {name!r}: this server has {known}", param="model", code="model_not_found")
+        return found
 
     async def complete(self, request: ChatRequest) -> dict[str, Any]:
         """Answer one chat request.
@@ -173,14 +220,9 @@ class Service:
         """
         if request.model in self._rubrics:
             return _grade(request)
-        if request.model not in self._bindings:
-            known = sorted([*self._bindings, *self._rubrics])
-            raise NotFound(
-                f"unknown model {request.model!r}: this server has {known}", param="model", code="model_not_found"
-            )
+        text = self._bound(request.model).text
         from chimera.serving.embedded.completion import make_jobs, make_response
 
-        text = self._bindings[request.model].text
         jobs = make_jobs(request, text)
         binding, futures = self._submit(request.model, jobs)
         waiting = [asyncio.wrap_future(future) for future in futures]
@@ -194,7 +236,7 @@ class Service:
     def _submit(self, key: str, jobs: "list[DecodingJob]") -> "tuple[Binding, list[Future[FinishedJob]]]":
         assert self._batcher is not None
         with self._lock:
-            binding = self._bindings[key]
+            binding = self._bound(key)
             futures = [job.done for job in jobs]
             for future in futures:
                 binding.running.add(future)

@@ -7,7 +7,7 @@ import pytest
 
 from agents.prompting import schema_format
 from chimera.config.tree import ModelConfig, ServingConfig
-from chimera.serving.embedded.protocol import BadRequest, parse_request
+from chimera.serving.embedded.protocol import BadRequest, NotFound, parse_request
 from chimera.serving.embedded.service import Service
 
 CONTEXT = 1200
@@ -96,3 +96,38 @@ async def test_weights_of_another_model_are_refused_and_change_nothing(swapping,
     with pytest.raises(BadRequest, match=r"stay .*@0: the tokenizer .* differs"):
         swapping.load_weights("senior", tmp_path)
     assert (await complete(swapping))["weights_version"].endswith("@0")
+
+
+async def test_a_candidate_answers_beside_what_is_live_and_changes_nothing_of_it(swapping, serving_model):
+    live, described = await complete(swapping), swapping.describe()
+    name = await asyncio.to_thread(swapping.add_candidate, "senior", serving_model(seed=1), "senior@try-1")
+    assert name == "senior~senior@try-1"
+    candidate, same, junior = await asyncio.gather(
+        complete(swapping, model=name), complete(swapping), complete(swapping, model="junior")
+    )
+    assert candidate["weights_version"] == "senior@try-1"
+    assert candidate["prompt_token_ids"] == live["prompt_token_ids"]
+    assert tokens_of(candidate) != tokens_of(live) == tokens_of(same) == tokens_of(junior)
+    assert swapping.describe() == described
+    await asyncio.to_thread(swapping.load_weights, "senior", serving_model(seed=1))
+    assert tokens_of(await complete(swapping)) == tokens_of(candidate)
+
+
+async def test_a_candidate_is_removed_when_its_last_request_has_ended(swapping, serving_model):
+    name = await asyncio.to_thread(swapping.add_candidate, "senior", serving_model(seed=1), "senior@try-1")
+    running = asyncio.ensure_future(complete(swapping, model=name, response_format=LONG, max_tokens=60))
+    while not swapping._candidates[name].running:  # noqa: ASYNC110  submitting has no event
+        await asyncio.sleep(0)
+    await asyncio.to_thread(swapping.remove_candidate, name)
+    assert (await running)["weights_version"] == "senior@try-1"
+    with pytest.raises(NotFound, match=r"unknown model 'senior~senior@try-1': this server has \['junior', 'senior'\]"):
+        await complete(swapping, model=name)
+    with pytest.raises(NotFound, match="no candidate"):
+        swapping.remove_candidate(name)
+
+
+def test_a_candidate_that_does_not_fit_is_refused(swapping, tmp_path):
+    with pytest.raises(NotFound, match="no embedded model 'teacher'"):
+        swapping.add_candidate("teacher", tmp_path, "v")
+    with pytest.raises(BadRequest, match="weights of 'senior' stay"):
+        swapping.add_candidate("senior", tmp_path, "v")

@@ -3,11 +3,10 @@
 import hashlib
 import random
 from collections import Counter
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from fake_bench import ADAPTER, FakeBench
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +15,7 @@ from agents.policies.bandit import BanditPolicy, Settings, load_policy
 from agents.policies.choice import SelectionSpec, draw, explored, make_selector
 from agents.policies.features import features
 from chimera.config.roles import JUNIORS
-from chimera.config.tree import Config, RewardConfig, load_config
+from chimera.config.tree import Config, load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import DECISION_OF_LABEL, abstract_text
 from chimera.data.generated.tasks import generate
@@ -26,7 +25,6 @@ from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from training.algorithms.bandit.phase import Bandit, draw_tasks
 from training.algorithms.bandit.settings import BanditSettings
-from training.learning.adapter import HierarchicalTraceAdapter
 from training.learning.base import PhasePlan
 from training.learning.episodes import Episode
 from training.learning.plans import make_phases
@@ -84,7 +82,6 @@ def rollout(given_, spec, *, greedy=False, failed=False):
 
 
 PLAN = PhasePlan("bandit", "bandit", ("Supervisor",), ("supervisor",))
-ADAPTER = HierarchicalTraceAdapter(RewardConfig())
 
 
 async def learn(lab):
@@ -95,53 +92,28 @@ def choice_of(record):
     return Episode(record, (), Path(), ADAPTER).choice()
 
 
-class FakeLab:
-    """Runs `rollout` instead of the society, yields in any order, and keeps what is recorded as the real lab does."""
+class FakeLab(FakeBench):
+    """Runs `rollout` instead of the society."""
 
     def __init__(self, folder, settings, *, gathered=200, order=0, recorded=(), fail=()):
+        folder.mkdir(exist_ok=True)
         tasks = tuple(item.task for item in TASKS.values())
-        self.config, self.settings = Config(), settings
-        self.dataset = Dataset(tasks[:220], tasks[220:], (), "generated", "test")
-        self.run = Run(folder, writable=True)
-        self.versions = {}
-        self.live = None
-        self.logged, self.notes, self.shown = [], [], []
-        self.metrics = SimpleNamespace(
-            log=lambda phase, step, values: self.logged.append((phase, step, dict(values))),
-            protocols=lambda phase, records: self.shown.append((phase, len(records))),
-        )
-        self.view = SimpleNamespace(phase=self._phase, add=lambda record: None, note=self.notes.append)
-        self._order = random.Random(order)
+        earlier = [rollout(RolloutInput.of(task, "gather", 0, 0), HALF) for task in tasks[:gathered]]
+        dataset = Dataset(tasks[:220], tasks[220:], (), "generated", "test")
+        super().__init__(Run(folder, writable=True), dataset=dataset, earlier=earlier, order=order)
+        self.settings = settings
         self._fail = set(fail)
-        self.records = [rollout(RolloutInput.of(task, "gather", 0, 0), HALF) for task in tasks[:gathered]]
-        self._order.shuffle(self.records)
-        self.recorded = {(record.task_id, record.repeat): record for record in recorded}
-        self.ran = 0
+        for record in recorded:
+            self.run.append_rollout(record.dump(), phase=record.phase)
 
-    def _phase(self, name, total, versions):
-        return nullcontext()
+    @property
+    def live(self):
+        return self.published[-1] if self.published else None
 
-    async def episodes(self):
-        return list(map(self.episode, self.records))
-
-    def episode(self, record):
-        return Episode(record, None, self.run.path, ADAPTER)
-
-    async def publish(self, policy):
-        assert (self.run.path / policy.folder / "policy.json").exists()
-        self.live = policy
-
-    async def rollouts(self, inputs, mode="train"):
+    async def play(self, given, versions):
         live = self.live
         spec = HALF if live is None else SelectionSpec(live.version, str(self.run.path / live.folder), 0.5)
-        inputs = list(inputs)
-        self._order.shuffle(inputs)
-        for one in inputs:
-            key = (one.task.id, one.repeat)
-            if key not in self.recorded:
-                self.ran += 1
-                self.recorded[key] = rollout(one, spec, failed=one.task.id in self._fail)
-            yield self.episode(self.recorded[key])
+        return rollout(given, spec, failed=given.task.id in self._fail)
 
 
 def config_of(**bandit):
@@ -175,7 +147,7 @@ async def test_the_phase_learns_saves_and_lets_the_policy_choose(tmp_path):
         ("bandit", 1, 230),
         ("bandit", 2, 260),
     ]
-    assert lab.shown == [("bandit", 60)]
+    assert lab.metrics.shown == [("bandit", 60)]
     assert Counter(r.outputs["selection"]["policy"] for r in lab.recorded.values()) == {
         "Supervisor@bandit-0": 30,
         "Supervisor@bandit-1": 30,
@@ -184,7 +156,7 @@ async def test_the_phase_learns_saves_and_lets_the_policy_choose(tmp_path):
     assert result.figures["choices"] == 260
     assert result.figures["rollouts"] == 60
     assert result.figures["dr"] > result.figures["logged"]
-    assert "estimated gain over the model's own choice +" in lab.notes[-1]
+    assert "estimated gain over the model's own choice +" in lab.view.lines[-1]
     held_out = [task.id for task in lab.dataset.validation]
     unlearned = accuracy(BanditPolicy(final.settings), held_out)
     assert accuracy(final, held_out) > unlearned + 0.08, "unlearned, it takes the first of equals"
@@ -219,9 +191,9 @@ async def test_without_rounds_the_log_alone_teaches(tmp_path):
 async def test_failed_rollouts_teach_nothing_and_a_round_of_them_is_an_error(tmp_path):
     lab = FakeLab(tmp_path, config_of())
     inputs = draw_tasks("bandit", lab.settings, lab.dataset, 0, 0)
-    some = FakeLab(tmp_path, config_of(), fail={one.task.id for one in inputs[:10]})
+    some = FakeLab(tmp_path / "some", config_of(), fail={one.task.id for one in inputs[:10]})
     assert (await learn(some)).figures["choices"] == 220
-    none = FakeLab(tmp_path, config_of(), fail={one.task.id for one in inputs})
+    none = FakeLab(tmp_path / "none", config_of(), fail={one.task.id for one in inputs})
     with pytest.raises(RunError, match="all 30 rollouts failed; the first: no answer"):
         await learn(none)
 

@@ -11,18 +11,17 @@ import random
 import shutil
 import threading
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from fake_bench import ADAPTER, FakeBench
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.record import ModelCall
-from chimera.config.tree import Config, RewardConfig, load_config
+from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import ResearchTask
 from chimera.data.tasks import Dataset
@@ -37,7 +36,6 @@ from training.algorithms.ppo.phase import Ppo
 from training.algorithms.ppo.settings import PpoSettings
 from training.credit.calls import Credited
 from training.engines.background import Background
-from training.learning.adapter import HierarchicalTraceAdapter
 from training.learning.base import PhasePlan
 from training.learning.episodes import Episode
 from training.learning.experience import Call
@@ -45,7 +43,6 @@ from training.learning.plans import make_phases
 
 ROLES = ("HypothesisRefiner", "ProtocolDesigner")
 PLAN = PhasePlan("ppo", "ppo", tuple(ROLES), ("senior",))
-ADAPTER = HierarchicalTraceAdapter(RewardConfig())
 TASKS = [ResearchTask(f"t{number}", "Does it?", (), "yes", "generated") for number in range(7)]
 
 
@@ -197,75 +194,40 @@ DATASET = Dataset(tuple(TASKS), tuple(replace(task, id=f"held-{task.id}") for ta
 # --- the loop
 
 
-class View:
-    def __init__(self):
-        self.lines, self.works = [], []
-
-    @contextmanager
-    def phase(self, name, total, versions, *, table=True):
-        self.lines.append(f"{name}: {total} rollouts")
-        yield
-
-    @contextmanager
-    def work(self, name, total):
-        yield lambda done, text="": self.works.append((name, done, total, text))
-
-    def add(self, record):
-        pass
-
-    note = warn = lambda self, text: self.lines.append(text)
-
-
 async def learn(lab):
     return await Ppo().learn(PLAN, lab.settings, lab)
 
 
-class MadeUpLab:
-    """Rollouts of one run folder; recorded ones are not made again. `flaw(given)` may spoil one, or hold it back."""
+class MadeUpLab(FakeBench):
+    """Rollouts of made-up tokens. `flaw(given)` may spoil one, or hold it back."""
 
     def __init__(self, folder, model, flaw=lambda given: {}, **ppo):
         folder.mkdir(exist_ok=True)
-        self.run = Run(folder, writable=True)
-        self.config = Config()
+        versions = {"junior": "nano@0", "senior": "nano@0"}
+        super().__init__(Run(folder, writable=True), dataset=DATASET, versions=versions, weights={"senior": model})
         self.settings = PpoSettings(**{"tasks_per_step": 2, "n": 3, "steps": 3, "lr": 0.05, **ppo})
-        self.dataset, self.view, self.flaw, self.model = DATASET, View(), flaw, model
-        self.metrics = SimpleNamespace(log=lambda phase, step, values: self.logged.append((phase, step, values)))
-        self.logged, self.asked, self.live = [], [], None
-        self.versions = {"junior": "nano@0", "senior": "nano@0"}
-        self.went_live = []
+        self.flaw, self.model = flaw, model
         self.on_live = lambda policy: None
 
-    def weights(self, slot):
-        return self.run.path / self.live.folder if self.live else self.model
+    @property
+    def went_live(self):
+        return [policy.version for policy in self.published]
 
     async def publish(self, policy):
-        assert (self.run.path / policy.folder / "model.safetensors").is_file()
-        self.live = policy
-        self.versions = {**self.versions, policy.target: policy.version}
-        self.went_live.append(policy.version)
+        await super().publish(policy)
+        assert (self.weights(policy.target) / "model.safetensors").is_file()
         self.on_live(policy)
 
-    async def rollouts(self, inputs, *, mode="train"):
-        for one in random.Random(len(self.asked)).sample(inputs, len(inputs)):
-            file = self.run.path / "rollouts" / f"{one.phase}-{one.task.id}-{one.repeat}.json"
-            if not file.exists():
-                self.asked.append((mode, one))
-                await self.play(one, file)
-            yield Episode(RolloutRecord.load(json.loads(file.read_text())), None, self.run.path, ADAPTER)
-
-    async def play(self, one, file):
-        spoiled = self.flaw(one)
+    async def play(self, given, versions):
+        spoiled = self.flaw(given)
         if spoiled == "late":
             await asyncio.Event().wait()
         stale = spoiled.pop("stale", ())
-        made = record(one, self.versions["senior"], phase=one.phase, **spoiled)
+        made = record(given, versions["senior"], phase=given.phase, **spoiled)
         path = f"traces/{made.rollout_id}.jsonl.gz"
-        rollout = made_up_rollout(made, self.versions["senior"], self.run.path / path, stale)
-        made = replace(
-            made, trace=path, **({"reward": rollout, "parts": {"alignment": rollout}} if made.reward else {})
-        )
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps(made.dump()))
+        reward = made_up_rollout(made, versions["senior"], self.run.path / path, stale)
+        known = {"reward": reward, "parts": {"alignment": reward}} if made.reward else {}
+        return replace(made, trace=path, **known)
 
 
 def made_up_rollout(made, live, path, stale=()):

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from types import ModuleType, SimpleNamespace
 
@@ -17,10 +16,11 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from fake_bench import ADAPTER, FakeBench
 
 from agents.record import ModelCall
 from chimera.config.roles import JUNIORS
-from chimera.config.tree import Config, ModelConfig, RewardConfig, ServingConfig
+from chimera.config.tree import Config, ModelConfig, ServingConfig
 from chimera.core.errors import RunError
 from chimera.data.generated.tasks import generate
 from chimera.run.directory import Run
@@ -37,7 +37,6 @@ from training.algorithms.sft.process import SftProcess, sft_environment
 from training.algorithms.sft.settings import SftSettings
 from training.lab.bench import LabBench
 from training.learning import traces
-from training.learning.adapter import HierarchicalTraceAdapter
 from training.learning.base import PhasePlan
 from training.learning.episodes import Episode
 from training.nano.transcripts import careful, junior
@@ -107,7 +106,6 @@ def rollouts(run):
 
 
 PLAN = PhasePlan("sft", "sft", JUNIORS, ("junior",))
-ADAPTER = HierarchicalTraceAdapter(RewardConfig())
 
 
 async def learn(lab):
@@ -122,30 +120,16 @@ def spec_of(lab, folder):
     return sft.specify(lab.settings, lab.run.path / "phases" / "sft" / sft.EXAMPLES, NANO, folder, 0)
 
 
-class FakeLab:
-    """A lab whose rollouts are over; it keeps what it is shown and what is logged."""
+class FakeLab(FakeBench):
+    """A lab whose rollouts are over."""
 
     def __init__(self, folder, **settings):
-        self.config = Config.model_validate({"runs_dir": str(folder)})
+        config = Config.model_validate({"runs_dir": str(folder)})
+        run = Run.create("tried", config)
+        super().__init__(
+            run, config=config, versions={"junior": "nano@0"}, weights={"junior": NANO}, earlier=rollouts(run)
+        )
         self.settings = SftSettings(**(SETTINGS | settings))
-        self.run = Run.create("tried", self.config)
-        self.records = rollouts(self.run)
-        self.versions = {"junior": "nano@0"}
-        self.shown, self.logged = [], []
-        self.view = SimpleNamespace(work=self.work, note=self.shown.append)
-        self.metrics = SimpleNamespace(log=lambda *entry: self.logged.append(entry))
-
-    @contextmanager
-    def work(self, name, total):
-        self.shown.append((name, total))
-        yield lambda done, text: self.shown.append((done, text))
-
-    async def episodes(self):
-        random.shuffle(self.records)
-        return [episode_of(self, record) for record in self.records]
-
-    def weights(self, slot):
-        return {"junior": NANO}[slot]
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +189,7 @@ def test_the_loss_has_no_gradient_at_any_other_token(trained):
 def test_good_rollouts_are_learned_and_the_model_fits_them_better(trained):
     lab, result = trained
     rows = examples(lab)
-    good = {record.task_id for record in lab.records if record.reward == 2.0}
+    good = {record.task_id for record in lab.earlier if record.reward == 2.0}
     assert {row["task_id"] for row in rows} == good
     assert {row["role"] for row in rows} == set(JUNIORS)
     assert len(rows) == result.figures["selected"] == 24
@@ -248,8 +232,7 @@ def test_the_saved_folder_is_a_whole_model_that_the_server_computes_like_transfo
 
 def test_every_step_is_shown_and_logged(trained):
     lab, result = trained
-    assert ("sft", 2) in lab.shown
-    assert [done for done, _ in (entry for entry in lab.shown if isinstance(entry, tuple)) if done != "sft"] == [1, 2]
+    assert [work[:3] for work in lab.view.works] == [("sft", 1, 2), ("sft", 2, 2)]
     assert [step for _, step, _ in lab.logged] == [1, 2]
     assert lab.logged[0][2]["lr"] == pytest.approx(1e-3)
     assert result.figures["steps"] == 2
@@ -292,11 +275,11 @@ async def test_a_finished_model_that_was_damaged_is_named_and_not_kept(trained):
 async def test_a_phase_that_is_done_again_learns_from_what_it_had_the_first_time(tmp_path):
     """Rollouts of later phases are answers of what was learned from it; they are better, and must not be imitated."""
     lab = FakeLab(tmp_path)
-    later = [replace(one, phase="ppo", repeat=1, reward=9.0) for one in lab.records]
+    later = [replace(one, phase="ppo", repeat=1, reward=9.0) for one in lab.earlier]
 
     def bench(lab):
         def recorded(phases):
-            return [episode_of(lab, one) for one in lab.records if one.phase in phases]
+            return [episode_of(lab, one) for one in lab.earlier if one.phase in phases]
 
         shared = {"config": lab.config, "dataset": None, "run": lab.run, "view": lab.view, "metrics": lab.metrics}
         live = SimpleNamespace(weights=lab.weights)
@@ -308,7 +291,7 @@ async def test_a_phase_that_is_done_again_learns_from_what_it_had_the_first_time
     for phase in ("gather", "sft"):
         lab.run.ledger("phase_started", phase=phase)
     first = await chosen(lab)
-    lab.records += later
+    lab.earlier += later
     for phase in ("ppo", "sft", "bandit"):
         lab.run.ledger("phase_started", phase=phase)
     again = await chosen(lab)
@@ -316,7 +299,7 @@ async def test_a_phase_that_is_done_again_learns_from_what_it_had_the_first_time
     assert again == first
     lab.run.close()
     other = FakeLab(tmp_path / "other")
-    other.records += later
+    other.earlier += later
     for phase in ("gather", "ppo", "sft"):
         other.run.ledger("phase_started", phase=phase)
     assert {example.candidate.record.phase for example in await chosen(other)} == {"ppo"}

@@ -15,17 +15,18 @@ import pytest
 import respx
 from lab_kit import CONCLUSION, SECRET, collect, config_for, open_lab, task
 from rich.console import Console
-from training.phases import PHASES, check_names
 
 from chimera.config.tree import Config, GatewayConfig
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import ResearchTask, Section
 from chimera.data.tasks import Dataset
+from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.traces.calls import model_calls
 from evaluation.traces.spans import read
 from training.algorithms.gather import GatherSettings, choose
 from training.lab.runner import Doors, RunnerSpec
+from training.learning.plans import choose_names
 from training.summary import summarize
 
 ROLE_MODELS = {
@@ -261,6 +262,9 @@ async def test_agent_lightning_s_own_gateway_records_the_same(scripted_openai, t
         calls = model_calls(read(lab.run.path / record.trace))
         assert {call.role for call in calls} == set(ROLE_MODELS)
         assert all(call.messages and call.choice["message"] for call in calls)
+        candidate = Policy.made("weights", "senior", "try")
+        with pytest.raises(RunError, match=r"senior@try cannot be made with .*: set gateway\.engine=thin"):
+            await anext(lab.rollouts([], instead=[candidate]))
         async with httpx.AsyncClient(base_url=lab.gateway.url) as client:
             for path in ("/docs", "/openapi.json", "/health/liveliness", "/metrics", "/ui"):
                 assert (await client.get(path)).status_code == 401
@@ -451,9 +455,9 @@ async def test_a_runner_blocks_the_conclusion_without_holding_it():
 @pytest.mark.parametrize("text", ["gahter", "gather,ppo2", "", "gather,gather"])
 def test_wrong_phases_are_refused_with_the_valid_ones(text):
     with pytest.raises(ConfigError, match="gather"):
-        check_names(text)
+        choose_names(text, Config())
 
 
 def test_all_phases_run_by_default():
-    assert check_names(None) == PHASES
-    assert check_names(" gather ") == ("gather",)
+    assert choose_names(None, Config()) == ("gather", "sft", "ppo", "bandit")
+    assert choose_names(" gather ", Config()) == ("gather",)

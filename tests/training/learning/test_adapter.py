@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -247,10 +247,13 @@ def linear_plan(roles, times):
 
 @given(rollouts())
 def test_every_senior_call_of_the_last_reported_attempt_comes_out_once_as_it_was_sampled(rollout):
-    found = [asdict(call) for call in ADAPTER.adapt_for_ppo(rollout.spans, SENIORS)]
-    assert found == [
-        {"rollout_id": "ro-1", "weights_version": "v1", **vars(call)} for call in rollout.calls if call.role in SENIORS
+    found = ADAPTER.adapt_for_ppo(rollout.spans, SENIORS)
+    assert [asdict(replace(call, asked=None)) for call in found] == [
+        {"rollout_id": "ro-1", "weights_version": "v1", "asked": None, **vars(call)}
+        for call in rollout.calls
+        if call.role in SENIORS
     ]
+    assert all(call.asked.response_id == call.response_id for call in found)
 
 
 @given(rollouts())

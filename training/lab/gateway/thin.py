@@ -21,6 +21,7 @@ import uvicorn
 
 from chimera.serving.client import Endpoint
 from chimera.serving.door import LOOPBACK, Door
+from chimera.serving.embedded.service import CANDIDATE
 from training.lab.gateway.exchanges import Exchange, Exchanges, RefusedError, StoreAwayError
 from training.lab.gateway.spec import GatewaySpec
 
@@ -89,11 +90,11 @@ class ThinGateway:
     async def _reply(self, rollout_id: str, attempt_id: str, body: bytes) -> Reply:
         try:
             asked = json.loads(body)
-            name = asked["model"]
+            name, version = self._slot(asked["model"])
             endpoint = self._endpoints[name]
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return _said(400, f"the body must be a JSON object whose model is one of {', '.join(self._endpoints)}")
-        asked["model"] = endpoint.model
+        asked["model"] = endpoint.model + version
         if name in self._with_ids:
             asked["return_token_ids"] = True
         started = time.time_ns()
@@ -115,6 +116,11 @@ class ThinGateway:
         except StoreAwayError as error:
             return _said(503, str(error))
         return reply
+
+    def _slot(self, model: str) -> tuple[str, str]:
+        """The slot that a caller asks for, and what follows it in the name of a candidate ("~" and its version)."""
+        slot, mark, version = model.partition(CANDIDATE)
+        return (slot, mark + version) if model not in self._endpoints and slot in self._with_ids else (model, "")
 
     async def _forward(self, endpoint: Endpoint, body: bytes) -> Reply:
         headers = {"authorization": f"Bearer {endpoint.api_key}", "content-type": "application/json"}

@@ -1,0 +1,229 @@
+"""Rejection fine-tuning on the fake bench: which answers are imitated, which are left out, and what is refused."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from fake_bench import FakeBench
+
+from agents.prompting import opening
+from agents.record import ModelCall, dump
+from agents.roles import ROLES
+from chimera.config.tree import load_config
+from chimera.core.errors import ConfigError, RunError
+from chimera.data.tasks import load
+from chimera.run.directory import Run
+from chimera.serving.embedded.checkpoint import NANO
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.traces import spans
+from training.algorithms import rejection
+from training.algorithms.rejection import RejectionSettings, draw, is_right
+from training.learning.base import PhasePlan
+from training.learning.plans import make_phases
+
+REFINER = "HypothesisRefiner"
+PLAN = PhasePlan("rejection", "rejection", (REFINER,), ("senior",))
+READ = "The rate of falls was lower in the treated group (p=0.01)."
+MISREAD = "The rate of falls was lower in the treated group (p=0.02)."
+TASKS = 6
+
+
+def answer(stance="yes", quote=READ, claim="it works"):
+    return json.dumps({"evidence": [quote], "comparison": "lower", "claim": claim, "answer": stance})
+
+
+def record(run, number, version="nano@0", **other):
+    """A rollout of a task whose label is yes, in which the refiner was asked once."""
+    name = f"ro-{number}"
+    selected = json.loads(answer())
+    messages = opening(
+        ROLES[REFINER], f"Is it so in {number}?", sources=[{"id": "a", "text": READ}], hypothesis=selected
+    )
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": answer()},
+        "token_ids": [7],
+        "finish_reason": "stop",
+    }
+    request = {"model": "senior", "messages": messages, "response_format": {"type": "json_object"}}
+    response = {"id": name, "choices": [choice], "prompt_token_ids": [number, 5], "weights_version": version}
+    call = ModelCall(REFINER, "senior", 1, 1, name, version, "stop", 2, 1, 0.1, True, False)
+    outcome = {"outputs": {}, "reward": 1.0, "calls": [dump(call)]}
+    at = [spans.Position(name, "at", place, 0.0, 1.0) for place in (1, 2, 3)]
+    own = {"role": REFINER, "model": "senior", "visit": 1, "attempt": 1}
+    trace = f"traces/gather/{name}.jsonl.gz"
+    spans.write(
+        [
+            spans.exchange_span(at[0], request, response),
+            spans.operation_span(at[1], REFINER, own, [name]),
+            spans.outcome_span(at[2], outcome),
+        ],
+        run.path / trace,
+    )
+    made = RolloutRecord(
+        rollout_id=name, task_id=f"t{number}", source="generated", level=1, phase="gather", repeat=0, seed=1, attempt=1,
+        status="succeeded", error=None, label="yes", answer="yes", decision="GO", reward=1.0, trace=trace,
+    )  # fmt: skip
+    return replace(made, **other)
+
+
+class Answers(FakeBench):
+    """Branches that say something else each time: half are right, a quarter misquotes, a quarter says no."""
+
+    def __init__(self, folder, order=0, **other):
+        folder.mkdir(exist_ok=True)
+        run = Run(folder, writable=True)
+        earlier = [record(run, number) for number in range(TASKS)]
+        versions, weights = {"senior": "nano@0"}, {"senior": NANO}
+        super().__init__(run, versions=versions, weights=weights, earlier=earlier, order=order, **other)
+
+    def say(self, call, random_):
+        claim = f"claim {random_.randrange(1000)}"
+        text = random_.choice([answer(claim=claim), answer(claim=claim), answer(quote=MISREAD), answer("no")])
+        choice = {**call.asked.choice, "message": {"role": "assistant", "content": text}}
+        version = self.versions["senior"]
+        return replace(call, weights_version=version, asked=replace(call.asked, choice=choice))
+
+
+def settings(**other):
+    return RejectionSettings(**{"algorithm": "rejection", "min_examples": 1, "answers": 6, **other})
+
+
+def drawn(bench, **other):
+    selection = asyncio.run(draw(PLAN, settings(**other), bench))
+    said = [json.loads(one.candidate.conversation.messages[-1]["content"]) for one in selection.examples]
+    return selection, said
+
+
+def test_right_answers_with_true_quotes_are_imitated_a_few_to_each_prompt(tmp_path):
+    bench = Answers(tmp_path)
+    selection, said = drawn(bench, keep=2)
+    assert {(one["answer"], *one["evidence"]) for one in said} == {("yes", READ)}
+    of_task = [one.candidate.record.task_id for one in selection.examples]
+    assert of_task == sorted(of_task)
+    assert max(map(of_task.count, of_task)) == 2
+    figures = selection.figures
+    assert figures["prompts"] == figures["branch_requests"] == TASKS
+    assert figures["answers"] == figures["branch_answers"] == 6 * TASKS
+    assert figures["selected"] == len(said) <= figures["right"] < figures["answers"]
+    assert figures["selected_by_role"] == {REFINER: len(said)}
+
+
+def test_no_answer_is_learned_twice_for_one_prompt(tmp_path):
+    selection, said = drawn(Answers(tmp_path), keep=100, right="label")
+    texts = [
+        (one.candidate.record.task_id, json.dumps(text)) for one, text in zip(selection.examples, said, strict=True)
+    ]
+    assert len(set(texts)) == len(texts) < selection.figures["right"]
+
+
+@pytest.mark.parametrize(("right", "stances", "quotes"), [("label", 1, 2), ("quotes", 2, 1), ("both", 1, 1)])
+def test_what_makes_an_answer_right_can_be_chosen(tmp_path, right, stances, quotes):
+    _, said = drawn(Answers(tmp_path), right=right, keep=100)
+    assert len({one["answer"] for one in said}) == stances
+    assert len({one["evidence"][0] for one in said}) == quotes
+
+
+def test_calls_by_other_weights_are_left_out_and_counted(tmp_path):
+    """One visit by older weights is among the prompts, and one branch is answered by newer weights."""
+    bench = Answers(tmp_path)
+    bench.earlier[0] = record(bench.run, 0, version="older@1")
+    usual, planted = bench.say, []
+
+    def say(call, random_):
+        said = usual(call, random_)
+        planted.append(said)
+        return replace(said, weights_version="newer@1") if len(planted) == 1 else said
+
+    bench.say = say
+    selection, _ = drawn(bench, keep=100, right="quotes")
+    assert selection.figures["stale"] == 2
+    assert selection.figures["prompts"] == TASKS - 1
+    assert "t0" not in {one.candidate.record.task_id for one in selection.examples}
+    assert {one.candidate.conversation.weights_version for one in selection.examples} == {"nano@0"}
+    assert "2 calls by other weights than nano@0 are left out" in bench.view.lines[-1]
+
+
+def test_rollouts_without_reward_or_with_untraced_calls_are_no_source(tmp_path):
+    bench = Answers(tmp_path)
+    bench.earlier[0] = record(bench.run, 0, reward=None, status="failed")
+    bench.earlier[1] = record(bench.run, 1, untraced_calls=1)
+    selection, _ = drawn(bench)
+    assert selection.figures["prompts"] == TASKS - 2
+
+
+def test_the_order_in_which_rollouts_ended_does_not_matter(tmp_path):
+    """The same rollouts give the same rows of tokens in the same order."""
+    found = [drawn(Answers(tmp_path / str(order), order=order))[0].examples for order in range(3)]
+    assert [one.rows for one in found[0]] == [one.rows for one in found[1]] == [one.rows for one in found[2]]
+
+
+def test_each_draw_has_a_seed_of_its_own(tmp_path):
+    bench = Answers(tmp_path)
+    selection, _ = drawn(bench, seeds=3)
+    assert selection.figures["answers"] == 3 * 6 * TASKS
+    assert len(bench.branches) == 3 * TASKS
+
+
+def test_too_few_right_answers_are_an_error_that_says_what_to_do(tmp_path):
+    with pytest.raises(RunError, match=r"of 36 answers to 6 prompts are right.* rejection\.min_examples is 500: lower"):
+        drawn(Answers(tmp_path), min_examples=500)
+
+
+async def test_rollouts_of_its_own_are_asked_for_if_tasks_are_given(tmp_path):
+    config = load_config(None, ["data.size=30"])
+    bench = Answers(tmp_path, config=config, dataset=load(config.data))
+
+    async def play(given_, versions):
+        made = record(bench.run, bench.ran)
+        return replace(made, task_id=given_.task.id, phase=given_.phase)
+
+    bench.play = play
+    selection = await draw(PLAN, settings(tasks=3), bench)
+    assert bench.ran == selection.figures["prompts"] == 3
+    assert {one.candidate.record.phase for one in selection.examples} == {"rejection"}
+
+
+def test_an_answer_that_cannot_be_read_is_not_right(tmp_path):
+    bench = Answers(tmp_path)
+    (call,) = bench.episode(bench.earlier[0]).calls([REFINER])
+    assert is_right(call, "yes", "both")
+    assert not is_right(call, "no", "both")
+    for text in ("{", ""):
+        choice = {**call.asked.choice, "message": {"role": "assistant", "content": text}}
+        assert not is_right(replace(call, asked=replace(call.asked, choice=choice)), "yes", "both")
+    assert not is_right(replace(call, asked=None), "yes", "both")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["pipeline.rejection.roles=[Supervisor]"],
+            "cannot tell which answers of Supervisor are right: they have no stance",
+        ),
+        (["pipeline.rejection.roles=[ProtocolDesigner]", "pipeline.rejection.right=quotes"], "they have no quotes"),
+        (
+            ["pipeline.rejection.roles=[HypothesisRefiner]", "pipeline.rejection.tasks=1000"],
+            "there are 24 training tasks",
+        ),
+        (["pipeline.rejection.roles=[HypothesisRefiner]", "pipeline.rejection.batch_size=9"], "is no multiple of"),
+        (
+            ["pipeline.rejection.roles=[HypothesisRefiner]", "pipeline.rejection.quantile=0.5"],
+            "rejection selects answers by `right`",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(overrides, message):
+    def start():
+        config = load_config(None, ["data.size=40", *overrides])
+        make_phases(["rejection"], config, load(config.data))
+
+    with pytest.raises(ConfigError, match=message):
+        start()
+
+
+def test_it_is_one_short_file():
+    with open(rejection.__file__, encoding="utf-8") as file:
+        assert len(file.readlines()) < 150

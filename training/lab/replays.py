@@ -1,0 +1,177 @@
+"""Rollouts that go on from a recorded one: what would have happened if something had been different there.
+
+The state before a role is made by running the society with the recorded answers (`evaluation.verify.replay`), so it is
+what the same code makes of them. The rest of the graph is asked of the models, with the seeds of the recorded rollout.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from agents.policies.choice import make_selector
+from agents.roles import ROLES
+from chimera.core.errors import ChimeraError, RunError, UnreachableError
+from chimera.core.types import ResearchTask
+from chimera.run.jsonl import append_line
+from chimera.run.policies import Policy
+from chimera.serving.client import HttpModel
+from evaluation.records.rollouts import RolloutInput, RolloutRecord
+from evaluation.traces.calls import last_outcome, model_calls
+from training.learning.episodes import Episode
+
+if TYPE_CHECKING:
+    from agents.tools.toolbox import Toolbox
+    from evaluation.conduct.rollout import Start
+    from training.lab.candidates import Beside
+    from training.lab.lab import Lab
+
+REPLAYS = "replays.jsonl"
+"""In the phase's folder: of which rollout a replay is, from where, and what was replaced, one a line."""
+
+
+class Replays:
+    """One phase's replays, recorded as rollouts of `<phase>--replays`, which no reader of training rollouts reads.
+
+    Args:
+        lab: The run's lab.
+        phase: The phase's name.
+    """
+
+    def __init__(self, lab: "Lab", phase: str) -> None:
+        self._lab = lab
+        self._label = f"{phase}--replays"
+        self._file = lab.run.path / "phases" / phase / REPLAYS
+        self._seats = asyncio.Semaphore(lab.config.evaluation.concurrency)
+        self._preparing = asyncio.Lock()
+        self._toolbox: Toolbox | None = None
+        self._model = HttpModel(lab.servers.endpoints, max_retries=lab.config.evaluation.retries)
+        self._making: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._tasks = {task.id: task for task in lab.dataset.tasks}
+        self._known = {data["rollout_id"]: RolloutRecord.load(data) for data in lab.run.rollouts(self._label)}
+
+    async def make(self, episode: Episode, at: str, instead: Mapping[str, Any], policies: Sequence[Policy]) -> Episode:
+        """Run the society from `at` on as in `episode`; one that is recorded is not made again.
+
+        Args:
+            episode: A rollout of this run.
+            at: The role that works first.
+            instead: Fields of the state before it (`agents.state.ResearchState`), with other values.
+            policies: Candidates that work in this replay beside what is live.
+
+        Raises:
+            RunError: The state cannot be rebuilt from the record, or the model server has ended.
+            ModelError: A candidate's weights do not fit the model that they are to replace.
+        """
+        lab, record = self._lab, episode.record
+        versions = {**lab.policy_versions, **{policy.slot: policy.version for policy in policies}}
+        about = {"of": record.rollout_id, "at": at, "instead": dict(instead), "versions": versions}
+        rollout_id = f"re-{hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]}"
+        async with self._making[rollout_id]:
+            if rollout_id in self._known:
+                return lab.episode(self._known[rollout_id])
+            async with self._seats, lab.candidates.serve(policies) as beside:
+                start = await self._start(episode, at, instead)
+                self._note({"rollout_id": rollout_id, **about})
+                given = RolloutInput(self._task(record), self._label, record.repeat, record.seed)
+                self._known[rollout_id], made = await self._run(rollout_id, given, versions, beside, start)
+                return made
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._model.aclose()
+
+    def spent(self) -> dict[str, float]:
+        """How many replays the phase has made, and their tokens; the rebuilt part of each costs nothing."""
+        if not self._known:
+            return {}
+        tokens = [used for record in self._known.values() for used in record.tokens.items()]
+        prices = self._lab.config.evaluation.prices
+        found: dict[str, float] = {
+            "replays": len(self._known),
+            "replay_prompt_tokens": sum(used["prompt"] for _, used in tokens),
+            "replay_completion_tokens": sum(used["completion"] for _, used in tokens),
+        }
+        if any(slot in prices for slot, _ in tokens):
+            usd = (
+                used["prompt"] * prices[slot][0] + used["completion"] * prices[slot][1]
+                for slot, used in tokens
+                if slot in prices
+            )
+            found["replay_usd"] = sum(usd) / 1e6
+        return found
+
+    async def _start(self, episode: Episode, at: str, instead: Mapping[str, Any]) -> "Start":
+        """What the society had done before `at`, with `instead` in place of what it was."""
+        from agents.state import ResearchState
+        from evaluation.verify.replay import Replay
+
+        record, config = episode.record, self._lab.config
+        if at not in ROLES:
+            raise RunError(f"a replay cannot begin at {at!r}: the roles are {', '.join(ROLES)}")
+        if unknown := set(instead) - set(ResearchState.__annotations__):
+            raise RunError(f"a replay cannot replace {sorted(unknown)[0]!r}, which is no field of the society's state")
+        trace = await asyncio.to_thread(episode.trace)
+        reported = last_outcome(trace)
+        if record.status != "succeeded" or reported is None:
+            raise RunError(f"rollout {record.rollout_id} cannot be replayed: it failed ({record.error})")
+        attempt_id, outcome = reported
+        calls = model_calls(trace, attempt_id=attempt_id)
+        try:
+            start = await Replay(config).before(at, record, calls, outcome["calls"], self._task(record))
+        except ChimeraError as error:
+            raise RunError(f"rollout {record.rollout_id} cannot be replayed from {at}: {error}") from error
+        state: Any = {**start.state, **instead}
+        return replace(start, state=state)
+
+    async def _run(
+        self, rollout_id: str, given: RolloutInput, versions: Mapping[str, str], beside: "Beside", start: "Start"
+    ) -> tuple[RolloutRecord, Episode]:
+        from evaluation.conduct.direct import Seat
+        from evaluation.conduct.rollout import keep
+
+        lab = self._lab
+        selection = beside.chooser or lab.live.selection(lab.config.rollouts.exploration)
+        try:
+            async with self._reaching(beside.models) as model:
+                seat = Seat(lab.config, model, await self._tools())
+                record, trace = await seat.rollout(rollout_id, given, versions, lambda: make_selector(selection), start)
+        except UnreachableError:
+            lab.check()
+            raise
+        return record, lab.episode(record, keep(lab.run, record, trace))
+
+    @asynccontextmanager
+    async def _reaching(self, candidates: Mapping[str, str]) -> AsyncIterator[HttpModel]:
+        """What reaches the servers; slots in `candidates` are answered for by the model of that name."""
+        if not candidates:
+            yield self._model
+            return
+        endpoints = dict(self._lab.servers.endpoints)
+        for slot, name in candidates.items():
+            endpoints[slot] = replace(endpoints[slot], model=name)
+        model = HttpModel(endpoints, max_retries=self._lab.config.evaluation.retries)
+        try:
+            yield model
+        finally:
+            await model.aclose()
+
+    async def _tools(self) -> "Toolbox":
+        async with self._preparing:
+            if self._toolbox is None:
+                # The society's index of abstracts takes a second that nobody else should wait.
+                self._toolbox = await asyncio.to_thread(self._lab.toolbox)
+            return self._toolbox
+
+    def _task(self, record: RolloutRecord) -> ResearchTask:
+        if record.task_id not in self._tasks:
+            raise RunError(f"rollout {record.rollout_id} is on task {record.task_id}, which the data does not hold")
+        return self._tasks[record.task_id]
+
+    def _note(self, line: Mapping[str, Any]) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        append_line(self._file, line, sync=True)
