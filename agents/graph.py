@@ -43,7 +43,7 @@ def _retriable(error: Exception) -> bool:
 
 
 def build_graph(config: SocietyConfig, start: str | None = None) -> Graph:
-    """The society for `config`, compiled once in a process; with `start`, the part of it from that role on."""
+    """The society for `config`, compiled once in a process. With `start`, only the part from that role on."""
     return _compile(config, start)  # pyright: ignore[reportArgumentType] - pyright misses the hash of frozen pydantic models
 
 
@@ -72,7 +72,7 @@ def _compile(config: SocietyConfig, start: str | None) -> Graph:
 
     for first in JUNIORS if start is None else (start,):
         graph.add_edge(START, first)
-    # One edge with a list of sources: the supervisor waits for all of them and runs once.
+    # One edge with a list of sources: the supervisor waits for all juniors and runs once.
     graph.add_edge([start] if start in JUNIORS else list(JUNIORS), SUPERVISOR)
     graph.add_edge(SUPERVISOR, REFINER)
     graph.add_edge(REFINER, DESIGNER)

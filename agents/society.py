@@ -69,12 +69,12 @@ class Society:
     async def before(
         self, role: str, brief: Brief, seed: int | None = None, *, select: Selector | None = None
     ) -> ResearchState:
-        """Run until `role` is to work for the first time; the state as it is then.
+        """Run until just before the first visit of `role`; returns the state.
 
-        Juniors work at the same time: the state before one of them holds what the others have done.
+        Juniors work at the same time, so the state before one junior holds the other juniors' hypotheses.
 
         Args:
-            role: The role that does not work any more.
+            role: The role before which the run stops.
             brief: As for `run`.
             seed: As for `run`.
             select: As for `run`.
@@ -90,7 +90,7 @@ class Society:
     async def run_from(
         self, role: str, state: ResearchState, brief: Brief, seed: int | None = None, *, select: Selector | None = None
     ) -> ResearchState:
-        """Run the rest of the graph, `role` first, from a state that `before` has given; the final state.
+        """Run the graph from `role` on, from a state that `before` returned; returns the final state.
 
         Raises:
             RoleError: As for `run`.

@@ -89,7 +89,7 @@ class ResearchState(TypedDict):
 
 
 def without(state: ResearchState, junior: str) -> ResearchState:
-    """`state` as if `junior` had not worked yet; nothing that came after the juniors may be in it."""
+    """`state` without the work of `junior`; it must hold the work of juniors only."""
     return {
         **state,
         "messages": {role: messages for role, messages in state["messages"].items() if role != junior},

@@ -47,7 +47,7 @@ class PhaseSettings(Section):
     )
 
     def asks(self) -> tuple[str, ...]:
-        """Slots that no role needs to use, whose models the phase asks (`Bench.ask`): a teacher's, for example."""
+        """Slots whose models the phase calls (`Bench.ask`), such as a teacher's; no role needs to use them."""
         return ()
 
     @field_validator("roles", mode="before")

@@ -357,7 +357,7 @@ class Config(Section):
         return {name: model for name, model in self.models.items() if name in playing}
 
     def served(self) -> dict[str, ModelConfig]:
-        """The slots that training serves: those that roles use, and those whose models its phases ask."""
+        """The slots that training serves: those that roles use, and those whose models its phases call."""
         asked = {slot for phase in self.pipeline.values() for slot in phase.asks()}
         return {name: model for name, model in self.models.items() if name in asked or name in self.used()}
 

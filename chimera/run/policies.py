@@ -21,7 +21,7 @@ ROLLED_BACK = "rolled_back"
 BY_MODEL = "supervisor"
 """The policy name of choices that the supervisor's model made."""
 SELECTION = "selection"
-"""The key of the selecting policy's version in tables of versions, beside the keys of the slots' weights."""
+"""The key of the selecting policy in tables of versions, in which slots are the keys of weights."""
 
 
 @dataclass(frozen=True, slots=True)

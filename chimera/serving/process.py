@@ -59,9 +59,9 @@ class ModelServers:
         return answer["weights_version"]
 
     def add_candidate(self, key: str, folder: Path, version: str) -> str:
-        """Serve the weights in `folder` beside those of `key`; returns the model name to ask for.
+        """Serve the weights in `folder` in addition to those of `key`; returns their model name.
 
-        What `key` stands for does not change. Call `remove_candidate` when the candidate is not needed any more.
+        The weights of `key` do not change. Call `remove_candidate` when the candidate is no longer needed.
 
         Raises:
             ModelError: the model is not embedded, or the folder does not fit it.
@@ -72,10 +72,10 @@ class ModelServers:
         return self._server.request("POST", "/admin/candidates", body)["model"]
 
     def remove_candidate(self, name: str) -> None:
-        """Free a candidate's weights, when its last running request has ended.
+        """Free a candidate's weights after its last running request.
 
         Raises:
-            ModelError: there is no such candidate, or the server is gone.
+            ModelError: there is no such candidate, or the server has ended.
         """
         if self._server is not None:
             self._server.request("DELETE", "/admin/candidates", {"model": name})

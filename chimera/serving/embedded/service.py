@@ -23,12 +23,12 @@ SPARE_CACHE_BYTES = 256 * 2**20
 
 RUBRIC_VERSION = "rubric"
 CANDIDATE = "~"
-"""Between the slot and the version in the name under which a candidate's weights answer."""
+"""Separates slot and version in the model name of a candidate."""
 
 
 @dataclass(slots=True)
 class Binding:
-    """The current weights of one logical model; replaced as a whole when they change."""
+    """The weights behind one model name; replaced as a whole when a slot's weights change."""
 
     version: str
     folder: Path
@@ -155,9 +155,9 @@ class Service:
             return new.version
 
     def add_candidate(self, key: str, folder: Path, version: str) -> str:
-        """Serve the weights in `folder` beside those of `key`, under the name that is returned.
+        """Serve the weights in `folder` in addition to those of `key`; returns their model name.
 
-        Nothing that `key` stands for changes. The weights stay until `remove_candidate`.
+        The weights of `key` do not change. The candidate is served until `remove_candidate`.
 
         Raises:
             NotFound: `key` is no embedded model.
@@ -171,7 +171,7 @@ class Service:
         return name
 
     def remove_candidate(self, name: str) -> None:
-        """Serve a candidate no longer; requests that are running finish first.
+        """Stop serving a candidate; running requests finish first.
 
         Raises:
             NotFound: There is no such candidate.
@@ -183,7 +183,7 @@ class Service:
         wait(running)
 
     def _other_weights(self, key: str, folder: Path, version: str | None) -> Binding:
-        """The weights in `folder`, which must fit the tokenizer that runs as `key`."""
+        """Load the weights in `folder`; their tokenizer must be the same as that of `key`."""
         from chimera.serving.embedded.checkpoint import load_checkpoint
 
         old = self._embedded(key)
@@ -205,7 +205,7 @@ class Service:
         return self._bindings[key]
 
     def _bound(self, name: str) -> Binding:
-        """What answers under `name`: a slot's live weights or a candidate's."""
+        """The binding of the model `name`: a slot or a candidate."""
         found = self._bindings.get(name) or self._candidates.get(name)
         if found is None:
             known = sorted([*self._bindings, *self._candidates, *self._rubrics])
