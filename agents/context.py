@@ -1,4 +1,4 @@
-"""What the nodes of one run share besides the state: LangGraph's run context, so one compiled graph serves all runs."""
+"""LangGraph's run context: what the nodes of one run share besides the state. One compiled graph serves all runs."""
 
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -32,9 +32,9 @@ class Tools(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which junior's hypothesis goes on, and who decided.
+    """The junior whose hypothesis is selected, and the policy that selected it.
 
-    `propensities` holds the probability that each author had when this choice was drawn, None when it is not known.
+    `propensities` holds the probability of each author when this choice was drawn. None: not known.
     """
 
     author: str
@@ -44,7 +44,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What a selector chooses from: the question, the juniors' hypotheses, and the passages that they have seen."""
+    """A selector's input: the question, the juniors' hypotheses, and the passages that they have seen."""
 
     goal: str
     hypotheses: Sequence[Mapping[str, Any]]
@@ -52,22 +52,22 @@ class Candidates:
 
 
 class Selector(Protocol):
-    """Decides which hypothesis goes on: the place where a learned policy takes over from the supervisor's model.
+    """Selects one hypothesis. A learned policy implements this to replace the choice of the supervisor's model.
 
-    Whatever it draws at random it derives from `seed`, the run's, so that a seeded run repeats exactly.
+    It derives every random draw from `seed`, the run's seed, so that a seeded run repeats exactly.
     """
 
     def propose(self, candidates: Candidates, seed: int | None) -> Choice | None:
-        """Choose before the supervisor's model is asked, which then only justifies; None asks the model first."""
+        """Choose before the supervisor's model is asked; the model then only justifies. None: ask the model first."""
         ...
 
     def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:
-        """Choose after the model, when nothing was proposed; `preferred` is the supervisor model's own choice."""
+        """Choose after the model when `propose` returned None. `preferred` is the model's own choice."""
         ...
 
 
 class SupervisorChoice:
-    """The default `Selector`: what the supervisor's model preferred."""
+    """The default `Selector`: takes the choice of the supervisor's model."""
 
     def propose(self, candidates: Candidates, seed: int | None) -> None:
         """Ask the model."""
@@ -80,7 +80,7 @@ class SupervisorChoice:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """One run's brief, seed and services; `slots` tells whose model plays each role."""
+    """One run's brief, seed and services; `slots` maps each role to the slot whose model plays it."""
 
     brief: Brief
     seed: int | None
@@ -96,7 +96,7 @@ class RunContext:
     def seed_of(self, role: str, visit: int, step: int) -> int | None:
         """The sampling seed of one model call, derived from the run's seed; None when the run has none.
 
-        A retried visit gets the same seeds, so a server's hiccup does not change a seeded run's result.
+        A retried visit gets the same seeds, so a server's failure does not change a seeded run's result.
         """
         if self.seed is None:
             return None

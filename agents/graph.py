@@ -1,7 +1,7 @@
-"""The society as a LangGraph: who follows whom, how long a role may take, and how often it is tried.
+"""The society as a LangGraph graph: the order of the roles, their time limits and their retries.
 
-The compiled graph holds no run's data: brief, models and tools come in as LangGraph's run context, so a process
-compiles one graph for one configuration and uses it for every run.
+The compiled graph holds no data of a run: brief, models and tools are passed as LangGraph's run context. So a process
+compiles one graph for a configuration and uses it for every run.
 """
 
 from functools import cache
@@ -31,19 +31,19 @@ def step_limit(config: SocietyConfig) -> int:
     """The most steps a run can take, for LangGraph's recursion limit (whose default of 10,007 bounds nothing).
 
     The first pass takes eight: juniors, supervisor, refiner, designer, two reviewers, principal investigator and
-    evaluation. Each revision adds at most four: refiner, designer, two reviewers. LangGraph wants one more, because it
-    compares before it sees that nothing is left to do.
+    evaluation. Each revision adds at most four: refiner, designer, two reviewers. LangGraph needs one more, because it
+    checks the limit before it notices that no node is left.
     """
     return _FIRST_PASS + _REVISION * revisions_allowed(config) + 1
 
 
 def _retriable(error: Exception) -> bool:
-    """Whether a role failed by a model error that may pass: roles raise RoleError from the ModelError."""
+    """True if a retriable model error made the role fail. Roles raise RoleError from the ModelError."""
     return isinstance(error.__cause__, ModelError) and error.__cause__.retriable
 
 
 def build_graph(config: SocietyConfig, start: str | None = None) -> Graph:
-    """The society for `config`, compiled once in a process; with `start`, the part of it from that role on."""
+    """The society for `config`, compiled once in a process. With `start`, only the part from that role on."""
     return _compile(config, start)  # pyright: ignore[reportArgumentType] - pyright misses the hash of frozen pydantic models
 
 
@@ -58,7 +58,7 @@ def _compile(config: SocietyConfig, start: str | None) -> Graph:
             config=config,
         )
 
-    # The model client has already waited between its own tries, so a role's next try need not wait long.
+    # The model client has already waited between its own tries, so a role is tried again after a short wait.
     policy: dict[str, Any] = {
         "timeout": config.node_timeout_s,
         "retry_policy": RetryPolicy(
@@ -72,7 +72,7 @@ def _compile(config: SocietyConfig, start: str | None) -> Graph:
 
     for first in JUNIORS if start is None else (start,):
         graph.add_edge(START, first)
-    # One edge with a list of sources: the supervisor waits for all of them and runs once.
+    # One edge with a list of sources: the supervisor waits for all juniors and runs once.
     graph.add_edge([start] if start in JUNIORS else list(JUNIORS), SUPERVISOR)
     graph.add_edge(SUPERVISOR, REFINER)
     graph.add_edge(REFINER, DESIGNER)

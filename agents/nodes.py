@@ -19,7 +19,7 @@ from chimera.core.errors import ChimeraError, RoleError
 
 
 class Node(Protocol):
-    """What LangGraph calls: the state and the run's context in, an update out."""
+    """The function that LangGraph calls with the state and the run's context; it returns an update of the state."""
 
     async def __call__(self, state: ResearchState, runtime: Runtime[RunContext]) -> Update:
         """Do one visit."""
@@ -28,7 +28,7 @@ class Node(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """Where a role works: `reads` gives its prompt's payload, `writes` the state's update from its answer."""
+    """Connects a role to the state: `reads` makes its prompt's payload, `writes` turns its answer into an update."""
 
     role: Role
     reads: Callable[[ResearchState, RunContext], Inputs]
@@ -40,7 +40,7 @@ def _sources_if_given(context: RunContext) -> list[dict[str, str]] | None:
 
 
 def _feedback(state: ResearchState) -> dict[str, Any] | None:
-    """The last reviews that found anything; None before the first review."""
+    """The latest reviews, if they found anything; None if there are none."""
     reviews = {name: state[name] for name in ("peer_review", "safety_review") if name in state}
     found = {name: review for name, review in reviews.items() if review["issues"] or worst_severity(review) != "NONE"}
     return found or None
@@ -58,7 +58,7 @@ def _junior_writes(role: str) -> Callable[[ResearchState, Answer, RunContext], U
 
 
 def _refiner_reads(state: ResearchState, context: RunContext) -> Inputs:
-    """First the selected hypothesis; on a return the refined one, because the feedback is about that."""
+    """The first visit reads the selected hypothesis. Revisions read the refined one, which the feedback is about."""
     hypothesis = state.get("refined_hypothesis", state["selected_hypothesis"])
     return {
         "sources": _refiner_sources(state, context, hypothesis["evidence"]),
@@ -69,7 +69,7 @@ def _refiner_reads(state: ResearchState, context: RunContext) -> Inputs:
 
 
 def _refiner_sources(state: ResearchState, context: RunContext, quotes: Sequence[str]) -> list[SourceText] | None:
-    """What the refiner checks the hypothesis against; None when it has to trust the hypothesis."""
+    """The passages that the refiner checks the hypothesis against; None if it has to trust the hypothesis."""
     if context.config.evidence == "given" or context.config.refiner == "trusts":
         return _sources_if_given(context)
     return sources_within(state["selection"]["sources"], quotes, context.config.refiner_max_chars) or None
@@ -87,7 +87,7 @@ def _designer_reads(state: ResearchState, context: RunContext) -> Inputs:
 
 
 def _designer_writes(state: ResearchState, answer: Answer, context: RunContext) -> Update:
-    """A visit straight from the safety officer is a MAJOR revision; one after the refiner belongs to a CRITICAL one."""
+    """A visit after the safety officer's is a MAJOR revision; one after the refiner's is part of a CRITICAL one."""
     update: Update = {"experimental_protocol": answer.model_dump()}
     return {**update, "major_revisions": 1} if state["sender"] == SAFETY_OFFICER else update
 
@@ -136,7 +136,7 @@ def _principal_writes(state: ResearchState, answer: FinalDecision, context: RunC
 
 
 def veto_of(reviews: Mapping[str, Any]) -> str | None:
-    """The CRITICAL reviews among a state's or a rollout's outputs, each with its first issue; None without any."""
+    """The CRITICAL reviews in a state or in a rollout's outputs, each with its first issue; None if there are none."""
     names = {"peer_review": "peer review", "safety_review": "safety review"}
     critical = {name: reviews[key] for key, name in names.items() if effective_severity(reviews[key]) == "CRITICAL"}
     found = [f"{name}: {next(iter(review['issues']), 'no issue named')}" for name, review in critical.items()]
@@ -180,7 +180,7 @@ def role_node(desk: Desk) -> Node:
 
 
 NODES: dict[str, Node] = {name: role_node(DESKS[name]) if name in DESKS else supervisor_node for name in ROLES}
-"""The graph node of every role; the supervisor's is its own, because a policy has a say in it."""
+"""The graph node of every role. The supervisor has a node function of its own, because a policy may choose for it."""
 
 
 async def evaluation_node(state: ResearchState, runtime: Runtime[RunContext]) -> Update:

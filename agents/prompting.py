@@ -1,13 +1,12 @@
 """Messages for every role, as pure functions.
 
-A user or tool message is one compact JSON object. Everything that did not come from us (tasks, tool output, other
-roles' words) is a JSON string in it, so braces, tags or quotes in it cannot alter the prompt's structure. The goal
-comes last, after untrusted text: small models read better when the question follows the evidence, and large ones are
-reminded of their task after whatever the text asked of them.
+A user or tool message is one compact JSON object. All untrusted text (tasks, tool output, other roles' answers) is a
+JSON string in it, so its braces, tags or quotes cannot change the prompt's structure. The goal comes last, after
+untrusted text: small models read better if the question follows the evidence, and large models are reminded of their
+task after any instruction in that text.
 
-A tokenizer may read `<|im_end|>` or `<tool_call>` as a control token even inside a JSON string, so the first
-character of anything like a tag is written as a JSON escape: the structure holds, and reading the JSON gives the text
-back unchanged.
+A tokenizer may read `<|im_end|>` or `<tool_call>` as a control token even inside a JSON string. So the first character
+of anything like a tag is written as a JSON escape. Parsing the JSON gives the original text.
 """
 
 import json
@@ -26,7 +25,7 @@ _TAG = re.compile(r"<(?=[|/A-Za-z])")
 
 
 def dump(payload: Mapping[str, Any]) -> str:
-    """Compact JSON without ASCII escapes: what prompts and answers look like everywhere."""
+    """Compact JSON without ASCII escapes, the form of all prompts and answers."""
     return _TAG.sub(r"\\u003c", json.dumps(payload, ensure_ascii=False, separators=(",", ":")))
 
 
@@ -36,7 +35,7 @@ def canonical(payload: Mapping[str, Any]) -> str:
 
 
 def opening(role: Role, goal: str, **inputs: Any) -> list[Message]:
-    """System prompt and first user message of `role`; `inputs` that are None are left out, the goal comes last."""
+    """System prompt and first user message of `role`. `inputs` that are None are left out; the goal comes last."""
     payload = {key: value for key, value in inputs.items() if value is not None}
     return [
         {"role": "system", "content": role.prompt},
@@ -50,19 +49,19 @@ def tool_message(call_id: str, content: Mapping[str, Any], goal: str) -> Message
 
 
 def repair_message(error: str, goal: str) -> Message:
-    """The one re-ask after an answer that did not validate."""
+    """The message that asks once more after an answer that did not validate."""
     return {"role": "user", "content": dump({"error": error, "request": "answer again, as JSON only", "goal": goal})}
 
 
 def response_format(role: Role) -> dict[str, Any]:
-    """The OpenAI `response_format` for a role's schema, the caller's own copy; its name tells graders who is asking."""
+    """A new OpenAI `response_format` for a role's schema. Graders recognise the role by its name."""
     schema = json.loads(_schema_text(role.schema))
     return schema_format(schema["title"], schema)
 
 
 @cache
 def _schema_text(schema: type[Answer]) -> str:
-    """The JSON schema as text: pydantic takes long to make it for every model call, and text cannot be changed."""
+    """The JSON schema as cached text: pydantic is slow to make it for every model call, and text is immutable."""
     return json.dumps(schema.model_json_schema())
 
 
@@ -72,7 +71,7 @@ def schema_format(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def payload_of(messages: Sequence[Message]) -> dict[str, Any]:
-    """The JSON object in the first user message: how graders and tests read a prompt back."""
+    """The JSON object in the first user message. Graders and tests read prompts with it."""
     for message in messages:
         if message["role"] == "user":
             return json.loads(message["content"])

@@ -1,10 +1,9 @@
-"""What a role may quote: sentences that it has read, so that its evidence is verbatim by construction.
+"""What a role may quote: only sentences that it has read, so its evidence is verbatim.
 
-With `society.quotes=read` the response format lists these sentences as an enum: every server that honours JSON schemas
-can then only copy one of them. With `numbered` prompts hold numbered sentences and the enum lists their numbers, for
-long texts and for servers that limit enums; the answer's numbers are replaced by the sentences when it is read. With
-`free` a role writes its quotes itself. Where a server does not honour the schema, `fault` tells what is wrong, and the
-role is asked once more.
+`society.quotes` has three modes. `read`: the response format lists these sentences as an enum, so a server that honours
+JSON schemas can only copy one of them. `numbered`: prompts hold numbered sentences and the enum lists the numbers, for
+long texts and for servers that limit enums; numbers in the answer are then replaced by the sentences. `free`: the role
+writes its quotes itself. If a server ignores the schema, `fault` describes the error and the role is asked once more.
 """
 
 import json
@@ -19,19 +18,19 @@ from chimera.config.tree import Quotes
 from chimera.core.quotes import MIN_QUOTE_WORDS, missing_quotes
 
 MAX_ENUM = 250
-"""More sentences than this are not listed: OpenAI's structured outputs limit longer enums. `numbered` has room."""
+"""Longer lists of sentences are left out: OpenAI's structured outputs limit long enums. `numbered` needs less space."""
 _SHOWN = 80
 
 
 def quotes(role: Role) -> bool:
-    """Whether the role's answer holds quotes."""
+    """True if the role's answer holds quotes."""
     return issubclass(role.schema, Hypothesis)
 
 
 def texts_read(messages: Iterable[Message]) -> list[str]:
-    """The passages in a visit's messages, once each, in their order.
+    """The passages in a visit's messages, without duplicates, in order.
 
-    A role that is handed a hypothesis without passages has read that hypothesis's evidence.
+    If a message holds a hypothesis but no passages, the role has read the hypothesis's evidence instead.
     """
     found: list[str] = []
     for message in messages:
@@ -44,7 +43,7 @@ def texts_read(messages: Iterable[Message]) -> list[str]:
 
 
 def _payload(message: Message) -> dict[str, Any]:
-    """The JSON object of a user's or a tool's message; empty for prompts that are not ours, which traces may hold."""
+    """The JSON object of a user or tool message; empty for prompts of other programs, which traces may hold."""
     if message["role"] not in ("user", "tool"):
         return {}
     try:
@@ -59,15 +58,15 @@ def _passages(payload: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def passage_text(passage: Mapping[str, Any]) -> str:
-    """The text of a passage as prompts hold it: {"id", "text"}, or {"id", "sentences": {number: sentence}}."""
+    """The text of a passage in a prompt: {"id", "text"}, or {"id", "sentences": {number: sentence}}."""
     return passage["text"] if "text" in passage else " ".join(passage["sentences"].values())
 
 
 def sentences(texts: Iterable[str]) -> list[str]:
-    """Every sentence that can be quoted, once, in the order of `texts`.
+    """Every sentence that can be quoted, without duplicates, in the order of `texts`.
 
-    Headings are no sentences. Fragments that are too short to be evidence are left out; longer sentences than a quote
-    may be are cut between words.
+    Headings do not count as sentences. Fragments that are too short to be evidence are left out. Sentences longer than
+    `MAX_QUOTE` are cut between words.
     """
     parts = (one.text.removeprefix(GAP).strip() for text in texts for one in split_sentences(text))
     cuts = (cut(part, MAX_QUOTE) for part in parts if len(part.split()) >= MIN_QUOTE_WORDS)
@@ -75,7 +74,7 @@ def sentences(texts: Iterable[str]) -> list[str]:
 
 
 def numbered(passages: Sequence[Mapping[str, str]], before: Iterable[Message] = ()) -> list[dict[str, Any]]:
-    """Passages with their sentences by number; the numbers go on after those in the messages `before`."""
+    """Passages with numbered sentences; the numbers continue after those in the messages `before`."""
     number = len(numbers(before))
     found: list[dict[str, Any]] = []
     for passage in passages:
@@ -88,7 +87,7 @@ def numbered(passages: Sequence[Mapping[str, str]], before: Iterable[Message] = 
 
 
 def quotable(sources: Sequence[Mapping[str, str]] | None, mode: Quotes) -> Sequence[Mapping[str, Any]] | None:
-    """Passages as a role's opening message holds them: with numbered sentences, if roles quote by number."""
+    """Passages in the form of a role's opening message: with numbered sentences if roles quote by number."""
     return numbered(sources) if sources and mode == "numbered" else sources
 
 
@@ -102,7 +101,7 @@ def numbers(messages: Iterable[Message]) -> dict[str, str]:
 
 
 def answer_format(role: Role, messages: Sequence[Message], mode: Quotes) -> dict[str, Any]:
-    """The response format of `role` after `messages`: its evidence may hold only what it has read."""
+    """The response format of `role` after `messages`: its evidence may hold only sentences that it has read."""
     form = response_format(role)
     if not quotes(role):
         return form
@@ -120,14 +119,14 @@ def answer_format(role: Role, messages: Sequence[Message], mode: Quotes) -> dict
 
 
 def resolved(answer: Answer, messages: Iterable[Message]) -> Answer:
-    """The answer with sentences in the place of their numbers."""
+    """The answer with its sentence numbers replaced by the sentences."""
     if not isinstance(answer, Hypothesis) or not (known := numbers(messages)):
         return answer
     return answer.model_copy(update={"evidence": [known.get(quote, quote) for quote in answer.evidence]})
 
 
 def fault(answer: Answer, messages: Iterable[Message], mode: Quotes) -> str | None:
-    """What is wrong with the quotes of an answer, as one sentence for the re-ask; None when nothing is."""
+    """What is wrong with an answer's quotes, as one sentence for the repair request; None if nothing is wrong."""
     if not isinstance(answer, Hypothesis):
         return None
     if mode == "free":

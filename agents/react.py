@@ -1,7 +1,7 @@
 """One visit of one role: reason, call tools, answer in the role's schema.
 
-The loop is private to the role's own messages. A visit sends only its own messages to the model, never those of earlier
-visits: what matters of them is in the opening message (feedback), so that prompts do not grow with revisions.
+A visit sends only its own messages to the model, never those of other roles or of earlier visits. The opening message
+holds the feedback on earlier visits, so prompts do not grow with revisions.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _FENCES = ("```", "```json")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a visit came to: `answer` is None when it stayed unreadable after the repair, and `error` says why."""
+    """The result of a visit: `answer` is None if it was still unreadable after the repair, and `error` says why."""
 
     answer: Answer | None
     error: str | None
@@ -35,27 +35,27 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
-    """One model call's outcome: an answer, an error to repair, or neither when tools were called and answered."""
+    """The result of one model call: an answer, an error to repair, or neither if the model called tools."""
 
     answer: Answer | None = None
     error: str | None = None
 
     @property
     def used_tools(self) -> bool:
-        """The visit goes on: no answer was due yet."""
+        """True if the model called tools, so the visit continues."""
         return self.answer is None and self.error is None
 
 
 def read_answer(role: Role, completion: Completion, messages: Iterable[Message] = ()) -> Answer:
-    """The completion as the role's schema; a Markdown fence around the JSON is taken off, since chat models add one.
+    """Parse the completion as the role's schema, without the Markdown fence that chat models put around JSON.
 
     Args:
-        role: Who answered.
-        completion: The answer.
-        messages: The visit's, whose numbered sentences take the place of their numbers in the answer.
+        role: The role that answered.
+        completion: Its answer.
+        messages: The visit's messages; their numbered sentences replace the numbers in the answer.
 
     Raises:
-        ValueError: It is not such an answer; the message is one short sentence for the repair re-ask.
+        ValueError: The answer does not fit the schema; the message is one short sentence for the repair request.
     """
     if completion.tool_calls:
         raise ValueError("no tools are offered now: answer with the JSON object")
@@ -77,10 +77,10 @@ def _unfenced(text: str) -> str:
 
 
 def echo(completion: Completion) -> Message:
-    """The assistant message as later requests repeat it.
+    """The assistant message in the form that later requests repeat.
 
-    Servers read tool arguments of the conversation as JSON (vLLM answers 400 otherwise) and want text where no tool was
-    called, so unreadable arguments become {} (the tool's answer quotes them) and missing text becomes empty text.
+    Servers parse tool arguments in a conversation as JSON (vLLM answers 400 otherwise), so unreadable arguments become
+    {}; the tool's answer quotes them. Servers need text where no tool was called, so missing text becomes empty text.
     """
     message = dict(completion.message)
     if not completion.tool_calls:
@@ -105,7 +105,7 @@ class Visit:
     _tool_calls: int = field(default=0, init=False)
 
     async def run(self) -> Turn:
-        """Work from the opening `messages` to an answer: tool calls first, then the JSON, with one repair re-ask.
+        """Work from the opening `messages` to an answer: tool calls first, then the JSON, with one repair request.
 
         Raises:
             ModelError: The model's server failed.
@@ -149,13 +149,13 @@ class Visit:
         return reply
 
     def _quotable(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A tool's answer with the sentences of its passages numbered, if roles quote by number."""
+        """A tool's answer; the sentences of its passages are numbered if roles quote by number."""
         if self.context.config.quotes != "numbered" or not content.get("results"):
             return content
         return {**content, "results": numbered(content["results"], self.messages)}
 
     def _read(self, completion: Completion, *, last: bool) -> _Reply:
-        """Read the answer. A false quote is a fault that the role is told of once; then the reviewers judge it."""
+        """Read the answer. The role is told of false quotes once; after that they are left to the reviewers."""
         try:
             answer = read_answer(self.role, completion, self.messages)
         except ValueError as error:
@@ -164,7 +164,7 @@ class Visit:
         return _Reply(answer=answer) if wrong is None else _Reply(error=wrong)
 
     def _refusal(self, call: ToolCall, position: int, offered: Sequence[str]) -> str | None:
-        """Why a call is not run, as its answer to the model; `position` counts the visit's calls from 0."""
+        """Why a call is refused, as the answer to the model; None if it runs. `position`: its index in the visit."""
         limit = self.context.config.max_tool_calls
         if self.role.tools and position >= limit:
             return f"tool call limit reached ({limit} per turn): answer now with the JSON object"
@@ -175,7 +175,7 @@ class Visit:
         return None
 
     async def _use(self, call: ToolCall, position: int, offered: Sequence[str]) -> tuple[ToolUse, dict[str, Any]]:
-        """Run one tool call, or refuse it, and give its record and the content of its answer."""
+        """Run or refuse one tool call; returns its record and the content of its answer."""
         started = time.perf_counter()
         arguments = call.arguments or {}
         refusal = self._refusal(call, position, offered)

@@ -1,4 +1,4 @@
-"""What the society reports of each model call and tool call while it works: the raw material of rewards and traces."""
+"""Records of each model call and tool call; rewards and traces are made from them."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ class ModelCall:
 
     `visit` counts the role's visits in the graph from 1 (2 and more are revisions), `step` the calls within the visit.
     `parsed` is True or False when the answer was read as the role's schema, None when it was a tool call.
-    `repair` marks the one re-ask after an answer that did not validate. `attempt` counts the tries of one visit from 1:
-    a retriable model error starts the visit again, with the same visit and step numbers.
+    `repair` marks the one repair request after an answer that did not validate. `attempt` counts the attempts at one
+    visit from 1: a retriable model error starts the visit again, with the same visit and step numbers.
     """
 
     role: str
@@ -39,10 +39,9 @@ class ModelCall:
 class ToolUse:
     """One tool call.
 
-    `valid` when the role has the tool, the arguments fit and the role's limit allowed the call; `ok` when it gave a
-    result. `arguments` is canonical JSON (sorted keys, no spaces) when the model wrote a JSON object, its raw text
-    otherwise, so equal calls are equal strings. `results` holds the ids of the passages found. `attempt` is that of
-    `ModelCall`.
+    `valid`: the role has the tool, the arguments fit and the role's limit allowed the call. `ok`: it gave a result.
+    `arguments` is canonical JSON (sorted keys, no spaces) if the model wrote a JSON object, so equal calls are equal
+    strings; otherwise it is the raw text. `results` holds the ids of the passages found. `attempt`: as in `ModelCall`.
     """
 
     role: str
@@ -62,11 +61,11 @@ CallRecord = ModelCall | ToolUse
 Observer = Callable[[CallRecord], None]
 
 Operation = Callable[[str, dict[str, Any]], AbstractContextManager[Any]]
-"""Opens a span: name and attributes in, context manager out. Training hands in Agent Lightning's; others none."""
+"""Opens a span with a name and attributes; returns a context manager. Training passes Agent Lightning's."""
 
 
 def dump(record: CallRecord) -> dict[str, Any]:
-    """A record as plain data, with its kind."""
+    """A record as plain data, including its kind."""
     return {"kind": type(record).__name__, **{field.name: getattr(record, field.name) for field in fields(record)}}
 
 
@@ -80,7 +79,7 @@ def no_observer(record: CallRecord) -> None:
 
 
 def count(records: Sequence[CallRecord]) -> dict[str, int]:
-    """How much work a run of the society was: calls, tokens, tool calls, repairs, and what of it failed."""
+    """Totals of one run of the society: calls, tokens, tool calls, repairs and failures."""
     calls = [record for record in records if isinstance(record, ModelCall)]
     tools = [record for record in records if isinstance(record, ToolUse)]
     return {
@@ -97,7 +96,7 @@ def count(records: Sequence[CallRecord]) -> dict[str, int]:
 
 
 def tokens(records: Sequence[CallRecord]) -> dict[str, dict[str, int]]:
-    """Tokens that each logical model read ("prompt") and wrote ("completion"); what it costs follows from this."""
+    """Tokens that each logical model read ("prompt") and wrote ("completion"); costs are computed from them."""
     found: dict[str, dict[str, int]] = {}
     for record in records:
         if isinstance(record, ModelCall):
@@ -109,7 +108,7 @@ def tokens(records: Sequence[CallRecord]) -> dict[str, dict[str, int]]:
 
 def by_visit(records: Sequence[CallRecord]) -> dict[str, dict[str, int]]:
     """Model calls and tokens of each visit, as "HypothesisRefiner/1" (role and number): {"calls", "prompt",
-    "completion"}. Tries of one visit are added up."""
+    "completion"}. Attempts of one visit are added up."""
     found: dict[str, dict[str, int]] = {}
     for record in records:
         if isinstance(record, ModelCall):
@@ -121,7 +120,7 @@ def by_visit(records: Sequence[CallRecord]) -> dict[str, dict[str, int]]:
 
 
 def tool_calls(records: Sequence[CallRecord]) -> dict[str, int]:
-    """Tool calls of each role that worked and has tools, 0 for one that made none; invalid calls count."""
+    """Tool calls of each role that made model calls and has tools; invalid calls count, 0 if it made none."""
     worked = {record.role for record in records if isinstance(record, ModelCall)}
     used = Counter(record.role for record in records if isinstance(record, ToolUse))
     return {name: used[name] for name, role in ROLES.items() if role.tools and name in worked}

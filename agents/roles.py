@@ -1,7 +1,7 @@
 """The society in one table: each role's prompt, output schema and tools.
 
-Adding a role is one entry here, its slot in `chimera.config.roles`, and one edge in `agents.graph`. Which model plays a
-role is `roles.<role>.model`, and which algorithm trains it is `pipeline.<phase>.roles`: neither is fixed here.
+Adding a role is one entry here, its slot in `chimera.config.roles`, and one edge in `agents.graph`. The model that
+plays a role is set by `roles.<role>.model`, the algorithm that trains it by `pipeline.<phase>.roles`.
 
 The first line of a prompt names the role; the rest says what to do. User messages are one JSON object (see
 `agents.prompting`), so a prompt never contains data.
@@ -68,7 +68,7 @@ LITERATURE, TRIALS, PROTEIN, ONTOLOGY = "literature_search", "clinical_trials", 
 class Role:
     """One member of the society.
 
-    `name` is also the node's name in the graph and the name in spans, rollouts and reports.
+    `name` is also its name in the graph, spans, rollouts and reports.
     """
 
     name: str

@@ -3,10 +3,10 @@
     worst of both reviews    revisions left         next
     CRITICAL                 critical and total     HypothesisRefiner
     MAJOR                    major and total        ProtocolDesigner
-    anything else, or none left                     PrincipalInvestigator
+    anything else, or no revision left              PrincipalInvestigator
 
-A review counts by its severity whatever its verdict says: APPROVE with MAJOR or CRITICAL does not approve. REVISE with
-NONE or MINOR asks for a revision without a severity that would cause one: it counts as MAJOR. Both rules fail closed.
+The severity of a review decides, not its verdict: APPROVE with MAJOR or CRITICAL does not approve. REVISE with NONE or
+MINOR counts as MAJOR, because it asks for a revision. In both cases the stricter reading counts.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ _RANK: dict[Severity, int] = {"NONE": 0, "MINOR": 1, "MAJOR": 2, "CRITICAL": 3}
 
 
 def effective_severity(review: Mapping[str, Any]) -> Severity:
-    """The severity that a review ({"severity", "verdict", ...}) counts with."""
+    """The severity that a review ({"severity", "verdict", ...}) counts as."""
     if review["verdict"] == "REVISE" and review["severity"] in ("NONE", "MINOR"):
         return "MAJOR"
     return review["severity"]

@@ -1,4 +1,4 @@
-"""The society: give it a brief, get the finished research state."""
+"""The society: takes a brief and returns the finished research state."""
 
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
@@ -18,17 +18,17 @@ from chimera.serving.client import Model
 
 
 class Society:
-    """Nine roles that answer one brief at a time or many at once; it keeps nothing between runs.
+    """Nine roles that answer briefs, one or many at once. It keeps no state between runs.
 
     Args:
         model: Answers the chat messages of every logical model.
         toolbox: Runs the tool calls.
-        config: Evidence, caps, time-outs.
-        slots: The slot whose model plays each role.
+        config: How the society works: evidence, limits of revisions, time-outs.
+        slots: By role, the slot whose model plays it.
         evaluate: Scores each finished state; fills `final_evaluation`.
         operation: Opens a span around each visit of a role, with attributes role, model, visit and attempt.
-        observe: Is told of each model call and tool call as it ends.
-        select: Decides which hypothesis goes on unless a run brings its own; by default the supervisor's model does.
+        observe: Called with each model call and tool call as it ends.
+        select: Selects the hypothesis, unless `run` is given a selector. Default: the supervisor's model.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class Society:
         self._graph = build_graph(config)
 
     async def run(self, brief: Brief, seed: int | None = None, *, select: Selector | None = None) -> ResearchState:
-        """Answer `brief` and give the final state; with a seed, every model call gets its own seed derived from it.
+        """Answer `brief` and return the final state. Every model call gets a seed derived from `seed`, if given.
 
         Args:
-            brief: The question and what may be known of it.
-            seed: Of everything random in this run.
-            select: Decides in this run which hypothesis goes on, instead of the society's own selector.
+            brief: The question, and what the agents may see of its task.
+            seed: Seed of everything random in this run.
+            select: Selects the hypothesis in this run, instead of the society's selector.
 
         Raises:
             RoleError: A role failed or ran out of time; the message names it.
@@ -69,12 +69,12 @@ class Society:
     async def before(
         self, role: str, brief: Brief, seed: int | None = None, *, select: Selector | None = None
     ) -> ResearchState:
-        """Run until `role` is to work for the first time; the state as it is then.
+        """Run until just before the first visit of `role`; returns the state.
 
-        Juniors work at the same time: the state before one of them holds what the others have done.
+        Juniors work at the same time, so the state before one junior holds the other juniors' hypotheses.
 
         Args:
-            role: The role that does not work any more.
+            role: The role before which the run stops.
             brief: As for `run`.
             seed: As for `run`.
             select: As for `run`.
@@ -90,7 +90,7 @@ class Society:
     async def run_from(
         self, role: str, state: ResearchState, brief: Brief, seed: int | None = None, *, select: Selector | None = None
     ) -> ResearchState:
-        """Run the rest of the graph, `role` first, from a state that `before` has given; the final state.
+        """Run the graph from `role` on, from a state that `before` returned; returns the final state.
 
         Raises:
             RoleError: As for `run`.

@@ -1,8 +1,8 @@
 """The society's state: what the nodes of one run read and write.
 
 Nodes return updates and never change the state they were given: LangGraph drops changes in place. Every field has one
-writing node; only the fields with a reducer have several, because the three juniors write them in the same step, and
-without a reducer LangGraph refuses that (InvalidUpdateError). Values are plain JSON: a state can be logged as it is.
+writing node, except the fields with a reducer: the three juniors write these in the same step, which LangGraph refuses
+without a reducer (InvalidUpdateError). Values are plain JSON, so a state can be logged unchanged.
 """
 
 import operator
@@ -13,7 +13,7 @@ from agents.prompting import Message
 from chimera.config.roles import JUNIORS
 
 Channels = dict[str, list[Message]]
-"""The chat messages of each role, by role name; no role sees another's channel."""
+"""The chat messages of each role, by role name. No role sees another role's channel."""
 
 
 def append_messages(channels: Mapping[str, list[Message]], new: Mapping[str, list[Message]]) -> Channels:
@@ -22,12 +22,12 @@ def append_messages(channels: Mapping[str, list[Message]], new: Mapping[str, lis
 
 
 def latest(_old: str, new: str) -> str:
-    """Reducer of `sender`: the last writer stays."""
+    """Reducer of `sender`: the last value counts."""
     return new
 
 
 def by_author(hypotheses: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Reducer of `initial_hypotheses`: all of them, in the order of `JUNIORS` whichever finished first."""
+    """Reducer of `initial_hypotheses`: all hypotheses, in the order of `JUNIORS`."""
     return sorted([*hypotheses, *new], key=lambda hypothesis: JUNIORS.index(hypothesis["author"]))
 
 
@@ -39,29 +39,29 @@ class ResearchState(TypedDict):
     """The state of one run; a field is missing until its writer has written it.
 
     Attributes:
-        messages: Chat messages by role, all visits one after another. Writer: every role, its own channel.
+        messages: Chat messages by role, all visits in sequence. Writer: every role, to its own channel.
         research_goal: The question. Writer: the run's input.
         sender: The role that wrote last. Writer: every role.
-        turn_count: Visits of roles so far (revisions count again, the evaluation is no role). Writer: every role.
-        initial_hypotheses: {"author", "evidence", "comparison", "claim", "answer"} of each. Writers: the juniors.
-        selected_hypothesis: The chosen one of them. Writer: Supervisor.
-        supervisor_justification: Why it was chosen. Writer: Supervisor.
-        selection: {"author", "preferred", "policy", "propensities", "sources"}: the choice, what the supervisor's model
-            preferred (None when a policy chose before it was asked), who decided, the probability that each author had
-            when it is known, else None, and the passages that the juniors had seen. Writer: Supervisor.
+        turn_count: Visits of roles so far; revisions count, the evaluation does not. Writer: every role.
+        initial_hypotheses: Each {"author", "evidence", "comparison", "claim", "answer"}. Writers: the juniors.
+        selected_hypothesis: The selected one of the initial hypotheses. Writer: Supervisor.
+        supervisor_justification: Why it was selected. Writer: Supervisor.
+        selection: {"author", "preferred", "policy", "propensities", "sources"}: the selected author; the author that
+            the supervisor's model preferred (None if it was not asked); the version of the policy that chose; the
+            probability of each author (None if not known); the passages that the juniors saw. Writer: Supervisor.
         refined_hypothesis: A `Hypothesis`. Writer: HypothesisRefiner.
         unreviewed_hypothesis: The refined hypothesis of the first visit, before any review. Writer: HypothesisRefiner.
         experimental_protocol: An `ExperimentProtocol`. Writer: ProtocolDesigner.
         peer_review: A `Review`. Writer: PeerReviewer.
         safety_review: A `Review`. Writer: SafetyOfficer.
-        critical_revisions: Returns to the hypothesis refiner so far. Writer: HypothesisRefiner.
-        major_revisions: Returns to the protocol designer so far. Writer: ProtocolDesigner.
+        critical_revisions: Revisions by the hypothesis refiner so far. Writer: HypothesisRefiner.
+        major_revisions: Revisions by the protocol designer so far (MAJOR only). Writer: ProtocolDesigner.
         final_protocol: The protocol with its "amendments". Writer: PrincipalInvestigator.
         final_answer: yes, no or maybe: what the evidence says. Writer: PrincipalInvestigator.
         final_decision: GO, NO-GO or UNDECIDED: whether the protocol may run. Writer: PrincipalInvestigator.
-        final_veto: The CRITICAL reviews that are unresolved and so forbid GO, with the first issue of each; None when
-            there is none. Writer: PrincipalInvestigator.
-        final_rationale: Why. Writer: PrincipalInvestigator.
+        final_veto: The unresolved CRITICAL reviews, which forbid GO, each with its first issue; None if there are none.
+            Writer: PrincipalInvestigator.
+        final_rationale: Reasons for the decision. Writer: PrincipalInvestigator.
         final_evaluation: What the injected evaluator returned. Writer: Evaluation.
     """
 
@@ -89,7 +89,7 @@ class ResearchState(TypedDict):
 
 
 def without(state: ResearchState, junior: str) -> ResearchState:
-    """`state` as if `junior` had not worked yet; nothing that came after the juniors may be in it."""
+    """`state` without the work of `junior`; it must hold the work of juniors only."""
     return {
         **state,
         "messages": {role: messages for role, messages in state["messages"].items() if role != junior},

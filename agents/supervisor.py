@@ -1,9 +1,9 @@
-"""The supervisor's node: the selector and the supervisor's model settle on one hypothesis, and the model justifies it.
+"""The supervisor's node: the selector and the supervisor's model select one hypothesis, and the model justifies it.
 
-Either a policy chooses first and the model only justifies, or the model chooses and the selector has the last word.
-Where it departs from the model, the model justifies the other choice in a second visit. Later roles read the
-justification, so a hypothesis has to reach them with the same kind of words whoever chose it: otherwise rewards of
-choices made at random would say little about the same choices made by a policy.
+Either a policy chooses first and the model only justifies, or the model chooses first and then the selector decides. If
+the selector decides for another hypothesis than the model, the model justifies that one in a second visit. Later roles
+read the justification, so every choice gets one from the model. Otherwise the rewards of random choices would not carry
+over to the same choices made by a policy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from chimera.core.errors import RoleError
 
 
 async def supervisor_node(state: ResearchState, runtime: Runtime[RunContext]) -> Update:
-    """Select one of the hypotheses and justify it, in one visit or two."""
+    """Select one of the hypotheses and justify it, in one or two visits."""
     context = runtime.context
     candidates = Candidates(state["research_goal"], state["initial_hypotheses"], sources_seen(state["messages"]))
     before = visits(state["messages"], SUPERVISOR)
@@ -66,7 +66,7 @@ def _of_author(choice: Choice, hypotheses: Sequence[Mapping[str, Any]]) -> Mappi
     """The chosen author's hypothesis.
 
     Raises:
-        RoleError: No such author wrote one.
+        RoleError: This author wrote no hypothesis.
     """
     authors = [hypothesis["author"] for hypothesis in hypotheses]
     if choice.author not in authors:

@@ -1,4 +1,4 @@
-"""One visit of a role as the graph sees it: an operation span around it, an answer in the role's schema or an error."""
+"""One visit of a role, as a graph node makes it: inside an operation span, with an answer or an error as its result."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,18 +20,18 @@ Inputs = dict[str, Any]
 
 
 def visits(messages: Mapping[str, Sequence[Mapping[str, Any]]], role: str) -> int:
-    """Earlier visits of `role`: each one opened with a system message."""
+    """Number of earlier visits of `role`: each visit begins with a system message."""
     return sum(message["role"] == "system" for message in messages.get(role, ()))
 
 
 def attempt_of(runtime: Runtime[RunContext]) -> int:
-    """Which try of this node LangGraph is making, from 1."""
+    """Number of LangGraph's current attempt at this node, from 1."""
     return runtime.execution_info.node_attempt if runtime.execution_info else 1
 
 
 @contextmanager
 def errors_of(role: str) -> Iterator[None]:
-    """Turn every error of ours into that role's `RoleError`."""
+    """Turn every `ChimeraError` into a `RoleError` of that role."""
     try:
         yield
     except RoleError:
@@ -43,10 +43,10 @@ def errors_of(role: str) -> Iterator[None]:
 async def visit(
     role: Role, inputs: Inputs, state: ResearchState, context: RunContext, *, number: int, attempt: int
 ) -> tuple[Answer, list[Message]]:
-    """Make visit `number` of `role` inside one operation span; gives its answer and its messages.
+    """Make visit `number` of `role` inside one operation span; returns its answer and its messages.
 
     Raises:
-        RoleError: The answer stayed unreadable.
+        RoleError: The answer was still unreadable after the repair.
         ModelError: The model's server failed.
     """
     attributes = {"role": role.name, "model": context.slots[role.name], "visit": number, "attempt": attempt}
@@ -58,7 +58,7 @@ async def visit(
 
 
 def _answer(role: Role, turn: Turn) -> Answer:
-    """The turn's answer. An unreadable safety review is not an error but a CRITICAL review: it blocks the protocol."""
+    """The turn's answer. An unreadable safety review counts as a CRITICAL review, which blocks the protocol."""
     if turn.answer is not None:
         return turn.answer
     if role.schema is SafetyReview:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from evaluation.conduct.live_society import LiveSociety
 
 QUESTION = "question"
-"""The brief's id, and that of its abstract in the literature index."""
+"""Id of the brief, and of its abstract in the literature index."""
 READS = ("seed", "runs_dir", "data", "models", "roles", "serving", "society", "tools")
 SOURCES = "--context FILE with an abstract, data.path=hub (PubMedQA) or tools.literature=pubmed"
 
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int | None:
     """Ask the society one question."""
     arguments = parse_arguments(_parser(), argv)
     if arguments.task is not None and arguments.question is not None:
-        # argparse cannot know that the question is left out, so it takes the first setting for it.
+        # argparse takes the first setting for the question, because the question is left out here.
         arguments.overrides.insert(0, arguments.question)
     run = _trained(arguments)
     config = config_from(arguments, own_question=arguments.task is None, reads=READS)
@@ -65,22 +65,22 @@ def _parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the society is asked: a person's own question, or a task of the data."""
+    """What the society is asked: a user's question, or a task of the data."""
 
     brief: Brief
     task: ResearchTask | None = None
 
     @property
     def real(self) -> bool:
-        """True if the question is about the real world: everything but a generated task."""
+        """True if the question is about the real world, which is so unless the task is generated."""
         return self.task is None or self.task.source != "generated"
 
 
 def _own_question(arguments: argparse.Namespace, config: "Config") -> Asked:
-    """The person's own question, if there is anything to answer it from.
+    """The user's question; checks that there are sources to answer it from.
 
     Raises:
-        ConfigError: There is no question, or the society could read nothing.
+        ConfigError: There is no question, or there are no sources.
         DataError: The abstract cannot be read.
     """
     from chimera.core.abstracts import read_abstract
@@ -94,10 +94,10 @@ def _own_question(arguments: argparse.Namespace, config: "Config") -> Asked:
 
 
 def _check_readable(config: "Config", *, has_context: bool) -> None:
-    """Refuse a question that the society could answer from nothing but its imagination.
+    """Refuse a question for which the society could read no source.
 
     Raises:
-        ConfigError: There is nothing to read, or no role may read it.
+        ConfigError: There are no sources, or no role may read them.
     """
     society, tools = config.society, config.tools
     if society.evidence == "given" and not has_context:
@@ -132,7 +132,7 @@ def _task(arguments: argparse.Namespace, config: "Config") -> Asked:
 
 
 def _trained(arguments: argparse.Namespace) -> "Run | None":
-    """The run that `--run` names, whose settings are then taken instead of a file's.
+    """The run that `--run` names; its settings replace those of a file.
 
     Raises:
         ConfigError: `--config` is given too.
@@ -150,10 +150,10 @@ def _trained(arguments: argparse.Namespace) -> "Run | None":
 
 
 def answer(asked: Asked, config: "Config", console: "Console", run: "Run | None" = None) -> None:
-    """Start the models, have the society work on the question, and show each step as it is made.
+    """Start the models, let the society answer the question, and show each step when it is done.
 
-    With a `run`, its learned weights and its supervisor's policy are used. Where the bundled model works on a real
-    question, a warning comes first and last, also if something fails in between.
+    With a `run`, its learned weights and its supervisor's policy are used. If the bundled model gets a real question,
+    a warning is shown before and after the answer, also after an error.
     """
     from chimera.core.secrets import api_key_names, load_secrets
     from chimera.core.toy import toy_parts, warning
@@ -182,7 +182,7 @@ def answer(asked: Asked, config: "Config", console: "Console", run: "Run | None"
 
 
 def _about(asked: Asked, config: "Config", searched: str, run: "Run | None", learned: "Sequence[Policy]") -> "Card":
-    """The question, who answers it, and from what."""
+    """The question, the models that answer it, and the sources that they search."""
     from chimera.show.card import Card
 
     about = (("models", _players(config.used())), ("searches", searched))
@@ -195,7 +195,7 @@ def _about(asked: Asked, config: "Config", searched: str, run: "Run | None", lea
 
 
 def _put_live(run: "Run", config: "Config", servers: "ModelServers", learned: "Sequence[Policy]") -> "Selector":
-    """Put what a run learned live; gives who chooses among hypotheses then."""
+    """Put the run's learned policies live; returns the selector of hypotheses."""
     from evaluation.conduct.live import Live
 
     live = Live(run, config.models, servers)
@@ -226,7 +226,7 @@ async def _work(
 
 
 def _players(models: "Mapping[str, ModelConfig]") -> str:
-    """Which model plays which part, such as 'nano: junior, supervisor, senior; rubric: board, principal, judge'."""
+    """The slots that each model plays, such as 'nano: junior, supervisor, senior; rubric: board, principal, judge'."""
     parts: dict[str, list[str]] = {}
     for key, one in models.items():
         name = {"embedded": one.path, "endpoint": one.model or "endpoint", "rubric": "rubric"}[one.kind]

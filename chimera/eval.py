@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from evaluation.verify.asked import AskedEvaluation
 
 READS = ("evaluation", "serving", "rollouts", "data", "runs_dir")
-"""Settings that may differ from the run's; society, models and rewards are what is evaluated."""
+"""Settings that may differ from the run's. Society, models and rewards may not: they are evaluated."""
 
 PROBLEMS_SHOWN = 50
-"""A report of other tasks or settings differs in thousands of numbers."""
+"""Most problems that `--verify` prints. A report of other tasks or settings has thousands."""
 
 EPILOG = """
 what is recorded counts: rollouts of the gate during training and of earlier evaluations are not made again.
@@ -130,7 +130,7 @@ def _count(text: str) -> int:
 
 
 def _open(arguments: argparse.Namespace) -> "tuple[Run, Config]":
-    """The run and its configuration, with what the command line may change of it."""
+    """The run and its configuration, with the overrides of the command line."""
     from chimera.config.tree import load_config
     from chimera.run.directory import Run
 
@@ -162,7 +162,7 @@ def _judge_settings(judge: str | None) -> list[str]:
 
 
 def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again: "Again", console: "Console") -> None:
-    """Make what the evaluation lacks."""
+    """Make the rollouts, baseline answers and scores that are missing."""
     from agents.tools.toolbox import build_toolbox
     from chimera.core.limits import allow_files
     from chimera.core.secrets import api_key_names, load_secrets
@@ -231,7 +231,7 @@ def _announce(run: "Run", plan: "Plan", missing: int, console: "Console") -> Non
 
 
 def _second_judge(settings: "EvaluationConfig", secrets: "Mapping[str, str]") -> "HttpModel | None":
-    """The model behind the second judge; None when that is no model."""
+    """The model of the second judge; None if it is not a model."""
     from chimera.config.tree import ModelConfig
     from chimera.serving.client import HttpModel
     from chimera.serving.process import user_endpoint
@@ -253,7 +253,7 @@ def _auditor(settings: "EvaluationConfig", second: "HttpModel | None") -> "Audit
 def _report(
     study: "Study", asked: "AskedEvaluation", lines: "list[dict[str, Any]]", out: Path, console: "Console"
 ) -> None:
-    """Write the report, show its main figures, and record in the ledger what it is about and its files' hashes."""
+    """Write the report, show its main figures, and record its arguments and its files' hashes in the ledger."""
     from evaluation.measures.official import missing_sentence
     from evaluation.report.publish import publish, publish_predictions
     from evaluation.report.table import beside, table
@@ -280,7 +280,7 @@ def _report(
 
 
 def _lines(run: "Run", wandb: str | None) -> "list[dict[str, Any]]":
-    """The metrics of training: the run's own, or those that W&B has."""
+    """The metrics of training: from the run, or from W&B."""
     if wandb is None:
         return list(run.metrics())
     from chimera.core.secrets import load_secrets
@@ -297,7 +297,7 @@ def _print_head(run: "Run") -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    """Tell whether a report is true; 1 when it is not."""
+    """Check a report against its run; returns 1 if there are problems."""
     from evaluation.verify.check import find_run, verify
 
     run = _open(arguments)[0] if arguments.run else find_run(arguments.verify)

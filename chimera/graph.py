@@ -24,11 +24,11 @@ CAPTIONS = {
 }
 
 COLOURS = ("#2563eb", "#b45309", "#7c3aed", "#0f766e", "#be185d", "#475569")
-"""Of the slots, in their order; they repeat."""
+"""Colours of the slots in order; repeated if there are more slots."""
 
 
 def diagram() -> Diagram:
-    """The society as it is compiled, with the slot that plays each role by default."""
+    """The diagram of the compiled society, with the default slot of each role."""
     from agents.graph import build_graph
     from agents.roles import ROLES
     from chimera.config.roles import JUDGE
@@ -54,7 +54,7 @@ def diagram() -> Diagram:
 
 
 def _trained(slot: str, config: "Config") -> str:
-    """Which algorithms train the roles of a slot, as the end of a label."""
+    """The algorithms that train the roles of a slot, as the end of a label."""
     from chimera.config.roles import expand
 
     names = [
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int | None:
 
 
 def _words(name: str) -> str:
-    """A node's name for people: 'HypothesisRefiner' is 'Hypothesis Refiner'."""
+    """A node's name as words: 'HypothesisRefiner' gives 'Hypothesis Refiner'."""
     return "".join(f" {letter}" if letter.isupper() and place else letter for place, letter in enumerate(name))
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 STATE, DATA, TEXT = "study.jsonl", "study.json", "study.md"
 FREE_S = 30.0
-"""A run whose study was killed stops within this many seconds."""
+"""Seconds to wait for a run whose study was killed; it stops within this time."""
 
 EPILOG = """
 Each run is a whole `python -m chimera.train` and a `python -m chimera.eval`, one after another: by default about six
@@ -45,15 +45,15 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a study does, from the command line.
+    """The work of a study, from the command line.
 
     Attributes:
-        folder: The study's folder, in which its runs are.
-        runs: Data seed by data seed.
+        folder: The study's folder, which holds its runs.
+        runs: Its runs, ordered by data seed.
         phases: The phases of each run.
-        arguments: Configuration file and settings of each run, for its command line.
+        arguments: Command-line arguments of each run: its configuration file and settings.
         stages: The stages to evaluate; None for all.
-        keys: Variables with the keys that the configuration names.
+        keys: Names of the environment variables with API keys that the configuration names.
     """
 
     folder: Path
@@ -108,11 +108,11 @@ def _count(text: str) -> int:
 
 
 def _job(arguments: argparse.Namespace, config: "Config") -> Job:
-    """What is to be done.
+    """The job that the command line describes.
 
     Raises:
         ConfigError: The data cannot have several seeds, or phases are wrong.
-        RunError: The name is no file name, or is a run's.
+        RunError: The name is not a safe file name, or it is the name of a run.
     """
     from chimera.run.directory import check_name
     from training.learning.plans import choose_names
@@ -136,7 +136,7 @@ def _job(arguments: argparse.Namespace, config: "Config") -> Job:
 
 
 def _begin(job: Job, config: "Config") -> None:
-    """Make the study's folder, or make sure that it is of the same settings.
+    """Make the study's folder, or check that an existing study has the same settings.
 
     Raises:
         RunError: The folder cannot be written to, or its study has other settings.
@@ -164,7 +164,7 @@ def _begin(job: Job, config: "Config") -> None:
 
 
 def _make(job: Job, wanted: Wanted, place: str) -> None:
-    """Train and evaluate one run, as far as that is not done."""
+    """Train and evaluate one run; skips what is finished."""
     report = job.folder / wanted.name / "report" / "report.json"
     if not _trained(job, wanted):
         _child(job, wanted, place, "training", "chimera.train", _training_arguments(job, wanted))
@@ -181,11 +181,11 @@ def _make(job: Job, wanted: Wanted, place: str) -> None:
 
 
 def _training_arguments(job: Job, wanted: Wanted) -> list[str]:
-    """A new run, or the rest of an interrupted one."""
+    """Arguments that start a new run, or resume an interrupted one."""
     run = job.folder / wanted.name
     resume = (run / "config.yaml").is_file()
     if run.exists() and not resume:
-        shutil.rmtree(run)  # Killed before its configuration was written: it holds nothing yet.
+        shutil.rmtree(run)  # It was killed before its configuration was written, so it is empty.
     own = ["--resume"] if resume else [*job.arguments, f"seed={wanted.seed}", f"data.seed={wanted.data_seed}"]
     return ["--name", wanted.name, "--phases", ",".join(job.phases), *own, f"runs_dir={job.folder}"]
 
@@ -207,14 +207,14 @@ def _child(job: Job, wanted: Wanted, place: str, what: str, module: str, argumen
 
 
 def _keys(config: "Config") -> tuple[str, ...]:
-    """The variables with keys that a configuration names."""
+    """Names of the environment variables with API keys that a configuration names."""
     from chimera.core.secrets import api_key_names
 
     return api_key_names({**config.model_dump()["models"], "auditor": config.evaluation.auditor.model_dump()})
 
 
 def _wait_until_free(job: Job, wanted: Wanted) -> None:
-    """Wait for what is left of a killed study to stop writing the run."""
+    """Wait until processes of a killed study no longer write the run."""
     from chimera.run.directory import Run
 
     if not (job.folder / wanted.name / "config.yaml").is_file():
@@ -231,7 +231,7 @@ def _wait_until_free(job: Job, wanted: Wanted) -> None:
 
 
 def _trained(job: Job, wanted: Wanted) -> bool:
-    """Whether the run has finished every phase."""
+    """True if the run has finished every phase."""
     from chimera.run.directory import Run
 
     events = Run(job.folder / wanted.name).events()
@@ -239,7 +239,7 @@ def _trained(job: Job, wanted: Wanted) -> bool:
 
 
 def _evaluated(job: Job, wanted: Wanted, report: Path) -> bool:
-    """Whether the report of the same stages is as it was written."""
+    """True if the report of the same stages exists and is unchanged."""
     made = [event for event in _events(job) if event["event"] == "evaluated" and event["run"] == wanted.name]
     if not made or not report.is_file():
         return False
@@ -302,7 +302,7 @@ def _hash(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace `path` as a whole: a reader sees the old text or the new one."""
+    """Replace `path` atomically: a reader sees the old text or the new text."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text, encoding="utf-8", errors="backslashreplace")
     draft.replace(path)

@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int | None:
     from evaluation.records.rollout_index import find, recorded_rollouts
 
     run = _run(arguments)
-    load_secrets(api_key_names(run.config.model_dump()["models"]))  # They are then replaced in all that is shown.
+    load_secrets(api_key_names(run.config.model_dump()["models"]))  # `redact` then hides them in all output.
     console = Console(highlight=False)
     records = recorded_rollouts(run, arguments.phase)
     if arguments.rollout is None:
@@ -61,7 +61,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _run(arguments: argparse.Namespace) -> "Run":
-    """The run that is named.
+    """Open the run that the command line names.
 
     Raises:
         RunError: There is no such run.
@@ -76,7 +76,7 @@ def _run(arguments: argparse.Namespace) -> "Run":
 
 
 def _list(console: "Console", run: "Run", records: "Sequence[RolloutRecord]") -> None:
-    """One line for each rollout, and how to see one."""
+    """Print one line for each rollout, and the command that shows one."""
     from chimera.show.card import printable
 
     rows = [_HEADER, *map(_row, records)]
@@ -107,7 +107,7 @@ def _row(record: "RolloutRecord") -> tuple[str, ...]:
 
 
 def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: argparse.Namespace) -> None:
-    """One rollout, on the terminal or as a page."""
+    """Show one rollout on the terminal or write it as a page."""
     from evaluation.records.rollout_index import read_tree
 
     made = read_tree(run, record)
@@ -126,7 +126,7 @@ def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: ar
 
 
 def _pieces(run: "Run", tree: "Tree") -> tuple[Mapping[str, Sequence[str]], str | None]:
-    """Token texts by response id of what PPO learned from; or a sentence that says why there are none."""
+    """Token texts, by response id, of the calls that PPO learned from; or a sentence that says why there are none."""
     if not tree.learned:
         return {}, None
     from evaluation.traces.token_texts import load_tokenizer, token_texts

@@ -64,9 +64,9 @@ def main(argv: list[str]) -> int | None:
 
 
 def _continued(arguments: argparse.Namespace, given: "Config") -> "tuple[str, str | None, Config]":
-    """Name, phases and configuration of the run to continue: its own, where the command line gives no others.
+    """Name, phases and configuration of the run to continue; the command line overrides those of the run.
 
-    A run that was killed before it had noted them begins with those of the command line.
+    A run that was killed before it had recorded them begins with those of the command line.
 
     Raises:
         RunError: There is no such run.
@@ -85,7 +85,7 @@ def _continued(arguments: argparse.Namespace, given: "Config") -> "tuple[str, st
     if phases is None:
         print(f"run {run.name} was stopped before its phases were written: it runs all of them")
     config = load_config(arguments.config or run.config_file, arguments.overrides)
-    # The folder may have been moved since: the run is where it was found.
+    # Use the folder in which the run was found, because it may have been moved.
     return run.name, phases, config.model_copy(update={"runs_dir": given.runs_dir})
 
 

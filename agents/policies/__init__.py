@@ -1,5 +1,5 @@
-"""What a role can be given beside its model: policies that were learned and take a part of its work.
+"""Learned policies that do a part of a role's work beside its model.
 
-Read `choice` first: who chooses among the hypotheses of one rollout, and with which probabilities. `bandit` is the
-policy that learns to choose, `features` what it sees, `models` how it predicts rewards.
+Read `choice` first: it says who selects a hypothesis in a rollout, and with which probabilities. `bandit` is the policy
+that learns to select, `features` are its inputs, `models` are its reward models.
 """

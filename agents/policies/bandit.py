@@ -1,16 +1,16 @@
 """The supervisor's bandit: a reward model over actions, how it learns from logged choices, and its folder on disk.
 
-What it learns from a logged choice (x, a, p, r), with p the propensity of a, K actions and weight c = min(1 / (K p),
-cut), the importance of an even choice:
+A logged choice is (x, a, p, r): context, action, propensity of the action, reward. There are K actions. The importance
+weight against a uniform choice is c = min(1 / (K p), cut). The update learns:
 
 * direct: row phi(x, a) with reward r.
-* ips: the same row, counted c times: what the logging policy rarely chose is not drowned by what it liked.
-* dr: a row for every action, each counted 1 / K times, with reward q(x, a') + [a' = a] K c (r - q(x, a)): doubly
-  robust (Dudik et al. 2014), right when either the propensities or the model q of rewards are. q has not seen the
-  event: it is learned on earlier events and on the other folds of this batch.
+* ips: the same row with weight c, so that actions that the logging policy rarely took count as much as frequent ones.
+* dr: a row for every action with weight 1 / K and reward q(x, a') + [a' = a] K c (r - q(x, a)). This is doubly robust
+  (Dudik et al. 2014): correct if either the propensities or the reward model q are correct. q is learned on earlier
+  events and on the other folds of this batch, never on the event itself.
 
-A Thompson posterior takes weighted rewards to be as exact as plain ones, so with ips and dr it explores less than it
-would with direct.
+A Thompson posterior takes a weighted reward to be as exact as an unweighted one, so it explores less with ips and dr
+than with direct.
 """
 
 import json
@@ -37,7 +37,7 @@ FOLDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a policy was made with; its keys are those of the bandit's settings."""
+    """The settings that a policy was made with; they have the names of the bandit's settings."""
 
     policy: Literal["thompson", "logistic"]
     update: Literal["direct", "ips", "dr"]
@@ -51,7 +51,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: Any, seed: int) -> "Settings":
-        """From the settings of a phase, whose attributes are the keys of this class."""
+        """Take the fields of this class from the settings of a phase."""
         keys = cls.__dataclass_fields__.keys() - {"seed"}
         return cls(**{key: getattr(config, key) for key in keys}, seed=seed)
 
@@ -66,11 +66,11 @@ class Example:
 
 
 class BanditPolicy:
-    """Chooses among hypotheses, and learns from choices.
+    """Selects a hypothesis, and learns from logged choices.
 
     Attributes:
-        settings: What it was made with.
-        events: How many choices it has learned from.
+        settings: The settings that it was made with.
+        events: Number of logged choices that it has learned from.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -78,21 +78,21 @@ class BanditPolicy:
         self.events = 0
         self._model = _make_model(settings)
         self._outcomes = _make_model(settings)
-        """q of the doubly robust update; unused by the others."""
+        """The reward model q of the doubly robust update; the other updates do not use it."""
 
     def expected(self, rows: Array) -> Array:
         """Predicted rewards (K,) of the K actions of one choice, given its rows (K, d)."""
         return self._model.predict(rows)
 
     def probabilities(self, candidates: Candidates, *, greedy: bool) -> Array:
-        """The chance (K,) with which each hypothesis is chosen; `greedy` is sure of the first of the best."""
+        """Probabilities (K,) of the K hypotheses. `greedy`: 1 for the best one, for the first of equals."""
         rows = features(candidates, self.settings.hashed_features)
         if greedy:
             return np.eye(len(rows))[int(self.expected(rows).argmax())]
         return self._model.probabilities(rows)
 
     def examples(self, events: Sequence[BanditEvent]) -> list[Example]:
-        """`events` with their rows."""
+        """Compute the rows of `events`."""
         return [
             Example(
                 event,
@@ -103,10 +103,10 @@ class BanditPolicy:
         ]
 
     def learn(self, examples: Sequence[Example]) -> None:
-        """Learn from further choices, of any policy.
+        """Learn from further logged choices, made by any policy.
 
         Raises:
-            RunError: A propensity is missing that the update needs.
+            RunError: The update needs a propensity that is missing.
         """
         if not examples:
             return
@@ -141,7 +141,7 @@ class BanditPolicy:
         self._model.learn(np.vstack(rows), np.concatenate(rewards), counts)
 
     def _importance(self, example: Example) -> float:
-        """c of the module's formula."""
+        """The importance weight c in the module's docstring."""
         propensities = example.event.propensities
         if propensities is None:
             raise RunError(
@@ -151,7 +151,7 @@ class BanditPolicy:
         return min(1.0 / (len(propensities) * propensities[example.event.author]), self.settings.max_weight)
 
     def save(self, folder: Path) -> None:
-        """Write the policy to `folder`, made when it is missing: JSON and safetensors, which run no code when read."""
+        """Write the policy to `folder`, made if missing: JSON and safetensors, which run no code when they are read."""
         folder.mkdir(parents=True, exist_ok=True)
         arrays = {f"model.{name}": value for name, value in self._model.state().items()}
         arrays |= {f"outcomes.{name}": value for name, value in self._outcomes.state().items()}
@@ -161,7 +161,7 @@ class BanditPolicy:
 
 
 def folds(examples: Sequence[Example]) -> list[tuple[list[Example], list[Example]]]:
-    """`examples` in up to `FOLDS` parts, each with all the others; the choices on one task stay together."""
+    """Split `examples` into up to `FOLDS` parts, each with the rest; choices on the same task stay together."""
     tasks = sorted({str(example.event.task_id) for example in examples})
     Random(FOLDS).shuffle(tasks)
     part_of = {task: number % FOLDS for number, task in enumerate(tasks)}
@@ -183,7 +183,7 @@ def _make_model(settings: Settings) -> RewardModel:
 
 
 def _learn(model: RewardModel, examples: Sequence[Example], weights: Sequence[float]) -> None:
-    """Show `model` the action that each example took."""
+    """Let `model` learn from the row of the action that each example took."""
     if examples:
         rows = np.array([example.rows[example.action] for example in examples])
         model.learn(rows, _rewards(examples), np.array(weights))
@@ -194,10 +194,10 @@ def _rewards(examples: Sequence[Example]) -> Array:
 
 
 def load_policy(folder: Path) -> BanditPolicy:
-    """The policy in `folder`, which goes on learning where it stopped.
+    """Load the policy in `folder`; it can continue learning.
 
     Raises:
-        RunError: There is none, or it cannot be read.
+        RunError: There is no policy, or it cannot be read.
     """
     try:
         data: dict[str, Any] = read_json_object(folder / SETTINGS)

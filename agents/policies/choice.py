@@ -1,9 +1,9 @@
-"""Who chooses among the hypotheses in one rollout, and with which probabilities.
+"""Who selects a hypothesis in one rollout, and with which probabilities.
 
-Before the bandit is trained the supervisor's model chooses, and afterwards the learned policy does. In training
-rollouts either is mixed with even chances: with share e of exploration and K hypotheses, an author whom the chooser
-takes with probability q is taken with e / K + (1 - e) q. That number is logged, and the choice is drawn from exactly
-these probabilities, so that off-policy estimates need no guess.
+The supervisor's model chooses until the bandit is trained; then the learned policy chooses. In training rollouts the
+choice is mixed with uniform exploration: with exploration share e and K hypotheses, an author with probability q gets
+propensity e / K + (1 - e) q. The choice is drawn from exactly these propensities, and they are logged, so off-policy
+estimates need no estimated propensities.
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SelectionSpec:
-    """Which selector a rollout uses, as it travels in its resources.
+    """Which selector a rollout uses, as stored in its resources.
 
     Attributes:
-        policy: Version of the learned policy; None while the supervisor's model chooses.
-        folder: Absolute path of that policy; None likewise.
-        exploration: Share e of choices that are made evenly at random.
+        policy: Version of the learned policy; None if the supervisor's model chooses.
+        folder: Absolute path of that policy; None if the supervisor's model chooses.
+        exploration: Share e of choices that are drawn uniformly.
     """
 
     policy: str | None
@@ -44,11 +44,11 @@ class SelectionSpec:
 
 
 def make_selector(spec: SelectionSpec, *, greedy: bool = False) -> Selector:
-    """The selector that `spec` describes; a learned policy is read once in a process.
+    """Make the selector that `spec` describes. A process reads a learned policy from disk once.
 
     Args:
-        spec: Who chooses.
-        greedy: No exploration and no draw: the supervisor's model, or the policy's best guess. For held-out tasks.
+        spec: Describes the selector.
+        greedy: No exploration: take the model's choice, or the policy's best action. For held-out tasks.
 
     Raises:
         RunError: The policy's folder cannot be read.
@@ -66,7 +66,7 @@ def _load(folder: str, version: str) -> "BanditPolicy":
 
 
 class ExploringSupervisor:
-    """What the supervisor's model prefers, mixed with `exploration`."""
+    """Mixes the choice of the supervisor's model with uniform exploration of share `exploration`."""
 
     def __init__(self, exploration: float) -> None:
         self._exploration = exploration
@@ -76,14 +76,14 @@ class ExploringSupervisor:
         return
 
     def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:
-        """Draw from the mixture of `preferred` and even chances."""
+        """Draw from the mixture of `preferred` and uniform chances."""
         authors = [str(hypothesis["author"]) for hypothesis in candidates.hypotheses]
         certain = {author: float(author == preferred) for author in authors}
         return draw(explored(certain, self._exploration), "supervisor", seed)
 
 
 class LearnedSelector:
-    """A learned policy, mixed with `exploration`, or its best guess when `greedy`."""
+    """Mixes a learned policy with uniform exploration of share `exploration`; `greedy`: its best action."""
 
     def __init__(self, policy: "BanditPolicy", version: str, exploration: float, *, greedy: bool) -> None:
         self._policy = policy
@@ -100,18 +100,18 @@ class LearnedSelector:
         return draw(explored(probabilities, share), self._version, seed)
 
     def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:
-        """As `propose`: this policy does not listen to the supervisor's model."""
+        """The same as `propose`: this policy ignores the preference of the supervisor's model."""
         return self.propose(candidates, seed)
 
 
 def explored(probabilities: Mapping[str, float], share: float) -> dict[str, float]:
-    """`probabilities` mixed with even chances: `share` / K + (1 - `share`) q for each."""
+    """Mix `probabilities` with uniform chances: `share` / K + (1 - `share`) q for each author."""
     even = share / len(probabilities)
     return {author: even + (1.0 - share) * weight for author, weight in probabilities.items()}
 
 
 def draw(propensities: Mapping[str, float], policy: str, seed: int | None) -> Choice:
-    """Draw one author with exactly `propensities`; the same for the same seed of the run."""
+    """Draw one author with exactly `propensities`; the same seed of the run gives the same author."""
     at = Random(None if seed is None else f"{seed}/selection").random()
     below = 0.0
     author = ""

@@ -1,4 +1,4 @@
-"""A choice among hypotheses that was logged, with what came of it."""
+"""A logged choice among hypotheses, with its reward."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,17 +7,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class BanditEvent:
-    """One choice among hypotheses and what came of it.
+    """One logged choice among hypotheses, with its reward.
 
     Attributes:
-        goal: The research question: with `hypotheses`, the context x.
-        hypotheses: What there was to choose from, each with its `author`; the authors are the actions.
+        goal: The research question; part of the context x.
+        hypotheses: The juniors' hypotheses, each with its `author`; part of x. The authors are the actions.
         author: The action a that was taken.
-        preferred: What the supervisor's model would have chosen; None when it was not asked.
-        propensities: Probability of each author under the policy that chose; None when it did not know them.
-        policy: That policy's version.
+        preferred: The author that the supervisor's model preferred; None if it was not asked.
+        propensities: Probability of each author under the policy that chose; None if not known.
+        policy: Version of the policy that chose.
         reward: The rollout's reward r.
-        sources: The passages that the authors had seen, which also belong to x.
+        sources: The passages that the authors had seen; part of x.
         task_id: The task.
     """
 

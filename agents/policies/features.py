@@ -1,18 +1,18 @@
-"""What the bandit sees of each action: the question, the hypotheses, and which of them this action lets go on.
+"""The bandit's features of each action: the question, the hypotheses, and which of them this action selects.
 
-For every hypothesis one row phi(x, a) of three blocks:
+Each hypothesis gives one row phi(x, a), which has three blocks:
 
-* named cues in [0, 1]: who wrote it, what it answers, how many others agree, how quotes, comparison, claim, question
-  and sources overlap, and how its answer meets what four texts say of direction and significance: its comparison, its
-  quotes, the sentences that these come from, and the sentences that bear on the question. Which author is good at what
-  and which combination is right is learned, not known.
-* the means of these cues over the hypotheses, the same for every action: they cannot change which action is the best,
-  but account for how hard the question is, which would be noise in the reward otherwise.
+* named cues in [0, 1]: its author, its answer, how many others agree, and how quotes, comparison, claim, question and
+  sources overlap. Further cues cross its answer with the direction and significance that four texts state: its
+  comparison, its quotes, the sentences that the quotes come from, and the sentences that bear on the question. The
+  bandit learns which authors and combinations are good; nothing here tells it.
+* the means of these cues over the hypotheses. They are the same for every action, so they cannot change which action is
+  best. They account for the question's difficulty, which would otherwise be noise in the reward.
 * hashed text (Weinberger et al. 2009): words of the question crossed with the author, and words of quotes and
-  comparison crossed with the answer. Each of the two has length `HASHED_LENGTH`, so that under one prior variance for
-  all weights a single word counts for little until much is known of it, as it should with a few hundred examples.
+  comparison crossed with the answer. Each of the two has length `HASHED_LENGTH`. All weights share one prior
+  variance, so a single word has little effect until many examples hold it.
 
-Features depend on texts alone, so that logged choices can be turned into the same rows at any time.
+Features depend on texts only, so logged choices give the same rows at any time.
 """
 
 from collections.abc import Mapping
@@ -58,8 +58,8 @@ def features(candidates: Candidates, hashed: int) -> "Rows":
     """The rows phi(x, a) of one choice.
 
     Args:
-        candidates: What there is to choose from.
-        hashed: Columns of hashed text; 0 leaves it out.
+        candidates: The question, the hypotheses and the passages.
+        hashed: Number of columns for hashed text; 0 leaves it out.
 
     Returns:
         An array (number of hypotheses, number of columns), with the columns of `feature_names`.
@@ -92,7 +92,7 @@ def _names() -> tuple[str, ...]:
 
 
 def _cues(candidates: Candidates, hypothesis: Hypothesis) -> dict[str, float]:
-    """Author, answer, agreement of the others, number of quotes."""
+    """Author, answer, share of other hypotheses with the same answer, number of quotes."""
     others = [other["answer"] for other in candidates.hypotheses if other is not hypothesis]
     return {
         f"author {hypothesis['author']}": 1.0,
@@ -103,7 +103,7 @@ def _cues(candidates: Candidates, hypothesis: Hypothesis) -> dict[str, float]:
 
 
 def _overlaps(candidates: Candidates, hypothesis: Hypothesis, goal: set[str], passages: Passages) -> dict[str, float]:
-    """How much of one text is in another; what concerns sources is 0 when the juniors have seen none."""
+    """Share of one text's words in another. Cues about sources are 0 if the juniors have seen no sources."""
     quotes: list[str] = hypothesis["evidence"]
     quoted, claimed = _content(" ".join(quotes)), _content(hypothesis["claim"])
     stated = numbers(hypothesis["comparison"])
@@ -130,9 +130,9 @@ def _overlaps(candidates: Candidates, hypothesis: Hypothesis, goal: set[str], pa
 
 
 def _meeting(goal: str, hypothesis: Hypothesis, passages: Passages) -> dict[str, float]:
-    """How the answer meets direction and significance: the share of texts that say each combination.
+    """The answer crossed with direction and significance: the share of texts that state each combination.
 
-    The texts share their weights, because they tell of the same results; where they differ, something is wrong.
+    The texts report the same results, so they share one weight. Where they differ, one of them is wrong.
     """
     quotes: list[str] = hypothesis["evidence"]
     comparison = [hypothesis["comparison"]]
@@ -172,7 +172,7 @@ def _hash(tokens: list[list[str]], columns: int) -> "Rows":
 
 
 def _content(text: str) -> set[str]:
-    """The stems of the words that carry meaning."""
+    """Stems of the words that are no stop words."""
     return stems(text, _stop_words())
 
 

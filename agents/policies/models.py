@@ -1,7 +1,8 @@
 """Reward models of the bandit: linear in the features of an action, with weights that all actions share.
 
-`LinearThompson` keeps the posterior of Bayesian linear regression and draws actions by their chance of being the best;
-`SoftLogistic` keeps a point estimate that scikit-learn's SGD learns. Both learn from further rows at any time.
+`LinearThompson` keeps the posterior of Bayesian linear regression and draws each action with its probability of being
+the best one. `SoftLogistic` keeps a point estimate that scikit-learn's SGD learns. Both can learn from further rows at
+any time.
 """
 
 from collections.abc import Mapping
@@ -13,18 +14,18 @@ from numpy.typing import NDArray
 Array = NDArray[np.floating[Any]]
 
 DRAWS = 2000
-"""Posterior draws behind one choice's probabilities."""
+"""Posterior draws from which the probabilities of one choice are estimated."""
 
 
 class RewardModel(Protocol):
     """Predicts the reward of an action from its row phi(x, a)."""
 
     def scale_to(self, rewards: Array) -> None:
-        """Be told of logged rewards before learning from them, or from targets that were made of them."""
+        """Take note of the range of `rewards`, before learning from them or from targets computed from them."""
         ...
 
     def learn(self, rows: Array, rewards: Array, weights: Array) -> None:
-        """Take in rows (n, d) with rewards (n,); weights (n,) count a row as so many."""
+        """Learn from rows (n, d) with rewards (n,); weights (n,) say how many rows each row counts as."""
         ...
 
     def predict(self, rows: Array) -> Array:
@@ -32,7 +33,7 @@ class RewardModel(Protocol):
         ...
 
     def probabilities(self, rows: Array) -> Array:
-        """The chance (K,) with which each of the K actions of one choice is taken, given its rows (K, d)."""
+        """Probabilities (K,) of the K actions of one choice, given their rows (K, d)."""
         ...
 
     def state(self) -> dict[str, Array]:
@@ -40,7 +41,7 @@ class RewardModel(Protocol):
         ...
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on from a `state`."""
+        """Continue from a `state`."""
         ...
 
 
@@ -55,7 +56,7 @@ class LinearThompson:
         columns: Number of features d.
         prior_variance: s.
         noise_variance: v.
-        seed: Of the draws behind `probabilities`: fixed, so the same choice always has the same probabilities.
+        seed: Seed of the draws in `probabilities`. It is fixed, so the same choice always has the same probabilities.
     """
 
     def __init__(self, columns: int, prior_variance: float, noise_variance: float, seed: int) -> None:
@@ -66,10 +67,10 @@ class LinearThompson:
         self._solved: tuple[Array, Array] | None = None
 
     def scale_to(self, rewards: Array) -> None:
-        """Nothing: the posterior takes rewards as they are."""
+        """Do nothing: the posterior uses rewards unscaled."""
 
     def learn(self, rows: Array, rewards: Array, weights: Array) -> None:
-        """Add the rows' sums to the posterior's."""
+        """Add the rows to the posterior's two sums."""
         weighted = rows * (weights / self._noise)[:, None]
         self._precision += weighted.T @ rows
         self._moment += weighted.T @ rewards
@@ -88,7 +89,7 @@ class LinearThompson:
         return rows @ self.posterior()[0]
 
     def probabilities(self, rows: Array) -> Array:
-        """How often each action is the best of `DRAWS` posterior draws: exactly what is then drawn from."""
+        """Share of `DRAWS` posterior draws in which each action is best; the choice is drawn from these shares."""
         mean, covariance = self.posterior()
         values, vectors = np.linalg.eigh(rows @ covariance @ rows.T)
         root = vectors * np.sqrt(np.clip(values, 0.0, None))
@@ -101,7 +102,7 @@ class LinearThompson:
         return {"precision": self._precision, "moment": self._moment}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on from these sums."""
+        """Continue from these sums."""
         self._precision, self._moment = state["precision"].copy(), state["moment"].copy()
         self._solved = None
 
@@ -111,15 +112,15 @@ class SoftLogistic:
 
     A scaled reward z becomes two examples of one row: class 1 with weight z and class 0 with weight 1 - z. Their
     gradients add up to that of the cross-entropy with the soft label z, (sigmoid - z) phi, whose minimum estimates
-    E[z | x, a] (fractional logit, Papke and Wooldridge 1996). That holds for z outside [0, 1] too, where a weight is
-    negative: doubly robust targets are, and cutting them would bias their mean. The smallest and largest logged reward
-    that it is first told of fix the scale. Its choices are greedy: exploration has to be added.
+    E[z | x, a] (fractional logit, Papke and Wooldridge 1996). This also holds for z outside [0, 1], where one
+    weight is negative. Doubly robust targets can lie there, and clipping them would bias their mean. The smallest and
+    largest reward of the first `scale_to` fix the scale. Its choices are greedy, so exploration has to be added.
 
     Args:
         columns: Number of features d.
         lr: Constant learning rate.
         epochs: Passes over the rows of each call of `learn`.
-        seed: Of the order of rows.
+        seed: Seed of the order of rows.
     """
 
     def __init__(self, columns: int, lr: float, epochs: int, seed: int) -> None:
@@ -133,7 +134,7 @@ class SoftLogistic:
         self._intercept: Array = np.zeros(1)
 
     def scale_to(self, rewards: Array) -> None:
-        """Fix the scale, once."""
+        """Fix the scale at the first call."""
         if not self._scale.size:
             self._scale = np.array([rewards.min(), max(rewards.max(), rewards.min() + 1e-9)])
 
@@ -154,7 +155,7 @@ class SoftLogistic:
         self._calls += 1
 
     def _classifier(self) -> Any:
-        """scikit-learn's estimator where learning stopped: these attributes are all that `partial_fit` goes on from."""
+        """scikit-learn's estimator at the point where learning stopped; `partial_fit` needs only these attributes."""
         from sklearn.linear_model import SGDClassifier
 
         model: Any = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=self._lr, shuffle=False)
@@ -166,16 +167,16 @@ class SoftLogistic:
         return model
 
     def predict(self, rows: Array) -> Array:
-        """Expected rewards, back on the rewards' own scale (0 to 1 before anything was learned)."""
+        """Expected rewards on the original scale of the rewards (0 to 1 before anything was learned)."""
         low, high = self._scale if self._scale.size else (0.0, 1.0)
         return low + (high - low) / (1.0 + np.exp(-(rows @ self._coefficients + self._intercept)))
 
     def probabilities(self, rows: Array) -> Array:
-        """Certainty for the action with the highest prediction, the first of equals."""
+        """1 for the action with the highest prediction (the first of equals), 0 for the others."""
         return np.eye(len(rows))[int(self.predict(rows).argmax())]
 
     def state(self) -> dict[str, Array]:
-        """Scale, coefficients, intercept, and how often it has learned."""
+        """Scale, coefficients, intercept, and number of learning steps."""
         return {
             "scale": self._scale,
             "coefficients": self._coefficients,
@@ -184,6 +185,6 @@ class SoftLogistic:
         }
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on from these."""
+        """Continue from these."""
         self._scale, self._coefficients = state["scale"], state["coefficients"]
         self._intercept, self._calls = state["intercept"], int(state["calls"][0])

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 GAP = "[...]"
-"""Stands where sentences of one section were left out, so that a quote cannot run across the gap unnoticed."""
+"""Marks sentences left out of a section, so that a quote across the gap is noticed."""
 
 _LABEL = re.compile(r"(?:^|(?<=[.!?;)\]\"'])\s*)([A-Z][A-Z0-9 ,/&'()-]{2,60}):\s")
 _END = re.compile(r"(?<![.!?])[.!?]+[\"')\]”’]*\s+(?=[\"'(\[“‘]*[A-Z0-9])")
@@ -22,7 +22,7 @@ _STATISTIC = re.compile(
     r"\d|\bp\s?[<=>]|significan|confidence interval|odds ratio|hazard ratio|correlat", re.IGNORECASE
 )
 _STEM = 5
-"""Words count as the same when their first letters are: a crude stem is enough to rank sentences."""
+"""Number of first letters by which words are compared. This crude stem is enough to rank sentences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class _Sentence:
 
 
 def excerpt(text: str, query: str, max_chars: int) -> str:
-    """At most `max_chars` characters of `text`, as whole sentences, the most relevant to `query` first to stay.
+    """At most `max_chars` characters of `text`: whole sentences, preferring those most relevant to `query`.
 
-    A text that is short enough is returned unchanged. A sentence is cut only when it alone exceeds the limit, and then
+    A text that is short enough is returned unchanged. A sentence is cut only if it alone exceeds the limit, and then
     between words where possible.
     """
     if len(text) <= max_chars:
@@ -49,7 +49,7 @@ def excerpt(text: str, query: str, max_chars: int) -> str:
 
 
 def _most(ranked: Iterable[_Sentence], max_chars: int) -> list[_Sentence]:
-    """The sentences that fit into `max_chars` characters, tried one after another, in the order of the text."""
+    """The sentences that fit into `max_chars` characters, tried in ranked order and returned in the text's order."""
     kept: list[_Sentence] = []
     length = -1  # The first piece has no space before it.
     for sentence in ranked:
@@ -95,14 +95,14 @@ def _render(sentences: list[_Sentence]) -> str:
 
 
 def _pieces(before: _Sentence | None, sentence: _Sentence) -> list[str]:
-    """What is written for `sentence` after `before`: its section's label or a gap, if there is one, and itself."""
+    """The text written for `sentence` after `before`: if needed its section's label or a gap, then the sentence."""
     if before is None or sentence.section != before.section:
         return [f"{sentence.label}:", sentence.text] if sentence.label else [sentence.text]
     return [sentence.text] if sentence.position == before.position + 1 else [GAP, sentence.text]
 
 
 def _length(before: _Sentence | None, sentence: _Sentence) -> int:
-    """Characters of `_pieces`, with a space before each."""
+    """Number of characters of `_pieces`, with a space before each piece."""
     return sum(len(piece) + 1 for piece in _pieces(before, sentence))
 
 

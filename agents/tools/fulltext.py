@@ -1,7 +1,7 @@
-"""SQLite full-text search that any thread or forked process may use, and that no query text can break.
+"""SQLite full-text search that is safe in any thread or forked process and for any query text.
 
-SQLite connections must not cross a fork or, without locks, threads. So a database is kept as its serialised bytes (or
-as a read-only file), and every thread of every process opens its own connection on first use.
+A SQLite connection must not be used after a fork, nor by several threads without locks. So a database is kept as its
+serialised bytes (or as a read-only file), and every thread of every process opens its own connection on first use.
 """
 
 import os
@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 TOKENIZER = "porter unicode61 remove_diacritics 2"
 MAX_WORDS = 48
-"""Distinct words of a query that are used; the rest would only cost time."""
+"""Most distinct words of a query that are used; more words would only cost time."""
 
-# Words that occur in nearly every question and abstract, and so rank nothing.
+# Words that occur in nearly every question and abstract, so they do not help to rank.
 STOP_WORDS = frozenset(
     re.findall(
         r"\w+",
@@ -29,13 +29,13 @@ STOP_WORDS = frozenset(
 
 
 def content_words(text: str) -> list[str]:
-    """Distinct words of `text` in order, lower case, without stop words unless there is nothing else."""
+    """Distinct words of `text` in order, in lower case. Stop words are left out, unless there are no other words."""
     words = list(dict.fromkeys(re.findall(r"\w+", text.lower())))
     return ([word for word in words if word not in STOP_WORDS] or words)[:MAX_WORDS]
 
 
 def match_any(words: Sequence[str]) -> str:
-    """FTS5 expression for documents with any of `words`; quoting keeps operators from being read as such."""
+    """FTS5 expression for documents with any of `words`; words are quoted so that none is read as an operator."""
     return " OR ".join(f'"{word}"' for word in words)
 
 
@@ -69,7 +69,7 @@ class Database:
 
     @classmethod
     def from_file(cls, path: Path) -> "Database":
-        """Open `path` read-only; raises sqlite3.Error on the first query when it is no database."""
+        """Open `path` read-only. The first query raises sqlite3.Error if it is not a database."""
         return cls(lambda: sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True))
 
     def query(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple]:

@@ -1,9 +1,9 @@
 """Keeps the answer key out of live searches: recognises the article that a question was made from.
 
-PubMedQA's question is the article's title and its task id the PMID, so a live search finds the article at once, and
-with it the conclusion that the label was made from. Mirrors (PubMed Central, repositories, dumps of the data set)
-carry another address and often another title, so titles, identifiers and whole sentences are compared. The
-conclusion itself is known here by its fingerprint only.
+In PubMedQA a question is its article's title and a task id is the PMID. So a live search easily finds the article, with
+the conclusion that the label was made from. Copies (PubMed Central, repositories, dumps of the data set) have another
+address and often another title, so titles, identifiers and whole sentences are compared. The conclusion is known here
+only by its fingerprint.
 """
 
 import re
@@ -19,11 +19,11 @@ NEAR = 0.9
 _MIN_PHRASE = 4
 _MIN_SENTENCE = 10
 _MIN_DIGITS = 5
-"""Shorter numbers occur in texts by chance; they count only as an exact identifier or in an address."""
+"""Fewest digits of a number that is looked for in texts; shorter ones count only as an identifier or in an address."""
 
 
 def is_source(passage: Passage, brief: Brief, conclusion: Fingerprint | None = None) -> bool:
-    """True when `passage` is, or quotes, the article behind `brief`, whose conclusion has the given fingerprint."""
+    """True if `passage` is or quotes the article behind `brief`, or quotes the conclusion with this fingerprint."""
     return (
         _names_id(passage, brief.id)
         or same_title(passage.title, brief.goal)
@@ -34,7 +34,7 @@ def is_source(passage: Passage, brief: Brief, conclusion: Fingerprint | None = N
 
 
 def same_title(title: str, goal: str) -> bool:
-    """True when `title` is `goal` up to case, punctuation, mark-up, additions around it or a cut-off end."""
+    """True if `title` equals `goal`, ignoring case, punctuation, mark-up, additions around it or a cut-off end."""
     ours, theirs = words(goal), words(title)
     if not ours or not theirs:
         return False
@@ -58,7 +58,7 @@ def _names_id(passage: Passage, id_: str) -> bool:
 
 
 def _quotes(text: str, brief: Brief) -> bool:
-    """True when the text holds the question, or a whole sentence of the abstract, word for word."""
+    """True if the text holds the question, or a whole sentence of the abstract, word for word."""
     theirs = words(text[:MAX_SOURCE])
     phrases = [(words(brief.goal), _MIN_PHRASE)]
     for section in brief.context:

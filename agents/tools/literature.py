@@ -1,6 +1,6 @@
 """The local literature index: BM25 over the data set's abstracts, without their titles and conclusions.
 
-In PubMedQA an article's title is the question itself, so a title in the index would make every search trivial. Ranking
+In PubMedQA an article's title is the question itself, so titles in the index would make every search trivial. Ranking
 is SQLite FTS5's BM25 (k1 = 1.2, b = 0.75) over Porter stems.
 """
 
@@ -45,7 +45,7 @@ class LiteratureIndex:
         )
 
     def search(self, query: str, limit: int, *, trials_only: bool = False) -> list[Passage]:
-        """The best `limit` passages for any text, best first; ties keep the documents' order."""
+        """The best `limit` passages for `query`, which may be any text; best first. Ties keep the documents' order."""
         words = content_words(query)
         if not words:
             return []

@@ -1,4 +1,4 @@
-"""Text out of what live services send: HTML fragments, entities and XML elements."""
+"""Extracts text from the answers of live services: HTML fragments, entities and XML elements."""
 
 import re
 import xml.etree.ElementTree as ElementTree
@@ -17,7 +17,7 @@ _INSIDE_WORDS = frozenset(("a", "abbr", "b", "em", "i", "small", "span", "strong
 
 
 def text_of(html: str) -> str:
-    """Plain text of an HTML fragment, one space between words; 'p < 0.05' and the like are not taken for tags."""
+    """Plain text of an HTML fragment, with single spaces. Text such as 'p < 0.05' is not taken for a tag."""
     parts: list[str] = []
     hidden, position = "", 0
     for tag in _TAG.finditer(html):
@@ -35,11 +35,11 @@ def text_of(html: str) -> str:
 
 
 def parse_xml(document: bytes) -> ElementTree.Element:
-    """The root element; raises ValueError for malformed documents and for any that declare entities.
+    """Return the root element; raises ValueError for malformed documents and for documents that declare entities.
 
-    Entity declarations are refused because a few hundred bytes of nested ones expand to gigabytes ("billion laughs")
-    and external ones read files; the services we ask never send any. ElementTree's own parser offers no hook for that,
-    so expat drives its tree builder here.
+    Entity declarations are refused: a few hundred bytes of nested entities expand to gigabytes ("billion laughs"), and
+    external entities read files. The services used here never send any. ElementTree's parser has no hook to refuse
+    them, so expat drives its tree builder here.
     """
     builder = ElementTree.TreeBuilder()
     parser = expat.ParserCreate()
@@ -56,7 +56,7 @@ def parse_xml(document: bytes) -> ElementTree.Element:
 
 
 def element_text(element: ElementTree.Element | None) -> str:
-    """All text in `element` and below, one space between words; '' for None."""
+    """All text in `element` and its descendants, with single spaces; '' for None."""
     return "" if element is None else " ".join("".join(element.itertext()).split())
 
 

@@ -2,7 +2,7 @@
 
     python -m agents.tools.ontology import --uniprot FILE --go FILE --out DB
 
-builds a database from public files; `tools.database` then points to it. The seed is our own short description of
+builds a database from public files; `tools.database` then points to it. The seed is Chimera's own short description of
 well-known proteins and terms, read by the same importers.
 """
 
@@ -21,7 +21,7 @@ from chimera.core.errors import ChimeraError, ConfigError, DataError
 
 ASSETS = Path(__file__).parent / "assets"
 APPLICATION_ID = 0x4348494D
-"""Marks our files in SQLite's header ("CHIM")."""
+"""Identifies Chimera's files in SQLite's header ("CHIM")."""
 VERSION = 1
 
 _SCHEMA = f"""
@@ -47,11 +47,11 @@ class Knowledge:
         self._database = database
 
     def proteins(self, name: str, limit: int) -> list[Passage]:
-        """Proteins that `name` means, best first; raises ToolError when the database cannot be read."""
+        """Proteins that match `name`, best first; raises ToolError if the database cannot be read."""
         return self._find("protein", name, limit)
 
     def terms(self, term: str, limit: int) -> list[Passage]:
-        """Gene Ontology terms that `term` means, best first; raises ToolError when the database cannot be read."""
+        """Gene Ontology terms that match `term`, best first; raises ToolError if the database cannot be read."""
         return self._find("term", go_id(term) or term, limit)
 
     def _find(self, kind: str, text: str, limit: int) -> list[Passage]:
@@ -96,7 +96,7 @@ def seed() -> Knowledge:
 
 
 def open_knowledge(path: Path | None) -> Knowledge:
-    """The database in `path`, or the seed; raises ConfigError when the file is not one of ours."""
+    """The database in `path`, or the seed; raises ConfigError if the file is not a Chimera database."""
     if path is None:
         return seed()
     remedy = "make one with `python -m agents.tools.ontology import`"
@@ -114,7 +114,7 @@ def open_knowledge(path: Path | None) -> Knowledge:
 
 
 def build_file(out: Path, uniprot: Path | None, go: Path | None) -> tuple[int, int]:
-    """Write a database to `out`, replacing it only when all went well; returns counts of proteins and terms."""
+    """Write a database to `out`, which is replaced only on success; returns counts of proteins and terms."""
     partial = out.with_name(out.name + ".partial")
     partial.unlink(missing_ok=True)
     try:
@@ -133,7 +133,7 @@ def build_file(out: Path, uniprot: Path | None, go: Path | None) -> tuple[int, i
 
 
 def fill(connection: sqlite3.Connection, uniprot: Path | None, go: Path | None) -> tuple[int, int]:
-    """Create the tables and load both files; returns counts of proteins and terms. Of duplicates the first stays."""
+    """Create the tables and load both files; returns counts of proteins and terms. The first of duplicates is kept."""
     connection.executescript(_SCHEMA)
     terms = list(read_terms(go)) if go else []
     term_names = {term.id: term.name for term in terms}
@@ -147,13 +147,13 @@ def fill(connection: sqlite3.Connection, uniprot: Path | None, go: Path | None) 
 
 
 def go_id(text: str) -> str | None:
-    """The identifier in 'GO:0006915', 'go 0006915' or '0006915'; None when `text` is anything else."""
+    """The identifier in 'GO:0006915', 'go 0006915' or '0006915'; None if `text` is anything else."""
     match = re.fullmatch(r"(?:go)?[\s:_]*([0-9]{7})", text.strip(), re.IGNORECASE)
     return f"GO:{match[1]}" if match else None
 
 
 def normal(name: str) -> str:
-    """How names are compared: case-folded, one space between words."""
+    """`name` in the form in which names are compared: case-folded, with single spaces."""
     return " ".join(name.casefold().split())
 
 
@@ -201,7 +201,7 @@ def _term_row(term: Term, term_names: dict[str, str]) -> tuple[str, str, str, in
 
 
 def _phrases(text: str) -> list[str]:
-    """Every run of words in `text` that could be a name: how 'the TP53 gene' still finds TP53."""
+    """Every run of words in `text` that could be a name, so that 'the TP53 gene' also finds TP53."""
     words = [word.strip(".,;:?!\"'()[]") for word in normal(text).split()][:40]
     runs = (words[start : start + length] for length in range(1, _MAX_PHRASE + 1) for start in range(len(words)))
     return [phrase for phrase in dict.fromkeys(" ".join(run) for run in runs) if len(phrase) >= 3]

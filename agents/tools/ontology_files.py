@@ -1,6 +1,6 @@
 """Readers of public biology files: UniProt exports (TSV, Swiss-Prot text, FASTA) and Gene Ontology OBO files.
 
-Readers stream, so a file with all of Swiss-Prot needs no memory; names ending in .gz are decompressed on the way.
+Readers stream, so a file with all of Swiss-Prot takes little memory. Files whose names end in .gz are decompressed.
 """
 
 import csv
@@ -50,7 +50,7 @@ class Term:
 
 
 def read_proteins(path: Path) -> Iterator[Protein]:
-    """Proteins of a UniProt file in any of its three formats; raises DataError naming file, line and field."""
+    """Read the proteins of a UniProt file in any of the three formats; raises DataError naming file, line and field."""
     with _open(path) as lines:
         first = next((line for line in lines if line.strip()), "")
         if first.startswith(">"):
@@ -66,7 +66,7 @@ def read_proteins(path: Path) -> Iterator[Protein]:
 
 
 def read_terms(path: Path) -> Iterator[Term]:
-    """Terms of an OBO file; raises DataError when it is none or a term lacks its id or name."""
+    """Read the terms of an OBO file; raises DataError if it is no OBO file or a term lacks its id or name."""
     with _open(path) as lines:
         if not next(lines, "").startswith("format-version:"):
             raise DataError(f"{path}: not an OBO file: its first line must begin with 'format-version:'")
@@ -146,7 +146,7 @@ def _table(path: Path, header: str, lines: Iterable[str]) -> Iterator[Protein]:
 
 
 def _split_names(text: str) -> list[str]:
-    """'Name (Synonym one) (Synonym two)' to its parts; brackets inside a name stay."""
+    """Split 'Name (Synonym one) (Synonym two)' into its parts; brackets inside a name stay."""
     text = re.sub(r"(?<!\s)\s*\[(?:Cleaved into|Includes):.*", "", text.strip())
     synonyms: list[str] = []
     while text.endswith(")"):
@@ -159,7 +159,7 @@ def _split_names(text: str) -> list[str]:
 
 
 def _opening_bracket(text: str) -> int:
-    """Position of the bracket that the last character of `text` closes, or -1."""
+    """Position of the bracket that the last character of `text` closes; -1 if there is none."""
     depth = 0
     for position in range(len(text) - 1, -1, -1):
         depth += (text[position] == ")") - (text[position] == "(")

@@ -1,4 +1,4 @@
-"""What tools read and what they return: documents, passages, and the text hygiene that both go through."""
+"""What tools read and return, documents and passages, and the cleaning of their texts."""
 
 import unicodedata
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from pydantic import StringConstraints
 from chimera.core.errors import ChimeraError
 
 MAX_QUERY = 400
-"""Longest query in characters; Tavily refuses longer ones, and no PubMedQA question comes near it."""
+"""Longest query, in characters. Tavily refuses longer ones; every PubMedQA question is much shorter."""
 
 MAX_SOURCE = 20_000
-"""Longest text of one result, in characters, that is looked at at all; live services may send whole pages."""
+"""Most characters of one result that are read; live services may send whole pages."""
 
 Query = Annotated[str, StringConstraints(strict=True, strip_whitespace=True, min_length=1, max_length=MAX_QUERY)]
 """What a model may pass to a tool."""
 
 
 class ToolError(ChimeraError):
-    """A tool could not do its work; the toolbox turns it into a tool result that says so."""
+    """A tool failed; the toolbox turns this error into a tool result that says so."""
 
 
 class DocumentLike(Protocol):
@@ -45,7 +45,7 @@ class DocumentLike(Protocol):
 class Passage:
     """One search result.
 
-    `linked` holds what else identifies the work (PMIDs, DOIs, citations of a trial's publications). It serves only to
+    `linked` holds other identifiers of the work (PMIDs, DOIs, citations of a trial's publications). It is used only to
     recognise the article behind a question and is never shown to a model.
     """
 
@@ -59,8 +59,8 @@ class Passage:
 def clean(text: str) -> str:
     """Make `text` safe as data: at most `MAX_SOURCE` characters, no control characters, no lone surrogates.
 
-    Line breaks become spaces; printable text passes unchanged, which keeps quotes verbatim. Control tokens of chat
-    templates are the concern of `agents.prompting`, which escapes them.
+    Line breaks become spaces; printable text passes unchanged, which keeps quotes verbatim. `agents.prompting` escapes
+    the control tokens of chat templates.
     """
     return "".join(map(_printable, text[:MAX_SOURCE])).strip()
 

@@ -1,4 +1,4 @@
-"""A toolbox that remembers what it found, so that a person can be shown where a quote comes from."""
+"""A toolbox that keeps the passages it found, so that a person can see where a quote comes from."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from chimera.core.types import Brief
 
 
 class SourceLog:
-    """A toolbox that remembers every passage it gave, with the title and address that prompts leave out.
+    """A toolbox that keeps every passage it returned, with the title and address that prompts leave out.
 
     Attributes:
-        calls: How many tool calls were made.
-        found: Each passage with the tool that gave it, in the order of the calls.
+        calls: Number of tool calls.
+        found: Each passage with the tool that found it, in the order of the calls.
     """
 
     def __init__(self, toolbox: Tools) -> None:

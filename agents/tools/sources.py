@@ -1,4 +1,4 @@
-"""The passages that a society has seen: what its claims may rest on."""
+"""The passages that a society has seen; its claims must be based on them."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,19 +11,19 @@ from chimera.core.quotes import occurs
 from chimera.core.types import Brief, abstract_text
 
 SourceText = dict[str, str]
-"""One passage as prompts hold it: {"id", "text"}."""
+"""One passage in a prompt: {"id", "text"}."""
 
 
 def given_sources(brief: Brief) -> list[SourceText] | None:
-    """The brief's abstract as the one source of a prompt; None when the brief has no abstract."""
+    """The brief's abstract as the only source of a prompt; None if the brief has no abstract."""
     return [{"id": brief.id, "text": abstract_text(brief.context)}] if brief.context else None
 
 
 def sources_seen(messages: Mapping[str, Sequence[Message]]) -> list[SourceText]:
-    """Every passage in any role's prompt or tool results, once, in the order of roles and messages.
+    """Every passage in the roles' prompts and tool results, without duplicates, in the order of roles and messages.
 
-    An id may come twice with two texts: tools cut long passages to what the query was about, and a quote may stand in
-    either.
+    An id may occur with several texts: tools shorten long passages to what matches the query, and a quote may be in any
+    of them.
     """
     passages = (passage for channel in messages.values() for message in channel for passage in _passages(message))
     found = dict.fromkeys((item["id"], passage_text(item)) for item in passages)
@@ -31,9 +31,9 @@ def sources_seen(messages: Mapping[str, Sequence[Message]]) -> list[SourceText]:
 
 
 def sources_within(sources: Sequence[SourceText], quotes: Sequence[str], max_chars: int) -> list[SourceText]:
-    """As many of `sources` as fit into `max_chars` characters: first those that hold one of `quotes`, then the others.
+    """The `sources` that fit into `max_chars` characters: first those that hold one of `quotes`, then the others.
 
-    The first is always among them, cut to sentences about the quotes when it is longer.
+    The first source is always included; if it is too long, it is shortened to sentences about the quotes.
     """
     ordered = sorted(sources, key=lambda source: not any(occurs(quote, [source["text"]]) for quote in quotes))
     found: list[SourceText] = []
@@ -50,7 +50,7 @@ def sources_within(sources: Sequence[SourceText], quotes: Sequence[str], max_cha
 
 
 def _passages(message: Message) -> Iterable[dict[str, Any]]:
-    """The passages of one message; user and tool messages are JSON that `agents.prompting` wrote."""
+    """The passages of one message. User and tool messages are JSON written by `agents.prompting`."""
     if message["role"] == "user":
         return json.loads(message["content"]).get("sources") or ()
     if message["role"] == "tool":

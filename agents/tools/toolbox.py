@@ -1,7 +1,7 @@
 """The tools that roles may call: literature, clinical trials, proteins and Gene Ontology terms.
 
-A model reads each tool's docstring as its description, and calls it by name with JSON arguments. Whatever happens, a
-call gives a `ToolResult`: passages, an empty result that says so, or an error in one sentence.
+A model reads each tool's docstring as its description, and calls it by name with JSON arguments. Every call returns
+a `ToolResult`: passages, an empty result that says so, or an error in one sentence.
 """
 
 import inspect
@@ -33,7 +33,8 @@ from chimera.core.types import Brief
 __all__ = ["DocumentLike", "Passage", "Query", "Tool", "ToolError", "ToolResult", "Toolbox", "build_toolbox"]
 
 Search = Callable[[str], Awaitable[Sequence[Passage]]]
-"""A tool's work: one text in, passages out, best first; raises ToolError. Its name and docstring are the tool's."""
+"""A tool's function: takes a text, returns passages, best first; raises ToolError. Its name is the tool's name, its
+docstring the tool's description."""
 
 TOOL_KEYS = (NCBI_KEY, TAVILY_KEY)
 """Variables with the keys that tools use."""
@@ -44,10 +45,10 @@ _MAX_ID = 200
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What one tool call gave.
+    """The result of one tool call.
 
-    `valid` is False when the tool does not exist or its arguments do not fit, `ok` when it gave no answer for that or
-    any other reason. A search that finds nothing is ok: `passages` is then empty and `note` says for what.
+    `valid` is False if the tool does not exist or its arguments do not fit. `ok` is False if the call failed for any
+    reason. A search that finds nothing is ok: `passages` is empty and `note` names the query.
     """
 
     tool: str
@@ -93,7 +94,7 @@ class Tool:
         return next(iter(self.arguments.model_fields))
 
     def spec(self) -> dict[str, Any]:
-        """The tool as an OpenAI tool definition, the caller's own copy."""
+        """A new OpenAI tool definition of the tool."""
         parameters = json.loads(_parameters_text(self.arguments))
         function = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}
@@ -101,7 +102,7 @@ class Tool:
 
 @cache
 def _parameters_text(arguments: type[BaseModel]) -> str:
-    """The JSON schema of a tool's arguments as text: pydantic takes long to make it, and text cannot be changed."""
+    """The JSON schema of a tool's arguments as cached text: pydantic is slow to make it, and text is immutable."""
     schema = arguments.model_json_schema()
     properties = {key: {k: v for k, v in value.items() if k != "title"} for key, value in schema["properties"].items()}
     parameters = {
@@ -152,8 +153,8 @@ class Toolbox:
     ) -> None:
         """Offer `tools`; each result has at most `results` passages of at most `max_chars` characters.
 
-        `block_source` hides the article behind the task's question from live tools, and whatever quotes its conclusion
-        (`conclusions`, by task id); switch it off only for questions that have no answer key.
+        `block_source` removes the article behind the task's question from live results, and results that quote its
+        conclusion (`conclusions`, by task id). Switch it off only for questions without an answer key.
         """
         self._tools = {tool.name: tool for tool in tools}
         self._results = results
@@ -171,7 +172,7 @@ class Toolbox:
         return [self._tools[name].spec() for name in dict.fromkeys(names)]
 
     async def call(self, name: str, arguments: Mapping[str, Any] | None, *, brief: Brief) -> ToolResult:
-        """Call one tool; `arguments` is None when a model's arguments were not a JSON object."""
+        """Call one tool; `arguments` is None if the model's arguments were not a JSON object."""
         tool = self._tools.get(name)
         if tool is None:
             return _invalid(name, f"there is no tool {_short(name)!r}; the tools are {', '.join(self._tools)}")
@@ -208,10 +209,11 @@ def build_toolbox(
 ) -> Toolbox:
     """All four tools with the back ends that `config` names.
 
-    `conclusions` are the fingerprints of what live tools must not give away, by task id (`Dataset.conclusions`).
+    `conclusions` are the fingerprints of the conclusions that live tools must not show, by task id
+    (`Dataset.conclusions`).
 
-    Raises ConfigError when a configured back end lacks its key or has an impossible one, or when `tools.database` is
-    not a database of ours.
+    Raises ConfigError if the key of a configured back end is missing or malformed, or if `tools.database` is not a
+    Chimera database.
     """
     local = LocalTools(LiteratureIndex(documents), open_knowledge(config.database), config.results)
     http = LiveHttp(config.timeout_s, config.retries)

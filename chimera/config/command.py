@@ -13,7 +13,7 @@ def key_table() -> list[tuple[str, str, str, str]]:
 
 
 def main(argv: list[str]) -> int | None:
-    """Print the table of keys, or with `--yaml` the configuration that the other arguments make."""
+    """Print the table of keys; with `--yaml`, the configuration that the other arguments give."""
     parser = argparse.ArgumentParser(prog="python -m chimera config", description=__doc__)
     parser.add_argument("--yaml", action="store_true", help="print the configuration in effect as a YAML file")
     add_config_arguments(parser)

@@ -12,7 +12,7 @@ from chimera.config.loader import Section
 PRIMARY = ("reward", "alignment", "macro_f1")
 """The metrics that a report's conclusions rest on."""
 FAMILIES = {"main": [f"main/{name}" for name in PRIMARY], "elsewhere": [f"*/{name}" for name in PRIMARY]}
-"""The main comparison's primary metrics, then those of all other comparisons; everything else is a third family."""
+"""Families of tests: primary metrics of the main comparison, those of the others; all other tests are a third one."""
 
 
 class AuditorConfig(Section):
@@ -44,11 +44,11 @@ class AuditorConfig(Section):
 
     @property
     def name(self) -> str | None:
-        """What stands behind the second judge: "checklist", an endpoint's model, or None."""
+        """The second judge: "checklist", the endpoint's model, or None."""
         return {"checklist": "checklist", "endpoint": self.model, "none": None}[self.kind]
 
     def unused(self) -> Mapping[str, str]:
-        """Only an endpoint has settings."""
+        """The keys of an endpoint, unless the judge is one."""
         if self.kind == "endpoint":
             return {}
         names = [name for name in type(self).model_fields if name != "kind"]
@@ -105,7 +105,7 @@ class EvaluationConfig(Section):
         return self
 
     def unknown_prices(self, slots: Collection[str]) -> str | None:
-        """What to say of the first price that is about none of `slots`, whose tokens a rollout counts."""
+        """The error message for the first price that is not about one of `slots`; None if there is none."""
         for name in self.prices:
             if name not in slots:
                 near = get_close_matches(name, slots, n=1)

@@ -9,7 +9,7 @@ from chimera.config.loader import Section
 
 
 class GateConfig(Section):
-    """The comparison, after each learning phase, of what was learned with what was live before, base and best stage."""
+    """The comparison after each learning phase: new policies with those live before, the base and the best stage."""
 
     enabled: bool = Field(default=True, description="false: new policies go live without being compared first")
     tasks: int = Field(default=100, ge=2, le=1_000_000, description="held-out tasks, the same for all phases of a run")
@@ -31,7 +31,7 @@ class GateConfig(Section):
 
 
 class WandbConfig(Section):
-    """Weights & Biases; what it shows is always in metrics.jsonl too."""
+    """Weights & Biases. Everything that it shows is also in metrics.jsonl."""
 
     mode: Literal["auto", "online", "offline", "disabled"] = Field(
         default="auto", description="auto: online when WANDB_API_KEY is set, offline otherwise"
@@ -41,6 +41,6 @@ class WandbConfig(Section):
     protocols: int = Field(default=20, ge=0, le=100_000, description="rows of the table of protocols after each phase")
 
     def unused(self) -> Mapping[str, str]:
-        """Switched off, nothing of it counts."""
+        """All keys, if it is off."""
         keys = ("project", "entity", "protocols")
         return dict.fromkeys(keys, "wandb.mode is 'disabled'") if self.mode == "disabled" else {}

@@ -1,6 +1,6 @@
-"""From settings to a typed tree of sections: keys are checked first, then types and ranges, then whether they matter.
+"""Makes a typed tree of sections from settings. Checks keys, then types and ranges, then which keys have no effect.
 
-Nothing here knows Chimera's own keys: `chimera.config.tree` declares the tree.
+This module does not know Chimera's own keys: `chimera.config.tree` declares the tree.
 """
 
 import difflib
@@ -17,7 +17,7 @@ from chimera.config.source import Setting
 from chimera.core.errors import ConfigError
 
 SECRET_KEY = re.compile(r"api_?key|token$|secret|passw|credential", re.IGNORECASE)
-"""What the last part of an unknown key looks like when its value is meant to stay secret."""
+"""Matches the last part of an unknown key if its value is probably a secret."""
 
 _PLAIN_NAMES: dict[Any, str] = {
     type(None): "null",
@@ -45,7 +45,7 @@ Tree = TypeVar("Tree", bound=Section)
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One dotted key of a tree as documentation shows it."""
+    """One dotted key of a tree, as shown in documentation."""
 
     name: str
     type: str
@@ -54,7 +54,7 @@ class Key:
 
 
 def sections(section: Section) -> dict[str, Section]:
-    """The sections directly below `section`, by their keys relative to it; a table of sections gives one for each."""
+    """The sections directly below `section`, by their keys relative to it; each entry of a table is one."""
     found: dict[str, Section] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
@@ -66,7 +66,7 @@ def sections(section: Section) -> dict[str, Section]:
 
 
 def _is_table(field: FieldInfo) -> bool:
-    """Whether a field holds sections by free names."""
+    """True if a field is a table: sections by names that the user chooses."""
     if get_origin(field.annotation) is not dict:
         return False
     kind = get_args(field.annotation)[1]
@@ -109,7 +109,7 @@ def validate(tree: Tree, settings: Mapping[str, Setting]) -> Tree:
 
 
 def without_effect(config: Section, settings: Mapping[str, Setting]) -> Iterator[tuple[Setting, str]]:
-    """Each setting that does not matter, with a sentence that says why; null, which sets nothing, is none."""
+    """Each setting without effect, with a sentence that says why. A null sets nothing, so it is left out."""
     for key, reason in unused_keys(config).items():
         if key in settings and settings[key].value is not None:
             yield settings[key], f"{key} {settings[key].place} has no effect because {reason}: remove it"
@@ -136,7 +136,7 @@ def effective(section: Section) -> dict[str, Any]:
 
 
 def check_keys(tree: Section, settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """The settings of keys that `tree` has, without sections that are set to nothing.
+    """Check that `tree` has the keys; returns the settings without sections that are set to null or {}.
 
     Raises:
         ConfigError: an unknown key, with the nearest valid one; a value for a section; a section for a value.
@@ -161,7 +161,7 @@ def check_keys(tree: Section, settings: Mapping[str, Setting]) -> dict[str, Sett
 
 
 def overlay(below: Mapping[str, Setting], above: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Both, where `above` wins key by key, also within free mappings."""
+    """Merge both; `above` overrides `below` key by key, also within mappings."""
     merged = dict(below)
     for key, setting in above.items():
         under = merged[key].value if key in merged else None
@@ -176,7 +176,7 @@ def _deep(under: Any, over: Any) -> Any:
 
 
 def _merged(tree: Mapping[str, Any], path: str, value: Any) -> Any:
-    """`tree` with `value` at the dotted `path` (".a.b"); at the empty path it is the whole, null an empty mapping."""
+    """`tree` with `value` at the dotted `path` (".a.b"). The empty path replaces the whole tree; null is {} there."""
     if not path:
         return {} if value is None else value
     name, _, rest = path.removeprefix(".").partition(".")

@@ -1,4 +1,4 @@
-"""The entries of `pipeline`: what each has in common, and which class stands behind an algorithm's name."""
+"""The entries of `pipeline`: the settings common to all, and the class of each algorithm."""
 
 import importlib
 import inspect
@@ -21,18 +21,18 @@ ALGORITHMS: Mapping[str, str] = {
     "bandit": "training.algorithms.bandit.phase:Bandit",
     "rejection": "training.algorithms.rejection:Rejection",
 }
-"""Module and class of each algorithm; an entry of `pipeline` may also name a class of the user's like this."""
+"""Module and class of each algorithm. An entry of `pipeline` may name a user's class in the same form."""
 DEFAULT: Mapping[str, Mapping[str, Any]] = {
     "gather": {},
     "sft": {"roles": ("juniors",)},
     "ppo": {"roles": ("seniors",)},
     "bandit": {"roles": ("Supervisor",)},
 }
-"""The pipeline of a configuration that gives none."""
+"""The default pipeline."""
 
 
 METHODS = {"check": ("plan", "settings", "config", "dataset"), "learn": ("plan", "settings", "bench")}
-"""The methods of an algorithm (see `training.learning.base.Algorithm`), with what they take."""
+"""The methods of an algorithm (see `training.learning.base.Algorithm`), with their parameters."""
 
 
 class PhaseSettings(Section):
@@ -47,7 +47,7 @@ class PhaseSettings(Section):
     )
 
     def asks(self) -> tuple[str, ...]:
-        """Slots that no role needs to use, whose models the phase asks (`Bench.ask`): a teacher's, for example."""
+        """Slots whose models the phase calls (`Bench.ask`), such as a teacher's; no role needs to use them."""
         return ()
 
     @field_validator("roles", mode="before")
@@ -59,10 +59,10 @@ class PhaseSettings(Section):
 
 
 def find_algorithm(name: str) -> type[Any]:
-    """The class behind an algorithm's name.
+    """The class of an algorithm, by its name or as module:Class.
 
     Raises:
-        ConfigError: There is none, it cannot be imported, or it lacks what a phase needs.
+        ConfigError: It does not exist, cannot be imported, or lacks an attribute or method that a phase needs.
     """
     if name not in ALGORITHMS and ":" not in name:
         near = get_close_matches(name, ALGORITHMS, n=1)
@@ -70,7 +70,7 @@ def find_algorithm(name: str) -> type[Any]:
         raise ConfigError(f"there is no algorithm {name!r}: {hint} (or module:Class of your own)")
     module, _, kind = ALGORITHMS.get(name, name).partition(":")
     here = str(Path.cwd())
-    if here not in sys.path:  # A command that pip installed does not look there, `python -m` does.
+    if here not in sys.path:  # `python -m` adds this folder; a command that pip installed does not.
         sys.path.append(here)
     try:
         found = getattr(importlib.import_module(module), kind)
@@ -84,7 +84,7 @@ def find_algorithm(name: str) -> type[Any]:
 
 
 def _lacks(found: Any) -> str | None:
-    """What keeps a class from being an algorithm, in words; None when nothing does."""
+    """Why a class is no algorithm, as a sentence; None if it is one."""
     if not isinstance(found, type):
         return "it is no class"
     settings = getattr(found, "Settings", None)
@@ -108,14 +108,14 @@ def _lacks(found: Any) -> str | None:
 
 
 def _settings(value: Any) -> Any:
-    """The settings of one entry, whose `algorithm` is known by now."""
+    """The settings of one entry, in which `named` has set `algorithm`."""
     if not isinstance(value, Mapping):
         return value
     return find_algorithm(value["algorithm"]).Settings.model_validate_json(json.dumps(dict(value)), strict=True)
 
 
 def named(entries: Any) -> Any:
-    """Entries of a `pipeline`, each with its algorithm: its own name unless it says otherwise."""
+    """Set `algorithm` of each entry of a `pipeline`; the default is the entry's name."""
     if not isinstance(entries, Mapping):
         return entries
     return {

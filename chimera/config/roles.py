@@ -1,4 +1,4 @@
-"""Which slot's model plays which role, and the names of groups of roles."""
+"""The slot whose model plays each role, and the names of groups of roles."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -35,21 +35,21 @@ class RolesConfig(Section):
 
 
 JUDGE = "Judge"
-"""Scores what the society made; it is no node of the graph."""
+"""Scores the society's result; it is not a node of the graph."""
 JUNIORS: tuple[str, ...] = ("Geneticist", "Pharmacologist", "Neurologist")
 """The roles that propose hypotheses, in the order in which hypotheses are listed."""
 GRADING: tuple[str, ...] = ("PeerReviewer", "SafetyOfficer", "PrincipalInvestigator", JUDGE)
-"""The roles that grade what others wrote, so that the deterministic rubric can play them."""
+"""The roles that grade other roles' answers. The deterministic rubric can play only these."""
 GROUPS: dict[str, tuple[str, ...]] = {"juniors": JUNIORS, "seniors": ("HypothesisRefiner", "ProtocolDesigner")}
-"""Names that stand for several roles where a phase lists what it trains."""
+"""Names of groups of roles, for the lists of roles that a phase trains."""
 
 
 def expand(names: Iterable[str], setting: str) -> tuple[str, ...]:
-    """The roles that `names` of roles and groups stand for, in the order of the society; none twice.
+    """The roles that `names` of roles and groups stand for, in the order of the society, without duplicates.
 
     Args:
-        names: What the setting lists.
-        setting: Its key, for the message.
+        names: The names in the setting.
+        setting: The setting's key, for the error message.
 
     Raises:
         ConfigError: There is no such role or group.

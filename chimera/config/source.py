@@ -11,14 +11,14 @@ import yaml
 from chimera.core.errors import ConfigError
 
 MAX_DEPTH = 8
-"""Mappings nested deeper than this are refused; it also stops a mapping that contains itself."""
+"""Deepest nesting of mappings that is read. This also stops a mapping that contains itself."""
 
 COMMAND_LINE = "on the command line"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value as the user wrote it, and where, as words that end a sentence: 'at configs/local.yaml:3'."""
+    """One value as the user wrote it, and its place as the end of a sentence: 'at configs/local.yaml:3'."""
 
     value: Any
     place: str
@@ -43,7 +43,7 @@ _Loader.add_implicit_resolver(
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every string that any YAML reader, this one or an older one, would take for something else."""
+    """Quotes every string that any YAML reader, also an older one, would read as another type."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  (PyYAML's own protocol)
         first: [
@@ -55,7 +55,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def to_yaml(value: dict[str, Any]) -> str:
-    """Write `value` as YAML that `read_yaml` reads back to the same values."""
+    """Write `value` as YAML; `read_yaml` reads the same values back."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -75,7 +75,7 @@ def read_yaml(path: Path) -> dict[str, Setting]:
 
 
 def parse_yaml(text: str, name: str) -> dict[str, Setting]:
-    """Read YAML text into settings by dotted key; `name` stands for the file in messages."""
+    """Read YAML text into settings by dotted key; `name` is the file's name in messages."""
     settings: dict[str, Setting] = {}
     try:
         loader = _Loader(text)
@@ -90,7 +90,7 @@ def parse_yaml(text: str, name: str) -> dict[str, Setting]:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Setting]:
-    """Read `a.b=value` overrides, the value as YAML; of two for the same key the later one counts."""
+    """Read `a.b=value` overrides, with values in YAML. The last override of a key counts."""
     settings: dict[str, Setting] = {}
     for override in overrides:
         key, equals, text = override.partition("=")

@@ -1,4 +1,4 @@
-"""The configuration: one frozen, typed tree. Every key here does something; unknown keys are errors."""
+"""The configuration: one frozen, typed tree. Every key has an effect; unknown keys are errors."""
 
 import re
 import sys
@@ -40,7 +40,7 @@ class DataConfig(Section):
     test_share: float = Field(default=0.2, gt=0, lt=1, description="share of tasks for reports, which no decision uses")
 
     def unused(self) -> Mapping[str, str]:
-        """The generator's keys count for generated tasks only, the official split for PubMedQA only."""
+        """The generator's keys for other tasks; the official split for generated tasks; the share that it replaces."""
         if self.path == "generated":
             return {"test_ids": "generated tasks have no official test set (data.path is 'generated')"}
         reason = f"only generated tasks are made to order (data.path is {self.path!r})"
@@ -103,13 +103,13 @@ class ModelConfig(Section):
 
     @property
     def sends_schema(self) -> Literal["always", "final", "never"]:
-        """`structured`, with "auto" resolved by the model's kind."""
+        """The value of `structured`; "auto" depends on the model's kind."""
         if self.structured == "auto":
             return "final" if self.kind == "endpoint" else "always"
         return self.structured
 
     def unused(self) -> Mapping[str, str]:
-        """Which keys a model of this kind does not read."""
+        """The keys that a model of this kind does not read."""
         return dict.fromkeys(UNUSED_OF_KIND[self.kind], f"the model's kind is {self.kind!r}")
 
 
@@ -131,7 +131,7 @@ SLOTS: Mapping[str, ModelConfig] = {
 }
 """The slots that every configuration has."""
 TAKEN = ("base", "final", "all", "ledger", "eval", "parts", "stages", "confusion")
-"""Names that stages, metrics and files have, so that no phase may have them."""
+"""Names of stages, metrics and files. No phase may have such a name."""
 
 
 class ServingConfig(Section):
@@ -179,7 +179,7 @@ class SocietyConfig(Section):
     )
 
     def unused(self) -> Mapping[str, str]:
-        """Revisions that the total forbids, a total that cannot be reached, and the size of what is not shown."""
+        """Limits of revisions if the total is 0, an unreachable total, and the size of texts that are not shown."""
         found: dict[str, str] = {}
         reachable = self.max_major_revisions + self.max_critical_revisions
         if self.max_revisions == 0:
@@ -215,7 +215,7 @@ class ToolsConfig(Section):
     )
 
     def unused(self) -> Mapping[str, str]:
-        """Network keys count when a back end is live, the database when one of its tools is local."""
+        """Network keys if no back end is live; the database if none of its tools is local."""
         found: dict[str, str] = {}
         if (self.literature, self.trials, self.protein, self.ontology) == ("local",) * 4:
             found |= dict.fromkeys(("timeout_s", "retries"), "no tool uses the network (all back ends are 'local')")
@@ -225,7 +225,7 @@ class ToolsConfig(Section):
 
 
 class RewardConfig(Section):
-    """Weights of the reward's named parts; each part is logged and they sum to the reward."""
+    """Weights of the reward's named parts. Each part is logged; the reward is the sum of the parts."""
 
     novelty: float = Field(default=0.1, ge=-1000, le=1000, description="weight of the judge's score for novelty")
     feasibility: float = Field(
@@ -277,11 +277,11 @@ class RolloutsConfig(Section):
 
 
 GatewayEngine = Literal["thin", "litellm"]
-"""What attributes, forwards and records model calls (`gateway.engine`)."""
+"""The program that attributes, forwards and records model calls (`gateway.engine`)."""
 
 
 class GatewayConfig(Section):
-    """The process between runners and models."""
+    """The process that forwards model calls from runners to models."""
 
     engine: GatewayEngine = Field(
         default="thin",
@@ -295,7 +295,7 @@ class GatewayConfig(Section):
     )
 
     def unused(self) -> Mapping[str, str]:
-        """LiteLLM's gateway does not wait for the store."""
+        """The time limit of the store, for which LiteLLM's gateway does not wait."""
         return {"store_timeout_s": "gateway.engine is 'litellm'"} if self.engine == "litellm" else {}
 
 
@@ -357,12 +357,12 @@ class Config(Section):
         return {name: model for name, model in self.models.items() if name in playing}
 
     def served(self) -> dict[str, ModelConfig]:
-        """The slots that training serves: those that roles use, and those whose models its phases ask."""
+        """The slots that training serves: those that roles use, and those whose models its phases call."""
         asked = {slot for phase in self.pipeline.values() for slot in phase.asks()}
         return {name: model for name, model in self.models.items() if name in asked or name in self.used()}
 
     def unused(self) -> Mapping[str, str]:
-        """Keys that depend on another section."""
+        """Keys that have no effect because of another section's values."""
         found: dict[str, str] = {}
         serving = {*self.served(), *(model.like for model in self.models.values() if model.like)}
         for name in set(self.models) - serving:
@@ -378,12 +378,12 @@ class Config(Section):
 def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), *, own_question: bool = False) -> Config:
     """Read the configuration: defaults, then the YAML file, then `key=value` overrides.
 
-    A file's `pipeline` lists all phases of the run; without one they are the usual ones. `sft.epochs` is short for
-    `pipeline.sft.epochs`. A key of the file that has no effect is told on stderr.
+    A file's `pipeline` lists all phases of the run; a file without one gets the default phases. `sft.epochs` is short
+    for `pipeline.sft.epochs`. A key of the file that has no effect gives a warning on stderr.
 
     Args:
         path: a YAML file; None keeps the defaults, which configs/local.yaml spells out.
-        overrides: such as "gather.tasks=20"; values are YAML, the last of two for one key counts.
+        overrides: such as "gather.tasks=20"; values are YAML, the last override of a key counts.
         own_question: the society will answer a user's question, so no article is blocked in live searches.
 
     Raises:
@@ -407,24 +407,24 @@ def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), *
 
 
 def dump_config(config: Config) -> str:
-    """The whole tree as YAML, inherited values included, without keys that have no effect; loads to an equal tree."""
+    """The whole tree as YAML, with inherited values, without keys that have no effect. It loads to an equal tree."""
     return to_yaml(effective(config))
 
 
 def _phases(file: Mapping[str, Setting], given: Mapping[str, Setting]) -> tuple[str, ...]:
-    """The names of the phases: those that the file lists, or the usual ones; then what the overrides add."""
+    """The names of the phases: those in the file, or the default ones; then those that only overrides name."""
     listed = _below(file, "pipeline")
     return tuple(dict.fromkeys((*(listed or DEFAULT), *_below(given, "pipeline"))))
 
 
 def _below(settings: Mapping[str, Setting], section: str) -> list[str]:
-    """The names directly below `section` that `settings` name."""
+    """The names directly below `section` in `settings`."""
     parts = [key.split(".") for key in settings if key.startswith(f"{section}.")]
     return list(dict.fromkeys(part[1] for part in parts))
 
 
 def _in_full(settings: Mapping[str, Setting], phases: Sequence[str]) -> dict[str, Setting]:
-    """`settings` with `pipeline.` before keys that begin with a phase's name."""
+    """`settings` with `pipeline.` put before keys that begin with a phase's name."""
     found: dict[str, Setting] = {}
     for key, setting in settings.items():
         first = key.partition(".")[0]
@@ -453,9 +453,9 @@ def _shape(settings: Mapping[str, Setting], phases: Sequence[str]) -> Config:
 
 
 def _inherit(settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Give each slot what the slot that it is like sets, it does not set itself, and its kind reads.
+    """Let each slot inherit from the slot that its `like` names: the settings that it does not set and its kind reads.
 
-    A slot with a server of its own does not take the other's key: it would be sent to another address.
+    A slot with its own `base_url` does not inherit the API key, which would be sent to another address.
 
     Raises:
         ConfigError: Slots are like each other in a circle.
@@ -482,7 +482,7 @@ def _inherit(settings: Mapping[str, Setting]) -> dict[str, Setting]:
 
 
 def _take(merged: dict[str, Setting], name: str, like: str, own: Mapping[str, Setting]) -> None:
-    """Add to `merged` what the slot `name` takes from `like`."""
+    """Add to `merged` the settings that the slot `name` inherits from `like`."""
     usual = SLOTS[like].kind if like in SLOTS else ModelConfig.model_fields["kind"].default
     kind_of = own.get(f"models.{name}.kind", merged.get(f"models.{like}.kind"))
     kind = str(kind_of.value) if kind_of else usual
@@ -501,13 +501,13 @@ def _take(merged: dict[str, Setting], name: str, like: str, own: Mapping[str, Se
 
 
 def _near(name: str, known: Iterable[str]) -> str:
-    """What to say of a name that is not among `known`."""
+    """The end of an error message about a slot that is not in `known`."""
     near = get_close_matches(name, list(known), n=1)
     return f"which is no slot: did you mean {near[0]}?" if near else f"which is no slot: there are {', '.join(known)}"
 
 
 def _check_players(config: Config) -> None:
-    """A rubric knows the forms of the board, the principal investigator and the judge, and grades only those."""
+    """Make sure that a rubric plays only the review board, the principal investigator or the judge."""
     for role, slot in config.roles.slots().items():
         if config.models[slot].kind == "rubric" and role not in GRADING:
             raise ConfigError(

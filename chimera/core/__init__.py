@@ -1,1 +1,1 @@
-"""What every other folder uses: types, errors, secrets, text that is quoted. Read `types` first."""
+"""What all other folders use: types, errors, secrets, quotes. Read `types` first."""

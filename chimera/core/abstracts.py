@@ -1,4 +1,4 @@
-"""A user's own abstract: a text file, with or without section labels, as the context of a question."""
+"""Reads a user's abstract, a text file with or without section labels, as the context of a question."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from chimera.core.types import Section
 LONGEST = 20_000
 """Longest abstract in characters; whole papers belong in a search index, not in a prompt."""
 MOST_BYTES = 4 * LONGEST + 3
-"""No abstract of `LONGEST` characters takes more in UTF-8 with a byte order mark, so no more is read."""
+"""Most bytes that are read: an abstract of `LONGEST` characters in UTF-8 with a byte order mark is never longer."""
 
 _LABEL = re.compile(r"(?:^|(?<=[.!?)]\s))[ \t]*([A-Z][A-Z0-9 &/,()-]{2,60}):\s", re.MULTILINE)
 
@@ -18,7 +18,7 @@ def read_abstract(path: Path) -> tuple[Section, ...]:
     """The sections of the abstract in `path`.
 
     A section begins with its label in capitals and a colon ("RESULTS: ..."), on a new line or after a sentence. Text
-    before the first label becomes a section without one.
+    before the first label becomes a section without a label.
 
     Raises:
         DataError: The file cannot be read, is no text, is empty, or is longer than `LONGEST`.
@@ -41,7 +41,7 @@ def read_abstract(path: Path) -> tuple[Section, ...]:
 
 
 def sections(text: str) -> tuple[Section, ...]:
-    """Split an abstract at its labels; every word is kept, white space becomes single spaces."""
+    """Split an abstract at its labels; every word is kept, and white space becomes single spaces."""
     pieces = _LABEL.split(text)
     labelled = zip(["", *pieces[1::2]], pieces[0::2], strict=True)
     found = (Section(" ".join(label.split()), " ".join(body.split())) for label, body in labelled)

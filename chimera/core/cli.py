@@ -1,4 +1,4 @@
-"""What every command shares: its exit codes, its one-line errors, and how it takes the configuration."""
+"""What all commands share: exit codes, one-line errors, and the arguments for the configuration."""
 
 import argparse
 import logging
@@ -26,8 +26,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
     """Run `main` and exit the process.
 
-    One of our errors is one line on stderr and its exit code, and so is a full disk; Ctrl-C is 130, a closed pipe on
-    stdout is silent, and anything else is a bug: its traceback, secrets replaced by their names, and 70.
+    A `ChimeraError` or a full disk gives one line on stderr and the error's exit code. Ctrl-C gives 130. A closed pipe
+    on stdout gives 0 without a message. Any other exception is a bug: it gives 70 and a traceback without secrets.
     """
     from chimera.core.secrets import redact
 
@@ -53,8 +53,8 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     if code or "torch" in sys.modules:
-        # All is closed by now. Unloading torch and VeRL would take up to ten more seconds, and after an error or Ctrl-C
-        # threads would be waited for that may never end, such as one that asks a server that cannot be reached.
+        # Everything is closed by now. Unloading torch and VeRL would take up to ten seconds. After an error or Ctrl-C,
+        # Python would also wait for threads that may never end, such as one that calls an unreachable server.
         logging.shutdown()
         sys.stderr.flush()
         os._exit(code)
@@ -62,7 +62,7 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def keep_loopback_direct() -> None:
-    """Keep calls to this machine's own servers off any proxy, here and in child processes, in both spellings."""
+    """Exclude this machine's own servers from proxies, here and in child processes, in both spellings of NO_PROXY."""
     for name in ("NO_PROXY", "no_proxy"):
         listed = [entry for entry in os.environ.get(name, "").split(",") if entry]
         os.environ[name] = ",".join(dict.fromkeys([*listed, *LOOPBACK]))
@@ -92,8 +92,8 @@ def config_from(
 ) -> "Config":
     """The configuration that `--config` and the overrides ask for; `own_question` as in `load_config`.
 
-    `reads` names the sections (or top-level keys) that the command reads; a file may hold others, which are for other
-    commands, but an override of another section would do nothing and is refused.
+    `reads` names the sections (or top-level keys) that the command reads. A file may hold other sections, for other
+    commands. An override of another section would have no effect and is refused.
 
     Raises:
         ConfigError: see `chimera.config.tree.load_config`; or an override has no effect on this command.

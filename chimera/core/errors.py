@@ -11,7 +11,7 @@ class ChimeraError(Exception):
     exit_code = 1
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows, as commands do: one line, without secrets."""
+        """The error as notebooks show it: one line without secrets, as in commands."""
         from chimera.core.secrets import redact
 
         return [f"error: {redact(str(self))}"]
@@ -32,7 +32,7 @@ class DataError(ChimeraError):
 class ModelError(ChimeraError):
     """A model server failed or refused a request.
 
-    `retriable` tells whether the same request may succeed later (time-out, 429, 5xx).
+    `retriable` is True if the same request may succeed later (time-out, 429, 5xx).
     """
 
     exit_code = 4
@@ -43,7 +43,7 @@ class ModelError(ChimeraError):
 
 
 class UnreachableError(ModelError):
-    """No server answers at the address: the request has reached nobody."""
+    """No server answers at the address, so no server has received the request."""
 
 
 class RoleError(ChimeraError):
@@ -67,11 +67,11 @@ class RunError(ChimeraError):
 
 
 STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-"""Faults of a disk: no space, no quota, file too large, read-only, input/output error."""
+"""Error numbers of disk faults: no space, no quota, file too large, read-only, input/output error."""
 
 
 def storage_fault(error: BaseException) -> RunError | None:
-    """An error of ours for an operating system's error that is the disk's fault; None for any other."""
+    """The `RunError` for an operating system's error that the disk caused; None for any other error."""
     if not isinstance(error, OSError) or error.errno not in STORAGE:
         return None
     place = error.filename or "a file"
@@ -80,7 +80,7 @@ def storage_fault(error: BaseException) -> RunError | None:
 
 @contextmanager
 def boundary(error: type[ChimeraError], stage: str) -> Iterator[None]:
-    """Turn an unexpected exception inside `stage` into `error` once, naming where it broke; ours pass unchanged."""
+    """Turn an unexpected exception inside `stage` into an `error` that names it; a `ChimeraError` passes unchanged."""
     try:
         yield
     except ChimeraError:

@@ -1,7 +1,7 @@
-"""Fingerprints: recognise a text in other texts without holding it.
+"""Fingerprints: recognise a text in other texts without storing it.
 
-The conclusion of a task's article gives its answer away, so no agent's process may have it. Digests of its runs of
-words are enough to find it, or a part of it, in a search result.
+The conclusion of a task's article reveals the label, so no agent's process may hold it. Digests of its runs of words
+are enough to find it, or a part of it, in a search result.
 """
 
 import re
@@ -12,25 +12,25 @@ from hashlib import blake2b
 from html import unescape
 
 RUN = 8
-"""Words in a run: fewer occur in unrelated texts, more would miss short quotes."""
+"""Words in a run. Shorter runs occur in unrelated texts; longer runs would miss short quotes."""
 _DIGEST_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Digests of every run of `length` consecutive words of one text, salted so that texts cannot be compared."""
+    """Digests of every run of `length` consecutive words of a text, salted so that texts cannot be compared."""
 
     salt: str
     length: int
     digests: frozenset[bytes]
 
     def occurs_in(self, text: str) -> bool:
-        """True when `text` holds one of the runs, up to case, punctuation, accents and mark-up."""
+        """True if `text` holds one of the runs, ignoring case, punctuation, accents and mark-up."""
         return any(digest in self.digests for digest in _digests(words(text), self.length, self.salt))
 
 
 def fingerprint(text: str, salt: str) -> Fingerprint:
-    """The fingerprint of `text`: all its runs of 8 words, or the whole text as one run when it is shorter.
+    """The fingerprint of `text`: all its runs of 8 words, or the whole text as one run if it is shorter.
 
     A text without words has no digests and occurs nowhere.
     """

@@ -1,4 +1,4 @@
-"""The operating system's limits: what a command needs is checked before it starts, and what it met is told in words."""
+"""The operating system's limits: checks them before a command starts, and explains errors that they cause."""
 
 import errno
 import resource
@@ -6,17 +6,17 @@ import resource
 from chimera.core.errors import ConfigError
 
 FILES = 64
-"""Open files, sockets among them, of one process of a run, besides those for each rollout that is made at a time."""
+"""Open files (and sockets) of one process of a run, without those for each concurrent rollout."""
 FILES_EACH = 8
-"""Open files for each rollout at a time: three calls at once, each in and out of the gateway, and the store's."""
+"""Open files for each concurrent rollout: three calls at once, each in and out of the gateway, and the store's."""
 
 
 def allow_files(setting: str, rollouts: int) -> None:
-    """Let this process and its children open the files that `rollouts` rollouts at a time need.
+    """Let this process and its children open as many files as `rollouts` concurrent rollouts need.
 
     Args:
-        setting: What sets their number, such as "rollouts.runners".
-        rollouts: The number.
+        setting: The setting of their number, such as "rollouts.runners".
+        rollouts: Their number.
 
     Raises:
         ConfigError: The limit is lower, and cannot be raised from here.
@@ -33,7 +33,7 @@ def allow_files(setting: str, rollouts: int) -> None:
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """The sentence for an error that says that the system gave no more memory or threads; None for any other."""
+    """The sentence for an error caused by a lack of memory or threads; None for any other error."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, MemoryError) or (isinstance(seen, OSError) and seen.errno == errno.ENOMEM):

@@ -1,4 +1,4 @@
-"""JSON of files that anybody may have written."""
+"""Reads JSON from files that any program may have written."""
 
 import json
 from pathlib import Path

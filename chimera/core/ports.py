@@ -1,4 +1,4 @@
-"""Loopback sockets, or one sentence that says why there is none."""
+"""Opens loopback sockets; if that fails, one sentence says why."""
 
 import errno
 import socket
@@ -22,7 +22,7 @@ def listen(*, backlog: int | None = None) -> socket.socket:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody uses now.
+    """A port of 127.0.0.1 that no process uses now.
 
     Raises:
         RunError: No port can be opened.
@@ -32,10 +32,10 @@ def free_port() -> int:
 
 
 def check_sockets(error: BaseException | None) -> None:
-    """Return unless `error` comes from this machine having no socket left: then waiting for a server is in vain.
+    """Raise if `error` means that this machine has no socket left: then it is useless to wait for a server.
 
     Raises:
-        RunError: It does.
+        RunError: This machine has no socket left.
     """
     while error is not None:
         if isinstance(error, OSError) and error.errno in USED_UP:

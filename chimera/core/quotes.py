@@ -1,19 +1,19 @@
-"""Whether a quote occurs word for word in a source: the one check that reviews, scores and rewards share."""
+"""Checks whether a quote occurs word for word in a source. Reviews, scores and rewards share this check."""
 
 import re
 from collections.abc import Iterable
 
 MIN_QUOTE_WORDS = 3
-"""Shorter fragments occur in almost any text, so they are no evidence and never count as found."""
+"""Fewest words of a quote. Shorter fragments occur in almost any text, so they never count as found."""
 
 
 def normalise(text: str) -> str:
-    """`text` with every run of white space as one space; case and punctuation stay, because a quote is verbatim."""
+    """`text` with every run of white space as one space. Case and punctuation stay, because quotes are verbatim."""
     return " ".join(text.split())
 
 
 def occurs(quote: str, texts: Iterable[str]) -> bool:
-    """Whether `quote` stands verbatim in one of `texts`, white space aside.
+    """True if `quote` occurs verbatim in one of `texts`, ignoring white space.
 
     A quote may not begin or end inside a word or a number: 'p=0.1' is not a quote of 'p=0.13'. Fragments of fewer than
     `MIN_QUOTE_WORDS` words count as not found.
@@ -28,6 +28,6 @@ def occurs(quote: str, texts: Iterable[str]) -> bool:
 
 
 def missing_quotes(quotes: Iterable[str], texts: Iterable[str]) -> list[str]:
-    """The quotes that occur in none of `texts`, in their order."""
+    """The quotes that occur in none of `texts`, in order."""
     known = list(texts)
     return [quote for quote in quotes if not occurs(quote, known)]

@@ -1,6 +1,6 @@
-"""Reading texts as any reader of abstracts would: words, statistics, directions, and where a quote comes from.
+"""Reads abstracts: words, statistics, directions of results, and the source of a quote.
 
-Nothing here knows how tasks were made or which answers are right.
+This module does not know how tasks were made, nor their labels.
 """
 
 import re
@@ -10,13 +10,13 @@ from typing import Literal
 
 Significance = Literal["significant", "borderline", "not significant", "mixed", "unstated"]
 Direction = Literal["same", "opposite", "mixed", "unstated"]
-"""Where a text's results point, seen from the direction that a question asks about."""
+"""The direction of a text's results, relative to the direction that the question asks about."""
 
 SIGNIFICANCES: tuple[Significance, ...] = ("significant", "borderline", "not significant", "mixed", "unstated")
 DIRECTIONS: tuple[Direction, ...] = ("same", "opposite", "mixed", "unstated")
 
 STEM = 5
-"""Words are compared by their first letters: 'reduce' and 'reduced' count as one word."""
+"""Number of first letters by which words are compared: 'reduce' and 'reduced' count as one word."""
 
 _WORD = re.compile(r"[a-z][a-z-]+")
 _TOKEN = re.compile(r"[a-z]+|\d+(?:\.\d+)?")
@@ -40,7 +40,7 @@ def words(text: str) -> list[str]:
 
 
 def stems(text: str, ignored: Collection[str] = ()) -> set[str]:
-    """The beginnings of its words, without very short ones and `ignored`."""
+    """The stems of the words in `text`, without very short words and `ignored`."""
     return {word[:STEM] for word in words(text) if len(word) > 2 and word not in ignored}
 
 
@@ -55,14 +55,14 @@ def sentences(texts: Iterable[str]) -> list[str]:
 
 
 def share(part: Collection[str], of: Collection[str]) -> float:
-    """Which share of `of` is also in `part`; 0 when `of` is empty."""
+    """The share of `of` that is also in `part`; 0 if `of` is empty."""
     return len(set(of) & set(part)) / len(of) if of else 0.0
 
 
 def statistics(text: str) -> list[Significance]:
     """The class of every p-value and confidence interval in `text`.
 
-    p below 0.05 is significant and below 0.10 borderline. An interval is significant when it leaves out the value of no
+    p below 0.05 is significant and below 0.10 borderline. An interval is significant if it excludes the value of no
     effect: 1 for ratios, 0 otherwise.
     """
     found: list[Significance] = []
@@ -79,7 +79,7 @@ def statistics(text: str) -> list[Significance]:
 
 
 def significance(texts: Iterable[str]) -> Significance:
-    """What `texts` say of significance: by their statistics, or by their words when they give none."""
+    """The significance that `texts` state: by their statistics, or by their words if they give none."""
     found: set[Significance] = {kind for text in texts for kind in statistics(text) or _worded(text)}
     if not found:
         return "unstated"
@@ -99,13 +99,13 @@ def directions(text: str) -> list[int]:
 
 
 def direction(goal: str, texts: Iterable[str], *, restated: bool = False) -> Direction:
-    """Where `texts` point, seen from `goal`.
+    """The direction of the results in `texts`, relative to the direction asked in `goal`.
 
     Args:
-        goal: The question; one that names no direction or both leaves the direction unstated.
-        texts: What is said of the results.
+        goal: The question. If it names no direction or both, the result is "unstated".
+        texts: Texts that report the results.
         restated: The text may repeat the direction asked ("asked lower; found higher"): one mention of it does not
-            count when there are others.
+            count if there are others.
     """
     asked = set(directions(goal))
     found = [mention for text in texts for mention in directions(text)]
@@ -125,8 +125,8 @@ class Passages:
 
     Attributes:
         sentences: All of them.
-        tokens: Words and numbers of each.
-        relevant: Which give a statistic and share the most words with the question.
+        tokens: Words and numbers of each sentence.
+        relevant: Indices of those that give a statistic and share the most words with the question.
     """
 
     sentences: Sequence[str]
@@ -135,7 +135,7 @@ class Passages:
 
     @classmethod
     def of(cls, goal_stems: Collection[str], texts: Iterable[str]) -> "Passages":
-        """Read `texts` with a question's stems in mind."""
+        """Read `texts`, and find the sentences relevant to a question with these stems."""
         found = sentences(texts)
         shared = [share(stems(sentence), goal_stems) if statistics(sentence) else 0.0 for sentence in found]
         most = max(shared, default=0.0)
@@ -143,7 +143,7 @@ class Passages:
         return cls(found, [_tokens(sentence) for sentence in found], relevant)
 
     def origin(self, quote: str) -> tuple[int, float]:
-        """The sentence most like `quote`, and how alike they are (Jaccard index of words and numbers).
+        """Index of the sentence most similar to `quote`, and their similarity (Jaccard index of words and numbers).
 
         Raises:
             ValueError: There are no sentences.

@@ -1,4 +1,4 @@
-"""Secrets: read from the environment or `.env` only, never shown, replaced by their names in everything we write."""
+"""Secrets: read from the environment or `.env` only, never shown, replaced by their names in all output."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ SECRETS: Mapping[str, str] = {
     "WANDB_API_KEY": "key of Weights & Biases; without it runs are logged offline",
     "HF_TOKEN": "token of the Hugging Face hub, for gated models and data sets",
 }
-"""Every secret that the system can use; none is required. `.env.example` lists the same names."""
+"""Every secret that Chimera can use; none is required. `.env.example` lists the same names."""
 
 SETTINGS: Mapping[str, str] = {
     "HF_HOME": "folder in which the Hugging Face libraries keep models and data sets (default ~/.cache/huggingface)",
@@ -33,16 +33,16 @@ SETTINGS: Mapping[str, str] = {
     "NO_PROXY": "addresses that no proxy is used for; Chimera adds this machine's own",
     "NO_COLOR": "any value: tables and progress are printed without colour",
 }
-"""Other environment variables that decide something; they are read from the environment, never from `.env`."""
+"""Other environment variables that Chimera reads; they are never read from `.env`."""
 
 READ_BY_LIBRARIES = ("HF_TOKEN", "WANDB_API_KEY")
-"""Secrets that libraries look up in the environment themselves, so those in `.env` are put there."""
+"""Secrets that libraries read from the environment themselves. Those in `.env` are copied to the environment."""
 
 ENVIRONMENT: Mapping[str, str] = {**SECRETS, **SETTINGS}
 """Every environment variable that Chimera reads, with its purpose."""
 
 SHORTEST_SECRET = 8
-"""Shorter values are placeholders such as 'EMPTY' or 'ollama', which local servers want; they are not redacted."""
+"""Fewest characters of a secret. Shorter values are placeholders for local servers, such as 'EMPTY' or 'ollama'."""
 
 
 class Secrets(Mapping[str, str]):
@@ -65,13 +65,13 @@ class Secrets(Mapping[str, str]):
 
 
 def load_secrets(names: Iterable[str] = (), *, env_file: Path | str = ".env") -> Secrets:
-    """Read the known secrets and those in `names` (see `api_key_names`) and have `redact` hide them from now on.
+    """Read the known secrets and those in `names` (see `api_key_names`); `redact` hides them from now on.
 
-    The environment wins over `env_file`, from which `READ_BY_LIBRARIES` are copied to it. Empty values count as unset,
-    and other names in the file are left alone.
+    The environment overrides `env_file`. `READ_BY_LIBRARIES` are copied from the file to the environment. Empty values
+    count as unset, and other names in the file are ignored.
 
     Raises:
-        ConfigError: `env_file` is there but cannot be read.
+        ConfigError: `env_file` exists but cannot be read.
     """
     from dotenv import dotenv_values
 
@@ -98,7 +98,7 @@ def api_key_names(models: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 class Redactor:
-    """Knows secret values and replaces them, however they are spelled, by their names in brackets."""
+    """Replaces secret values, in every spelling, by their names in brackets."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -121,7 +121,7 @@ class Redactor:
         if pattern is None:
             return text
         text = pattern.sub(lambda match: f"[{names[match.group()]}]", text)
-        # A value may occur in a placeholder, or appear where one now touches its neighbours: those names go as well.
+        # A value may occur in a placeholder, or arise where one touches its neighbours; it is replaced by ***.
         while pattern.search(text):
             text = pattern.sub("***", text)
         return text
@@ -132,9 +132,9 @@ _redactor = Redactor()
 
 @cache
 def _process_redactor() -> Redactor:
-    """The process's redactor; a child process that was given no secrets still hides those of its environment.
+    """The process's redactor. A child process that was given no secrets still hides those in its environment.
 
-    Errors are redacted too, also the one that says that `.env` is broken; none of its values is known then.
+    Error messages are redacted too. If `.env` cannot be read, its values are unknown and only the environment counts.
     """
     try:
         load_secrets()
@@ -144,12 +144,12 @@ def _process_redactor() -> Redactor:
 
 
 def register_secret(name: str, value: str) -> None:
-    """Have `redact` replace `value` by `[name]`; for keys that are made in a run, such as a server's."""
+    """Have `redact` replace `value` by `[name]`; for keys that a run generates, such as a server's."""
     _redactor.add(name, value)
 
 
 def redact(text: str) -> str:
-    """`text` with every known secret, also JSON-escaped or URL-quoted, replaced by its name in brackets."""
+    """`text` with every known secret replaced by its name in brackets, also if JSON-escaped or URL-quoted."""
     return _process_redactor().redact(text)
 
 

@@ -1,4 +1,4 @@
-"""The bundled model is a toy: it knows invented studies only, and whoever asks it a real question is told so."""
+"""The bundled model is a toy that knows invented studies only. Users who ask it a real question are warned."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,11 +9,11 @@ from chimera.serving.embedded.checkpoint import NANO
 from chimera.show.card import Card
 
 SAME_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
-"""Sizes in config.json that tell weights that were trained from the bundled model."""
+"""Sizes in config.json by which weights trained from the bundled model are recognised."""
 
 
 def toy_parts(models: Mapping[str, ModelConfig]) -> list[str]:
-    """The slots that the bundled model plays, as it is shipped or trained further."""
+    """The slots that the bundled model plays, either as shipped or after training."""
     return [key for key, one in models.items() if one.kind == "embedded" and is_bundled(one.path)]
 
 
@@ -23,7 +23,7 @@ def is_bundled(path: str) -> bool:
 
 
 def warning(parts: list[str], where: str) -> Card:
-    """What a reader is told; `where` is "below" before the society's work and "above" after it."""
+    """The warning. `where` is "below" before the society's work and "above" after it."""
     lines = (
         ("it plays", ", ".join(parts)),
         ("so", f"it does not understand medicine. Do not act on anything {where}: ask a doctor"),
@@ -36,5 +36,5 @@ def _sizes(folder: Path) -> list[object] | None:
     try:
         config = read_json_object(folder / "config.json")
     except (OSError, ValueError):
-        return None  # It is no model: whoever loads it says so.
+        return None  # This folder holds no model; loading it raises the error.
     return [config.get(name) for name in SAME_SIZES]

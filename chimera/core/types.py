@@ -1,4 +1,4 @@
-"""The nouns that every package shares: labels, decisions, sections, briefs and tasks."""
+"""The types that all packages share: labels, decisions, sections, briefs and tasks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ DECISIONS: tuple[Decision, ...] = get_args(Decision)
 DECISION_OF_LABEL: dict[Label, Decision] = {"yes": "GO", "no": "NO-GO", "maybe": "UNDECIDED"}
 
 SOURCE_NAMES: dict[Source, str] = {"generated": "generated tasks", "pubmedqa": "PubMedQA", "user": "your question"}
-"""How reports and logs name each kind of task; generated tasks are never called PubMedQA."""
+"""The name of each source in reports and logs. Generated tasks are never called PubMedQA."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class Section:
 
 
 def abstract_text(sections: Iterable[Section]) -> str:
-    """Sections as one text, as searches index it and prompts hold it: "LABEL: text LABEL: text"."""
+    """Sections as one text for search indexes and prompts: "LABEL: text LABEL: text"."""
     return " ".join(f"{section.label}: {section.text}" if section.label else section.text for section in sections)
 
 
 @dataclass(frozen=True, slots=True)
 class Brief:
-    """What the agents may see of a task: no label, no conclusion."""
+    """The part of a task that agents may see: no label, no conclusion."""
 
     id: str
     goal: str
@@ -45,8 +45,8 @@ class Brief:
 class ResearchTask:
     """One question with its abstract and its answer key.
 
-    Agents are given `brief()` only. `long_answer` is the abstract's conclusion: it gives the answer away, so it is
-    kept out of `repr` and out of everything that a rollout or a prompt is made from.
+    Agents are given `brief()` only. `long_answer` is the abstract's conclusion, which reveals the label. So `repr` does
+    not show it, and rollouts and prompts are never made from it.
     """
 
     id: str

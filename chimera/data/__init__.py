@@ -1,1 +1,1 @@
-"""The tasks: `tasks` loads and splits them, `pubmedqa` reads the real ones, `generated/` makes the offline ones."""
+"""The tasks: `tasks` loads and splits them, `pubmedqa` reads PubMedQA, `generated/` makes the offline tasks."""

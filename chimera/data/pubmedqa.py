@@ -1,6 +1,6 @@
 """Reading PubMedQA: the authors' JSON file, the hub's Parquet file, the hub itself, and the official test ids.
 
-Every record is checked when it is read. An error names the file, the record and the field as that file calls it.
+Every record is checked when it is read. An error names the file, the record, and the field by its name in that file.
 """
 
 import json
@@ -18,7 +18,7 @@ HUB_NAME, HUB_CONFIG, HUB_SPLIT = "qiaojin/PubMedQA", "pqa_labeled", "train"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one kind of file calls the fields of a record; a dot leads into a nested record."""
+    """The names of a record's fields in one kind of file; a dot leads into a nested record."""
 
     question: str
     contexts: str
@@ -200,10 +200,10 @@ def load_test_ids(path: Path) -> dict[str, Label | None]:
 
 
 def check_file(path: Path, remedy: str) -> None:
-    """Raise a DataError unless `path` is a file; `remedy` says what to give instead of a missing one."""
+    """Raise a DataError unless `path` is a file; `remedy` says what to do if it is missing."""
     try:
         found = path.exists()
-    except OSError as error:  # such as a name that is too long
+    except OSError as error:  # for example, the name is too long
         raise DataError(f"{path}: cannot be read: {error.strerror}; {remedy}") from error
     if not found:
         raise DataError(f"{path}: no such file; {remedy}")

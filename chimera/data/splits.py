@@ -1,6 +1,6 @@
-"""Splitting tasks into train, validation and test, so that no question and no abstract is in two of them.
+"""Splits tasks into train, validation and test. No question and no abstract is in two splits.
 
-Training learns from train. The gate and every search choose by validation. Reports are on test, which no decision used.
+Training learns from train. The gate and every search decide by validation. Reports are on test, which no decision uses.
 """
 
 from collections import Counter
@@ -34,10 +34,11 @@ def three_way_split(
 
 
 def hold_out(tasks: Sequence[ResearchTask], share: float, seed: int | str) -> tuple[Tasks, Tasks]:
-    """Set `share` of the tasks apart; gives the rest and those, both in the order of `tasks`.
+    """Hold out `share` of the tasks; returns the rest and the held-out tasks, both in the order of `tasks`.
 
-    Tasks that share a question or an abstract stay together. Each stratum (label and level) gives its share, rounded by
-    largest remainders, so that round(share * groups) groups are set apart; which these are depends on the seed only.
+    Tasks that share a question or an abstract form a group, which stays together. Each stratum (label and level) gives
+    its share of groups, rounded by largest remainders, so that round(share * groups) groups are held out. The seed
+    alone decides which.
     """
     groups = related(tasks)
     strata: dict[tuple[int, int], list[int]] = {}
@@ -58,7 +59,7 @@ def hold_out(tasks: Sequence[ResearchTask], share: float, seed: int | str) -> tu
 
 
 def related(tasks: Sequence[ResearchTask]) -> list[list[int]]:
-    """Positions of tasks that share a question or an abstract, directly or through others; most groups have one."""
+    """Groups of tasks that share a question or an abstract, directly or through others, as positions in `tasks`."""
     first: dict[tuple[str, str], int] = {}
     above = list(range(len(tasks)))
 
@@ -81,7 +82,7 @@ def related(tasks: Sequence[ResearchTask]) -> list[list[int]]:
 def official_split(
     tasks: Sequence[ResearchTask], test_ids: Mapping[str, Label | None], place: Path
 ) -> tuple[list[ResearchTask], tuple[ResearchTask, ...]]:
-    """Set the official test tasks apart, in the order of `tasks`.
+    """Separate the official test tasks; returns the rest and the test tasks, both in the order of `tasks`.
 
     Raises:
         DataError: a test id is not in the data, its label differs, or nothing is left to train on.
@@ -127,7 +128,7 @@ def check_disjoint(splits: Mapping[str, Sequence[ResearchTask]]) -> None:
 
 
 def _texts(task: ResearchTask) -> list[tuple[str, str]]:
-    """Question and abstract without differences in case and white space; what is empty is left out."""
+    """Question and abstract, normalised in case and white space; an empty one is left out."""
     texts = (("question", task.goal), ("abstract", abstract_text(task.context)))
     plain = ((kind, " ".join(text.casefold().split())) for kind, text in texts)
     return [(kind, text) for kind, text in plain if text]

@@ -1,8 +1,8 @@
 """The tasks of a run: loading, splitting, and `python -m chimera.data`, which shows them.
 
 Splits (`chimera.data.splits`) are stratified by label (and level, for generated tasks) and seeded. With the official
-test ids these are the test split, and the other half is split into train and validation. No question and no abstract is
-ever in two splits.
+test ids, their tasks are the test split, and the other half is split into train and validation. No question and no
+abstract is ever in two splits.
 """
 
 import argparse
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The abstract of a task as the literature index holds it, without its conclusion.
+    """The abstract of a task in the literature index, without its conclusion.
 
     `title` is the question (PubMedQA's questions are the articles' titles): it must not be indexed or shown to agents.
     """
@@ -37,11 +37,11 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Tasks in disjoint splits: training learns from train, the gate decides by validation, reports are on test.
+    """Tasks in disjoint splits: training learns from train, the gate decides by validation, reports use test.
 
     Attributes:
-        origin: Which tasks these are, in words.
-        official: Whether `test` holds PubMedQA's official test items.
+        origin: Which tasks these are, as a phrase.
+        official: True if `test` holds PubMedQA's official test items.
     """
 
     train: tuple[ResearchTask, ...]
@@ -61,7 +61,7 @@ class Dataset:
         return tuple(Document(task.id, task.goal, abstract_text(task.context)) for task in self.tasks)
 
     def conclusions(self) -> dict[str, Fingerprint]:
-        """The fingerprint of every task's conclusion, by task id: what live search must not show, without its text."""
+        """Fingerprints of the tasks' conclusions, by task id. Live search must not show texts that match."""
         return {task.id: fingerprint(task.long_answer, task.id) for task in self.tasks}
 
     def describe(self) -> str:

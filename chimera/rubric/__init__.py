@@ -1,1 +1,1 @@
-"""The deterministic grader that stands in for reviewers and judge. Read `grader` first."""
+"""The deterministic grader that can play the reviewers and the judge. Read `grader` first."""

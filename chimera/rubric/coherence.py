@@ -1,4 +1,4 @@
-"""Whether a hypothesis's comparison supports its answer: the comparison is taken at its word, no source is read."""
+"""Scores whether a hypothesis's comparison supports its answer. The comparison is trusted; no source is read."""
 
 import math
 import re
@@ -26,9 +26,9 @@ _OPPOSITE = re.compile(r"\bopposite|\bcontrary|\bother direction", re.IGNORECASE
 
 
 def coherence(hypothesis: ReviewedHypothesis, goal: str) -> float:
-    """Whether the comparison, taken at its word, supports the answer; 0.5 when it says too little to tell.
+    """Score in [0, 1]: how well the comparison supports the answer; 0.5 if it says too little to tell.
 
-    Two checks, averaged: the direction said to be asked is the goal's, and the answer is one that the comparison's
+    The mean of two checks. The direction that the comparison calls asked is the goal's. The answer is one that its
     clauses imply (yes: significant in the asked direction; no: significant in the other or not significant; maybe:
     borderline, or clauses that disagree).
     """
@@ -44,9 +44,9 @@ def coherence(hypothesis: ReviewedHypothesis, goal: str) -> float:
 
 
 def implied_answers(comparison: str) -> frozenset[Label]:
-    """The answers that the clauses of a comparison imply, each read alone; empty when none can be read.
+    """The answers that the clauses of a comparison imply, each read alone; empty if none can be read.
 
-    Significance comes from p-values and intervals, from words only where there is no number; a clause whose words
+    Significance comes from p-values and intervals, or from words if there are no numbers. A clause whose words
     contradict its numbers implies nothing.
     """
     asked = _ASKED.search(comparison)
@@ -62,7 +62,7 @@ def implied_answers(comparison: str) -> frozenset[Label]:
 
 
 def _significance(clause: str) -> Significance | None:
-    """What numbers and words of a clause say together; None when they contradict each other or say nothing."""
+    """The significance that a clause states by numbers and words; None if they contradict each other or say nothing."""
     said, counted = _said(clause), _counted(clause)
     if counted is None or said is None:
         return counted or said
@@ -78,7 +78,7 @@ def _said(clause: str) -> Significance | None:
 
 
 def _counted(clause: str) -> Significance | None:
-    """From the p-value (below 0.05, below 0.10) or else from whether the interval leaves out its null value."""
+    """Significance by the p-value (below 0.05, below 0.10), or else by whether the interval excludes its null value."""
     p_value, interval = _P_VALUE.search(clause), _INTERVAL.search(clause)
     if p_value:
         value = float(p_value[2])

@@ -1,7 +1,7 @@
 """The `rubric` model: a deterministic grader behind the same interface as a language model.
 
-It stands in for the review board, the principal investigator and the judge when no strong model is configured. It
-reads only what the role's prompt holds, never a label, and the same payload always gives the same answer.
+It plays the review board, the principal investigator and the judge if no strong model is configured. It reads only the
+role's prompt, never a label, and the same payload always gives the same answer.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ GRADERS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "FinalDecision": final_decision,
     "Judgement": judge,
 }
-"""What the rubric can answer, by the name of the JSON schema that a request asks for."""
+"""The grader of each kind of answer, by the name of the JSON schema in the request."""
 
 
 def grade(schema_name: str, payload: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The rubric's six scores of a finished protocol, as formulas over what can be checked without understanding it.
+"""The rubric's six scores of a finished protocol. The formulas use only what can be checked without understanding it.
 
-Notation: q are the evidence sentences, V those that occur verbatim in a source, A what the goal asks (its words, or
-those of its outcomes that the claim names), F the focus of the goal (what is left of it without the protocol's
-population, intervention and comparator), and every term lies in [0, 1].
+Notation: q are the evidence sentences; V are those that occur verbatim in a source; A is what the goal asks (its words,
+or those of its outcomes that the claim names); F is the focus of the goal (the goal without the protocol's population,
+intervention and comparator). Every term lies in [0, 1].
 
     substance     s_f of each free-text field (0: placeholder, list, padding, copy, or text that speaks to the grader)
     gate          mean of s_f, halved when claim, comparison or any field speaks to the grader
@@ -15,11 +15,11 @@ population, intervention and comparator), and every term lies in [0, 1].
     novelty       gate x relevance x (.3 not copied + .45 named extensions + .25 share of new words)
     efficiency    gate x (.5 words + .4 participants + .1 fields that are not bloated)
 
-Each term is a share or a ramp, so that a small improvement shows. What a text says about its own quality is no term.
+Each term is a share or a ramp, so a small improvement raises the score. A text's claims about its own quality do not.
 
 Groundedness reads the hypothesis, the goal and the sources, never the protocol: a more concrete protocol does not make
-a quote truer. Feasibility, impact, novelty and efficiency are about the protocol. Clarity is about the work as a whole:
-its terms for the claim and the comparison pass through the protocol's gate too.
+a quote truer. Feasibility, impact, novelty and efficiency score the protocol. Clarity scores the whole work: its
+terms for the claim and the comparison are multiplied by the protocol's gate too.
 """
 
 import math
@@ -76,7 +76,7 @@ from chimera.rubric.words import (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Everything that one judgement is about, with what several criteria share."""
+    """The judge's input, with values that several criteria use."""
 
     goal: str
     sources: tuple[str, ...]
@@ -94,14 +94,14 @@ class Case:
 
     @property
     def gate(self) -> float:
-        """The factor that keeps empty, padded, copied or pleading protocols low on all criteria but groundedness."""
+        """Factor on all scores but groundedness. Low if the protocol is empty, padded, copied or pleading."""
         pleads = any(instructs(text) for text in self.fields.values())
         factor = 0.5 if pleads else self.hypothesis_gate
         return math.fsum(self.substance.values()) / len(self.substance) * factor
 
     @property
     def hypothesis_gate(self) -> float:
-        """The factor that keeps pleading hypotheses low on every criterion."""
+        """Factor on every score: 0.5 if the hypothesis speaks to the grader, else 1."""
         return 0.5 if any(map(instructs, (self.hypothesis.comparison, self.hypothesis.claim))) else 1.0
 
 
@@ -142,10 +142,10 @@ def read_case(payload: Mapping[str, Any]) -> Case:
 
 
 def groundedness(case: Case) -> float:
-    """Share of verbatim evidence x how much of comparison, claim and goal that evidence supports.
+    """Share of verbatim evidence x the share of comparison, claim and goal that it supports.
 
-    Repeated sentences count once. Without any number in comparison and claim, half of the numbers' term is given.
-    Removing a verbatim sentence never raises the score, because both factors grow with V.
+    Repeated sentences count once. If comparison and claim hold no number, the numbers' term is 0.5. Removing a verbatim
+    sentence never raises the score, because both factors grow with V.
     """
     quotes = {normalise(quote) for quote in case.hypothesis.evidence}
     if not quotes:
@@ -161,8 +161,8 @@ def groundedness(case: Case) -> float:
 def on_question(case: Case) -> float:
     """Share of what the goal asks that the verbatim evidence mentions, by its words or by its known outcomes.
 
-    A goal may also name outcomes in its population or intervention ('adults with back pain'): where the claim names
-    some of the goal's outcomes, only those are asked.
+    A goal may also name outcomes in its population or intervention ('adults with back pain'). So if the claim names
+    some of the goal's outcomes, only those count as asked.
     """
     evidence = " ".join(case.verbatim)
     named = concepts(case.goal)
@@ -171,7 +171,7 @@ def on_question(case: Case) -> float:
 
 
 def feasibility(case: Case) -> float:
-    """Whether the study could be run and analysed as written; every part is scaled by its own field's substance."""
+    """How well the study could be run and analysed as written. Parts about a text field are scaled by its substance."""
     fields, said = case.fields, case.substance
     return (
         0.35 * sample_size_score(case.protocol.sample_size)
@@ -183,13 +183,13 @@ def feasibility(case: Case) -> float:
 
 
 def sample_size_score(participants: int) -> float:
-    """1 between 60 and 1,500 participants, falling with the logarithm to 0 at 8 and at 20,000."""
+    """1 between 60 and 1,500 participants; falls linearly in the logarithm to 0 at 8 and at 20,000."""
     size = math.log(max(participants, 1))
     return ramp(size, math.log(8), math.log(60)) * ramp(size, math.log(20_000), math.log(1_500))
 
 
 def comparator_score(case: Case) -> float:
-    """0.5 for one that differs from the intervention, 0.5 more for a usual one or one that goal or sources name."""
+    """0.5 if it differs from the intervention, plus up to 0.5 if it is a usual one or goal or sources name it."""
     comparator, intervention = case.fields["comparator"], case.fields["intervention"]
     if same(comparator, intervention):
         return 0.0
@@ -198,9 +198,9 @@ def comparator_score(case: Case) -> float:
 
 
 def analysis_score(analysis: str, outcome: str) -> float:
-    """0.5 for a named statistical method, 0.5 more when it fits the kind of outcome (0.25 when the kind is unclear).
+    """0.5 for a named statistical method, 0.5 more if it fits the kind of outcome (0.25 if the kind is unclear).
 
-    A field that names tests for every kind of outcome names none.
+    A field that names tests for every kind of outcome gets 0.25.
     """
     if not names_test(analysis):
         return 0.0
@@ -215,7 +215,7 @@ def analysis_score(analysis: str, outcome: str) -> float:
 def design_score(design: str, intervention: str) -> float:
     """0.7 for the best kind of design, 0.4 for another named one, 0.3 more for a detail such as blinding.
 
-    Random allocation is best, except for what nobody can assign (a gene variant): there an observational design is.
+    The best design is randomised. For exposures that cannot be assigned (a gene variant), it is observational.
     """
     if not NAMED_DESIGN.search(design):
         return 0.0
@@ -224,7 +224,7 @@ def design_score(design: str, intervention: str) -> float:
 
 
 def impact(case: Case) -> float:
-    """Whether the protocol would answer the goal, and says when or by how much."""
+    """How well the protocol would answer the goal, and whether it states a follow-up and a threshold."""
     fields, said = case.fields, case.substance
     stated = " ".join(fields.values())
     return (
@@ -237,9 +237,9 @@ def impact(case: Case) -> float:
 
 
 def part_match(case: Case, name: str) -> float:
-    """How well a field is the goal's: the share of its words that goal or sources have x a ramp over the goal's own.
+    """How well a field matches the goal: share of its words found in goal or sources x a ramp over the goal's words.
 
-    Two content words of the goal make the ramp full, or as many as the goal has besides the other fields.
+    The ramp reaches 1 at two content words of the goal, or at all that the goal has besides the other fields'.
     """
     mine, goal = content_words(case.fields[name]), content_words(case.goal)
     others = content_words(" ".join(text for key, text in case.fields.items() if key != name))
@@ -249,7 +249,7 @@ def part_match(case: Case, name: str) -> float:
 
 
 def clarity(case: Case) -> float:
-    """Phrases of a readable length that differ, answers that agree, and a comparison that supports the answer."""
+    """Phrases of readable length, fields that differ, answers that agree, and a comparison that supports the answer."""
     texts = list(case.fields.values())
     sets = [content_words(text) for text in texts]
     pairs = [jaccard(sets[i], sets[j]) for i in range(len(sets)) for j in range(i)]
@@ -264,7 +264,7 @@ def clarity(case: Case) -> float:
 
 
 def length_score(text: str) -> float:
-    """0 for nothing, 0.6 for one word, 1 for 2 to 18 words, falling to 0 at 36."""
+    """0 for a placeholder, 0.6 for one word, 1 for 2 to 18 words, falling to 0 at 36."""
     count = 0 if is_placeholder(text) else len(text.split())
     return 0.6 if count == 1 else ramp(count, 0, 1) * ramp(count, 36, 18)
 
@@ -272,8 +272,8 @@ def length_score(text: str) -> float:
 def novelty(case: Case) -> float:
     """How far the protocol goes beyond what the sources report, while staying with the goal.
 
-    Relevance is how well the outcome names the goal's focus; a loose match leaves 0.3 of the score, none leaves 0. New
-    words are looked for in all fields but analysis and safeguards, where boilerplate is right.
+    Relevance is how well the outcome names the goal's focus. The weakest match keeps 0.3 of the score, no match 0. New
+    words are looked for in all fields but analysis and safeguards, where standard phrases are right.
     """
     stated = " ".join(case.fields.values())
     source = " ".join(case.sources).lower()
@@ -291,7 +291,7 @@ def novelty(case: Case) -> float:
 
 
 def efficiency(case: Case) -> float:
-    """Few words and no more participants than needed: 1 up to 70 words and 400 people, 0 at 200 words and 6,000."""
+    """Few words and participants: full terms up to 70 words and 400 participants, 0 at 200 words and 6,000."""
     lengths = [len(words(text)) for text in case.fields.values()]
     size = math.log(max(case.protocol.sample_size, 1))
     return (

@@ -1,6 +1,6 @@
-"""What the rubric reads of a role's payload: checked shapes, each error naming the key that is wrong.
+"""Reads the parts of a role's payload that the rubric needs. Each error names the wrong key.
 
-The core may not import the society's schemas, so the forms are checked here again, on plain JSON objects.
+This folder may not import the society's schemas, so the forms are checked here again, on plain JSON objects.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ TEXT_FIELDS: tuple[str, ...] = (
 """The protocol's free-text fields, in the order of its schema."""
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
-"""From harmless to worst."""
+"""In order, from harmless to worst."""
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -38,7 +38,7 @@ class ReviewedHypothesis:
 
 @dataclass(frozen=True, slots=True)
 class ReviewedProtocol:
-    """The protocol under review: free-text fields by name, and the two typed ones."""
+    """The protocol under review: free-text fields by name, and the two typed fields."""
 
     fields: Mapping[str, str]
     sample_size: int
@@ -47,7 +47,7 @@ class ReviewedProtocol:
 
 @dataclass(frozen=True, slots=True)
 class WeighedReview:
-    """A review that the principal investigator weighs."""
+    """A review that the principal investigator considers."""
 
     issues: tuple[str, ...]
     severity: Severity

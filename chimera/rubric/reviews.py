@@ -1,6 +1,6 @@
-"""The rubric as peer reviewer, safety officer and principal investigator: what is found, how bad it is, what follows.
+"""The rubric as peer reviewer, safety officer and principal investigator: issues, their severity, and the decision.
 
-CRITICAL and MAJOR send work back, so they are kept for what makes a protocol worthless or harmful; the rest is MINOR.
+CRITICAL and MAJOR send work back, so only issues that make a protocol worthless or harmful get them. Others are MINOR.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,7 +43,7 @@ Finding = tuple[Severity, str]
 
 
 def peer_review(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Science: evidence, then the protocol's fields, then whether they fit each other and the goal.
+    """Review the science: evidence, then the protocol's fields, then whether they fit each other and the goal.
 
     Raises:
         ValueError: The payload lacks a key or holds a wrong value; the message names it.
@@ -67,7 +67,7 @@ def peer_review(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _field_findings(protocol: ReviewedProtocol) -> Iterable[Finding]:
-    """Each field by itself; safeguards are the safety officer's."""
+    """Issues of each field by itself, except safeguards, which the safety officer reviews."""
     fields = protocol.fields
     empty = [name for name, text in fields.items() if is_placeholder(text) and name != "safeguards"]
     for name in empty:
@@ -89,7 +89,7 @@ def _field_findings(protocol: ReviewedProtocol) -> Iterable[Finding]:
 
 
 def _fit_findings(protocol: ReviewedProtocol, asked: str) -> Iterable[Finding]:
-    """Whether outcome and goal, analysis and outcome belong together; `asked` is the goal's focus."""
+    """Issues of outcome against goal and of analysis against outcome; `asked` is the goal's focus."""
     outcome, analysis = protocol.fields["outcome"], protocol.fields["analysis"]
     if not is_placeholder(outcome) and topic_match(outcome, asked) < 0.2:
         other = concepts(outcome) and concepts(asked)
@@ -102,7 +102,7 @@ def _fit_findings(protocol: ReviewedProtocol, asked: str) -> Iterable[Finding]:
 
 
 def safety_review(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Harm to participants: explicit harm, safeguards, treatment withheld from the severely ill.
+    """Review harm to participants: explicit harm, safeguards, treatment withheld from the severely ill.
 
     Raises:
         ValueError: The payload lacks a key or holds a wrong value; the message names it.
@@ -130,13 +130,13 @@ def safety_review(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def final_decision(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer is the hypothesis's. The decision follows by rule; the first rule that applies counts.
+    """The answer is the hypothesis's answer. The first rule that applies gives the decision:
 
-    1. A CRITICAL review that is still open: NO-GO.
+    1. A CRITICAL review is unresolved: NO-GO.
     2. Hypothesis and protocol expect different answers: UNDECIDED.
-    3. The hypothesis's answer: yes is GO, no is NO-GO, maybe is UNDECIDED.
+    3. By the hypothesis's answer: yes is GO, no is NO-GO, maybe is UNDECIDED.
 
-    Open issues become amendments.
+    Unresolved issues become amendments.
 
     Raises:
         ValueError: The payload lacks a key or holds a wrong value; the message names it.
@@ -164,7 +164,7 @@ def final_decision(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _review(found: Iterable[Finding]) -> dict[str, Any]:
-    """Worst issues first; REVISE for MAJOR and CRITICAL only, because it sends the work back."""
+    """Make the review, worst issues first. REVISE sends work back, so only MAJOR and CRITICAL give it."""
     ordered = sorted(found, key=lambda finding: -SEVERITIES.index(finding[0]))
     worst: Severity = ordered[0][0] if ordered else "NONE"
     return {
@@ -175,5 +175,5 @@ def _review(found: Iterable[Finding]) -> dict[str, Any]:
 
 
 def _content(text: str) -> str:
-    """`text` without the words that any question has, for messages."""
+    """`text` without words that are common to all questions, for messages."""
     return " ".join(word.strip("?,.;:") for word in text.split() if content_words(word)) or text

@@ -1,6 +1,6 @@
-"""How the rubric reads text: words, numbers, overlaps, and whether a field says anything.
+"""How the rubric reads text: words, numbers, overlaps, and the substance of a field.
 
-Everything here is counting; nothing follows what a text asks for. All functions are pure.
+These functions only count, so no text can give them instructions. All are pure.
 """
 
 import re
@@ -22,7 +22,7 @@ from chimera.rubric.words import (
 )
 
 MAX_WORDS = 25
-"""A protocol field is one phrase: from here on it counts as padded."""
+"""Most words of a protocol field, which should be one phrase. A longer field counts as padded."""
 
 _WORD = re.compile(r"[a-z0-9]+(?:['’][a-z]+)?")
 _NUMBER = re.compile(r"(?<![\w.])(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d*\.?\d+)")
@@ -32,12 +32,12 @@ Grams = frozenset[tuple[str, ...]]
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words; hyphenated ones fall apart."""
+    """Lower-case words; hyphenated words are split."""
     return _WORD.findall(text.lower())
 
 
 def stem(word: str) -> str:
-    """A crude stem, enough to let plurals and British spelling meet: plural endings off, seven letters kept."""
+    """A crude stem: without plural endings, at most seven letters. It makes plurals and British spellings equal."""
     if len(word) > 4 and word.endswith("ies"):
         word = word[:-3] + "y"
     elif len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
@@ -46,7 +46,7 @@ def stem(word: str) -> str:
 
 
 def content_words(text: str) -> frozenset[str]:
-    """Stems that tell what a text is about: no stop words, no directions, no bare numbers, three letters at least."""
+    """Stems that say what a text is about: no stop words, no directions, no numbers, at least three letters."""
     return frozenset(
         stem(word)
         for word in words(text)
@@ -71,7 +71,7 @@ def jaccard(left: frozenset[str], right: frozenset[str]) -> float:
 
 
 def same(left: str, right: str) -> bool:
-    """Whether two fields name the same thing."""
+    """True if two fields name the same thing."""
     if normalise(left).lower() == normalise(right).lower():
         return True
     return jaccard(content_words(left), content_words(right)) > 0.8
@@ -94,7 +94,7 @@ def concepts(text: str) -> frozenset[str]:
 
 
 def outcome_kinds(outcome: str) -> frozenset[Kind]:
-    """What the outcome measures as far as its words tell; empty when they do not."""
+    """The kinds of value that the outcome measures, by its words; empty if they do not say."""
     return frozenset(kind for kind, pattern in OUTCOME_KINDS.items() if pattern.search(outcome))
 
 
@@ -104,17 +104,17 @@ def analysis_kinds(analysis: str) -> frozenset[Kind]:
 
 
 def names_test(analysis: str) -> bool:
-    """Whether any statistical method is named."""
+    """True if any statistical method is named."""
     return bool(analysis_kinds(analysis) or OTHER_TESTS.search(analysis))
 
 
 def instructs(text: str) -> bool:
-    """Whether a text speaks to its grader."""
+    """True if a text speaks to its grader."""
     return bool(INSTRUCTION.search(text))
 
 
 def is_placeholder(text: str) -> bool:
-    """Whether a field was left empty or holds a stand-in, its own name, bare numbers or one repeated letter."""
+    """True if a field is empty or holds a placeholder, its own name, only numbers or one repeated letter."""
     bare = _EDGES.sub("", text)
     says_something = any(len(set(word)) > 1 for word in words(bare) if not word.isdigit())
     return not says_something or bool(PLACEHOLDER.fullmatch(bare))
@@ -132,9 +132,10 @@ def items(text: str) -> int:
 
 
 def focus(goal: str, *known: str) -> str:
-    """What is left of `goal` without the `known` fields: mostly the outcome that it asks about.
+    """`goal` without the `known` fields; this is mostly the outcome that it asks about.
 
-    A field that the goal repeats is cut out whole, of others the content words; empty when nothing is left.
+    A field that occurs in the goal is removed as a whole; of other fields the content words are removed. Empty if no
+    content word is left.
     """
     left = normalise(goal)
     for text in known:
@@ -149,9 +150,9 @@ def focus(goal: str, *known: str) -> str:
 def topic_match(text: str, about: str) -> float:
     """How well `text` names what `about` is about, in [0, 1]; durations in `text` do not matter.
 
-    F1 of their content words, or the share of the text's known outcomes that `about` names too (times 0.9: another
-    wording than the goal's is right, the goal's own is better), whichever is larger. Words that two different known
-    outcomes happen to share count 0.3 times. An empty `about` cannot be missed: anything concrete gets 0.7.
+    The larger of two terms: F1 of their content words, and 0.9 x the share of the text's known outcomes that `about`
+    names too (the factor prefers the goal's wording). If the two name different known outcomes, F1 counts 0.3 times. If
+    `about` is empty, any text with content words gets 0.7.
     """
     text = FOLLOW_UP.sub(" ", text)
     mine, wanted = content_words(text), content_words(about)
@@ -164,9 +165,9 @@ def topic_match(text: str, about: str) -> float:
 
 
 def covered(about: str, texts: Iterable[str]) -> float:
-    """Share of what `about` is about that `texts` mention, by words, abbreviations or known outcomes.
+    """Share of the topic of `about` that `texts` mention, by words, abbreviations or known outcomes.
 
-    It grows with every text.
+    A further text never lowers it.
     """
     joined = " ".join(texts)
     known = content_words(joined) | _spelled_out(about, frozenset(words(joined)))
@@ -182,7 +183,7 @@ def _spelled_out(text: str, tokens: frozenset[str]) -> frozenset[str]:
 
 
 def is_vague(text: str) -> bool:
-    """Whether a field holds nothing but words that fit any study, such as 'compare the groups'."""
+    """True if a field holds only words that fit any study, such as 'compare the groups'."""
     return not content_words(text) and not USUAL_COMPARATOR.search(text)
 
 
@@ -196,25 +197,25 @@ def fields_substance(fields: Mapping[str, str], sources: Iterable[str]) -> dict[
 
 
 def _substance(text: str, others: Iterable[str], known: Grams) -> float:
-    """A product of penalties, so that any one fault empties the field; `known` are the sources' five-word runs."""
+    """A product of penalties, so that any one fault can give 0; `known` are the sources' five-word runs."""
     if is_placeholder(text) or instructs(text):
         return 0.0
     tokens = words(text)
     value = 0.4 if is_vague(text) else 1.0
-    value *= ramp(items(text), 7, 4)  # a list of seven items and more is keyword stuffing
-    value *= ramp(len(tokens), 45, MAX_WORDS)  # padding
+    value *= ramp(items(text), 7, 4)  # a list of seven or more items is keyword stuffing
+    value *= ramp(len(tokens), 45, MAX_WORDS)  # the field is padded
     if len(tokens) >= 5:
-        value *= ramp(len(set(tokens)) / len(tokens), 0.4, 0.7)  # the same words again and again
-    value *= ramp(_longest_run(text), 8, 7)  # eight keywords in a row are no phrase
+        value *= ramp(len(set(tokens)) / len(tokens), 0.4, 0.7)  # words are repeated
+    value *= ramp(_longest_run(text), 8, 7)  # eight keywords in a row are not a phrase
     if len(tokens) >= 8:
         value *= ramp(share(known, grams(text)), 0.9, 0.5)  # copied from a source
     own = content_words(text) or frozenset(tokens)
     nearest = max((jaccard(own, content_words(other) or frozenset(words(other))) for other in others), default=0.0)
-    return value * ramp(nearest, 1.0, 0.7)  # says what another field says
+    return value * ramp(nearest, 1.0, 0.7)  # repeats another field
 
 
 def _longest_run(text: str) -> int:
-    """The most words in a row without punctuation or a stop word between them; a hyphenated word is one."""
+    """The most words in a row without punctuation or a stop word between them. A hyphenated word counts once."""
     longest = run = 0
     for word in re.sub(r"([,;/|.:()])", r" \1 ", text.lower()).split():
         run = 0 if word in STOP_WORDS or not word[0].isalnum() else run + 1

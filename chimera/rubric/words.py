@@ -1,10 +1,10 @@
-"""The rubric's vocabulary: what it knows about English and about clinical studies. No function, no task's data."""
+"""The rubric's vocabulary: English and clinical studies. It holds no function and no task's data."""
 
 import re
 from typing import Literal
 
 Kind = Literal["mean", "proportion", "time"]
-"""What an outcome measures, which decides the statistical tests that fit it."""
+"""The kind of value that an outcome measures; it determines the statistical tests that fit."""
 
 _STOP = """
 a an the and or but nor of in on at to for from by with without within into than then as is are was were be been
@@ -29,7 +29,7 @@ conflicting
 """
 STOP_WORDS = frozenset(_STOP.split())
 GENERIC_WORDS = frozenset(_GENERIC.split())
-"""Words that say which way a finding goes or that belong to any question: they do not tell what it is about."""
+"""Words for directions, and words common to all questions. They do not say what a text is about."""
 
 
 def _any(*parts: str) -> re.Pattern[str]:
@@ -79,7 +79,7 @@ CONCEPTS: dict[str, re.Pattern[str]] = {
     "safety": _any(r"\bsafe(?:ty|ly)?\b", "complicat", "adverse", r"\bharm", "toxic", "dangerous"),
     "cost": _any(r"\bcosts?\b", "cost-effective"),
 }
-"""Outcomes under their different names, so that 'length of admission' answers to 'hospital stay'."""
+"""Outcomes with all their names, so that 'length of admission' matches 'hospital stay'."""
 
 PLACEHOLDER = _any(
     r"n/?a|none|nil|null|tb[da]|todo",
@@ -91,7 +91,7 @@ PLACEHOLDER = _any(
     r"(?:the |an? )?(?:design|population|intervention|comparator|outcome|analysis|safeguards?)",
     r"(?:the |an? )?(?:field|value|treatment|drug)",
 )
-"""What stands, alone, in a field that nobody filled in; a field's own name counts as well."""
+"""Text that, alone in a field, means that nobody filled it in; so do the fields' names."""
 
 INSTRUCTION = _any(
     r"\b(?:give|award|grant|assign|rate|score|grade|mark) (?:this|it|me|us|full|perfect|maximum|max|top|highest)\b",
@@ -105,7 +105,7 @@ INSTRUCTION = _any(
     r"\b(?:novelty|feasibility|impact|clarity|groundedness|efficiency)\W{0,4}(?:=|:|\d)",
     r"</?[a-z_|]+>|\b10 ?/ ?10\b",
 )
-"""Text that speaks to whoever grades it instead of describing a study."""
+"""Text that speaks to its grader instead of describing a study."""
 
 OUTCOME_KINDS: dict[Kind, re.Pattern[str]] = {
     "proportion": _any(
@@ -142,7 +142,7 @@ TESTS: dict[Kind, re.Pattern[str]] = {
     ),
     "time": _any(r"log[- ]?rank|\bcox\b|kaplan|hazard|survival (?:analysis|model|curve)"),
 }
-"""Statistical tests by the kind of outcome they fit (any introductory biostatistics text)."""
+"""Statistical tests by the kind of outcome that they fit (any introductory biostatistics text)."""
 
 OTHER_TESTS = _any(
     r"regression|bayesian|mixed model|correlation|permutation|bootstrap",
@@ -169,7 +169,7 @@ USUAL_COMPARATOR = _any(
 TRAIT = _any(
     r"\bvariant|carrier|genotype|allele|mutation|polymorphism|smok(?:ing|ers)|alcohol|\bage\b|\bsex\b|gender|exposure",
 )
-"""What nobody can assign to people, so that a cohort is the best possible design."""
+"""Exposures that cannot be assigned to people, so that a cohort is the best design."""
 FOLLOW_UP = re.compile(r"\b\d+[- ](?:hour|day|week|month|year)s?\b", re.IGNORECASE)
 THRESHOLD = _any(
     r"\b(?:at least|minimum|minimal(?:ly)?|clinically|margin|power|alpha|threshold)\b",

@@ -2,8 +2,8 @@
 
     {..., "previous": "<hash of the line before>", "hash": "<SHA-256 of this line up to here>"}
 
-A line that is changed, moved, removed or put in no longer fits its neighbours. Only somebody who computes all later
-hashes again can hide a change; then the last hash is another one, so publish it (`python -m chimera.eval --verify`).
+A line that is changed, moved, removed or inserted no longer fits its neighbours. To hide a change, all later hashes
+must be computed again, which changes the last hash. So publish the last hash (`python -m chimera.eval --verify`).
 """
 
 import hashlib
@@ -17,16 +17,16 @@ from chimera.core.errors import RunError
 from chimera.core.plain_json import parse_json
 
 FIELDS = ("previous", "hash")
-"""The fields that a line of a chain has beside its record's."""
+"""The fields that a chain adds to each record."""
 _OWN = re.compile(rb',"hash":"([0-9a-f]{64})"\}\n?\Z')
 _PREVIOUS = re.compile(rb',"previous":"([0-9a-f]{64}|)"\Z')
 TAIL = len(',"hash":""}\n') + 64
-"""So many bytes at the end of a file hold its last hash."""
+"""Number of bytes at the end of a file that hold its last hash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a chain: its hash, what it records, and where it ends in the file, in bytes."""
+    """One line of a chain: its hash, its record, and the offset of its end in the file, in bytes."""
 
     hash: str
     record: dict[str, Any]
@@ -34,11 +34,11 @@ class Entry:
 
 
 def link(line: bytes, tail: bytes) -> bytes:
-    """`line`, a JSON object that is not empty, as the next line of a chain.
+    """Make the next line of a chain from `line`, a JSON object that is not empty.
 
     Args:
         line: Without hashes and without a newline.
-        tail: The end of the file so far, at least `TAIL` bytes if it has so many.
+        tail: The last bytes of the file, at least `TAIL` if the file has that many.
     """
     last = _OWN.search(tail)
     body = line[:-1] + b',"previous":"' + (last[1] if last else b"") + b'"'
@@ -46,10 +46,10 @@ def link(line: bytes, tail: bytes) -> bytes:
 
 
 def read_chain(path: Path) -> list[Entry]:
-    """All entries, oldest first. An unfinished last line is left out: its writer was killed.
+    """All entries, oldest first. An unfinished last line, whose writer was killed, is left out.
 
     Raises:
-        RunError: The chain is broken, or the file has none; the message names the line.
+        RunError: The chain is broken, or the file is no chain; the message names the line.
     """
     entries: list[Entry] = []
     for number, raw, end in _lines(path):
@@ -78,11 +78,11 @@ def read_chain(path: Path) -> list[Entry]:
 def read_events(path: Path, *, end: int | None = None) -> Iterator[dict[str, Any]]:
     """The records of a ledger, oldest first; none when there is no file. An unfinished last line is left out.
 
-    A ledger of an older version, which is no chain, is read as it is.
+    A ledger of an older version, which is no chain, is read without checks.
 
     Args:
         path: The ledger.
-        end: Read only so many bytes: the ledger as it was.
+        end: Read only this many bytes, to get an earlier state of the ledger.
 
     Raises:
         RunError: A line is broken or was changed; the message names it.
@@ -138,7 +138,7 @@ def head(path: Path) -> str | None:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes, int]]:
-    """Number, bytes and end of each line."""
+    """Number, bytes and end offset of each line."""
     if not path.exists():
         raise RunError(f"{path.name} is missing")
     end = 0

@@ -1,7 +1,8 @@
-"""`python -m chimera.run.child PARENT MODULE ...`: what a `chimera.run.children.Command` starts.
+"""`python -m chimera.run.child PARENT MODULE ...`: the command that a `chimera.run.children.Command` starts.
 
-It watches its parent before anything that takes long is imported: a process with a session of its own would otherwise
-go on when its parent is killed. What it had to save is on disk, and processes below it watch it in the same way.
+It starts to watch its parent before slow imports: a process in its own session would otherwise continue after its
+parent is killed. It can be killed at any time, because its results are already on disk. Its own child processes watch
+it in the same way.
 """
 
 import importlib

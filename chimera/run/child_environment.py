@@ -1,7 +1,7 @@
-"""Which environment variables a child process gets: a short list of what it needs, and no other secret of the user's.
+"""The environment variables that a child process gets: a short list of those it needs, without other secrets.
 
-Every user of the machine's account, and every crash report, can read a process's environment; so a key that a child
-does not use must not be in it. Keys that it does use are handed over by name.
+Everybody with the same account, and every crash report, can read a process's environment. So it must not hold a key
+that the child does not use. Keys that it uses are passed by name.
 """
 
 import os
@@ -14,15 +14,15 @@ SYSTEM = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR", "TEMP", "TMP", "XDG_*"),
     *("LD_*", "PYTHON*", "VIRTUAL_ENV", "MALLOC_*", "NO_COLOR", "TERM", "COLUMNS", "LINES"),
 )
-"""What any program and the Python interpreter need to start."""
+"""Variables that programs and the Python interpreter need to start."""
 LIBRARIES = (
     *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "CUDA*", "NVIDIA*", "NCCL_*", "GLOO_*", "CC", "CXX"),
     *("TORCH*", "PYTORCH_*", "TRITON_*", "UNSLOTH_*", "VLLM_*", "HF_*", "HUGGINGFACE_*", "TRANSFORMERS_*"),
     *("TOKENIZERS_*", "LITELLM_LOCAL_MODEL_COST_MAP", "CHIMERA_*"),
 )
-"""Settings of the libraries that compute, and of Chimera."""
+"""Settings of numerical and model libraries, and of Chimera."""
 NETWORK = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-"""How to reach the network; a proxy's address may hold a password, so only those who use the network get it."""
+"""Settings for network access; only children that use it get them, as a proxy's address may hold a password."""
 
 _SECRET = re.compile(r"KEY|TOKEN$|SECRET|PASSW|CREDENTIAL")
 
@@ -31,11 +31,11 @@ def child_environment(*names: str, network: bool = False) -> dict[str, str]:
     """The part of this process's environment that a child gets.
 
     Args:
-        names: Further variables, secrets among them, or patterns such as "WANDB_*".
-        network: True if the child talks to other machines.
+        names: Further variables, also secrets, or patterns such as "WANDB_*".
+        network: True if the child connects to other machines.
 
     Returns:
-        Variables of `SYSTEM` and `LIBRARIES` whose names do not look like a secret's, with what was asked for.
+        Variables of `SYSTEM` and `LIBRARIES` whose names do not look like secrets, and the requested ones.
     """
     usual = (*SYSTEM, *LIBRARIES)
     asked = (*names, *NETWORK) if network else names
@@ -48,7 +48,7 @@ def child_environment(*names: str, network: bool = False) -> dict[str, str]:
 
 @contextmanager
 def only_child_environment(*, network: bool) -> Iterator[None]:
-    """Inside, this process's own environment is that of a child, for what can only be inherited."""
+    """Reduce this process's environment to a child's for a `with` block, for children that can only inherit it."""
     hidden = {name: os.environ[name] for name in set(os.environ) - set(child_environment(network=network))}
     for name in hidden:
         del os.environ[name]
@@ -59,11 +59,11 @@ def only_child_environment(*, network: bool) -> Iterator[None]:
 
 
 def reduce_environment(*, network: bool) -> None:
-    """Remove what a child does not need from this process's environment, for good."""
+    """Permanently remove from this process's environment what a child does not need."""
     for name in set(os.environ) - set(child_environment(network=network)):
         del os.environ[name]
 
 
 def _fits(name: str, patterns: tuple[str, ...]) -> bool:
-    """True if a pattern fits; proxies are written in capitals or small letters."""
+    """True if a pattern matches, ignoring case: variables of proxies are written in either case."""
     return any(fnmatchcase(name.upper(), pattern) for pattern in patterns)

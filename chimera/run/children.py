@@ -1,8 +1,8 @@
-"""Child processes, one manager for all: each has a log, an environment without secrets, and ends with its parent.
+"""The manager of all child processes: each has a log and an environment without secrets, and ends with its parent.
 
 There are two ways to start one: `Command` starts a new interpreter, `chimera.run.forks.Fork` copies a process that has
-its libraries loaded. Ctrl-C, which a terminal sends to all processes of a session, ends no child: only the main process
-decides what stops when.
+its libraries loaded. A terminal sends Ctrl-C to all processes of a session, but it ends no child: only the main
+process decides when they stop.
 """
 
 import os
@@ -18,26 +18,26 @@ from pathlib import Path
 import psutil
 
 STOP_SECONDS = 1.0
-"""How long children may take to end after SIGTERM. They have nothing to save."""
+"""Seconds that children may take to end after SIGTERM. They have nothing to save."""
 KILL_SECONDS = 0.5
-"""How long a killed process may take to be gone."""
+"""Seconds that a killed process may take to disappear."""
 ERROR = "error: "
-"""Begins the line of an error of ours (`chimera.core.cli.run_command`), which says everything."""
+"""Start of the line that reports a `ChimeraError` (`chimera.core.cli.run_command`)."""
 
 
 class Child(ABC):
-    """A child process: how it ended, its last words, and how to end it.
+    """A child process: ends it, and tells its exit code and the last lines of its log.
 
     Args:
-        name: What messages call it.
-        log_file: Its output is appended here.
+        name: Its name in messages.
+        log_file: Its output is appended to this file.
 
     Attributes:
-        pid: The process id; there is none before it was started.
+        pid: The process id; not set before it is started.
     """
 
     pid: int
-    _itself: psutil.Process | None = None  # No other process with the same id can be mistaken for it.
+    _itself: psutil.Process | None = None  # psutil does not mistake a later process with the same id for it.
 
     def __init__(self, name: str, log_file: Path) -> None:
         self.name = name
@@ -54,7 +54,7 @@ class Child(ABC):
     @property
     @abstractmethod
     def exit_code(self) -> int | None:
-        """How the process ended: negative for a signal, None while it runs."""
+        """The exit code: negative for a signal, None while the process runs."""
 
     @abstractmethod
     def join(self, seconds: float | None = None) -> None:
@@ -81,13 +81,13 @@ class Child(ABC):
         return (self.exit_code or 0) < 0
 
     def ending(self) -> str:
-        """How the process ended, for messages."""
+        """A phrase for messages that says how the process ended."""
         code = self.exit_code or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"{self.name} (process {self.pid}) {how}"
 
     def last_words(self, lines: int = 3, separator: str = " | ") -> str:
-        """What its log says of its end: its own error in one sentence, or the last lines since it was started."""
+        """The end of its log: its own error in one sentence, or the last lines since it was started."""
         with self.log_file.open("rb") as log:
             log.seek(self._log_start)
             written = [line for text in log.read().decode(errors="replace").splitlines() if (line := text.strip())]
@@ -96,16 +96,16 @@ class Child(ABC):
 
 
 class Command(Child):
-    """`python -m module arguments` in a session of its own. Its stdin is open until `tell` is called.
+    """`python -m module arguments` in its own session. Its stdin stays open until `tell` is called.
 
     Args:
-        name: What messages call it.
-        module: Has a `main(argv)`.
-        arguments: Anyone on this machine can read them: no secrets.
-        log_file: Its stderr is appended here, and its stdout.
-        environment: All that it gets, see `chimera.run.child_environment`.
+        name: Its name in messages.
+        module: A module with `main(argv)`.
+        arguments: Must hold no secrets: anyone on this machine can read them.
+        log_file: Its stderr and stdout are appended to this file.
+        environment: Its whole environment, see `chimera.run.child_environment`.
         pass_fds: File descriptors that it inherits.
-        reports: True if its stdout is read with `report` instead.
+        reports: True if its stdout is read with `report` and not logged.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Command(Child):
 
     @property
     def exit_code(self) -> int | None:
-        """How the process ended: negative for a signal, None while it runs."""
+        """The exit code: negative for a signal, None while the process runs."""
         return self._process.poll()
 
     def join(self, seconds: float | None = None) -> None:
@@ -143,19 +143,19 @@ class Command(Child):
             self._process.wait(seconds)
 
     def tell(self, text: str) -> None:
-        """Send all that the process is told, secrets included, through its stdin, which is closed then."""
+        """Send `text`, which may hold secrets, to its stdin, and close stdin."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError), self._process.stdin as stdin:  # If it has ended, its exit code tells.
+        with suppress(BrokenPipeError), self._process.stdin as stdin:  # If it has ended, its exit code says so.
             stdin.write(text.encode())
 
     def report(self) -> bytes:
-        """The next line of its stdout; nothing once that is closed."""
+        """The next line of its stdout; empty after stdout is closed."""
         assert self._process.stdout is not None
         return self._process.stdout.readline()
 
 
 def stop(children: Iterable[Child], *, seconds: float = STOP_SECONDS) -> None:
-    """End `children`: SIGTERM to all, one common deadline, then SIGKILL to those that are left."""
+    """End `children`: SIGTERM to all, one common deadline, then SIGKILL to those that still run."""
     running = [child for child in children if child.alive()]
     for child in running:
         child.signal(signal.SIGTERM)
@@ -167,7 +167,7 @@ def stop(children: Iterable[Child], *, seconds: float = STOP_SECONDS) -> None:
 
 
 def kill_all(processes: Iterable[psutil.Process]) -> None:
-    """End `processes` at once; those that have ended are passed over."""
+    """Kill `processes` at once; those that have ended are skipped."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()

@@ -1,10 +1,10 @@
-"""The run directory: everything that a later command needs is written here, durably, and read from here.
+"""The run directory: writes everything that later commands need, durably, and reads it back.
 
     runs/<name>/  config.yaml  environment.json  ledger.jsonl  metrics.jsonl  rollouts/<phase>.jsonl
 
 The ledger is a hash chain (`chimera.run.chain`) and holds the SHA-256 of every other file (`chimera.run.seals`).
 
-Only one process at a time owns a run for writing; its children may append too. Reading needs no ownership.
+Only one process at a time owns a run and may write to it; its children may append too. Reading needs no ownership.
 """
 
 import fcntl
@@ -35,31 +35,31 @@ from chimera.run.jsonl import append_line, read_lines
 LEDGER = "ledger.jsonl"
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 FIXED_ON_RESUME = ("seed", "data.", "models.", "society.", "tools.", "reward.", "gate.")
-"""A run keeps these: other tasks, models or rewards under the same name would mix two experiments."""
+"""Settings that a resumed run keeps. Other tasks, models or rewards would mix two experiments under one name."""
 
 ALWAYS_WRITTEN = ("seed", "data", "models", "society", "tools", "reward", "gate", "evaluation")
-"""Sections of every run's config.yaml, the last one too: a file without one of them was emptied or cut off."""
+"""Sections of every run's config.yaml, including the last one. A file without one of them was emptied or cut off."""
 START = {LEDGER, "config.yaml", "environment.json"}
-"""What the start of a run writes, before any phase begins."""
+"""Files that the start of a run writes before any phase begins."""
 
 _owned: dict[Path, int] = {}
-"""Lock files that this process holds open. The lock is the operating system's: it ends with the process."""
+"""Open lock files of the runs that this process owns. The operating system ends these locks with the process."""
 _owned_guard = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run directory; `writable` when this process, or the parent that handed it over, owns it."""
+    """One run directory; `writable` if this process, or the parent that passed it, owns it."""
 
     path: Path
     writable: bool = False
 
     @classmethod
     def create(cls, name: str | None, config: Config, *, resume: bool = False) -> "Run":
-        """Make `config.runs_dir/name` and own it; None names it after the time.
+        """Make the run `config.runs_dir/name` and own it; None: the name is the time.
 
         With `resume` an existing run is continued: changed settings are recorded in its ledger and replace config.yaml.
-        A run whose start was killed before a phase began holds nothing, so its name may be taken again.
+        A run whose start was killed before a phase began is empty, so its name may be reused.
 
         Raises:
             RunError: the folder cannot be made, the name is unsafe or taken, another process writes the run, or
@@ -75,7 +75,7 @@ class Run:
         run = cls(path).own()
         try:
             if not (resume and (path / "config.yaml").exists()):
-                _clear_start(path)  # Nobody else can begin the run any more: it is owned.
+                _clear_start(path)  # The run is owned by now, so no other process can begin it.
             run._start(config)
         except OSError as error:
             run.close()
@@ -89,7 +89,7 @@ class Run:
 
     @classmethod
     def open(cls, name: str, runs_dir: Path | str = "runs") -> "Run":
-        """An existing run, to read; `name` may also be its path below `runs_dir`.
+        """Open an existing run for reading; `name` may also be its path below `runs_dir`.
 
         Raises:
             RunError: there is no such run.
@@ -106,7 +106,7 @@ class Run:
 
     @classmethod
     def latest(cls, runs_dir: Path | str = "runs") -> "Run":
-        """The run that was created last, to read.
+        """Open the run that was created last for reading.
 
         Raises:
             RunError: there is none.
@@ -117,7 +117,7 @@ class Run:
         return runs[-1]
 
     def own(self) -> "Run":
-        """The same run, owned by this process: it may be added to. Use it in a `with` block.
+        """The same run, owned by this process and open for appending. Use it in a `with` block.
 
         Raises:
             RunError: another process writes the run, or its folder cannot be written to.
@@ -130,12 +130,12 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The run's name, which is its folder's."""
+        """The run's name, which is the name of its folder."""
         return self.path.name
 
     @property
     def config(self) -> Config:
-        """The configuration that the run was last written with."""
+        """The configuration with which the run was last written."""
         return load_config(self.config_file, own_question=True)
 
     @property
@@ -143,7 +143,7 @@ class Run:
         """The file of that configuration, which holds every section.
 
         Raises:
-            RunError: It is empty or was cut off: the defaults in its place would be another experiment.
+            RunError: It is empty or was cut off. With defaults instead, the run would be another experiment.
             ConfigError: It cannot be read.
         """
         file = self.path / "config.yaml"
@@ -158,7 +158,7 @@ class Run:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """What the run was made with: versions, platform, commit, and when (`created`).
+        """Versions, platform and commit with which the run was made, and its time (`created`).
 
         Raises:
             RunError: environment.json is missing or broken.
@@ -176,7 +176,7 @@ class Run:
         return found
 
     def rollouts_file(self, phase: str) -> Path:
-        """Where the rollouts of `phase` are recorded, one JSON object a line."""
+        """The file of the rollouts of `phase`, one JSON object a line."""
         return self.path / _rollouts(phase)
 
     def append_rollout(self, record: Mapping[str, Any], *, phase: str) -> None:
@@ -188,7 +188,7 @@ class Run:
         return self.lines(_rollouts(phase))
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Append one line of metrics, stamped with the time."""
+        """Append one line of metrics, with the time."""
         self._append(self.path / "metrics.jsonl", {"time": now(), **record})
 
     def metrics(self) -> Iterator[dict[str, Any]]:
@@ -221,7 +221,7 @@ class Run:
         return read_lines(self.path / file)
 
     def close(self) -> None:
-        """Give up ownership; appending from this process is over. Harmless when it was read-only."""
+        """Release ownership, so that this process can no longer append. No effect on a read-only run."""
         with _owned_guard:
             descriptor = _owned.pop(self.path.resolve(), None)
         if descriptor is not None:
@@ -267,12 +267,12 @@ class Run:
 
 
 def _rollouts(phase: str) -> str:
-    """Where the rollouts of `phase` are, relative to the run."""
+    """The file of the rollouts of `phase`, relative to the run."""
     return f"rollouts/{check_name(phase)}.jsonl"
 
 
 def unfinished(events: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The phases that were started and not finished: their settings stay, for what they have recorded was made so."""
+    """The phases that were started and not finished. They keep their settings, with which their records were made."""
     found: set[str] = set()
     for event in events:
         if event["event"] == "phase_started":
@@ -283,7 +283,7 @@ def unfinished(events: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def phases_before(events: Iterable[Mapping[str, Any]], phase: str) -> set[str] | None:
-    """The phases that were started before `phase` was for the first time; None if it never was."""
+    """The phases that were started before the first start of `phase`; None if it was never started."""
     found: set[str] = set()
     for event in events:
         if event["event"] == "phase_started":
@@ -352,10 +352,10 @@ def is_blank(path: Path) -> bool:
 
 
 def _clear_start(path: Path) -> None:
-    """Remove what an earlier start has left in the folder of a run that begins.
+    """Remove the files that an interrupted start left in the folder of a new run.
 
     Raises:
-        RunError: The folder holds something else.
+        RunError: The folder holds other files.
     """
     if not is_blank(path):
         raise _taken(path)
@@ -370,7 +370,7 @@ def _take_ownership(path: Path) -> None:
             raise RunError(f"run {path.name!r} is already being written by this process")
         descriptor = os.open(key / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            # A POSIX lock, not flock: forked runners do not inherit it, so a dead owner's run is free at once.
+            # A POSIX lock and not flock: forked runners do not inherit it, so a dead owner's run is free at once.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
@@ -396,9 +396,9 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _created(folder: Path) -> str:
-    """When a run was made; of one whose environment.json is broken, when its configuration was last written.
+    """The time at which a run was made. If environment.json is broken: the time at which config.yaml was last written.
 
-    One run's damage must not keep the others from being found.
+    So one damaged run does not keep the others from being listed.
     """
     try:
         return Run(folder).environment["created"]
@@ -408,7 +408,7 @@ def _created(folder: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace `path` as a whole: a reader sees the old text or the new one."""
+    """Replace `path` atomically: a reader sees the old text or the new text."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with draft.open("w", encoding="utf-8") as file:
         file.write(text)

@@ -1,4 +1,4 @@
-"""What a run was made with: versions, platform and commit; no secrets and no environment variables."""
+"""Describes how a run was made: versions, platform and commit; no secrets and no environment variables."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ from chimera.run.child_environment import child_environment
 
 
 def now() -> str:
-    """The time in UTC as ISO 8601, to the microsecond, so that it also sorts."""
+    """The time in UTC as ISO 8601 with microseconds, so that texts sort by time."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
@@ -31,7 +31,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def describe_code() -> dict[str, Any]:
-    """Time, commit and number of modified files: which code makes something now."""
+    """Time, commit and number of modified files of the code that runs now."""
     return {"time": now(), "commit": _git("rev-parse", "HEAD"), "modified_files": _modified_files()}
 
 

@@ -1,7 +1,7 @@
-"""Children that are forked from a clean helper process with its libraries loaded, so that they start at once.
+"""Children that are forked from a helper process that has loaded the libraries, so that they start at once.
 
-Python's fork server does the forking: it has no threads, so a child can be started or replaced at any time, whatever
-threads (servers, torch) the main process has by then.
+The helper is Python's fork server. It has no threads, so a child can be started or replaced at any time, even if the
+main process has threads (servers, torch) by then.
 """
 
 import asyncio
@@ -25,22 +25,22 @@ from chimera.run.child_environment import only_child_environment, reduce_environ
 from chimera.run.children import KILL_SECONDS, Child
 
 PRELOAD = "training.lab.preload"
-"""What the helper imports. Only a name: where there is no such module, children import what they need themselves."""
+"""Module that the helper imports. If it does not exist, each child imports what it needs."""
 UNKNOWN = 255
-"""What multiprocessing gives as the exit code of a child whose fork server was killed."""
+"""The exit code that multiprocessing gives for a child whose fork server was killed."""
 
 _context = multiprocessing.get_context("forkserver")
 _preparing = threading.Lock()
 
 
 def prepare() -> None:
-    """Start the fork server; it imports agents and Agent Lightning while the caller goes on. Call it early.
+    """Start the fork server; it imports agents and Agent Lightning while the caller continues. Call this early.
 
-    A terminal sends Ctrl-C to this process too, which ignores it only when its imports are done: it is started with
+    A terminal sends Ctrl-C to the fork server too, which ignores it only after its imports. So it is started with
     SIGINT blocked.
     """
     _context.set_forkserver_preload([PRELOAD])
-    # Its children inherit its environment, and the one that it was started with stays readable in /proc.
+    # Its children inherit its environment, and its initial environment stays readable in /proc.
     with _preparing, only_child_environment(network=True):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
@@ -50,12 +50,12 @@ def prepare() -> None:
 
 
 def fork_server() -> int | None:
-    """The fork server's process id; None while there is none."""
+    """The fork server's process id; None if there is none."""
     return vars(vars(forkserver)["_forkserver"])["_forkserver_pid"]
 
 
 def _running() -> bool:
-    """True if there is a fork server that was not killed."""
+    """True if the fork server runs."""
     pid = fork_server()
     try:
         return pid is not None and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -66,13 +66,13 @@ def _running() -> bool:
 def finish() -> None:
     """End the fork server at once and wait until it is gone; its children must have been stopped.
 
-    A killed process is a zombie as soon as its first thread has ended: until the last one has, its socket is open and
-    its end cannot be collected.
+    A killed process becomes a zombie when its first thread has ended. Until its last thread has ended, its socket is
+    open and its exit status cannot be collected.
     """
     pid = fork_server()
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # multiprocessing collects it.
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # multiprocessing collects its exit status.
 
 
 def pipe() -> tuple[Connection, Connection]:
@@ -84,7 +84,7 @@ class Fork(Child):
     """One child process: `target(*args)` with its output in `log_file`; `args` are pickled.
 
     Attributes:
-        orphaned: True if it had to be ended because the fork server was killed: nothing would have told of its end.
+        orphaned: True if it was killed because its fork server was killed, so that its end could not be observed.
     """
 
     def __init__(self, name: str, target: Callable[..., None], args: tuple[Any, ...], log_file: Path) -> None:
@@ -95,7 +95,7 @@ class Fork(Child):
         )
 
     def start(self) -> None:
-        """Fork the process; a fork server that was killed is started again first.
+        """Fork the process. If the fork server was killed, it is started again first.
 
         Raises:
             RunError: No process can be started.
@@ -103,7 +103,7 @@ class Fork(Child):
         try:
             try:
                 self._start()
-            except (EOFError, ConnectionError):  # The fork server was killed just now.
+            except (EOFError, ConnectionError):  # The fork server was killed in between.
                 finish()
                 self._start()
         except (EOFError, OSError) as error:
@@ -124,7 +124,7 @@ class Fork(Child):
 
     @property
     def exit_code(self) -> int | None:
-        """How the process ended: negative for a signal, None while it runs."""
+        """The exit code: negative for a signal, None while the process runs."""
         return self._process.exitcode
 
     def killed(self) -> bool:
@@ -132,14 +132,14 @@ class Fork(Child):
         return self.orphaned or super().killed()
 
     def ending(self) -> str:
-        """How the process ended, for messages."""
+        """A phrase for messages that says how the process ended."""
         if self.orphaned:
             how = "was ended, because the process that it was forked from was killed"
             return f"{self.name} (process {self.pid}) {how}"
         return super().ending()
 
     def join(self, seconds: float | None = None) -> None:
-        """Wait for the end. A process whose fork server was killed cannot be waited for: it is killed."""
+        """Wait for the end. Kill a process whose fork server was killed, because one cannot wait for its end."""
         self._process.join(seconds)
         if self.exit_code == UNKNOWN and self._itself is not None:
             with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
@@ -176,7 +176,7 @@ async def receive(connection: Connection, child: Fork, *, seconds: float) -> Any
         if connection.poll():
             return connection.recv()
     except EOFError:
-        pass  # It ended without sending: the same as ending before the other end of the pipe was closed.
+        pass  # The child ended without sending; the error below says so.
     child.join(1.0)
     raise RunError(f"{child.ending()} while starting: {child.last_words()} (see {child.log_file})")
 

@@ -1,4 +1,4 @@
-"""SHA-256 of files and folders; a process hashes nothing twice that has not changed since."""
+"""SHA-256 of files and folders. A process hashes an unchanged file only once."""
 
 import hashlib
 import os
@@ -10,11 +10,11 @@ from chimera.core.errors import RunError
 BLOCK = 1 << 20
 
 _known: dict[Path, tuple[tuple[int, ...], dict[int, str]]] = {}
-"""By file: what the file system said when this process hashed it, and the hash of so many first bytes."""
+"""By file: its inode, size and times when this process hashed it, and hashes by number of first bytes."""
 
 
 def hashes(file: Path, sizes: Iterable[int]) -> list[str]:
-    """SHA-256 of the first bytes of a file, so many as each of `sizes` says; a process hashes nothing twice."""
+    """SHA-256 of the first bytes of a file, for each number of bytes in `sizes`; cached for an unchanged file."""
     wanted = list(sizes)
     state = os.stat(file)
     stamp = (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
@@ -34,7 +34,7 @@ def hashes(file: Path, sizes: Iterable[int]) -> list[str]:
 
 
 def hash_artifact(path: Path) -> str:
-    """SHA-256 of a file, or of the names and hashes of all files of a folder but hidden ones.
+    """SHA-256 of a file, or of the names and hashes of a folder's files without hidden ones.
 
     Raises:
         RunError: there is nothing at `path`.

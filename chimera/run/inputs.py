@@ -1,6 +1,6 @@
-"""What a run reads from outside its folder: data, test ids, database, model folders; known again by their hashes.
+"""Files that a run reads from outside its folder (data, test ids, database, model folders), identified by their hashes.
 
-So a run can be continued where these files have other paths, and not where they hold something else.
+So a run can be continued if these files have other paths, but not if their contents differ.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ CREATED = "created"
 
 
 def hash_inputs(config: Config) -> dict[str, str]:
-    """SHA-256 by the setting that names it; what is bundled, generated or on the hub has none.
+    """SHA-256 of each input by the setting that names it; bundled, generated and hub inputs have none.
 
     Raises:
         RunError: A file cannot be read.
@@ -27,14 +27,14 @@ def hash_inputs(config: Config) -> dict[str, str]:
 
 
 def same_inputs(events: Iterable[Mapping[str, Any]], config: Config) -> set[str]:
-    """The settings whose files are those that the run was made with, whatever their paths are now.
+    """The settings whose files have the same contents as when the run was made; paths may differ.
 
     Args:
         events: The run's ledger.
-        config: How it is to be continued.
+        config: The configuration with which it is continued.
 
     Raises:
-        RunError: A file holds something else than when the run was made.
+        RunError: A file's contents differ from when the run was made.
     """
     before = next((event.get("inputs", {}) for event in events if event["event"] == CREATED), {})
     now = hash_inputs(config) if before else {}

@@ -1,4 +1,4 @@
-"""Durable JSON lines: whole lines or nothing, whoever writes and whenever a process is killed."""
+"""Durable JSON lines: only whole lines are written, also by several writers and if a process is killed."""
 
 import fcntl
 import json
@@ -14,22 +14,22 @@ from chimera.run.chain import TAIL, link
 
 
 def append_line(path: Path, record: Mapping[str, Any], *, sync: bool = False, chained: bool = False) -> None:
-    """Append `record` as one line, secrets replaced by their names; threads and processes may append at once.
+    """Append `record` as one line, with secrets replaced by their names. Threads and processes may append at once.
 
-    A line that a killed writer left unfinished is dropped first, so that it never ends up in the middle of the file.
+    An unfinished line of a killed writer is dropped first, so that it never stays in the middle of the file.
 
     Args:
         path: the file; its folder must exist.
         record: anything JSON can hold; NaN and infinity are refused.
-        sync: wait until the line is on the disk and not only with the operating system.
-        chained: the file is a hash chain (`chimera.run.chain`), and the line its next entry.
+        sync: wait until the line is on the disk.
+        chained: the file is a hash chain (`chimera.run.chain`), and the line is its next entry.
 
     Raises:
         RunError: the record is not JSON, or the line could not be written whole.
     """
     try:
         line = json.dumps(redact_tree(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        # Models can answer half a surrogate pair, which UTF-8 has no bytes for; its escape is the same text in JSON.
+        # Models can answer half a surrogate pair, which UTF-8 cannot encode; a JSON escape means the same text.
         data = line.encode(errors="backslashreplace")
     except (TypeError, ValueError) as error:
         raise RunError(f"cannot append to {path}: the record is not plain JSON: {error}") from error
@@ -54,11 +54,11 @@ def append_line(path: Path, record: Mapping[str, Any], *, sync: bool = False, ch
 
 
 def read_lines(path: Path, *, end: int | None = None) -> Iterator[dict[str, Any]]:
-    """Each record of `path`; none when there is no file. A torn last line is left out: its writer was killed.
+    """Each record of `path`; none if there is no file. A torn last line, whose writer was killed, is left out.
 
     Args:
         path: the file.
-        end: read only so many bytes: the file as it was when it had so many.
+        end: read only this many bytes, to get an earlier state of the file.
 
     Raises:
         RunError: any other line is not a JSON object; names file and line.
@@ -88,7 +88,7 @@ def _parse(raw: bytes) -> dict[str, Any] | None:
 
 
 def _finish_last_line(descriptor: int) -> int:
-    """Complete a whole last line that lacks only its newline, drop a torn one; returns the file's size after it."""
+    """Add a missing newline to a whole last line, or drop a torn one; returns the file's size after that."""
     size = os.fstat(descriptor).st_size
     if size == 0 or os.pread(descriptor, 1, size - 1) == b"\n":
         return size

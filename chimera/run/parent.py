@@ -1,7 +1,7 @@
-"""What makes a child process end with its parent, however the parent ends.
+"""Ends a child process with its parent, however the parent ends.
 
-Polling works whoever started the child. PR_SET_PDEATHSIG would fire when the starting *thread* ends, and a pipe's write
-end is also held by every process that the parent forks.
+The child polls its parent's id. PR_SET_PDEATHSIG would fire when the starting *thread* ends. A pipe would stay open,
+because every process that the parent forks also holds its write end.
 """
 
 import os
@@ -13,20 +13,20 @@ CHECK_S = 0.2
 
 
 def end_with(parent: int) -> None:
-    """End this process at once when `parent` is no longer its parent. Call it before anything that takes long.
+    """End this process as soon as `parent` is no longer its parent. Call this before any slow work.
 
     Args:
-        parent: The parent's process id, as the parent itself gave it: by now it may be gone.
+        parent: The parent's process id, passed by the parent: it may have ended by now.
     """
     threading.Thread(target=_watch, args=(parent, threading.Event()), name="parent-watch", daemon=True).start()
 
 
 @contextmanager
 def ends_with_parent() -> Iterator[None]:
-    """End this process if its parent ends meanwhile; the process must be of its parent's session. Leaves no thread."""
+    """End this process if its parent ends during the block. Both must be in one session. No thread stays afterwards."""
     parent = os.getppid()
     if os.getsid(parent) != os.getsid(0):
-        os._exit(1)  # The parent has ended already, and another process has inherited this one.
+        os._exit(1)  # The parent has ended already, and another process has adopted this one.
     stop = threading.Event()
     watch = threading.Thread(target=_watch, args=(parent, stop), name="parent-watch", daemon=True)
     watch.start()

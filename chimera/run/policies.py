@@ -1,7 +1,7 @@
-"""Which policies are live: a versioned artifact replaces one part of the society.
+"""The live policies. A policy is a versioned artifact that replaces one part of the society.
 
-The run's ledger is the record: what went live and what was rolled back, in order. Whoever continues or uses a run reads
-from it what it has to serve.
+The run's ledger records every go-live and roll-back in order. Commands that continue or use a run read from it which
+policies to serve.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,14 +14,14 @@ from chimera.core.errors import RunError
 Part = Literal["weights", "choice"]
 """What a policy replaces: the weights of a slot, or the model that chooses among the hypotheses."""
 Place = tuple[Part, str]
-"""Part and target of a policy: exactly one is live at each."""
+"""Part and target of a policy. Exactly one policy is live at each place."""
 
 WENT_LIVE = "went_live"
 ROLLED_BACK = "rolled_back"
 BY_MODEL = "supervisor"
-"""The policy of a choice that the supervisor's model made."""
+"""The policy name of choices that the supervisor's model made."""
 SELECTION = "selection"
-"""The name under which policy versions tell who chooses among hypotheses, beside the versions of the slots' weights."""
+"""The key of the selecting policy in tables of versions, in which slots are the keys of weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Policy:
     """One learned policy.
 
     Attributes:
-        part: What it replaces.
-        target: Of whom: a slot for weights, a role for a choice.
+        part: The part that it replaces.
+        target: The slot whose weights, or the role whose choice, it replaces.
         version: Its name in rollouts and reports, unique in the run, such as "junior@sft".
         folder: Where its weights or parameters are, relative to the run.
     """
@@ -42,17 +42,17 @@ class Policy:
 
     @classmethod
     def made(cls, part: Part, target: str, name: str) -> "Policy":
-        """The policy that a phase, or a step of it such as "ppo-3", called `name` has made."""
+        """The policy made by the phase `name`, or by a step of a phase such as "ppo-3"."""
         return cls(part, target, f"{target}@{name}", f"models/{target}/{name}")
 
     @property
     def place(self) -> Place:
-        """Where it is live."""
+        """The place where it is live."""
         return self.part, self.target
 
     @property
     def slot(self) -> str:
-        """The name under which rollouts carry its version: the slot's, or `SELECTION`."""
+        """The key of its version in rollouts: the slot's name, or `SELECTION`."""
         return SELECTION if self.part == "choice" else self.target
 
     def dump(self) -> dict[str, str]:
@@ -64,7 +64,7 @@ class Policy:
         """The inverse of `dump`.
 
         Raises:
-            RunError: It is no policy.
+            RunError: `data` is not a policy.
         """
         fields = [data.get(name) for name in cls.__slots__] if isinstance(data, Mapping) else []
         known = bool(fields) and all(isinstance(one, str) for one in fields) and data["part"] in get_args(Part)
@@ -77,7 +77,7 @@ class Policy:
 
 
 def live(events: Iterable[Mapping[str, Any]]) -> dict[Place, Policy]:
-    """The policies that are live after `events` of a ledger; a place that is missing is as the run began."""
+    """The policies that are live after `events` of a ledger; places not in the result are as at the run's start."""
     found: dict[Place, Policy] = {}
     for event in events:
         if event["event"] == WENT_LIVE:

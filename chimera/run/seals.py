@@ -1,10 +1,10 @@
-"""Seals: the ledger holds the SHA-256 of every file of its run, so that a file that was changed later is seen.
+"""Seals: the ledger holds the SHA-256 of every file of its run, so that later changes are detected.
 
     {"event": "sealed", "files": {"traces/a.jsonl.gz": ["<SHA-256>", <bytes>], "ppo/checkpoints/3/x": null, ...}}
 
-A seal lists the files that are new, changed or (null) gone since the seal before. Some files only grow: of those each
-seal covers a beginning, whose bytes may never change again. Traces never change at all. Of all others the last seal
-counts. Not sealed are logs, what W&B keeps, hidden files (drafts, the lock), and the ledger itself.
+A seal lists the files that are new, changed or removed (null) since the previous seal. Some files only grow: each seal
+covers their first bytes, which may never change again. Traces never change. For all other files the last seal counts.
+Logs, W&B's files, hidden files (drafts, the lock) and the ledger itself are not sealed.
 """
 
 import os
@@ -25,20 +25,20 @@ GROWING = (
 )
 FIXED = ("traces/*",)
 Seal = tuple[str, int]
-"""SHA-256 and how many bytes of the file it covers."""
+"""SHA-256, and the number of first bytes of the file that it covers."""
 
 
 def seal(run: Run, below: str = "") -> list[str]:
     """Write the hashes of all files that are new or have changed into the run's ledger.
 
-    A file that was changed although it may not keeps its old seal, so that `unlike_disk` goes on naming it.
+    A file that was changed but may not change keeps its old seal, so that `unlike_disk` still names it.
 
     Args:
-        run: Owned by this process.
-        below: A folder of the run, to seal only what is in it.
+        run: A run that this process owns.
+        below: A folder of the run, to seal only its files.
 
     Returns:
-        The files that were changed although they may not.
+        The files that were changed but may not change.
 
     Raises:
         RunError: The run is not owned by this process, or a file cannot be read.
@@ -67,7 +67,7 @@ def seal(run: Run, below: str = "") -> list[str]:
 
 
 def history(events: Iterable[Mapping[str, Any]]) -> dict[str, list[Seal | None]]:
-    """Every seal of every file, oldest first; None where the file was gone."""
+    """Every seal of every file, oldest first; None means that the file was removed."""
     found: dict[str, list[Seal | None]] = {}
     for event in events:
         if event["event"] == SEALED:
@@ -77,14 +77,14 @@ def history(events: Iterable[Mapping[str, Any]]) -> dict[str, list[Seal | None]]
 
 
 def checked(run: Run, name: str, remedy: str = "restore it from a copy of the run, or make a new run") -> Path:
-    """The path of a folder of the run that is about to be used, once its bytes were compared with the ledger's hashes.
+    """Compare a folder of the run with the ledger's hashes before it is used; returns its path.
 
-    What the ledger knows nothing of is taken as it is. A process hashes no file twice that has not changed since.
+    A folder without hashes in the ledger is not checked. A process hashes an unchanged file only once.
 
     Args:
         run: The run.
         name: The folder, relative to the run.
-        remedy: What to do about damage, for the message.
+        remedy: What the user can do about damage, for the message.
 
     Raises:
         RunError: A file was changed, removed or added since it was recorded; the message names it.
@@ -113,11 +113,11 @@ def checked(run: Run, name: str, remedy: str = "restore it from a copy of the ru
 
 
 def unlike_disk(folder: Path, seals: Mapping[str, list[Seal | None]]) -> Iterator[str]:
-    """How the files of a run differ from their seals, one sentence each.
+    """Yield one sentence for each file of a run that differs from its seals.
 
     Args:
-        folder: The run's.
-        seals: As `history` gives them.
+        folder: The run's folder.
+        seals: The result of `history`.
     """
     on_disk = dict(_files(folder))
     for name, of_file in sorted(seals.items()):
@@ -142,7 +142,7 @@ def unlike_disk(folder: Path, seals: Mapping[str, list[Seal | None]]) -> Iterato
 
 
 def _kept(name: str, file: Path, seals: Iterable[Seal | None]) -> bool:
-    """Whether a file has the bytes that its seals cover, and no more unless it may grow."""
+    """True if a file has the bytes that its seals cover, and further bytes only if it may grow."""
     given = [one for one in seals if one is not None]
     size = file.stat().st_size
     if any(size < one[1] if _is(name, GROWING) else size != one[1] for one in given):
@@ -151,7 +151,7 @@ def _kept(name: str, file: Path, seals: Iterable[Seal | None]) -> bool:
 
 
 def _seal_of(name: str, file: Path) -> Seal | None:
-    """The file's hash now; of one that grows up to its last whole line. None when the file has just gone."""
+    """The file's current seal; for a growing file, up to its last whole line. None if the file was just removed."""
     try:
         size = _length(file) if _is(name, GROWING) else file.stat().st_size
         return hashes(file, [size])[0], size
@@ -160,7 +160,7 @@ def _seal_of(name: str, file: Path) -> Seal | None:
 
 
 def _length(file: Path) -> int:
-    """Where the last whole line ends."""
+    """Offset of the end of the last whole line."""
     with file.open("rb") as opened:
         end = opened.seek(0, os.SEEK_END)
         while end > 0:
@@ -182,7 +182,7 @@ def _is_below(name: str, folder: str) -> bool:
 
 
 def _files(folder: Path, below: str = "") -> Iterator[tuple[str, Path]]:
-    """Every file that is sealed, by its path relative to the run; a link counts as the file that it leads to."""
+    """Every file to seal, with its path relative to the run. A link counts as the file that it leads to."""
     for at, folders, names in os.walk(folder / below):
         here = Path(at)
         folders[:] = sorted(one for one in folders if not (one.startswith(".") or (here == folder and one in UNSEALED)))

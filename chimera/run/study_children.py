@@ -1,4 +1,4 @@
-"""Runs the commands of a study: one at a time, its output in a file, and nothing left running after it."""
+"""Runs the commands of a study, one at a time, with output in a file, and ends all their processes."""
 
 import os
 import signal
@@ -14,23 +14,23 @@ from chimera.run.child_environment import child_environment
 from chimera.run.children import Command
 
 STOP_S = 9.5
-"""A command stops within ten seconds of Ctrl-C. After this many it is killed with all of its processes."""
+"""Seconds after Ctrl-C at which a command is killed with all its processes. It must stop within ten seconds."""
 
 
 def run_child(module: str, arguments: Sequence[str], log_file: Path, *, what: str, keys: Sequence[str] = ()) -> None:
-    """Run `python -m module arguments` to its end, with its output appended to `log_file`.
+    """Run `python -m module arguments` until it ends, with its output appended to `log_file`.
 
     Ctrl-C or SIGTERM interrupts the command, and a second one kills it.
 
     Args:
-        module: Such as "chimera.train".
+        module: For example "chimera.train".
         arguments: Its arguments.
-        log_file: Its folder is made.
+        log_file: Receives the output; its folder is made.
         what: What the command does, for messages: "training of run data0-seed1".
-        keys: Variables with the keys that its configuration names, beside those that every command may read.
+        keys: Environment variables with the keys that its configuration names, besides those of every command.
 
     Raises:
-        RunError: It failed; names its exit code, its last line and its log.
+        RunError: The command failed; names its exit code, its last line and its log.
         KeyboardInterrupt: The user stopped it.
     """
     environment = child_environment(*ENVIRONMENT, "WANDB_*", "NETRC", *keys, network=True)

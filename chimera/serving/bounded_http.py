@@ -1,7 +1,7 @@
-"""The HTTP connections of model calls: an answer may take only so long and be only so large, and nothing is redirected.
+"""The HTTP connections of model calls: they limit the time and the size of an answer, and follow no redirection.
 
-httpx limits the time between two bytes, so a server that sends one byte a second would hold a call for ever. It also
-would send a prompt again to whatever address an answer names.
+httpx limits only the time between two bytes, so a server that sends one byte a second could hold a call for ever. With
+redirections, a prompt would be sent to any address that an answer names.
 """
 
 import asyncio
@@ -11,19 +11,19 @@ import httpx
 from openai import DefaultAsyncHttpxClient
 
 MAX_BYTES = 32 * 2**20
-"""Longest answer that is read, decompressed; a long conversation's log-probabilities stay far below it."""
+"""Longest answer that is read, in decompressed bytes. Log-probabilities of a long conversation are far smaller."""
 OF_TRANSFER = ("content-encoding", "content-length", "transfer-encoding")
-"""Headers that say how a body travelled, which is no longer true once it has been read."""
+"""Headers about the transfer of a body; they are no longer true after the body has been read."""
 NO_ANSWER = "Server disconnected without sending a response"
-"""httpx's words for a connection that was closed before any answer: nobody has answered."""
+"""httpx's message for a connection that was closed before any answer."""
 
 
 class BadAnswer(Exception):
-    """A server answered, but not with a whole HTTP answer; the text continues a sentence that begins with its name."""
+    """A server sent no whole HTTP answer. The message continues a sentence that begins with the server's name."""
 
 
 class BoundedClient(DefaultAsyncHttpxClient):
-    """httpx's client for one model server; the time limit of a request is the limit for its whole answer."""
+    """httpx's client for one model server; the time limit of a request applies to its whole answer."""
 
     def __init__(self) -> None:
         super().__init__(follow_redirects=False)
@@ -33,8 +33,8 @@ class BoundedClient(DefaultAsyncHttpxClient):
 
         Raises:
             BadAnswer: The answer is too long, incomplete or not HTTP.
-            httpx.TimeoutException: It did not come in time.
-            httpx.TransportError: Nobody answered.
+            httpx.TimeoutException: The answer did not come in time.
+            httpx.TransportError: No server answered.
         """
         limit = request.extensions.get("timeout", {}).get("read")
         try:

@@ -1,6 +1,6 @@
-"""The client side of every model call: one logical model name in, one parsed chat completion out.
+"""The client of every model call: takes a logical model name, returns a parsed chat completion.
 
-The society and the judge see only the `Model` protocol, so a scripted model takes the place of servers in tests.
+The society and the judge use only the `Model` protocol, so tests can replace servers by a scripted model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
 
 LONGEST_MESSAGE = 1000
-"""Characters of a server's own error message that are kept."""
+"""Most characters of a server's error message that are kept."""
 SHOWN = 120
-"""Characters of a detail, such as an address, that an error shows."""
+"""Most characters of a detail, such as an address, in an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One tool call of an assistant message; `arguments` is None when they were not a JSON object."""
+    """One tool call of an assistant message; `arguments` is None if they were not a JSON object."""
 
     id: str
     name: str
@@ -49,7 +49,7 @@ class ToolCall:
 class Completion:
     """One answer of a model.
 
-    `message` is the assistant message to append to the conversation; `weights_version` names what the server used.
+    `message` is the assistant message to append to the conversation; `weights_version` names the server's weights.
     """
 
     message: dict[str, Any]
@@ -88,7 +88,7 @@ class HttpModel:
         self._clients: dict[tuple[str, str], AsyncOpenAI] = {}
 
     def route(self, endpoints: Mapping[str, Endpoint]) -> None:
-        """Use other endpoints from now on; connections are kept (a client of its own would cost 17 ms)."""
+        """Use other endpoints from now on. Connections are kept (a new client would cost 17 ms)."""
         self.endpoints = dict(endpoints)
         self._clients.clear()
 
@@ -98,7 +98,7 @@ class HttpModel:
         from chimera.serving.bounded_http import BoundedClient
 
         endpoint = self.endpoints[key]
-        # Two models at one address may have a key each.
+        # Two models at one address may have different keys.
         place = endpoint.base_url, endpoint.api_key
         if place not in self._clients:
             if self._connections is None:
@@ -135,11 +135,11 @@ class HttpModel:
     ) -> list[Completion]:
         """Answer `messages` up to `n` times in one request; servers that do not know `n` answer once.
 
-        Each answer has the whole prompt's tokens, as if it had been asked for alone. Servers give one sum of generated
-        tokens for all answers: it is shared out evenly.
+        Each answer counts all tokens of the prompt, as in a request of its own. Servers give one sum of generated
+        tokens for all answers; it is divided evenly.
 
         Raises:
-            ModelError: The model gave no answer, or what it gave is no chat completion.
+            ModelError: The model gave no answer, or its answer is no chat completion.
         """
         request = self.request(key, messages, tools=tools, response_format=response_format, seed=seed)
         if n > 1:
@@ -177,7 +177,7 @@ class HttpModel:
         return request
 
     async def ask(self, key: str, request: Mapping[str, Any]) -> bytes:
-        """Send a request's body to the server of `key`; returns the body of its answer, not yet read.
+        """Send a request's body to the server of `key`; returns the body of its answer, not yet parsed.
 
         Raises:
             ModelError: The server refused it or did not answer in time.
@@ -190,8 +190,8 @@ class HttpModel:
 
         endpoint, where = self._endpoint(key), self.where(key)
         try:
-            # `chat.completions.create` walks through every message and tool schema to rename keys, which none needs
-            # here: half of a call's cost. And its reading takes any JSON, or text, for a completion.
+            # `chat.completions.create` walks through all messages and tool schemas to rename keys. This is not needed
+            # here and takes half of a call's time. It also accepts any JSON or text as a completion.
             response = await self._client(key).post(
                 "/chat/completions", cast_to=httpx.Response, body=request, options={"timeout": endpoint.timeout_s}
             )
@@ -207,7 +207,7 @@ class HttpModel:
         return response.content
 
     def where(self, key: str) -> str:
-        """The model behind `key` and its address, as errors name them."""
+        """The model of `key` and its address, as named in errors."""
         endpoint = self._endpoint(key)
         return f"model {key!r} ({endpoint.model} at {endpoint.base_url})"
 
@@ -225,7 +225,7 @@ class HttpModel:
 
 
 def _refused(error: "APIStatusError") -> str:
-    """What the server answered instead of a completion: its own message; a redirection is named and not followed."""
+    """The server's own message, which it sent instead of a completion. A redirection is named, not followed."""
     if 300 <= error.status_code < 400:
         place = error.response.headers.get("location", "")[:SHOWN]
         return (
@@ -278,10 +278,10 @@ class _Response(_AnswerPart):
 
 
 def read_completions(response: Mapping[str, Any] | bytes, where: str) -> list[Completion]:
-    """The answers in an OpenAI chat completion, as JSON text or as what that means; `where` names the model in errors.
+    """The answers in an OpenAI chat completion, given as JSON text or parsed; `where` names the model in errors.
 
     Raises:
-        ModelError: It is no chat completion, or it has no choice.
+        ModelError: `response` is no chat completion, or it has no choice.
     """
     try:
         read = (
@@ -302,7 +302,7 @@ def read_completions(response: Mapping[str, Any] | bytes, where: str) -> list[Co
 
 
 def _fault(response: Mapping[str, Any] | bytes, error: ValidationError) -> str:
-    """What stands where a chat completion should, and what to look at."""
+    """What the server sent instead of a chat completion, and what the user should check."""
     if isinstance(response, bytes) and response.lstrip().startswith(b"<"):
         what = "a web page"
     elif response == b"":
@@ -340,7 +340,7 @@ def _completion(response: _Response, choice: _Choice, prompt_tokens: int, comple
 
 def _arguments(raw: str) -> dict[str, Any] | None:
     try:
-        # Python's own reader lets half a surrogate pass, which cannot be written, and fails on deep nesting.
+        # Python's json accepts half a surrogate pair, which cannot be encoded, and fails on deep nesting.
         value = from_json(raw)
     except ValueError:
         return None

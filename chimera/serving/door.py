@@ -1,4 +1,4 @@
-"""The lock on every port that a run opens: an ASGI middleware that lets only requests with the run's key through."""
+"""Protects every port that a run opens: an ASGI middleware that passes only requests with the run's key."""
 
 import hmac
 import json
@@ -10,16 +10,16 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
 class Door:
-    """Passes on requests that show the key and name this machine; answers all others itself.
+    """Passes requests that hold the key and name this machine; refuses all others.
 
-    A page in a browser can be made to send requests to a loopback port under a name of its author's choice (DNS
-    rebinding), so the name that a request asks for is looked at too. Refusals have the form of OpenAI's errors.
+    A web page can send requests to a loopback port under any host name (DNS rebinding), so the host name in a request
+    is checked too. Refusals have the form of OpenAI's errors.
 
     Args:
         app: The ASGI application behind it.
-        key: What a request must show as its bearer token.
-        hosts: Names, without port, that a request may ask for in its Host header.
-        routes: What "METHOD /path" must match; every other route is as if it were not there. None opens all.
+        key: The bearer token that a request must hold.
+        hosts: Host names, without port, that are allowed in the Host header.
+        routes: Pattern of the allowed "METHOD /path"; other routes seem not to exist. None allows all routes.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Door:
         self._routes = routes
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        """Serve one connection, as ASGI says."""
+        """Serve one ASGI connection."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return

@@ -1,8 +1,8 @@
 """Start and stop the model server: one child process serves every embedded and rubric model of a run.
 
-The child listens on a loopback socket that its parent opened (so no port can be taken in between), gets its
-configuration and key through stdin (so neither shows in the process list or its environment), and ends when its parent
-does, however that ends.
+The child listens on a loopback socket that its parent opened, so no other process can take the port in between. It gets
+its configuration and key through stdin, so neither is in the process list or the environment. It ends when its parent
+ends, for whatever reason.
 """
 
 import json
@@ -32,13 +32,13 @@ CHILD_ENVIRONMENT = {
     # Spinning OpenMP threads make a decode step 40 times slower while another process uses the core.
     "OMP_WAIT_POLICY": "PASSIVE",
     "TOKENIZERS_PARALLELISM": "false",
-    # What a hub model needs is on this machine by now, and the child has no token to fetch more.
+    # All files of a hub model are on this machine by now, and the child has no token to download more.
     "HF_HUB_OFFLINE": "1",
 }
 
 
 class ModelServers:
-    """Where each logical model is served, and the weights behind it. Made by `serve`."""
+    """The endpoint of each logical model, and its weights. Made by `serve`."""
 
     def __init__(self, endpoints: Mapping[str, Endpoint], server: "ServerProcess | None") -> None:
         self.endpoints = dict(endpoints)
@@ -47,7 +47,7 @@ class ModelServers:
     def load_weights(self, key: str, folder: Path, *, version: str | None = None) -> str:
         """Serve the weights in `folder` as the logical model `key` from now on; returns their version.
 
-        Returns when no answer from the old weights can come any more.
+        Returns when the last request on the old weights has finished.
 
         Raises:
             ModelError: the model is not embedded, or the folder does not fit it.
@@ -59,9 +59,9 @@ class ModelServers:
         return answer["weights_version"]
 
     def add_candidate(self, key: str, folder: Path, version: str) -> str:
-        """Serve the weights in `folder` beside those of `key`; returns the model name to ask for.
+        """Serve the weights in `folder` in addition to those of `key`; returns their model name.
 
-        What `key` stands for does not change. Call `remove_candidate` when the candidate is not needed any more.
+        The weights of `key` do not change. Call `remove_candidate` when the candidate is no longer needed.
 
         Raises:
             ModelError: the model is not embedded, or the folder does not fit it.
@@ -72,10 +72,10 @@ class ModelServers:
         return self._server.request("POST", "/admin/candidates", body)["model"]
 
     def remove_candidate(self, name: str) -> None:
-        """Free a candidate's weights, when its last running request has ended.
+        """Free a candidate's weights after its last running request.
 
         Raises:
-            ModelError: there is no such candidate, or the server is gone.
+            ModelError: there is no such candidate, or the server has ended.
         """
         if self._server is not None:
             self._server.request("DELETE", "/admin/candidates", {"model": name})
@@ -85,7 +85,7 @@ class ModelServers:
         return {} if self._server is None else self._server.request("GET", "/health")["models"]
 
     def check(self) -> None:
-        """Return if the server process, when there is one, still runs.
+        """Raise if the server process has ended; without a server process, do nothing.
 
         Raises:
             RunError: it has ended; with its last log lines.
@@ -95,15 +95,15 @@ class ModelServers:
 
     @property
     def pid(self) -> int | None:
-        """The server's process id; None when no model needs one."""
+        """The server's process id; None if no model needs a server."""
         return None if self._server is None else self._server.pid
 
 
 def check_models(models: Mapping[str, ModelConfig], secrets: Mapping[str, str]) -> None:
-    """Find what `serve` would refuse before anything has been started; downloads hub models.
+    """Check, before anything is started, what `serve` would refuse. Downloads hub models.
 
     Raises:
-        ConfigError: an endpoint's key is not set, or a model's folder is not there.
+        ConfigError: an endpoint's key is not set, or a model's folder does not exist.
     """
     for key, model in models.items():
         if model.kind == "endpoint":
@@ -119,7 +119,7 @@ def serve(
     """Serve all slots for the duration of a `with` block.
 
     Args:
-        models: what stands behind each logical model.
+        models: settings of each logical model.
         serving: settings of the embedded server.
         secrets: values of the variables that `api_key_env` names.
         log_file: the server process appends its output here.
@@ -137,7 +137,7 @@ def serve(
         return
     for one in own.values():
         if one.kind == "embedded":
-            locate(one.path)  # A download takes its time here, not out of the server's time to start.
+            locate(one.path)  # Download here, so that it does not count against the server's time to start.
     server = ServerProcess(own, serving, log_file)
     try:
         server.wait_until_ready()
@@ -170,11 +170,11 @@ class ServerProcess:
         self._child.tell(json.dumps(settings))
 
     def wait_until_ready(self) -> None:
-        """Return when the server answers.
+        """Wait until the server answers.
 
         Raises:
             ConfigError: a model's folder cannot be used.
-            ModelError: it ended, or did not answer in time; with its last log lines.
+            ModelError: the server ended, or did not answer in time; with its last log lines.
         """
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
@@ -190,7 +190,7 @@ class ServerProcess:
         raise ModelError(f"the model server did not answer within {START_TIMEOUT_S:g} s. {self._log_tail()}")
 
     def check(self) -> None:
-        """Return if the process still runs.
+        """Raise if the process has ended.
 
         Raises:
             RunError: it has ended; with its last log lines.
@@ -199,10 +199,10 @@ class ServerProcess:
             raise RunError(f"{self._child.ending()} while the run needed it. {self._log_tail()}")
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """One call of the server's own routes.
+        """Call one of the server's own routes.
 
         Raises:
-            ModelError: the server refused it or is gone.
+            ModelError: the server refused the call or has ended.
         """
         try:
             response = httpx.request(
@@ -224,7 +224,7 @@ class ServerProcess:
         return response.json()
 
     def stop(self) -> None:
-        """End the process: SIGTERM first, SIGKILL after a while."""
+        """End the process: first SIGTERM, later SIGKILL."""
         stop([self._child])
 
     def _log_tail(self) -> str:
@@ -240,7 +240,7 @@ def user_endpoint(setting: str, model: ModelConfig, secrets: Mapping[str, str]) 
     """
     assert model.base_url is not None
     assert model.model is not None
-    # Servers without keys (Ollama, a local vLLM) ignore the value, but OpenAI's client insists on one.
+    # Servers without keys (Ollama, a local vLLM) ignore the value, but OpenAI's client needs one.
     api_key = "none"
     if model.api_key_env is not None:
         api_key = secrets.get(model.api_key_env, "")

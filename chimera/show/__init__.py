@@ -1,1 +1,1 @@
-"""What the commands draw in a terminal or as a picture."""
+"""Terminal output and pictures of the commands."""

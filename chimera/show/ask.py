@@ -1,4 +1,4 @@
-"""What a person sees of the society: each step of a node as cards."""
+"""Shows the society's work: each node's step as cards."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -8,12 +8,12 @@ from chimera.core.types import SOURCE_NAMES, Decision, ResearchTask
 from chimera.run.policies import BY_MODEL
 from chimera.show.card import Card
 
-# All colours of cards can be read on a white and on a black page.
+# All colours of cards are readable on a white and on a black background.
 DECISION_COLOURS: Mapping[str, str] = {"GO": "green", "NO-GO": "red3", "UNDECIDED": "yellow"}
 SEVERITY_COLOURS: Mapping[str, str] = {"NONE": "green", "MINOR": "green", "MAJOR": "yellow", "CRITICAL": "red3"}
 
 Texts = Sequence[tuple[str, str]]
-"""Passages as (where it is from, text)."""
+"""Passages as (origin, text)."""
 
 
 class Source(Protocol):
@@ -21,7 +21,7 @@ class Source(Protocol):
 
     @property
     def where(self) -> str:
-        """Where it is from, in words."""
+        """Its origin, in words."""
         ...
 
     @property
@@ -36,7 +36,7 @@ class Source(Protocol):
 
 
 def cards(update: Mapping[str, Any], texts: Texts) -> Iterator[Card]:
-    """What there is to see in one node's update; quotes are looked up in `texts`, the passages seen so far."""
+    """The cards of one node's update. Quotes are looked up in `texts`, the passages seen so far."""
     for hypothesis in update.get("initial_hypotheses", ()):
         yield Card(f"{hypothesis['author']}: {hypothesis['answer']}", hypothesis_lines(hypothesis, texts))
     if "selection" in update:
@@ -66,20 +66,20 @@ def cards(update: Mapping[str, Any], texts: Texts) -> Iterator[Card]:
 
 
 def task_card(task: ResearchTask) -> Card:
-    """A task for a reader: its question, its abstract, and its answer key, which no role ever sees."""
+    """The card of a task: its question, its abstract, and its answer key, which no role ever sees."""
     level = () if task.level is None else (("level", str(task.level)),)
     sections = tuple((section.label.lower(), section.text) for section in task.context)
     return Card(task.goal, (("data", SOURCE_NAMES[task.source]), *level, *sections, ("answer key", task.label)), "cyan")
 
 
 def hypothesis_lines(hypothesis: Mapping[str, Any], texts: Texts) -> tuple[tuple[str, str], ...]:
-    """A hypothesis' lines; each quote with the id of the passage it stands in, or that it stands in none."""
+    """A hypothesis' lines; each quote with the id of the passage that holds it, or a note that none does."""
     quotes = tuple(("evidence", f"“{quote}” {_origin(quote, texts)}") for quote in hypothesis["evidence"])
     return (*quotes, ("comparison", hypothesis["comparison"]), ("claim", hypothesis["claim"]))
 
 
 def source_lines(sources: Sequence[Source]) -> tuple[tuple[str, str], ...]:
-    """One line for each source that was read: where it is from, then its title and address."""
+    """One line for each source that was read: its origin, then its title and address."""
     found: dict[str, str] = {}
     for one in sources:
         found.setdefault(one.where, " · ".join(filter(None, (one.title, one.url))))
@@ -99,7 +99,7 @@ def _decision(update: Mapping[str, Any]) -> Card:
 
 
 def _withheld(society: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Why a decision does not count, and what it was."""
+    """Lines for a withheld decision: why it does not count, and what it was."""
     return (
         ("answer", "none"),
         ("why", society["why"]),

@@ -1,4 +1,4 @@
-"""A card is one step for a reader: a rich panel on a terminal and in a notebook, plain lines elsewhere."""
+"""A card shows one step: as a rich panel on a terminal and in a notebook, as plain lines elsewhere."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 BORDER = 6
-"""Columns of a panel's first line that its title cannot use."""
+"""Number of columns of a panel's first line that its title cannot use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Card(JupyterMixin):
 
 
 def show(console: "Console", shown: object) -> None:
-    """Print a card or an outline: as rich draws it on a terminal, its plain lines elsewhere."""
+    """Print a card or an outline: drawn by rich on a terminal, as plain lines elsewhere."""
     if console.is_terminal:
         console.print(shown)
     else:
@@ -53,5 +53,5 @@ def show(console: "Console", shown: object) -> None:
 
 
 def printable(text: str) -> str:
-    """`text` without characters that a terminal would obey: models and web pages wrote it."""
+    """`text` without characters that control a terminal, because models and web pages wrote it."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -1,4 +1,4 @@
-"""Draws the society with matplotlib alone: layered by who follows whom, folded into rows like a page of text.
+"""Draws the society with matplotlib: in layers by the order of nodes, wrapped into rows like text.
 
 Revision loops are the edges that lead back to an earlier layer; they are dashed and carry their severity.
 """
@@ -24,12 +24,12 @@ COLUMN_GAP, ROW_GAP, STACK_GAP = 2.86, 2.6, 0.96
 COLUMNS = 4
 PAD = 0.17
 STYLE: "dict[RcKeyType, Any]" = {"svg.hashsalt": "society", "svg.fonttype": "path", "font.family": "DejaVu Sans"}
-"""The same picture gives the same bytes everywhere."""
+"""Settings with which the same picture has the same bytes on every machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One node: its title, a caption, the group it belongs to."""
+    """One node: its title, its caption and its group."""
 
     name: str
     title: str
@@ -39,7 +39,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Boxes that share a model: the panel's label and its colour."""
+    """Boxes that share a model, with the label and the colour of their panel."""
 
     name: str
     label: str
@@ -57,14 +57,14 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Diagram:
-    """What is drawn, taken from the compiled graph; START and END are nodes of edges only."""
+    """The contents of the picture, from the compiled graph. START and END occur only in edges."""
 
     boxes: tuple[Box, ...]
     groups: tuple[Group, ...]
     edges: tuple[Edge, ...]
 
     def _repr_svg_(self) -> str:
-        """What a notebook shows."""
+        """The SVG picture, which notebooks show."""
         import matplotlib
 
         drawing = BytesIO()
@@ -97,7 +97,7 @@ def loops(edges: Sequence[Edge]) -> set[Edge]:
 
 
 def layers(edges: Sequence[Edge]) -> dict[str, int]:
-    """The longest way from START to each node, loops left out; START is in layer 0."""
+    """The length of the longest path from START to each node, without loops; START is in layer 0."""
     forward = [edge for edge in edges if edge not in loops(edges)]
     depth = {START: 0}
     for _ in range(len(forward)):
@@ -128,7 +128,7 @@ def positions(diagram: Diagram) -> dict[str, Point]:
 
 
 def draw(diagram: Diagram, paths: Sequence[Path], *, description: str) -> None:
-    """Write the picture to every one of `paths`; the endings say in which format. `description` goes into the files."""
+    """Write the picture to all `paths`; their endings give the format. `description` is stored in the files."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
@@ -258,7 +258,7 @@ def _curve(place: Mapping[str, Point], edge: Edge) -> tuple[Point, Point, Point,
     (x1, y1), (x2, y2) = place[edge.source], place[edge.target]
     if abs(y2 - y1) > ROW_GAP / 2:
         up = 1 if y2 > y1 else -1
-        # Arrows to another column leave beside the middle, so that they do not start on top of the straight one.
+        # Arrows to another column start beside the middle, so that they do not overlap the straight arrow.
         lean = BOX_WIDTH * (0 if x1 == x2 else 0.3 if x2 > x1 else -0.3)
         start, end = (x1 + lean, y1 + up * BOX_HEIGHT / 2), (x2 - lean, y2 - up * BOX_HEIGHT / 2)
         half = (end[1] - start[1]) / 2

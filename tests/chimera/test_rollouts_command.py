@@ -211,7 +211,10 @@ def test_an_unknown_phase_names_the_valid_ones():
     command = [sys.executable, "-m", "chimera.train", "--phases", "gahter"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.strip() == "error: there is no phase 'gahter', did you mean gather?: the phases are gather, sft, ppo, bandit"
+    assert (
+        done.stderr.strip()
+        == "error: there is no phase 'gahter', did you mean gather?: the phases are gather, sft, ppo, bandit"
+    )
 
 
 @pytest.mark.parametrize(

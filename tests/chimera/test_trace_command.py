@@ -68,7 +68,7 @@ def runs(tmp_path_factory):
     write(spans, folder / "mine" / "traces/ppo/a.jsonl.gz")
     many = [0.25] * len(ids)
     record = TokenRecord(LEARNED.rollout_id, "r", "HypothesisRefiner", 1, 1, 1, 0.5, "v", [1.0] * len(ids), many, many)
-    write_tokens([record], tokens_file(folder / "mine", 1))
+    write_tokens([record], tokens_file(folder / "mine", "ppo", 1))
     return folder
 
 

@@ -1,7 +1,7 @@
-"""HTTP for the live tools: one time budget, polite retries, and every failure as one sentence without secrets.
+"""HTTP for the live tools: one time limit, retries that wait, and every failure as one sentence without secrets.
 
-A connection is opened for each search: the runner processes fork and each may run several event loops, which a shared
-pool of connections would not survive. Keys travel in headers or bodies only, because httpx logs addresses.
+Each search opens its own connection: runner processes fork and may run several event loops, so they cannot share a pool
+of connections. Keys are sent in headers or bodies only, because httpx logs addresses.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from pydantic import BaseModel, ValidationError
 from agents.tools.passages import Passage, ToolError
 
 AGENT = "chimera-lab"
-"""How we introduce ourselves to every service."""
+"""User-Agent header that every service receives."""
 MAX_BYTES = 8_000_000
-"""Longest answer that is read; no service sends as much for a handful of records."""
+"""Longest answer that is read, in bytes. A few records are far shorter."""
 SPARE = 3
-"""Results asked for beyond those wanted, to replace what the leak block takes out."""
+"""Extra results that are requested, to replace those that the leak block removes."""
 
 Answer = TypeVar("Answer", bound=BaseModel)
 Sleep = Callable[[float], Awaitable[Any]]
@@ -36,8 +36,8 @@ _Response = tuple[int, Mapping[str, str], bytes]
 class LiveHttp:
     """Sends requests to live services.
 
-    `timeout_s` bounds one request with all its retries and waits; `retries` counts further tries after 429 and 5xx.
-    Waiting follows Retry-After, or else starts at `backoff_s` and doubles.
+    `timeout_s` limits one request with all its retries and waits. `retries`: further attempts after 429 and 5xx. The
+    wait follows Retry-After, or else starts at `backoff_s` and doubles.
     """
 
     timeout_s: float
@@ -48,7 +48,7 @@ class LiveHttp:
     async def request(
         self, service: str, method: str, url: str, *, key_name: str | None = None, **options: Any
     ) -> bytes:
-        """The body of a 200 answer; raises ToolError that names `service`, and `key_name` when the key is refused."""
+        """The body of a 200 answer; raises ToolError that names `service`, and `key_name` if the key is refused."""
         try:
             async with (
                 asyncio.timeout(self.timeout_s),
@@ -68,7 +68,7 @@ class LiveHttp:
         raise ToolError(_refusal(service, status, self.retries, key_name))
 
     async def json(self, service: str, method: str, url: str, answer: type[Answer], **options: Any) -> Answer:
-        """A 200 answer read as the model `answer`; raises ToolError, also when it has another form."""
+        """Parse a 200 answer as the model `answer`; raises ToolError, also if it does not fit."""
         body = await self.request(service, method, url, **options)
         try:
             return answer.model_validate_json(body)
@@ -78,7 +78,7 @@ class LiveHttp:
             raise ToolError(f"{service} answered 200 with malformed JSON ({where}: {fault['msg'][:80]})") from None
 
     async def _tries(self, service: str, exchange: Callable[[], Awaitable[_Response]]) -> tuple[int, bytes]:
-        """Status and body of the first answer that is no 429 or 5xx, or of the last one."""
+        """Status and body of the first answer that is not 429 or 5xx, or of the last attempt."""
         deadline = time.monotonic() + self.timeout_s
         status, headers, body = await exchange()
         for attempt in range(self.retries):
@@ -96,7 +96,7 @@ class LiveHttp:
 
 
 def retry_after(value: str | None) -> float | None:
-    """Seconds to wait from a Retry-After header (seconds or an HTTP date); None when absent or unreadable."""
+    """Seconds to wait from a Retry-After header (seconds or an HTTP date); None if it is missing or unreadable."""
     if value is None:
         return None
     if value.strip().isdecimal():
@@ -111,9 +111,9 @@ def retry_after(value: str | None) -> float | None:
 
 
 class SearchCache:
-    """Remembers the last answers of live searches in this process, and joins equal searches that run at once.
+    """Caches the last answers of live searches in this process, and joins equal searches that run at the same time.
 
-    Three juniors often ask the same question at the same moment: one request serves them all. Failures are not kept.
+    Three juniors often search for the same query at once; one request serves them all. Failures are not cached.
     """
 
     def __init__(self, size: int = 256) -> None:
@@ -123,7 +123,7 @@ class SearchCache:
         self._lock = threading.Lock()
 
     async def get(self, key: Any, search: Callable[[], Awaitable[Sequence[Passage]]]) -> Sequence[Passage]:
-        """The remembered answer for `key`, or what `search` gives; raises what `search` raises."""
+        """The cached answer for `key`, or the result of `search`; raises what `search` raises."""
         with self._lock:
             if key in self._kept:
                 self._kept[key] = self._kept.pop(key)

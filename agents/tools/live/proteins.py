@@ -53,7 +53,7 @@ class _ProteinAnswer(BaseModel):
 
 
 class UniProt:
-    """Reviewed proteins: human ones of that name, else of any species, else human ones that its words are about."""
+    """Reviewed proteins: human ones of that name, else of any species, else human ones that match the words."""
 
     def __init__(self, http: LiveHttp, results: int, base_url: str = "https://rest.uniprot.org") -> None:
         self._http = http

@@ -44,7 +44,7 @@ class PubMed:
         return await self._cache.get(query, lambda: self._search(query))
 
     async def _search(self, query: str) -> Sequence[Passage]:
-        """Articles with all words of the query first; when they are too few, articles with any of them follow."""
+        """Articles with all words of the query; if they are too few, then articles with any of the words."""
         words = content_words(query)
         if not words:
             return []
@@ -101,7 +101,7 @@ def _passage(article: ElementTree.Element) -> Passage | None:
 
 
 def _about(article: ElementTree.Element) -> list[ElementTree.Element]:
-    """PMIDs of articles that this one comments on, corrects or repeats; merely citing one is no such tie."""
+    """PMIDs of articles that this one comments on, corrects or repeats; articles that it only cites do not count."""
     ties = article.findall("MedlineCitation/CommentsCorrectionsList/CommentsCorrections")
     return [pmid for tie in ties if tie.get("RefType") != "Cites" for pmid in tie.findall("PMID")]
 

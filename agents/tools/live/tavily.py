@@ -13,7 +13,7 @@ SERVICE = "Tavily"
 TAVILY_KEY = "TAVILY_API_KEY"
 REGISTRIES = ("clinicaltrials.gov", "clinicaltrialsregister.eu", "isrctn.com", "trialsearch.who.int", "anzctr.org.au")
 _MOST = 20
-"""Tavily's own limit on results."""
+"""Most results that Tavily allows."""
 
 
 class _Hit(BaseModel):
@@ -29,7 +29,7 @@ class _TavilyAnswer(BaseModel):
 class Tavily:
     """Web pages found by Tavily.
 
-    Its generated "answer" is never asked for: it would be made from the very article that the leak block removes.
+    Tavily's generated "answer" is never requested: it could be made from the article that the leak block removes.
     """
 
     def __init__(self, http: LiveHttp, results: int, key: str, base_url: str = "https://api.tavily.com") -> None:

@@ -91,7 +91,7 @@ class _TrialsAnswer(BaseModel):
 
 
 class ClinicalTrials:
-    """Registered studies; the publications that a study lists serve the leak block only."""
+    """Registered studies. The publications that a study lists are used only by the leak block."""
 
     def __init__(self, http: LiveHttp, results: int, base_url: str = "https://clinicaltrials.gov/api/v2") -> None:
         self._http = http
@@ -104,7 +104,7 @@ class ClinicalTrials:
         return await self._cache.get(query, lambda: self._search(query))
 
     async def _search(self, query: str) -> Sequence[Passage]:
-        """Studies with all words of the query first; when they are too few, studies with any of them follow."""
+        """Studies with all words of the query; if they are too few, then studies with any of the words."""
         words = content_words(query)
         if not words:
             return []

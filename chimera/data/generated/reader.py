@@ -1,8 +1,8 @@
-"""An independent reader of generated tasks: it sees the question and the abstract only and applies the published rule.
+"""An independent reader of generated tasks: it applies the published rule to the question and the abstract only.
 
-It knows English cues (lower, raise, versus, final, interim, p=, CI) and the list of endpoints, and nothing about what
-the generator drew. Where a sentence gives two group values and a direction word it believes the values. `ignore` makes
-it blind to one thing, which shows what that thing is worth.
+It knows English cues (lower, raise, versus, final, interim, p=, CI) and the list of endpoints, but not what the
+generator drew. If a sentence gives two group values and a direction word, the values count. `ignore` makes it ignore
+one aspect, which shows how much that aspect matters.
 """
 
 import re
@@ -33,7 +33,7 @@ INTERVAL = re.compile(rf"95% CI ({NUMBER}) to ({NUMBER})")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One sentence as read: endpoint, direction (+1 higher, -1 lower in the studied group), class, weight."""
+    """One finding as read: endpoint, direction (+1 higher, -1 lower in the studied group), significance, weight."""
 
     endpoint: str
     direction: int
@@ -42,11 +42,11 @@ class Reading:
 
 
 def answer(brief: Brief, ignore: Aspect | None = None) -> Label:
-    """Answer a question by the rule in `chimera.data.generated.tasks`, blind to `ignore`.
+    """Answer a question by the rule in `chimera.data.generated.tasks`, without the aspect `ignore`.
 
-    Blind to direction: every significant finding is a yes. Blind to significance: every finding in the asked direction
-    is a yes and every other one a no. Blind to the endpoint: all findings count. Blind to conflict: the first finding
-    about the endpoint is the answer.
+    Without direction, every significant finding is a yes. Without significance, a finding in the asked direction is a
+    yes and any other a no. Without the endpoint, all findings count. Without conflict, the first finding about the
+    endpoint gives the answer.
 
     Raises:
         ValueError: when the question's direction or endpoint, or a finding about it, cannot be read.
@@ -112,7 +112,7 @@ def read(brief: Brief) -> Iterator[Reading]:
 
 
 def read_significance(sentence: str) -> Literal["significant", "borderline", "not significant"] | None:
-    """The class of the sentence's p-value or interval, None when it has neither."""
+    """The significance of the sentence's p-value or interval; None if it has neither."""
     if interval := INTERVAL.search(sentence):
         return "significant" if float(interval[1]) * float(interval[2]) > 0 else "not significant"
     if p_value := P_VALUE.search(sentence):
@@ -138,7 +138,7 @@ def read_direction(sentence: str) -> int:
 
 
 def is_control(group: str) -> bool:
-    """Whether a group's name is that of a control group."""
+    """True if `group` names a control group."""
     return bool(re.search(r"placebo|treatment|usual care|waiting list|leaflet|non-carriers", group))
 
 

@@ -11,7 +11,7 @@ The published rule (`decide`), with d the direction asked:
 4. Otherwise all findings count: they answer together when they agree, and *maybe* when they disagree.
 
 Labels have PubMedQA's mix (55 / 34 / 11 %). Endpoints that are not asked about get findings from the same
-distribution, mostly with another answer than the label, so reading any other sentence misleads.
+distribution, mostly with another answer than the label, so findings about the wrong endpoint mislead.
 
 Levels: 1 one finding on each of two endpoints; 2 adds several analyses of one endpoint; 3 adds a third endpoint, more
 verbs in questions, remarks with p-values, and findings that give values without saying 'lower' or 'higher'; 4 adds
@@ -52,7 +52,7 @@ from chimera.data.generated.vocabulary import (
 
 FindingRole = Literal["decisive", "superseded", "other endpoint"]
 Rule = Literal["single", "agreement", "override", "disagreement"]
-"""What gives the label: one finding, several that agree, one that overrides the other, or several that disagree."""
+"""What determines the label: one finding, several that agree, one that overrides the other, several that disagree."""
 
 LABEL_MIX: dict[Label, float] = {"yes": 0.552, "no": 0.338, "maybe": 0.110}
 
@@ -61,10 +61,10 @@ OTHER_ANSWER: dict[Label, tuple[float, float, float]] = {
     "no": (0.300, 0.030, 0.008),
     "maybe": (0.090, 0.008, 0.012),
 }
-"""Joint weights of the label (row) and of what another endpoint would answer (yes, no, maybe).
+"""Joint weights of the label (row) and of the answer that another endpoint would give (yes, no, maybe).
 
-Symmetric with margins `LABEL_MIX`: whoever sees two different answers without knowing which endpoint was asked about
-has an even chance.
+Symmetric with margins `LABEL_MIX`: a reader of two different answers who does not know which endpoint was asked about
+guesses right half the time.
 """
 
 STRUCTURES: dict[int, dict[bool, dict[Rule, float]]] = {
@@ -82,14 +82,15 @@ STRUCTURES: dict[int, dict[bool, dict[Rule, float]]] = {
         False: {"single": 0.20, "override": 0.35, "disagreement": 0.45},
     },
 }
-"""For each level, how findings on one endpoint give a clear answer (True: yes or no) or maybe (False)."""
+"""By level, the weights of the rules by which findings on one endpoint give a clear answer (True: yes or no) or maybe
+(False)."""
 
 CATEGORIES: dict[Label, tuple[tuple[bool, Significance, float], ...]] = {
     "yes": ((True, "significant", 1.0),),
     "no": ((False, "significant", 0.60), (True, "not significant", 0.35), (False, "not significant", 0.05)),
     "maybe": ((True, "borderline", 0.75), (False, "borderline", 0.25)),
 }
-"""Findings (in the asked direction?, significance, weight) that read alone give each answer."""
+"""By answer, the findings that give it when read alone: (in the asked direction?, significance, weight)."""
 
 ARM_SIZES = (40, 50, 60, 80, 100, 120, 150, 180, 200, 240, 300, 400)
 MOST_FINDINGS = 4
@@ -97,7 +98,7 @@ MOST_FINDINGS = 4
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding as drawn: what its sentence says, and its part in the answer."""
+    """One finding as drawn: the contents of its sentence, and its role in the answer."""
 
     sentence: str
     endpoint: str
@@ -109,7 +110,7 @@ class Finding:
     role: FindingRole
 
     def answer(self, asked: Direction) -> Label:
-        """What this finding, read alone, answers (clause 2 of the rule)."""
+        """The answer of this finding, read alone (clause 2 of the rule)."""
         return read_alone(self.p_value, in_direction=self.direction == asked)
 
 
@@ -134,7 +135,7 @@ class Facts:
 
     @property
     def decisive(self) -> tuple[Finding, ...]:
-        """The findings that decide, in the order of the text."""
+        """The findings that determine the label, in the order of the text."""
         return tuple(finding for finding in self.findings if finding.role == "decisive")
 
 
@@ -244,7 +245,7 @@ def generate_one(seed: int, index: int, level: int) -> GeneratedTask:
 
 @dataclass(frozen=True, slots=True)
 class FindingPlan:
-    """A finding before its numbers and its sentence: which endpoint, what it will answer, how it is introduced."""
+    """A finding before its numbers and its sentence are drawn: its endpoint, its answer, how it is introduced."""
 
     endpoint: StudyEndpoint
     answer: Label
@@ -262,7 +263,7 @@ def draw_findings(
     arm: int,
     level: int,
 ) -> tuple[tuple[Finding, ...], Rule]:
-    """All findings in the order of the text, and the clause that decides; `endpoints[0]` is the one asked about."""
+    """All findings in the order of the text, and the rule that applies; `endpoints[0]` is the one asked about."""
     plans, rule = plan_endpoint(rng, endpoints[0], label, level, asked=True)
     other_answer = rng.choices(LABELS, OTHER_ANSWER[label])[0]
     plans += plan_endpoint(rng, endpoints[1], other_answer, level, asked=False)[0]
@@ -311,7 +312,7 @@ def draw_finding(rng: Random, subject: Subject, plan: FindingPlan, asked: Direct
 
 
 def conclusion(facts: Facts) -> str:
-    """The abstract's conclusion, which gives the answer away and is kept from every agent."""
+    """The abstract's conclusion, which reveals the label and is hidden from every agent."""
     outcome = f"{facts.asked} {facts.endpoint} in {facts.population}"
     label = decide(facts.asked, facts.findings, facts.endpoint)
     text = {

@@ -9,7 +9,7 @@ from chimera.data.generated.vocabulary import Kind, StudyEndpoint, Subject
 Direction = Literal["lower", "higher"]
 Significance = Literal["significant", "borderline", "not significant"]
 Marker = Literal["none", "neutral", "overriding", "superseded"]
-"""How a finding is introduced: not at all, as one of two equals, as the analysis that counts, or as superseded."""
+"""How a finding is introduced: not at all, as one of two equal ones, as the analysis that counts, or as superseded."""
 
 SUPERSEDED_OVERRIDING: tuple[tuple[str, str], ...] = (
     ("In the interim analysis, ", "In the final analysis, "),
@@ -100,7 +100,7 @@ def write_question(rng: Random, subject: Subject, endpoint: str, population: str
 
 
 def write_background(rng: Random, subject: Subject, condition: str) -> str:
-    """One sentence that names the subject and the condition and answers nothing."""
+    """One sentence that names the subject and the condition without answering the question."""
     return sentence_case(rng.choice(BACKGROUNDS).format(name=subject.name, condition=condition))
 
 
@@ -117,14 +117,14 @@ def write_methods(rng: Random, subject: Subject, population: str, participants: 
 
 
 def write_remark(rng: Random, level: int) -> str:
-    """A sentence that decides nothing; from level 3 on it may carry a p-value of its own."""
+    """A sentence that has no effect on the label; from level 3 on it may hold a p-value."""
     if level >= 3 and rng.random() < 0.3:
         return BASELINE_REMARK.format(hundredths=rng.randint(12, 95))
     return rng.choice(REMARKS).format(percent=rng.randint(71, 98), age=rng.randint(24, 78), few=rng.randint(2, 9))
 
 
 def draw_p(rng: Random, significance: Significance) -> float:
-    """A p-value of the class, with two or three decimals or below 0.001, away from the limits 0.05 and 0.10."""
+    """A p-value of this significance, with two or three decimals or below 0.001, not near the limits 0.05 and 0.10."""
     if significance == "significant" and rng.random() < 0.25:
         return round(rng.uniform(0.0001, 0.0009), 4)
     low, high = {"significant": (0.001, 0.045), "borderline": (0.055, 0.095), "not significant": (0.12, 0.95)}[
@@ -136,7 +136,7 @@ def draw_p(rng: Random, significance: Significance) -> float:
 
 
 def draw_values(rng: Random, endpoint: StudyEndpoint, direction: Direction, p: float, arm: int) -> tuple[float, float]:
-    """Values of the studied and the control group that `arm` participants a group would give this p-value with.
+    """Values of the studied and the control group that give this p-value with `arm` participants in each group.
 
     The difference is z(p) standard errors, rounded to the printed precision and at least one printed unit.
     """
@@ -154,7 +154,7 @@ def draw_values(rng: Random, endpoint: StudyEndpoint, direction: Direction, p: f
 def print_statistic(rng: Random, endpoint: StudyEndpoint, p: float, difference: float, level: int) -> str:
     """The p-value, or at level 4 sometimes the difference with its 95 % confidence interval.
 
-    An interval cannot show a borderline result, so those always print p; so do intervals with a limit that rounds to 0.
+    Always p for a borderline result, which an interval cannot show, and for intervals with a limit that rounds to 0.
     """
     if not 0.05 <= p < 0.1 and rng.random() < INTERVAL_SHARE[level]:
         half_width = 1.96 * abs(difference) / NORMAL.inv_cdf(1 - p / 2)

@@ -1,7 +1,7 @@
 """The words that generated tasks are made of: endpoints, populations, conditions, invented names.
 
-Names of drugs, programmes and genes are put together from syllables, so that nearly every question is unique and no
-real product is spoken about. No endpoint's name or synonym occurs inside another one's.
+Names of drugs, programmes and genes are made from syllables, so that nearly every question is unique and no real
+product is named. No endpoint's name or synonym occurs inside another one's.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ KINDS: tuple[Kind, ...] = ("drug", "behaviour", "gene")
 
 @dataclass(frozen=True, slots=True)
 class StudyEndpoint:
-    """An outcome: its name in abstracts, a synonym that hard questions use, and its usual size.
+    """An outcome: its name in abstracts, a synonym for hard questions, and its usual values.
 
     `typical` and `spread` (standard deviation of one participant) are in `unit`; shares are percentages and have no
     spread of their own. `decimals` is the precision that values are printed with.
@@ -115,7 +115,7 @@ PROGRAMME_ENDINGS = ("o", "a", "is", "um", "ey", "ane", "eth", "ory")
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is compared with what, as it is called in questions (`name`) and results (`group`, `control_group`)."""
+    """What is compared, as named in questions (`name`) and in results (`group`, `control_group`)."""
 
     kind: Kind
     name: str

@@ -39,5 +39,5 @@ def main(argv: list[str]) -> None:
         access_log=False,
         timeout_graceful_shutdown=GRACE_S,
     )
-    # uvicorn 0.54's own `fd` takes the socket for a Unix one, so TCP_NODELAY stays off: 40 ms for every answer.
+    # uvicorn 0.54's `fd` treats the socket as a Unix socket and leaves TCP_NODELAY off: 40 ms for every answer.
     uvicorn.Server(config).run(sockets=[socket.socket(fileno=options.fd)])

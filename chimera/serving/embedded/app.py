@@ -1,4 +1,4 @@
-"""The HTTP side: routes, the per-run key and errors in OpenAI's form."""
+"""The HTTP application: routes, the run's key, and errors in OpenAI's form."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from chimera.serving.embedded.service import Service
 
 
 def create_app(service: Service, api_key: str) -> FastAPI:
-    """The application behind its door; it closes `service` when it shuts down."""
+    """The application, protected by a `Door`; it closes `service` when it shuts down."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -101,6 +101,6 @@ async def _body(request: Request) -> Any:
 
 
 async def _disconnected(request: Request) -> None:
-    """Return when the client closed its connection; the body must have been read."""
+    """Return when the client has closed its connection; the body must have been read before."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -1,11 +1,11 @@
 """Continuous batching: one thread owns all engines, admits waiting jobs between decode steps and samples for all rows.
 
-What a grammar forces is not sampled: as soon as only one continuation is allowed (JSON keys, the rest of a sentence
-from an enum), its tokens are appended to the answer at once and run through the model together in the next step.
+Forced text is not sampled: if the grammar allows only one continuation (JSON keys, the rest of a sentence from an
+enum), its tokens are appended to the answer at once and run through the model together in the next step.
 
-A job stays with the lane (engine and cache rows) it was submitted to until it ends. New weights are a new lane: jobs
-submitted before the change finish on the old weights, later ones start on the new, and none waits, is dropped or
-mixes two versions. The old lane is freed with its last job.
+A job stays in the lane (engine and cache rows) it was submitted to. New weights make a new lane: jobs submitted before
+finish on the old weights, later jobs run on the new weights. No job waits, is dropped or mixes two versions. The old
+lane is freed after its last job.
 """
 
 import logging
@@ -38,7 +38,7 @@ Finish = Literal["stop", "length", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What decoding needs to know of a tokenizer."""
+    """The parts of a tokenizer that decoding needs."""
 
     token_bytes: list[bytes]
     eos: frozenset[int]
@@ -52,8 +52,8 @@ class Vocabulary:
 class TokenLogProbs:
     """Log-probabilities of one generated token.
 
-    `raw` is of the model alone (temperature 1, no mask), `sampled` of the distribution that was sampled (after grammar
-    mask, temperature and top-p; 0 for a greedy or forced token). `top` are the most likely (token, raw) pairs.
+    `raw` is under the model (temperature 1, no mask). `sampled` is under the distribution that was sampled from (after
+    grammar mask, temperature and top-p; 0 for a greedy or forced token). `top`: the most likely (token, raw) pairs.
     """
 
     raw: float
@@ -63,7 +63,7 @@ class TokenLogProbs:
 
 @dataclass(slots=True)
 class DecodingJob:
-    """One answer to generate, and what was generated so far; only the batcher's thread touches the latter."""
+    """One answer to generate, and its tokens so far; only the batcher's thread uses the latter."""
 
     prompt: list[int]
     max_new: int
@@ -80,7 +80,7 @@ class DecodingJob:
     scores: list[TokenLogProbs] = field(default_factory=list)
     reused: int = 0
     cached: int = 0
-    """Leading tokens of prompt and answer whose keys and values the job's row holds."""
+    """Number of first tokens of prompt and answer whose keys and values are in the job's row."""
     finish: Finish | None = None
     generator: random.Random = field(init=False)
 
@@ -89,11 +89,11 @@ class DecodingJob:
 
     @property
     def unscored(self) -> int:
-        """Trailing tokens of the answer whose log-probabilities are wanted and not known yet."""
+        """Number of last tokens of the answer whose log-probabilities are wanted but not computed yet."""
         return len(self.tokens) - len(self.scores) if self.log_probs else 0
 
     def chunk(self, row: int) -> Chunk:
-        """The tokens that are not in the cache of `row` yet; scored where a token is still to be chosen or scored."""
+        """The tokens that are not in the cache of `row` yet; the last ones give the logits that are needed."""
         start = self.cached - len(self.prompt)
         fresh = self.tokens[start:] if start >= 0 else self.prompt[self.cached :] + self.tokens
         return Chunk(row, fresh, self.cached, 1 + self.unscored)
@@ -112,7 +112,7 @@ class FinishedJob:
 
 @dataclass(slots=True)
 class Counters:
-    """What the batcher did since it started."""
+    """Totals since the batcher started."""
 
     answers: int = 0
     generated_tokens: int = 0
@@ -137,11 +137,11 @@ class Lane:
 
     @property
     def busy(self) -> bool:
-        """Whether any job waits or runs here."""
+        """True if any job waits or runs in this lane."""
         return bool(self.waiting or self._live)
 
     def advance(self, counters: Counters) -> None:
-        """Admit what fits, then choose one token for every running job and run it, with all that it forces."""
+        """Admit waiting jobs; then choose a token for every running job, and run it with the tokens that it forces."""
         while self.waiting and len(self._live) < self.slots:
             job = self.waiting.popleft()
             if not _given_up(job):
@@ -154,7 +154,7 @@ class Lane:
             self._decode(counters)
 
     def fail(self, error: Exception) -> None:
-        """End all jobs with `error`; nothing cached is trusted afterwards."""
+        """End all jobs with `error` and discard the cache."""
         for job in (*self._live.values(), *self.waiting):
             if job.done.set_running_or_notify_cancel():
                 job.done.set_exception(error)
@@ -239,7 +239,7 @@ class Lane:
             job.finish = "length"
 
     def _force(self, job: DecodingJob, counters: Counters) -> None:
-        """Append all tokens that the grammar forces after the newest one, the end of the answer too."""
+        """Append all tokens that the grammar forces after the newest token, including the end of the answer."""
         if job.matcher is None or job.finish is not None:
             return
         forced = forced_tokens(job.matcher, self._vocabulary.ordinary)
@@ -251,14 +251,14 @@ class Lane:
         for token in forced:
             if job.finish is not None:
                 break
-            # One random number for each token, drawn or forced: what is drawn later does not depend on how text came.
+            # Each token uses one random number, sampled or forced, so later samples do not depend on what was forced.
             job.generator.random()
             self._append(job, token)
             counters.generated_tokens += 1
             counters.forced_tokens += 1
 
     def _finish_ended(self, counters: Counters) -> None:
-        """End the jobs that are complete; those whose forced tokens have no log-probabilities yet wait for a step."""
+        """End the complete jobs. Jobs whose forced tokens lack log-probabilities wait for the next step."""
         for row in [row for row, job in self._live.items() if job.finish is not None and not job.unscored]:
             job = self._release(row)
             counters.answers += 1
@@ -272,7 +272,7 @@ class Lane:
                 job.done.set_result(FinishedJob(job.tokens, text, job.finish, job.scores, job.reused))
 
     def _decode(self, counters: Counters) -> None:
-        """Run what every job's answer has got since the last step: one token, or several if some were forced."""
+        """Run the new tokens of every job's answer: one token, or several if some were forced."""
         several = {row: job for row, job in self._live.items() if len(job.prompt) + len(job.tokens) - job.cached > 1}
         self._run({row: job for row, job in self._live.items() if row not in several}, several)
         counters.decode_steps += 1
@@ -309,12 +309,12 @@ def _top(raw: Tensor, count: int) -> tuple[tuple[int, float], ...]:
 
 
 def _given_up(job: DecodingJob) -> bool:
-    """Whether its client cancelled `job`; tells those who wait for the job's end that it has come."""
+    """True if the client cancelled `job`; then also notify all that wait for the job's end."""
     return job.done.cancelled() and not job.done.set_running_or_notify_cancel()
 
 
 def _cut(job: DecodingJob, seen: int) -> bool:
-    """Cut the text before the first stop string that the bytes after `seen` completed; whether there was one."""
+    """Cut the text before the first stop string that ends after byte `seen`; returns True if there was one."""
     found = [job.text.find(stop, max(0, seen - len(stop) + 1)) for stop in job.stops]
     starts = [start for start in found if start >= 0]
     if starts:
@@ -351,7 +351,7 @@ class Batcher:
                     try:
                         lane.advance(self.counters)
                     except Exception as error:
-                        # Every waiting client is told, and the server lives on.
+                        # Every waiting client gets the error, and the server continues.
                         logger.exception("a batch failed")
                         lane.fail(error)
                 busy = [lane for lane in busy if lane.busy]
@@ -363,7 +363,7 @@ class Batcher:
             lane.fail(Unavailable("the server is shutting down"))
 
     def _receive(self, busy: list[Lane]) -> bool:
-        """Move arrived jobs to their lanes, waiting for one if there is nothing to do; False to stop."""
+        """Move arrived jobs to their lanes; if no lane is busy, wait for a job. Returns False to stop."""
         while True:
             try:
                 item = self._inbox.get(block=not busy)

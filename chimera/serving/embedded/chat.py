@@ -1,4 +1,4 @@
-"""Conversations to token ids and generated text back to messages; no I/O.
+"""Turns conversations into token ids, and generated text into messages; no I/O.
 
 Text inside messages can never become a control token: when a message holds a control token's text (such as
 `<|im_end|>` in a tool result), it is tokenized as the plain characters it is.
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 NFC_SHRINKS = 3
-"""Unicode's normal form C makes a text at most so many times shorter, in UTF-8 bytes."""
+"""The largest factor by which Unicode's normal form C shortens a text, in UTF-8 bytes."""
 CACHED_SEGMENTS = 4096
-"""Texts between control tokens whose token ids are kept, for one tokenizer."""
+"""Number of texts between control tokens whose token ids are cached, for each tokenizer."""
 
 CALL_PROBE = re.compile(
     rf'{OPEN}(?P<before>\s*){{"name"(?P<colon>:\s*)"probe"(?P<comma>,\s*)"arguments":\s*'
@@ -35,7 +35,7 @@ CALL_PROBE = re.compile(
     rf"}}}}(?P<after>\s*){CLOSE}(?P<between>\s*){OPEN}"
 )
 PLACEHOLDER = re.compile("\ue000[0-9a-f]{16}\ue001")
-"""What stands for the text of a control token while the chat template is rendered."""
+"""Replaces the text of a control token while the chat template is rendered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnswer:
-    """Generated text taken apart."""
+    """Generated text, split into content and tool calls."""
 
     content: str | None
     calls: tuple[ParsedCall, ...]
@@ -88,8 +88,8 @@ class ChatFormat:
         Args:
             messages: the conversation.
             tools: the tools that are offered.
-            most: the most tokens that it may have; a text that is surely longer is refused before the slow work of
-                tokenizing it (a second or more for each million characters).
+            most: the most tokens of the prompt. A text that must be longer is refused before it is tokenized, which
+                would be slow (a second or more for each million characters).
 
         Raises:
             BadRequest: the chat template refuses the conversation, or it is longer than `most`.
@@ -106,9 +106,9 @@ class ChatFormat:
     def fewest_tokens(self, text: str) -> int:
         """A lower bound of the number of tokens in `text`; 0 for tokenizers that may drop text.
 
-        A byte-level token stands for at most as many bytes as the longest entry of the vocabulary. Before that,
-        Unicode's normal form C makes a text at most three times shorter (a Hangul syllable of three letters, the
-        Kelvin sign), and a character beyond ASCII takes at most one ASCII character into itself.
+        A byte-level token covers at most as many bytes as the longest entry of the vocabulary. Before that, Unicode's
+        normal form C shortens the text at most three times (a Hangul syllable of three letters, the Kelvin sign); a
+        character beyond ASCII absorbs at most one ASCII character.
         """
         size, ascii_size = len(text.encode("utf-8", "replace")), len(text.encode("ascii", "ignore"))
         least = max(size // NFC_SHRINKS, ascii_size - (len(text) - ascii_size))
@@ -117,12 +117,12 @@ class ChatFormat:
     def encode_turn(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[list[int], list[int]]:
-        """Token ids of a prompt, as `encode` gives them, and of the assistant's turn that answers it: the last message.
+        """Token ids of the prompt, as `encode` gives them, and of the answer, which is the last message.
 
-        The turn's ids are all that the template writes for it, including what follows its end token.
+        The answer's ids include all text of the template for it, also after its end token.
 
         Raises:
-            BadRequest: the chat template refuses the conversation, or renders a prompt otherwise once it is answered.
+            BadRequest: the chat template refuses the conversation, or renders the prompt differently with an answer.
         """
         asked, hidden = self._prepare(messages[:-1])
         answered, hidden_in_answer = self._prepare(messages[-1:])
@@ -137,7 +137,7 @@ class ChatFormat:
         return self._tokens(prompt, hidden), self._tokens(whole[len(prompt) :], hidden_in_answer)
 
     def _prepare(self, messages: Sequence[ChatMessage]) -> tuple[list[dict[str, Any]], dict[str, str]]:
-        """Messages as the template takes them, and which text stands behind each placeholder in them."""
+        """Messages in the template's form, and the text that each placeholder in them replaces."""
         hidden: dict[str, str] = {}
         plain: list[dict[str, Any]] = []
         raw = self.tool_style is not None and self.tool_style.raw_arguments
@@ -159,7 +159,7 @@ class ChatFormat:
             return self._encode_hidden(text, hidden)
         if not self._segments or self._control_pattern is None:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
-        # Turns of a conversation repeat its beginning: only segments that are new are encoded.
+        # Each turn of a conversation repeats its beginning, so only new segments are encoded.
         ids: list[int] = []
         end = 0
         for match in self._control_pattern.finditer(text):
@@ -184,7 +184,7 @@ class ChatFormat:
         return ids
 
     def _find_tool_style(self) -> ToolStyle | None:
-        """How the template renders calls; None when it has no form for them."""
+        """How the template renders tool calls; None if it cannot render them."""
         for raw in (True, False):
             arguments: Any = '{"a":1,"b":2}' if raw else {"a": 1, "b": 2}
             call = {"type": "function", "function": {"name": "probe", "arguments": arguments}}
@@ -202,7 +202,7 @@ class ChatFormat:
 
 
 def parse_answer(text: str, *, tools_offered: bool) -> ParsedAnswer:
-    """Take tool calls out of generated text; text that is not a well-formed call stays content."""
+    """Split generated text into content and tool calls; text that is not a well-formed call stays content."""
     if not tools_offered or OPEN not in text:
         return ParsedAnswer(text, ())
     calls: list[ParsedCall] = []
@@ -221,7 +221,7 @@ def parse_answer(text: str, *, tools_offered: bool) -> ParsedAnswer:
 
 
 def _bodies(text: str) -> Iterator[str]:
-    """What stands between the tags of calls."""
+    """The texts between the tags of tool calls."""
     start = text.find(OPEN)
     while start >= 0 and (end := text.find(CLOSE, start)) >= 0:
         yield text[start + len(OPEN) : end].strip()
@@ -229,7 +229,7 @@ def _bodies(text: str) -> Iterator[str]:
 
 
 def _to_template(message: ChatMessage, raw_arguments: bool) -> dict[str, Any]:
-    """A message as chat templates expect it: content is a string; arguments are objects unless the template copies."""
+    """A message in the form of chat templates: content is a string; arguments are objects unless `raw_arguments`."""
     plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": message.text}
     if message.tool_calls:
         plain["tool_calls"] = [
@@ -276,7 +276,7 @@ def _hide(value: Any, pattern: re.Pattern[str], hidden: dict[str, str]) -> Any:
 
 
 def _restored(text: str, hidden: Mapping[str, str]) -> str:
-    """`text` with what `_hide` replaced put back, in one pass."""
+    """`text` with placeholders of `_hide` replaced by the original text, in one pass."""
     return PLACEHOLDER.sub(lambda match: hidden.get(match.group(), match.group()), text) if hidden else text
 
 
@@ -295,10 +295,10 @@ def _any_of(texts: Any) -> re.Pattern[str] | None:
 
 
 def _splits_at_control_tokens(tokenizer: "Tokenizer") -> bool:
-    """Whether text between control tokens is encoded as if it stood alone, so that its ids can be kept.
+    """True if text between control tokens can be encoded on its own, so that its ids can be cached.
 
-    True for byte-level tokenizers (Qwen2's kind) whose added tokens take no white space with them. Others are
-    encoded whole, because they may treat the beginning of a text in a way of its own.
+    This holds for byte-level tokenizers (such as Qwen2's) whose added tokens absorb no white space. Other tokenizers
+    encode the whole text, because they may treat the beginning of a text specially.
     """
     settings = json.loads(tokenizer.to_str())
     exact = not any(
@@ -310,7 +310,7 @@ def _splits_at_control_tokens(tokenizer: "Tokenizer") -> bool:
 
 
 def _is_byte_level(settings: Mapping[str, Any]) -> bool:
-    """True if every byte of a text is in some token, after at most Unicode's normal form C."""
+    """True if tokens keep every byte of a text, except for Unicode's normal form C."""
     parts = settings["pre_tokenizer"] or {}
     steps = parts.get("pretokenizers", [parts])
     plain = all(
@@ -323,7 +323,7 @@ def _is_byte_level(settings: Mapping[str, Any]) -> bool:
 
 
 def _longest_token(tokenizer: "Tokenizer") -> int:
-    """The most bytes of a text that one token can stand for; 0 if that is not known."""
+    """The most bytes of a text that one token can cover; 0 if not known."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     settings = json.loads(tokenizer.to_str())
@@ -336,7 +336,7 @@ def _longest_token(tokenizer: "Tokenizer") -> int:
 
 
 def _without_tokens(tokenizer: "Tokenizer", removed: Mapping[str, int]) -> "Tokenizer":
-    """The same tokenizer, to which the text of `removed` tokens is ordinary text."""
+    """A copy of the tokenizer that treats the text of `removed` tokens as ordinary text."""
     from tokenizers import Tokenizer
 
     settings = json.loads(tokenizer.to_str())
@@ -346,7 +346,7 @@ def _without_tokens(tokenizer: "Tokenizer", removed: Mapping[str, int]) -> "Toke
 
 
 class _Generation(Extension):
-    """Templates mark the assistant's text with {% generation %} for trainers; here it is only rendered."""
+    """Renders the text inside {% generation %}, with which templates mark the assistant's text for trainers."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 3.1 declares it as an instance variable and reads it from the class
 

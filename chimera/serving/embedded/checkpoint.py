@@ -1,4 +1,4 @@
-"""A model folder read from disk: shape, weights, tokenizer, chat template and end-of-sequence tokens.
+"""Reads a model folder: shape, weights, tokenizer, chat template and end-of-sequence tokens.
 
 Only `config.json`, `*.safetensors`, `tokenizer.json` and the chat template are read; transformers is not imported,
 which saves seconds at start-up.
@@ -22,10 +22,10 @@ NANO = Path(__file__).parents[2] / "assets" / "nano"
 TOKENIZER_FILE = "tokenizer.json"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
-"""Kinds of weight files that can run code when they are read: they never are."""
+"""Weight files that can run code when they are read. They are never read."""
 SUFFIX = ".safetensors"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
-"""The names by which transformers finds safetensors; without either it would look for pickles."""
+"""The names by which transformers finds safetensors. Without them it would look for pickles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def load_checkpoint(path: str) -> Checkpoint:
 
 
 def load_language(folder: Path) -> Language:
-    """The part of a model folder that needs no weights.
+    """Load the parts of a model folder that need no weights.
 
     Raises:
         ConfigError: a file is missing or broken.
@@ -158,7 +158,7 @@ def load_language(folder: Path) -> Language:
         raise ConfigError(f"{folder} has no {TOKENIZER_FILE}: save the model's fast tokenizer beside its weights")
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:  # the library raises no more specific class
         raise ConfigError(f"{file} cannot be read ({error}): save the model's tokenizer again") from error
     settings = _read_json(folder / "config.json")
     tokenizer_settings = _read_json(folder / "tokenizer_config.json", optional=True)
@@ -168,7 +168,7 @@ def load_language(folder: Path) -> Language:
 
 
 def read_shape(settings: dict[str, Any], folder: Path) -> Shape:
-    """The model's sizes from its config.json; anything that the engine would compute wrongly is refused."""
+    """The model's sizes from its config.json; settings that the engine cannot compute correctly are refused."""
     kind = settings.get("model_type")
     remedy = "serve it elsewhere (for example with vLLM or Ollama) and use kind: endpoint"
     if kind != "qwen2":
@@ -210,7 +210,7 @@ def _sizes(settings: dict[str, Any], rope: Any, folder: Path) -> _Sizes:
     """The numbers of a config.json.
 
     Raises:
-        ConfigError: One is missing, no number, or absurd.
+        ConfigError: A value is missing, no number, or out of range.
     """
     theta = (rope.get("rope_theta") if isinstance(rope, dict) else None) or settings.get("rope_theta")
     try:
@@ -225,20 +225,20 @@ def _sizes(settings: dict[str, Any], rope: Any, folder: Path) -> _Sizes:
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Refuse a folder with an adapter: transformers would put it, or another base model, in the weights' place.
+    """Refuse a folder with an adapter: transformers would load it, or another base model, instead of the weights.
 
     Raises:
-        ConfigError: There is one.
+        ConfigError: The folder holds an adapter.
     """
     if (folder / "adapter_config.json").exists():
         raise ConfigError(f"{folder} holds an adapter (adapter_config.json): merge it into its model and save that")
 
 
 def check_trainable(folder: Path) -> None:
-    """Make sure that transformers, which training loads models with, finds safetensors here and no pickle.
+    """Make sure that transformers, with which training loads models, finds safetensors in the folder and no pickle.
 
     Raises:
-        ConfigError: It would look for something else.
+        ConfigError: It would load other files.
     """
     refuse_adapter(folder)
     index = folder / WEIGHTS_INDEX
@@ -291,7 +291,7 @@ def _plain(tensor: "Tensor", name: str, file: Path) -> "Tensor":
     """The tensor in float32.
 
     Raises:
-        ConfigError: It holds no numbers that a model can compute with.
+        ConfigError: It holds other than finite floating-point numbers.
     """
     if not tensor.is_floating_point():
         raise ConfigError(
@@ -312,7 +312,7 @@ def _check_sizes(weights: "dict[str, Tensor]", shape: Shape, folder: Path) -> No
 
 
 def _expected(shape: Shape, weights: "dict[str, Tensor]") -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and sizes, one after another: a config.json can ask for more layers than there is memory."""
+    """Names and sizes of all tensors. A generator, because config.json can name more layers than memory holds."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
     yield "model.norm.weight", (shape.hidden,)
@@ -351,7 +351,7 @@ def _template(folder: Path, tokenizer_settings: dict[str, Any]) -> str:
 def _eos(
     folder: Path, settings: dict[str, Any], tokenizer_settings: dict[str, Any], tokenizer: "Tokenizer"
 ) -> tuple[int, ...]:
-    """Ids that end an answer: the generation config's (else the config's) and the tokenizer's own."""
+    """Ids that end an answer: those of the generation config (or else of the config) and of the tokenizer."""
     generation = _read_json(folder / "generation_config.json", optional=True)
     listed = generation.get("eos_token_id", settings.get("eos_token_id"))
     ids = [] if listed is None else listed if isinstance(listed, list) else [listed]

@@ -1,10 +1,10 @@
-"""From a chat request to jobs for the batcher, and from their answers to a chat completion.
+"""Makes the batcher's jobs from a chat request, and the chat completion from their answers.
 
-Fields of a completion beyond OpenAI's, all on request except the first:
+Fields of a completion beyond OpenAI's; all but the first must be requested:
 - `weights_version` (and `system_fingerprint`, which proxies keep): the weights that produced the answer;
 - `return_token_ids`: `prompt_token_ids`, and `token_ids` of each choice, as vLLM returns them;
-- `logprobs`: beside the raw log-probabilities in OpenAI's place (the model's own, temperature 1, no mask), each choice
-  has `sampled_logprobs`: each token's in the distribution it was drawn from, after grammar mask, temperature and top-p.
+- `logprobs`: OpenAI's fields hold raw log-probabilities (under the model, temperature 1, no mask). Each choice also
+  has `sampled_logprobs`: under the distribution it was drawn from, after grammar mask, temperature and top-p.
 """
 
 import secrets
@@ -25,7 +25,7 @@ OBJECT_SCHEMA = {"type": "object"}
 
 
 class TextSide:
-    """The part of a model that its weights do not change: tokenizer, chat template, grammars, context length."""
+    """The parts of a model that do not depend on its weights: tokenizer, chat template, grammars, context length."""
 
     def __init__(self, checkpoint: "Checkpoint", serving: ServingConfig) -> None:
         self.chat = ChatFormat(checkpoint.template, checkpoint.tokenizer)
@@ -68,7 +68,7 @@ def make_jobs(request: ChatRequest, text: TextSide) -> list[DecodingJob]:
 
 
 def _matcher(request: ChatRequest, text: TextSide) -> "LLMatcher | None":
-    """The grammar that the answer must follow, None for free text."""
+    """The grammar that the answer must follow; None for free text."""
     form = request.response_format
     schema = None
     if form is not None and form.type != "text":
@@ -97,7 +97,7 @@ def _matcher(request: ChatRequest, text: TextSide) -> "LLMatcher | None":
 def make_response(
     request: ChatRequest, text: TextSide, version: str, prompt: list[int], answers: list[FinishedJob]
 ) -> dict[str, Any]:
-    """The chat completion made of one answer for each choice."""
+    """The chat completion, with one choice for each answer."""
     generated = sum(len(answer.tokens) for answer in answers)
     response = envelope(request.model, version, len(prompt), generated, max(answer.reused for answer in answers))
     response["choices"] = [_choice(request, text, index, answer) for index, answer in enumerate(answers)]

@@ -1,4 +1,4 @@
-"""A Qwen2 forward pass in float32 over a static key/value cache: one token for many rows, several tokens for some.
+"""A Qwen2 forward pass in float32 over a static key/value cache: one token for many rows, several tokens for some rows.
 
 Sizes in comments and docstrings: R cache rows, B rows that get one token, n tokens of a chunk, N all tokens of a pass,
 V vocabulary, H query heads, K key/value heads, G = H / K, D head size, M context length. Query, key and value
@@ -44,7 +44,7 @@ class Singles:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Where a chunk stands among the N tokens of a pass, and what its attention may see (G n, start + n)."""
+    """A chunk's place among the N tokens of a pass, and its attention mask (G n, start + n)."""
 
     chunk: Chunk
     tokens: slice
@@ -65,8 +65,8 @@ class _Layer:
 class Engine:
     """One set of weights with its cache of R rows.
 
-    The cache has one column more than the context: decode steps run over rows 0..B-1, and a row in between that is idle
-    writes to the spare column, so what it cached earlier stays valid for prefix reuse.
+    The cache has one column more than the context. Decode steps run over rows 0..B-1, and an idle row among them writes
+    to the spare column, so its cached tokens stay valid for prefix reuse.
     """
 
     def __init__(self, shape: Shape, weights: dict[str, Tensor], *, rows: int, context: int) -> None:
@@ -80,18 +80,18 @@ class Engine:
         frequencies = 1.0 / shape.rope_theta ** (torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
         angles = torch.outer(torch.arange(context + 1).float(), frequencies)
         cos, sin = angles.cos(), angles.sin()
-        # Rotation is x * cos + swapped_halves(x) * sin with the sign of the first half's sine turned.
+        # Rotation is x * cos + swapped_halves(x) * sin, with the first half of sin negated.
         self._cos, self._sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
         self._cache = torch.zeros(shape.layers, rows, 2 * shape.kv_heads, context + 1, shape.head_dim)
 
     @property
     def idle_position(self) -> int:
-        """The position to give rows of a decode step that are not in use."""
+        """The position of rows that are not in use in a decode step."""
         return self.context
 
     @torch.inference_mode()
     def forward(self, singles: Singles, chunks: Sequence[Chunk]) -> tuple[Tensor, list[Tensor]]:
-        """Run single tokens and chunks in one pass; a row may be in one of them only.
+        """Run single tokens and chunks in one pass; a row may be in only one of them.
 
         Returns the logits after each single token (B, V) and after the last `scored` tokens of each chunk (scored, V).
         """
@@ -164,7 +164,7 @@ class Engine:
 
 
 def _spans(chunks: Sequence[Chunk], first: int, groups: int) -> Iterator[_Span]:
-    """The chunks' places behind the `first` single tokens."""
+    """The chunks' places after the `first` single tokens."""
     for chunk in chunks:
         n = len(chunk.tokens)
         later = torch.ones(n, chunk.start + n, dtype=torch.bool).triu(chunk.start + 1)

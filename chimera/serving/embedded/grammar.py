@@ -1,7 +1,7 @@
-"""Grammars for constrained decoding: what an answer may look like, given tools and a JSON schema (llguidance).
+"""Grammars for constrained decoding: the allowed form of an answer, given tools and a JSON schema (llguidance).
 
-Answers are compact JSON. Tool calls are written with the white space that the model's own chat template uses when it
-renders them, so that a call reads the same when it was generated and when it comes back in the next prompt.
+Answers are compact JSON. Tool calls have the white space of the model's chat template, so that a call has the same
+text when it is generated and when it is part of the next prompt.
 """
 
 import json
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CACHED_GRAMMARS = 64
 MAX_SPELLED = 32
-"""Longer tokens are not looked for when text is spelled with ordinary tokens."""
+"""Longest token, in bytes, that is tried when text is written with ordinary tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolStyle:
-    """How the chat template renders a tool call: white space around it, separators, and what it takes as arguments."""
+    """How the chat template renders a tool call: white space around it, separators, and the form of arguments."""
 
     before: str = ""
     colon: str = ":"
@@ -36,7 +36,7 @@ class ToolStyle:
     after: str = ""
     between: str = ""
     raw_arguments: bool = False
-    """The template copies an arguments string as it is, so calls come back exactly as they were generated."""
+    """True if the template copies an arguments string unchanged, so that calls keep exactly their generated text."""
 
 
 def schema_grammar(schema: Mapping[str, Any]) -> str:
@@ -58,8 +58,8 @@ def tools_grammar(
         tools: OpenAI tool definitions that may be called.
         style: the white space of calls.
         must_call: the turn has to be a call (tool_choice "required" or a named function).
-        parallel: several calls may follow each other.
-        answer: JSON schema of the answer that may be given in place of a call; None leaves text free, before calls too.
+        parallel: several calls are allowed.
+        answer: JSON schema of the answer that may replace a call; None allows any text, also before calls.
     """
     lines = ["%llguidance {}"]
     calls = f"call ({_text(style.between)} call)*" if parallel else "call"
@@ -89,7 +89,7 @@ def _text(text: str) -> str:
 
 
 class Grammars:
-    """Compiled grammars of one tokenizer. Not tied to weights; safe to use from several threads."""
+    """Compiled grammars of one tokenizer. They do not depend on weights and are safe in several threads."""
 
     def __init__(self, tokenizer: "Tokenizer", vocab: int, eos: Sequence[int]) -> None:
         import llguidance
@@ -101,13 +101,13 @@ class Grammars:
         self.token_bytes: list[bytes] = [self._tokenizer.decode_bytes([token]) for token in range(vocab)]
         added = tokenizer.get_added_tokens_decoder()
         self.ordinary = {piece: token for token, piece in enumerate(self.token_bytes) if piece and token not in added}
-        """Tokens by their bytes, without control tokens and others that were added to the vocabulary."""
+        """Tokens by their bytes, without control tokens and other added tokens."""
 
     def matcher(self, grammar: str, subject: Literal["response_format", "tools"]) -> "LLMatcher":
         """A fresh matcher for `grammar`.
 
         Raises:
-            BadRequest: the grammar, that is the caller's JSON schema, cannot be compiled.
+            BadRequest: the grammar cannot be compiled, because of the caller's JSON schema.
         """
         compiled = self._cache.get(grammar)
         if compiled is None:
@@ -123,18 +123,18 @@ class Grammars:
 def forced_tokens(matcher: "LLMatcher", ordinary: Mapping[bytes, int]) -> list[int]:
     """Consume and return the tokens that must come next, because the grammar allows only one continuation.
 
-    They are the tokens that the tokenizer itself makes of the forced text, so that an answer reads the same when it
-    comes back in a prompt. Tokens at the end that could merge with what follows are left to be sampled.
+    They are the tokenizer's own tokens of the forced text, so that an answer has the same tokens when it is part of a
+    prompt. Tokens at the end that could merge with following text are left to sampling.
 
     Args:
-        matcher: An answer's place in its grammar; it moves on behind the returned tokens.
+        matcher: An answer's state in its grammar; it advances past the returned tokens.
         ordinary: `Grammars.ordinary`.
     """
     forced: list[int] = []
     while tokens := matcher.compute_ff_tokens():
         valid = matcher.validate_tokens(tokens)
-        # None is valid when the tokenizer changes the text: it reads a control token in it, or normalizes its Unicode.
-        # llguidance would then allow only that wrong token, so the text is spelled with ordinary tokens instead.
+        # `valid` is 0 if the tokenizer changes the text: it reads a control token in it, or normalizes its Unicode.
+        # llguidance would then allow only that wrong token, so the text is written with ordinary tokens instead.
         taken = tokens[:valid] or _first_token(matcher.compute_ff_bytes(), ordinary)
         if not taken or not matcher.consume_tokens(taken):
             break
@@ -145,13 +145,13 @@ def forced_tokens(matcher: "LLMatcher", ordinary: Mapping[bytes, int]) -> list[i
 
 
 def _first_token(text: bytes, ordinary: Mapping[bytes, int]) -> list[int]:
-    """The longest ordinary token that `text` begins with, in a list; an empty list if there is none."""
+    """A list of the longest ordinary token with which `text` begins; empty if there is none."""
     sizes = range(min(len(text), MAX_SPELLED), 0, -1)
     return next(([ordinary[text[:size]]] for size in sizes if text[:size] in ordinary), [])
 
 
 def allowed_tokens(matchers: "Sequence[LLMatcher | None]", vocab: int) -> np.ndarray:
-    """Which tokens each row may take next: (B, V) bool, all True for rows without a matcher."""
+    """The tokens that are allowed next in each row: (B, V) bool, all True for rows without a matcher."""
     words = (vocab + 31) // 32
     bits = np.full((len(matchers), words), -1, np.int32)
     address, stride = bits.ctypes.data, words * 4

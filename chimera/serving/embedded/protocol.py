@@ -1,6 +1,6 @@
-"""The OpenAI chat API as far as this server speaks it: requests, errors, and what every answer is wrapped in.
+"""The part of the OpenAI chat API that this server supports: requests, errors, and the envelope of answers.
 
-Whatever a request asks for that is not supported is refused by name, never ignored.
+An unsupported feature of a request is refused by name, never ignored.
 """
 
 import secrets
@@ -23,10 +23,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "functions": ([],),
 }
-"""Known parameters that are not supported, with the values that ask for nothing; null is always fine."""
+"""Known parameters that are not supported, with the values that have no effect; null is always accepted."""
 
 WITHOUT_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-"""Parameters that by their definition do not change the answer."""
+"""Parameters that by definition do not change the answer."""
 
 
 class ApiError(Exception):
@@ -203,13 +203,13 @@ class ChatRequest(BaseModel):
 
     @property
     def token_limit(self) -> int | None:
-        """The most tokens to generate, None for as many as fit."""
+        """The most tokens to generate; None: as many as fit."""
         limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
         return min(limits, default=None)
 
 
 def parse_request(body: Any) -> ChatRequest:
-    """Read a request body; parameters that ask for something this server cannot do are an error, never ignored.
+    """Read a request body. A parameter that this server does not support is an error, never ignored.
 
     Raises:
         BadRequest: naming the parameter.

@@ -1,7 +1,7 @@
-"""Which cache row a new prompt goes to, and how much of its prefix is cached already: pure bookkeeping, no tensors.
+"""Chooses the cache row of a new prompt and the part of its prefix that is cached already; uses no tensors.
 
-Rows 0..slots-1 decode; rows from `slots` on only keep histories for reuse. A row's history is the token ids whose keys
-and values it holds.
+Rows 0..slots-1 decode; the rows from `slots` on only keep histories for reuse. The history of a row is the token ids
+whose keys and values it holds.
 """
 
 from collections.abc import Collection, Sequence
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 MIN_REUSE = 8
-"""Shorter common prefixes are recomputed: the copy would cost as much."""
+"""Shortest common prefix that is reused, in tokens. Copying a shorter one costs as much as computing it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a prompt goes. In this order: `stash` saves what the row held, `copy_from` brings the prefix in.
+    """The place of a prompt. First the row's history is copied to `stash_to`, then the prefix from `copy_from`.
 
     `reused` counts the leading tokens that need no prefill; it is smaller than the prompt, because the last token's
     logits are always computed.
@@ -41,17 +41,17 @@ class RowTable:
         return self._history[row]
 
     def record(self, row: int, tokens: Sequence[int]) -> None:
-        """Say that `row` now holds exactly `tokens`, and that it was used just now."""
+        """Record that `row` now holds exactly `tokens` and was just used."""
         self._history[row] = np.asarray(tokens, np.int32)
         self._clock += 1
         self._used[row] = self._clock
 
     def place(self, prompt: Sequence[int], live: Collection[int]) -> Placement:
-        """Choose a decode row outside `live` for `prompt` and update the histories as if the plan were carried out.
+        """Choose a decode row outside `live` for `prompt` and update the histories as if the placement were done.
 
-        The row with the longest common prefix is taken where it stands if that does not lengthen the decode
-        batch; otherwise the prefix is copied to the lowest free row, so that batches stay short. What a taken row
-        held beyond that prefix moves to the least recently used spare row.
+        The row with the longest common prefix is used itself if that does not lengthen the decode batch. Otherwise the
+        prefix is copied to the lowest free row, so that batches stay short. If the row held tokens beyond that prefix,
+        they are copied to the least recently used spare row.
         """
         wanted = np.asarray(prompt, np.int32)
         best, reused = self._longest(wanted)
@@ -83,6 +83,6 @@ class RowTable:
         return (best, length) if best >= 0 else (-1, 0)
 
     def _stash(self, keep: int | None) -> int | None:
-        """The least recently used spare row other than `keep`, None if there is none."""
+        """The least recently used spare row other than `keep`; None if there is none."""
         spares = [spare for spare in range(self.slots, len(self._history)) if spare != keep]
         return min(spares, key=self._used.__getitem__, default=None)

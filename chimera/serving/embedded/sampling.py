@@ -1,6 +1,6 @@
-"""Choosing the next token of many rows at once: greedy, temperature and top-p, with or without a grammar's mask.
+"""Chooses the next token of many rows at once: greedy, temperature and top-p, with or without a grammar's mask.
 
-Each row brings its own uniform number, drawn from its own generator, and the token is read off the cumulative
+Each row has its own uniform number, drawn from its own generator, which selects the token by the cumulative
 distribution. So a seeded request's choices do not depend on what else is in the batch (up to float rounding).
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 class SampledTokens:
     """The tokens chosen (B,) and the distribution's log-probabilities (B, V) they were chosen from.
 
-    `log_probs` is None when no row wanted it. For a greedy row the distribution is all on its token.
+    `log_probs` is None if no row needs it. For a greedy row the chosen token has probability 1.
     """
 
     tokens: Tensor
@@ -35,9 +35,9 @@ def choose(
     Args:
         logits: (B, V).
         temperature: (B,); 0 means greedy.
-        top_p: (B,), or None when it is 1 everywhere.
+        top_p: (B,), or None if it is 1 for all rows.
         uniform: (B,) float64 in [0, 1).
-        allowed: (B, V) bool, False for tokens that the row's grammar forbids; None when no row has a grammar.
+        allowed: (B, V) bool, False for tokens that the row's grammar forbids; None if no row has a grammar.
         want_log_probs: also return the log-probabilities of the distribution that was sampled.
     """
     if allowed is not None:
@@ -65,7 +65,7 @@ def choose(
 
 
 def nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
-    """Zero all but the smallest set of most probable tokens whose mass reaches `top_p` (B,); at least one stays."""
+    """Keep the smallest set of most probable tokens with mass at least `top_p` (B,); others get probability 0."""
     ordered, order = probabilities.sort(-1, descending=True)
     mass_before = ordered.cumsum(-1) - ordered
     kept = torch.where(mass_before < top_p[:, None], ordered, 0.0)

@@ -1,4 +1,4 @@
-"""The logical models of one server process: which weights answer for which, and how those are exchanged."""
+"""The logical models of one server process: the weights behind each, and how they are replaced."""
 
 import asyncio
 import json
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from chimera.serving.embedded.completion import TextSide
 
 SPARE_CACHE_BYTES = 256 * 2**20
-"""Memory limit of the rows that only keep prefixes for reuse, for one engine."""
+"""Memory limit of the rows of one engine that only keep prefixes for reuse, in bytes."""
 
 RUBRIC_VERSION = "rubric"
 CANDIDATE = "~"
-"""Between the slot and the version in the name under which a candidate's weights answer."""
+"""Separates slot and version in the model name of a candidate."""
 
 
 @dataclass(slots=True)
 class Binding:
-    """What one logical model stands for at the moment; replaced as a whole when its weights change."""
+    """The weights behind one model name; replaced as a whole when a slot's weights change."""
 
     version: str
     folder: Path
@@ -130,18 +130,18 @@ class Service:
         return entries
 
     def counters(self) -> dict[str, int]:
-        """What the embedded models did since the start."""
+        """Totals of the embedded models since the start."""
         return asdict(self._batcher.counters) if self._batcher is not None else {}
 
     def load_weights(self, key: str, folder: Path, version: str | None = None) -> str:
         """Put the weights in `folder` behind the logical model `key`; returns their version.
 
-        Requests that are running finish on the old weights; this call returns when the last of them has. Requests
-        that arrive in the meantime are answered by the new weights. Other logical models keep theirs.
+        Running requests finish on the old weights; this call returns after the last of them. Requests that arrive in
+        the meantime use the new weights. Other logical models keep their weights.
 
         Raises:
             NotFound: `key` is no embedded model.
-            BadRequest: the folder cannot be used in its place.
+            BadRequest: the folder's weights cannot replace the old ones.
         """
         with self._swap_lock:
             old = self._embedded(key)
@@ -155,9 +155,9 @@ class Service:
             return new.version
 
     def add_candidate(self, key: str, folder: Path, version: str) -> str:
-        """Serve the weights in `folder` beside those of `key`, under the name that is returned.
+        """Serve the weights in `folder` in addition to those of `key`; returns their model name.
 
-        Nothing that `key` stands for changes. The weights stay until `remove_candidate`.
+        The weights of `key` do not change. The candidate is served until `remove_candidate`.
 
         Raises:
             NotFound: `key` is no embedded model.
@@ -171,7 +171,7 @@ class Service:
         return name
 
     def remove_candidate(self, name: str) -> None:
-        """Serve a candidate no longer; requests that are running finish first.
+        """Stop serving a candidate; running requests finish first.
 
         Raises:
             NotFound: There is no such candidate.
@@ -183,7 +183,7 @@ class Service:
         wait(running)
 
     def _other_weights(self, key: str, folder: Path, version: str | None) -> Binding:
-        """The weights in `folder`, which must fit the tokenizer that runs as `key`."""
+        """Load the weights in `folder`; their tokenizer must be the same as that of `key`."""
         from chimera.serving.embedded.checkpoint import load_checkpoint
 
         old = self._embedded(key)
@@ -205,7 +205,7 @@ class Service:
         return self._bindings[key]
 
     def _bound(self, name: str) -> Binding:
-        """What answers under `name`: a slot's live weights or a candidate's."""
+        """The binding of the model `name`: a slot or a candidate."""
         found = self._bindings.get(name) or self._candidates.get(name)
         if found is None:
             known = sorted([*self._bindings, *self._candidates, *self._rubrics])

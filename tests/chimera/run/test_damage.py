@@ -176,6 +176,7 @@ def test_deep_json_is_one_sentence_in_whatever_file(run, tmp_path):
     from agents.policies.bandit import load_policy
     from evaluation.verify.check import read_report
     from training.algorithms.ppo.checkpoints import Checkpoints
+    from training.learning.base import PhasePlan
 
     plain, zipped = tmp_path / "deep.json", tmp_path / "deep.jsonl.gz"
     plain.write_text(DEEP)
@@ -191,7 +192,7 @@ def test_deep_json_is_one_sentence_in_whatever_file(run, tmp_path):
         lambda: spans.read(zipped),
         lambda: read_tokens(zipped),
         lambda: read_report(plain),
-        lambda: Checkpoints(run, 1).latest(),
+        lambda: Checkpoints(run, PhasePlan("ppo", "ppo"), 1).latest(),
         lambda: load_policy(tmp_path / "bandit"),
     ):
         with pytest.raises(ChimeraError, match=r"^[^\n]+$"):
