@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from training.algorithms.sft.phase import Sft, fine_tune, read_candidates
 from training.algorithms.sft.render import Renderer
-from training.algorithms.sft.select import Selection, select
+from training.algorithms.sft.select import Selected, select
 from training.algorithms.sft.settings import SftSettings
 from training.learning.base import Bench, Learned, PhasePlan
 
@@ -23,7 +23,7 @@ class Mine(Sft):
     async def learn(self, plan: PhasePlan, settings: SftSettings, bench: Bench) -> Learned:
         """Select, train, and leave the new weights to the gate."""
 
-        async def chosen() -> Selection:
+        async def chosen() -> Selected:
             found = [one for episode in await bench.episodes() for one in read_candidates(episode, plan.roles)]
             live = bench.versions[plan.slot]
             own = [one for one in found if one.conversation.weights_version == live]

@@ -57,7 +57,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class LoggedExample:
     """A logged choice with its rows phi(x, .) of shape (K, d); `action` is the index of the action a."""
 
     event: BanditEvent
@@ -91,10 +91,10 @@ class BanditPolicy:
             return np.eye(len(rows))[int(self.expected(rows).argmax())]
         return self._model.probabilities(rows)
 
-    def examples(self, events: Sequence[BanditEvent]) -> list[Example]:
+    def examples(self, events: Sequence[BanditEvent]) -> list[LoggedExample]:
         """Compute the rows of `events`."""
         return [
-            Example(
+            LoggedExample(
                 event,
                 features(Candidates(event.goal, event.hypotheses, event.sources), self.settings.hashed_features),
                 [hypothesis["author"] for hypothesis in event.hypotheses].index(event.author),
@@ -102,7 +102,7 @@ class BanditPolicy:
             for event in events
         ]
 
-    def learn(self, examples: Sequence[Example]) -> None:
+    def learn(self, examples: Sequence[LoggedExample]) -> None:
         """Learn from further logged choices, made by any policy.
 
         Raises:
@@ -116,12 +116,12 @@ class BanditPolicy:
             self._learn_logged(examples)
         self.events += len(examples)
 
-    def _learn_logged(self, examples: Sequence[Example]) -> None:
+    def _learn_logged(self, examples: Sequence[LoggedExample]) -> None:
         weighted = self.settings.update == "ips"
         weights = [self._importance(example) if weighted else 1.0 for example in examples]
         _learn(self._model, examples, weights)
 
-    def _learn_doubly_robust(self, examples: Sequence[Example]) -> None:
+    def _learn_doubly_robust(self, examples: Sequence[LoggedExample]) -> None:
         before = self._outcomes.state()
         rows: list[Array] = []
         rewards: list[Array] = []
@@ -140,7 +140,7 @@ class BanditPolicy:
         counts = np.concatenate([np.full(len(each), 1.0 / len(each)) for each in rewards])
         self._model.learn(np.vstack(rows), np.concatenate(rewards), counts)
 
-    def _importance(self, example: Example) -> float:
+    def _importance(self, example: LoggedExample) -> float:
         """The importance weight c in the module's docstring."""
         propensities = example.event.propensities
         if propensities is None:
@@ -160,7 +160,7 @@ class BanditPolicy:
         (folder / SETTINGS).write_text(text + "\n", encoding="utf-8")
 
 
-def folds(examples: Sequence[Example]) -> list[tuple[list[Example], list[Example]]]:
+def folds(examples: Sequence[LoggedExample]) -> list[tuple[list[LoggedExample], list[LoggedExample]]]:
     """Split `examples` into up to `FOLDS` parts, each with the rest; choices on the same task stay together."""
     tasks = sorted({str(example.event.task_id) for example in examples})
     Random(FOLDS).shuffle(tasks)
@@ -182,14 +182,14 @@ def _make_model(settings: Settings) -> RewardModel:
     return SoftLogistic(columns, settings.lr, settings.epochs, settings.seed)
 
 
-def _learn(model: RewardModel, examples: Sequence[Example], weights: Sequence[float]) -> None:
+def _learn(model: RewardModel, examples: Sequence[LoggedExample], weights: Sequence[float]) -> None:
     """Let `model` learn from the row of the action that each example took."""
     if examples:
         rows = np.array([example.rows[example.action] for example in examples])
         model.learn(rows, _rewards(examples), np.array(weights))
 
 
-def _rewards(examples: Sequence[Example]) -> Array:
+def _rewards(examples: Sequence[LoggedExample]) -> Array:
     return np.array([example.event.reward for example in examples])
 
 

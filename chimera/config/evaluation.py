@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from chimera.config.loader import Section
+from chimera.config.loader import ConfigSection
 
 PRIMARY = ("reward", "alignment", "macro_f1")
 """The metrics that a report's conclusions rest on."""
@@ -15,7 +15,7 @@ FAMILIES = {"main": [f"main/{name}" for name in PRIMARY], "elsewhere": [f"*/{nam
 """Families of tests: primary metrics of the main comparison, those of the others; all other tests are a third one."""
 
 
-class AuditorConfig(Section):
+class AuditorConfig(ConfigSection):
     """The second judge, which training never uses."""
 
     kind: Literal["checklist", "endpoint", "none"] = Field(
@@ -55,7 +55,7 @@ class AuditorConfig(Section):
         return dict.fromkeys(names, f"evaluation.auditor.kind is {self.kind!r}")
 
 
-class EvaluationConfig(Section):
+class EvaluationConfig(ConfigSection):
     """How stages are evaluated and compared."""
 
     concurrency: int = Field(default=16, ge=1, le=10_000, description="rollouts at a time")

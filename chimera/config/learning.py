@@ -5,10 +5,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from chimera.config.loader import Section
+from chimera.config.loader import ConfigSection
 
 
-class GateConfig(Section):
+class GateConfig(ConfigSection):
     """The comparison after each learning phase: new policies with those live before, the base and the best stage."""
 
     enabled: bool = Field(default=True, description="false: new policies go live without being compared first")
@@ -30,7 +30,7 @@ class GateConfig(Section):
         return {} if self.enabled else dict.fromkeys(("tasks", "confidence", "resamples"), "gate.enabled is false")
 
 
-class WandbConfig(Section):
+class WandbConfig(ConfigSection):
     """Weights & Biases. Everything that it shows is also in metrics.jsonl."""
 
     mode: Literal["auto", "online", "offline", "disabled"] = Field(

@@ -30,7 +30,7 @@ _PLAIN_NAMES: dict[Any, str] = {
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
-class Section(BaseModel):
+class ConfigSection(BaseModel):
     """Base of every configuration section: frozen, numbers are finite, and unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -40,7 +40,7 @@ class Section(BaseModel):
         return {}
 
 
-Tree = TypeVar("Tree", bound=Section)
+Tree = TypeVar("Tree", bound=ConfigSection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class Key:
     description: str
 
 
-def sections(section: Section) -> dict[str, Section]:
+def sections(section: ConfigSection) -> dict[str, ConfigSection]:
     """The sections directly below `section`, by their keys relative to it; each entry of a table is one."""
-    found: dict[str, Section] = {}
+    found: dict[str, ConfigSection] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
-        if isinstance(value, Section):
+        if isinstance(value, ConfigSection):
             found[name] = value
         elif _is_table(field):
             found |= {f"{name}.{key}": one for key, one in value.items()}
@@ -71,10 +71,10 @@ def _is_table(field: FieldInfo) -> bool:
         return False
     kind = get_args(field.annotation)[1]
     kind = get_args(kind)[0] if hasattr(kind, "__metadata__") else kind
-    return isinstance(kind, type) and issubclass(kind, Section)
+    return isinstance(kind, type) and issubclass(kind, ConfigSection)
 
 
-def keys(tree: Section, prefix: str = "") -> Iterator[Key]:
+def keys(tree: ConfigSection, prefix: str = "") -> Iterator[Key]:
     """Every dotted key below `tree`, in the order of declaration; `tree` supplies the defaults."""
     below = sections(tree)
     for name, field in type(tree).model_fields.items():
@@ -108,14 +108,14 @@ def validate(tree: Tree, settings: Mapping[str, Setting]) -> Tree:
         raise _explain(error, settings, {key.name: key.type for key in keys(tree)}) from error
 
 
-def without_effect(config: Section, settings: Mapping[str, Setting]) -> Iterator[tuple[Setting, str]]:
+def without_effect(config: ConfigSection, settings: Mapping[str, Setting]) -> Iterator[tuple[Setting, str]]:
     """Each setting without effect, with a sentence that says why. A null sets nothing, so it is left out."""
     for key, reason in unused_keys(config).items():
         if key in settings and settings[key].value is not None:
             yield settings[key], f"{key} {settings[key].place} has no effect because {reason}: remove it"
 
 
-def unused_keys(section: Section, prefix: str = "") -> dict[str, str]:
+def unused_keys(section: ConfigSection, prefix: str = "") -> dict[str, str]:
     """Every dotted key below `section` that has no effect given the other values, with the reason."""
     found = {f"{prefix}{key}": reason for key, reason in section.unused().items()}
     for name, one in sections(section).items():
@@ -123,7 +123,7 @@ def unused_keys(section: Section, prefix: str = "") -> dict[str, str]:
     return found
 
 
-def effective(section: Section) -> dict[str, Any]:
+def effective(section: ConfigSection) -> dict[str, Any]:
     """The tree as nested plain values without the keys that have no effect."""
     values = section.model_dump(mode="json")
     for key in unused_keys(section):
@@ -135,7 +135,7 @@ def effective(section: Section) -> dict[str, Any]:
     return values
 
 
-def check_keys(tree: Section, settings: Mapping[str, Setting]) -> dict[str, Setting]:
+def check_keys(tree: ConfigSection, settings: Mapping[str, Setting]) -> dict[str, Setting]:
     """Check that `tree` has the keys; returns the settings without sections that are set to null or {}.
 
     Raises:

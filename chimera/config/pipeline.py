@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator
 
-from chimera.config.loader import Section
+from chimera.config.loader import ConfigSection
 from chimera.core.errors import ConfigError
 
 ALGORITHMS: Mapping[str, str] = {
@@ -35,7 +35,7 @@ METHODS = {"check": ("plan", "settings", "config", "dataset"), "learn": ("plan",
 """The methods of an algorithm (see `training.learning.base.Algorithm`), with their parameters."""
 
 
-class PhaseSettings(Section):
+class PhaseSettings(ConfigSection):
     """One entry of `pipeline`. An algorithm's own settings are a subclass."""
 
     algorithm: str = Field(

@@ -5,17 +5,17 @@ from difflib import get_close_matches
 
 from pydantic import Field
 
-from chimera.config.loader import Section
+from chimera.config.loader import ConfigSection
 from chimera.core.errors import ConfigError
 
 
-class RoleConfig(Section):
+class RoleConfig(ConfigSection):
     """One role of the society, or the judge."""
 
     model: str = Field(min_length=1, description="the slot (models.<slot>) whose model plays this role")
 
 
-class RolesConfig(Section):
+class RolesConfig(ConfigSection):
     """The slot of each role."""
 
     Geneticist: RoleConfig = RoleConfig(model="junior")

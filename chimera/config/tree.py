@@ -11,14 +11,14 @@ from pydantic import Field, field_validator, model_validator
 
 from chimera.config.evaluation import EvaluationConfig
 from chimera.config.learning import GateConfig, WandbConfig
-from chimera.config.loader import Section, check_keys, effective, overlay, validate, without_effect
+from chimera.config.loader import ConfigSection, check_keys, effective, overlay, validate, without_effect
 from chimera.config.pipeline import DEFAULT, PhaseSettings, Pipeline, find_algorithm
 from chimera.config.roles import GRADING, RolesConfig
 from chimera.config.source import COMMAND_LINE, Setting, parse_overrides, read_yaml, to_yaml
 from chimera.core.errors import ConfigError
 
 
-class DataConfig(Section):
+class DataConfig(ConfigSection):
     """Where tasks come from and how they are split."""
 
     path: str = Field(
@@ -48,7 +48,7 @@ class DataConfig(Section):
         return found if self.test_ids is None else {**found, "test_share": "data.test_ids names the test tasks"}
 
 
-class ModelConfig(Section):
+class ModelConfig(ConfigSection):
     """One slot: a named set of weights, or an endpoint, that roles use, and how it is sampled."""
 
     like: str | None = Field(
@@ -134,7 +134,7 @@ TAKEN = ("base", "final", "all", "ledger", "eval", "parts", "stages", "confusion
 """Names of stages, metrics and files. No phase may have such a name."""
 
 
-class ServingConfig(Section):
+class ServingConfig(ConfigSection):
     """The embedded model server."""
 
     slots: int = Field(default=16, ge=1, le=4096, description="requests decoded together")
@@ -148,7 +148,7 @@ Quotes = Literal["read", "numbered", "free"]
 """How roles quote (`society.quotes`)."""
 
 
-class SocietyConfig(Section):
+class SocietyConfig(ConfigSection):
     """How the society works on a task."""
 
     evidence: Literal["retrieved", "given"] = Field(
@@ -193,7 +193,7 @@ class SocietyConfig(Section):
         return found
 
 
-class ToolsConfig(Section):
+class ToolsConfig(ConfigSection):
     """The tools' back ends. Live ones need the network, and only Tavily needs a key."""
 
     literature: Literal["local", "pubmed", "tavily"] = Field(
@@ -224,7 +224,7 @@ class ToolsConfig(Section):
         return found
 
 
-class RewardConfig(Section):
+class RewardConfig(ConfigSection):
     """Weights of the reward's named parts. Each part is logged; the reward is the sum of the parts."""
 
     novelty: float = Field(default=0.1, ge=-1000, le=1000, description="weight of the judge's score for novelty")
@@ -255,7 +255,7 @@ class RewardConfig(Section):
     overlong: float = Field(default=-0.1, ge=-1000, le=0, description="when an answer was cut at its token limit")
 
 
-class RolloutsConfig(Section):
+class RolloutsConfig(ConfigSection):
     """The runner processes and the servers between them and the models."""
 
     runners: int = Field(default=8, ge=1, le=1024, description="runner processes, each works on one rollout at a time")
@@ -280,7 +280,7 @@ GatewayEngine = Literal["thin", "litellm"]
 """The program that attributes, forwards and records model calls (`gateway.engine`)."""
 
 
-class GatewayConfig(Section):
+class GatewayConfig(ConfigSection):
     """The process that forwards model calls from runners to models."""
 
     engine: GatewayEngine = Field(
@@ -299,7 +299,7 @@ class GatewayConfig(Section):
         return {"store_timeout_s": "gateway.engine is 'litellm'"} if self.engine == "litellm" else {}
 
 
-class Config(Section):
+class Config(ConfigSection):
     """The whole tree."""
 
     seed: int = Field(

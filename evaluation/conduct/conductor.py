@@ -38,7 +38,7 @@ Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 
-class Progress(Protocol):
+class ProgressView(Protocol):
     """Shows how far the evaluation is (see `training.watch.view.View`)."""
 
     def phase(
@@ -88,7 +88,7 @@ class Conductor:
     dataset: Dataset
     toolbox: Tools
     auditor: Auditor | None
-    progress: Progress
+    progress: ProgressView
     again: Again = "nothing"
 
     def missing(self, stage: Stage) -> list[RolloutInput]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evaluation.traces import text as trace_text
-from evaluation.traces.tree import Call, Tree
+from evaluation.traces.tree import ShownCall, Tree
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -70,7 +70,7 @@ def _largest(tree: Tree) -> float:
     return max(values, default=0.0) or 1.0
 
 
-def _tokens(call: Call, texts: Sequence[str] | None, largest: float) -> list[Token]:
+def _tokens(call: ShownCall, texts: Sequence[str] | None, largest: float) -> list[Token]:
     """A call's tokens; without texts they are shown by their ids."""
     learned = call.tokens
     assert learned is not None

@@ -12,7 +12,7 @@ from agents.quoting import passage_text
 from agents.roles import SUPERVISOR
 from chimera.show.ask import SEVERITY_COLOURS
 from chimera.show.card import printable
-from evaluation.traces.tree import Call, ToolCall, Tree, Visit
+from evaluation.traces.tree import ShownCall, ShownToolCall, ShownVisit, Tree
 
 
 class Outline(RichTree):
@@ -74,21 +74,21 @@ def facts(tree: Tree) -> list[tuple[str, str]]:
     return found
 
 
-def title(visit: Visit) -> str:
+def title(visit: ShownVisit) -> str:
     """Title of a visit: role and visit number."""
     again = f", visit {visit.number}" if visit.number > 1 else ""
     tries = f", try {visit.attempt}" if visit.attempt > 1 or visit.broken else ""
     return f"{visit.role}{again}{tries}"
 
 
-def player(visit: Visit) -> str:
+def player(visit: ShownVisit) -> str:
     """The logical model, the weights behind it, and how long it took."""
     weights = dict.fromkeys(call.weights for call in visit.calls if call.weights)
     took = "" if visit.seconds is None else f", {visit.seconds:.2f} s"
     return f"{visit.model}: {', '.join(weights) or 'no weights known'}{took}"
 
 
-def reason(visit: Visit) -> str | None:
+def reason(visit: ShownVisit) -> str | None:
     """Why a visit is a revision; None if it is not a revision."""
     if not visit.because:
         return None
@@ -96,7 +96,7 @@ def reason(visit: Visit) -> str | None:
     return f"revision {visit.number - 1}: sent back by {reviews}"
 
 
-def call_line(call: Call) -> str:
+def call_line(call: ShownCall) -> str:
     """A model call in one line."""
     found = [f"call {call.step}: {call.finish_reason or 'how it ended is not known'}"]
     if call.record is not None:
@@ -111,7 +111,7 @@ def call_line(call: Call) -> str:
     return "; ".join(found)
 
 
-def tool_line(tool: ToolCall) -> str:
+def tool_line(tool: ShownToolCall) -> str:
     """A tool call in one line."""
     use = tool.use
     end = f"found {', '.join(use.results)}" if use.results else "found nothing"
@@ -194,7 +194,7 @@ def _folded(line: RichTree, open_levels: int) -> str:
 
 
 def _add_visit(
-    root: Outline, visit: Visit, tree: Tree, messages: bool, pieces: Mapping[str, Sequence[str]] | None
+    root: Outline, visit: ShownVisit, tree: Tree, messages: bool, pieces: Mapping[str, Sequence[str]] | None
 ) -> None:
     node = root.below(f"{title(visit)} ({player(visit)})", "bold cyan")
     if (why := reason(visit)) is not None:
@@ -224,7 +224,7 @@ def _add_visit(
             node.below(f"{name}: {text}")
 
 
-def token_ids(call: Call) -> list[int | None]:
+def token_ids(call: ShownCall) -> list[int | None]:
     """The ids of the tokens that PPO learned from in a call; None for each where the trace does not have them."""
     assert call.tokens is not None
     ids = call.exchange.response_ids if call.exchange else None
@@ -236,7 +236,7 @@ def by_id(token: int | None) -> str:
     return "[?]" if token is None else f"[{token}]"
 
 
-def _add_tokens(parent: Outline, call: Call, pieces: Sequence[str] | None) -> None:
+def _add_tokens(parent: Outline, call: ShownCall, pieces: Sequence[str] | None) -> None:
     tokens = call.tokens
     assert tokens is not None
     texts = list(map(repr, pieces)) if pieces else list(map(by_id, token_ids(call)))
@@ -257,5 +257,5 @@ def _add_outcome(root: Outline, tree: Tree) -> None:
         node.below(f"{name.replace('_', ' ')}: {number(value)}")
 
 
-def _last(tree: Tree, role: str) -> Visit:
+def _last(tree: Tree, role: str) -> ShownVisit:
     return [visit for visit in tree.visits if visit.role == role][-1]

@@ -24,7 +24,7 @@ REVIEWERS = (PEER_REVIEWER, SAFETY_OFFICER)
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class ShownToolCall:
     """One tool call: the runner's record of it, and what the model was told, None when no later call shows it."""
 
     use: ToolUse
@@ -32,7 +32,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ShownCall:
     """One model call.
 
     Attributes:
@@ -50,7 +50,7 @@ class Call:
     record: ModelCall | None
     new: tuple[Mapping[str, Any], ...]
     answer: Mapping[str, Any] | None
-    tools: tuple[ToolCall, ...]
+    tools: tuple[ShownToolCall, ...]
     tokens: TokenRecord | None
 
     @property
@@ -74,7 +74,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class ShownVisit:
     """One try of one visit of a role.
 
     Attributes:
@@ -92,7 +92,7 @@ class Visit:
     broken: bool
     because: Mapping[str, Mapping[str, Any]]
     seconds: float | None
-    calls: tuple[Call, ...]
+    calls: tuple[ShownCall, ...]
 
     @property
     def answer(self) -> Mapping[str, Any] | None:
@@ -112,7 +112,7 @@ class Tree:
     """
 
     record: RolloutRecord
-    visits: tuple[Visit, ...]
+    visits: tuple[ShownVisit, ...]
     learned: bool
     notes: tuple[str, ...]
 
@@ -148,7 +148,7 @@ def tree(record: RolloutRecord, spans: Sequence[Span], tokens: Sequence[TokenRec
     for span, _ in found:
         key = span.attributes["role"], span.attributes["visit"]
         tries[key] = max(tries.get(key, 0), span.attributes.get("attempt", 1))
-    made: list[Visit] = []
+    made: list[ShownVisit] = []
     for span, responses in found:
         made.append(_visit(span, responses, sources, tries, made))
     return Tree(record, tuple(made), bool(tokens), tuple(_notes(record, spans, reported is not None, bool(tokens))))
@@ -191,11 +191,11 @@ def _visit(
     responses: Sequence[str],
     sources: _Sources,
     tries: Mapping[tuple[str, int], int],
-    before: Sequence[Visit],
-) -> Visit:
+    before: Sequence[ShownVisit],
+) -> ShownVisit:
     role, number = str(span.attributes["role"]), int(span.attributes["visit"])
     attempt = int(span.attributes.get("attempt", 1))
-    calls: list[Call] = []
+    calls: list[ShownCall] = []
     shown = 0
     for step, response in enumerate(responses, start=1):
         following = sources.exchanges.get(responses[step]) if step < len(responses) else None
@@ -204,8 +204,8 @@ def _visit(
         shown = len(call.exchange.messages) + 1 if call.exchange else shown
         calls.append(call)
     for record in sources.failed.get((role, number, attempt), ()):
-        calls.append(Call(record.step, None, record, (), None, (), None))
-    return Visit(
+        calls.append(ShownCall(record.step, None, record, (), None, (), None))
+    return ShownVisit(
         role=role,
         model=str(span.attributes["model"]),
         number=number,
@@ -223,7 +223,7 @@ def _call(
     sources: _Sources,
     following: TracedCall | None,
     shown: int,
-) -> Call:
+) -> ShownCall:
     exchange, record = sources.exchanges.get(response), sources.records.get(response)
     told = {
         message["tool_call_id"]: message["content"]
@@ -233,14 +233,15 @@ def _call(
     asked = (exchange.choice["message"].get("tool_calls") or ()) if exchange else ()
     answers = [told.get(one["id"]) for one in asked]
     uses = sources.uses.get(place, ())
-    return Call(
+    return ShownCall(
         step=place[3],
         exchange=exchange,
         record=record,
         new=tuple(exchange.messages[shown:]) if exchange else (),
         answer=_answer(place[0], exchange, record),
         tools=tuple(
-            ToolCall(use, answers[position] if position < len(answers) else None) for position, use in enumerate(uses)
+            ShownToolCall(use, answers[position] if position < len(answers) else None)
+            for position, use in enumerate(uses)
         ),
         tokens=sources.tokens.get(response),
     )
@@ -261,7 +262,7 @@ def _answer(role: str, exchange: TracedCall | None, record: ModelCall | None) ->
     return value if isinstance(value, dict) else None
 
 
-def _because(role: str, before: Sequence[Visit]) -> dict[str, Mapping[str, Any]]:
+def _because(role: str, before: Sequence[ShownVisit]) -> dict[str, Mapping[str, Any]]:
     """The latest reviews that were severe enough to send `role` back."""
     latest = {visit.role: visit.answer for visit in before if visit.role in REVIEWERS}
     severe = ("CRITICAL",) if role == REFINER else ("MAJOR", "CRITICAL")

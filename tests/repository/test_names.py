@@ -33,3 +33,13 @@ def test_no_code_outside_the_tables_names_a_role_or_a_slot(names, allowed):
     ]
     found = {str(file.relative_to(ROOT)): strings(file) & names for file in files}
     assert {file: sorted(named) for file, named in found.items() if named and file not in allowed} == {}
+
+
+def test_no_two_classes_have_one_name():
+    names: dict[str, list[str]] = {}
+    for package in ("chimera", "agents", "evaluation", "training"):
+        for file in (ROOT / package).rglob("*.py"):
+            for node in ast.parse(file.read_text()).body:
+                if isinstance(node, ast.ClassDef):
+                    names.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
+    assert {name: files for name, files in names.items() if len(files) > 1} == {}

@@ -29,7 +29,7 @@ from training.learning.experience import Call
 from training.learning.rounds import all_of
 
 if TYPE_CHECKING:
-    from training.algorithms.sft.select import Candidate, Selection
+    from training.algorithms.sft.select import Candidate, Selected
 
 
 class RejectionSettings(SftSettings):
@@ -72,20 +72,20 @@ class Rejection:
     async def learn(self, plan: PhasePlan, settings: RejectionSettings, bench: Bench) -> Learned:
         """Draw, keep, train; raises RunError if too few answers are right, or the process that trains ended early."""
 
-        async def chosen() -> "Selection":
+        async def chosen() -> "Selected":
             return await draw(plan, settings, bench)
 
         return await fine_tune(plan, settings, bench, chosen)
 
 
-async def draw(plan: PhasePlan, settings: RejectionSettings, bench: Bench) -> "Selection":
+async def draw(plan: PhasePlan, settings: RejectionSettings, bench: Bench) -> "Selected":
     """Different right answers to the prompts of recorded visits, at most `keep` to each.
 
     Raises:
         RunError: Fewer than `min_examples` are left.
     """
     from training.algorithms.sft.render import Renderer
-    from training.algorithms.sft.select import Example, Selection
+    from training.algorithms.sft.select import Example, Selected
 
     version = bench.versions[plan.slot]
     render = Renderer(bench.weights(plan.slot), bench.config.society.max_tool_calls).rows
@@ -115,7 +115,7 @@ async def draw(plan: PhasePlan, settings: RejectionSettings, bench: Bench) -> "S
             f"{plan.name}.answers, or have these weights answer more tasks ({plan.name}.tasks)"
         )
     of_role = dict(Counter(example.candidate.role for example in kept))
-    return Selection(tuple(kept), {**counts, "selected": len(kept), "selected_by_role": of_role, **bench.spent()})
+    return Selected(tuple(kept), {**counts, "selected": len(kept), "selected_by_role": of_role, **bench.spent()})
 
 
 async def _prompts(plan: PhasePlan, settings: RejectionSettings, bench: Bench) -> "list[tuple[Candidate, Call]]":

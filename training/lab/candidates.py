@@ -31,7 +31,7 @@ class Beside:
     chooser: SelectionSpec | None = None
 
 
-class Candidates:
+class ServedCandidates:
     """Serves candidates as long as somebody uses them.
 
     Args:

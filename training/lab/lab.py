@@ -31,7 +31,7 @@ from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import Stage
 from evaluation.traces.spans import Span
 from training.lab import resources
-from training.lab.candidates import Beside, Candidates, phase_of
+from training.lab.candidates import Beside, ServedCandidates, phase_of
 from training.lab.gateway.process import Gateway
 from training.lab.held_out import HeldOut
 from training.lab.pool import RunnerPool
@@ -91,7 +91,7 @@ class Lab:
         self._failure: ChimeraError | None = None
         self._watch = Watch(config)
         self._losing: set[asyncio.Task[None]] = set()
-        self.candidates = Candidates(run, config, servers)
+        self.candidates = ServedCandidates(run, config, servers)
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
-from chimera.config.loader import Section, effective, keys, sections, unused_keys, validate
+from chimera.config.loader import ConfigSection, effective, keys, sections, unused_keys, validate
 from chimera.config.source import parse_overrides, parse_yaml, to_yaml
 from chimera.config.tree import SLOTS, Config, dump_config, load_config
 from chimera.core.errors import ConfigError
@@ -442,7 +442,7 @@ def values(field: FieldInfo, name: str, annotation: Any = None) -> st.SearchStra
     return TEXT
 
 
-def settings_of(section: Section, prefix: str = "") -> list[st.SearchStrategy[list[str]]]:
+def settings_of(section: ConfigSection, prefix: str = "") -> list[st.SearchStrategy[list[str]]]:
     found: list[st.SearchStrategy[list[str]]] = []
     below = sections(section)
     for name, one in below.items():

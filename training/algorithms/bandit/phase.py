@@ -22,7 +22,7 @@ from training.learning.rounds import all_of
 from training.summary import summarize
 
 if TYPE_CHECKING:
-    from agents.policies.bandit import BanditPolicy, Example
+    from agents.policies.bandit import BanditPolicy, LoggedExample
     from agents.policies.events import BanditEvent
     from chimera.config.tree import Config
     from chimera.data.tasks import Dataset
@@ -100,7 +100,7 @@ class _Rounds:
         return sorted(await all_of(bench, f"{plan.name}, round {number + 1}", inputs), key=_place)
 
     async def _learn(
-        self, policy: "BanditPolicy", new: Sequence["Example"], all_: Sequence["Example"], step: int
+        self, policy: "BanditPolicy", new: Sequence["LoggedExample"], all_: Sequence["LoggedExample"], step: int
     ) -> dict[str, Any]:
         """Learn from `new` and log the estimated value of a policy learned from all choices."""
         from training.algorithms.bandit.value import estimate

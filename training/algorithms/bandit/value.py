@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from agents.policies.bandit import BanditPolicy, Example, Settings, folds
+from agents.policies.bandit import BanditPolicy, LoggedExample, Settings, folds
 from agents.policies.models import Array
 from evaluation.measures import off_policy
 
 
-def estimate(settings: Settings, examples: Sequence[Example]) -> Mapping[str, float | None]:
+def estimate(settings: Settings, examples: Sequence[LoggedExample]) -> Mapping[str, float | None]:
     """Estimates for the greedy policy that is learned with `settings` from `examples`.
 
     `logged` is the mean reward of the logged choices. `ips`, `snips` and `dr` estimate the policy's mean reward. `gain`
@@ -24,7 +24,7 @@ def estimate(settings: Settings, examples: Sequence[Example]) -> Mapping[str, fl
     known = [example for example in examples if example.event.propensities is not None]
     if len({example.event.task_id for example in known}) < 2:
         return {"ess": 0.0}
-    judged: list[Example] = []
+    judged: list[LoggedExample] = []
     outcomes: list[Array] = []
     for fold, others in folds(known):
         policy = BanditPolicy(settings)
@@ -34,7 +34,7 @@ def estimate(settings: Settings, examples: Sequence[Example]) -> Mapping[str, fl
     return _figures(judged, np.array(outcomes))
 
 
-def _figures(examples: Sequence[Example], outcomes: Array) -> dict[str, float | None]:
+def _figures(examples: Sequence[LoggedExample], outcomes: Array) -> dict[str, float | None]:
     target = np.eye(outcomes.shape[1])[outcomes.argmax(axis=1)]
     log = _log(examples)
     weights = log.weights(target)
@@ -53,7 +53,7 @@ def _figures(examples: Sequence[Example], outcomes: Array) -> dict[str, float | 
     return figures | _flat("gain", gain) | {"as_supervisor": float((target[asked] * preferred).sum(axis=1).mean())}
 
 
-def _log(examples: Sequence[Example]) -> off_policy.Log:
+def _log(examples: Sequence[LoggedExample]) -> off_policy.Log:
     return off_policy.Log.of(
         [example.action for example in examples],
         [(example.event.propensities or {})[example.event.author] for example in examples],
@@ -62,7 +62,7 @@ def _log(examples: Sequence[Example]) -> off_policy.Log:
     )
 
 
-def _one_hot(example: Example) -> list[float]:
+def _one_hot(example: LoggedExample) -> list[float]:
     return [float(hypothesis["author"] == example.event.preferred) for hypothesis in example.event.hypotheses]
 
 

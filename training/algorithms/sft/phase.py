@@ -22,7 +22,7 @@ from training.learning.episodes import Episode
 if TYPE_CHECKING:
     from training.algorithms.sft.child import Spec
     from training.algorithms.sft.process import SftProcess
-    from training.algorithms.sft.select import Candidate, Example, Selection
+    from training.algorithms.sft.select import Candidate, Example, Selected
 
 EXAMPLES = "examples.jsonl"
 """File in the phase's folder. A line has one row of tokens and labels, and its rollout."""
@@ -51,14 +51,14 @@ class Sft:
             RunError: Too few conversations were selected, or the training process ended early.
         """
 
-        async def chosen() -> "Selection":
+        async def chosen() -> "Selected":
             return await choose(plan, settings, bench)
 
         return await fine_tune(plan, settings, bench, chosen)
 
 
 async def fine_tune(
-    plan: PhasePlan, settings: SftSettings, bench: Bench, choose: "Callable[[], Awaitable[Selection]]"
+    plan: PhasePlan, settings: SftSettings, bench: Bench, choose: "Callable[[], Awaitable[Selected]]"
 ) -> Learned:
     """Fine-tune the weights of the phase's slot on the selection of `choose`. Meanwhile the training process starts.
 
@@ -91,7 +91,7 @@ async def fine_tune(
     return Learned(figures, policy)
 
 
-async def choose(plan: PhasePlan, settings: SftSettings, bench: Bench) -> "Selection":
+async def choose(plan: PhasePlan, settings: SftSettings, bench: Bench) -> "Selected":
     """Select conversations from earlier rollouts with a reward.
 
     Raises:

@@ -51,7 +51,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class Selected:
     """The selected examples, in an order that depends only on the rollouts, and counts of the selection's stages."""
 
     examples: tuple[Example, ...]
@@ -73,7 +73,7 @@ def select(
     render: Callable[[Conversation], tuple[Row, ...]],
     config: SftSettings,
     phase: str = "sft",
-) -> Selection:
+) -> Selected:
     """Select by reward, credit, true quotes, uniqueness and length, in this order.
 
     Args:
@@ -111,7 +111,7 @@ def select(
         raise RunError(_too_few(phase, figures, max((candidate.reward for candidate in found), default=None), config))
     figures["reward_of_candidates"] = _mean([candidate.reward for candidate in found])
     figures["reward_of_selected"] = _mean([example.candidate.reward for example in fitting])
-    return Selection(tuple(fitting), figures)
+    return Selected(tuple(fitting), figures)
 
 
 def _of_good_rollouts(found: Sequence[Candidate], config: SftSettings) -> list[Candidate]:
