@@ -1,0 +1,96 @@
+"""What is refused before anything starts, and which class stands behind an algorithm's name."""
+
+import sys
+
+import pytest
+
+from chimera.config.pipeline import find_algorithm
+from chimera.config.tree import load_config
+from chimera.core.errors import ConfigError
+from chimera.data.tasks import load
+from training.learning.plans import choose_names, make_phases
+
+REFINER = ["models.refiner.like=senior", "roles.HypothesisRefiner.model=refiner"]
+TWO = [
+    *("pipeline.refine.algorithm=ppo", "pipeline.refine.roles=[HypothesisRefiner]"),
+    *("pipeline.design.algorithm=ppo", "pipeline.design.roles=[ProtocolDesigner]"),
+]
+
+
+def phases(names, *overrides):
+    config = load_config(None, overrides)
+    return make_phases(choose_names(names, config), config, load(config.data))
+
+
+def test_two_phases_may_not_train_one_slot_by_the_answers_of_different_roles():
+    with pytest.raises(
+        ConfigError, match=r"pipeline\.refine and pipeline\.design would both train .* senior, by "
+    ):
+        phases("refine,design", *TWO)
+    assert [one.plan.slot for one in phases("refine,design", *TWO, *REFINER)] == ["refiner", "senior"]
+    assert [one.plan.slot for one in phases("refine,design", *TWO, "design.shared=true")] == ["senior", "senior"]
+
+
+def test_a_plan_has_its_roles_in_the_order_of_the_society_and_each_slot_once():
+    (phase,) = phases("sft", "sft.roles=[Neurologist, Geneticist, juniors]")
+    assert phase.plan.roles == ("Geneticist", "Pharmacologist", "Neurologist")
+    assert phase.plan.slots == ("junior",)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (
+            ["sft.roles=[Genetist]"],
+            "names 'Genetist', which is neither a role nor a group of roles: did you ",
+        ),
+        (["sft.roles=[Judge]"], "Judge, which is no member of the society"),
+        (["gather.roles=juniors"], "the algorithm gather trains no role"),
+        (["bandit.roles=[Supervisor, Geneticist]"], "which only Supervisor makes"),
+        (
+            ["models.senior.kind=endpoint", "models.senior.base_url=http://x/v1", "models.senior.model=m"],
+            "no access to",
+        ),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(overrides, complaint):
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        phases(None, *overrides)
+    assert "\n" not in str(caught.value)
+
+
+GOOD = """
+from typing import ClassVar
+from chimera.config.pipeline import PhaseSettings
+from training.learning.base import Learned
+
+class Mine:
+    Settings = PhaseSettings
+    part: ClassVar[str | None] = None
+    def check(self, plan, settings, config, dataset): ...
+    async def learn(self, plan, settings, bench): return Learned()
+"""
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        (("class Mine", "class Other"), "has no class Mine"),
+        (("    Settings = PhaseSettings\n", ""), "it has no class Settings"),
+        (("= None", "= 'prompt'"), "its attribute part is none of"),
+        (("    async def learn(self, plan, settings, bench)", "    async def learn(self, plan)"), r"takes \(plan\)"),
+        (("async def learn", "def learn"), "its method learn is not async"),
+        (("from typing", "from typping"), "cannot be imported: No module named 'typping'"),
+    ],
+)
+def test_a_class_that_does_not_fit_is_refused_with_the_reason(tmp_path, monkeypatch, changed, complaint):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fits.py").write_text(GOOD)
+    assert find_algorithm("fits:Mine").part is None
+    (tmp_path / "unfit.py").write_text(GOOD.replace(*changed))
+    try:
+        with pytest.raises(ConfigError, match=complaint):
+            load_config(None, ["pipeline.mine.algorithm=unfit:Mine"])
+    finally:
+        sys.modules.pop("unfit", None)
+        sys.modules.pop("fits", None)
