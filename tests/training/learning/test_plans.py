@@ -23,9 +23,7 @@ def phases(names, *overrides):
 
 
 def test_two_phases_may_not_train_one_slot_by_the_answers_of_different_roles():
-    with pytest.raises(
-        ConfigError, match=r"pipeline\.refine and pipeline\.design would both train .* senior, by "
-    ):
+    with pytest.raises(ConfigError, match=r"pipeline\.refine and pipeline\.design would both train .* senior, by "):
         phases("refine,design", *TWO)
     assert [one.plan.slot for one in phases("refine,design", *TWO, *REFINER)] == ["refiner", "senior"]
     assert [one.plan.slot for one in phases("refine,design", *TWO, "design.shared=true")] == ["senior", "senior"]
