@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from chimera.config.tree import Config, RewardConfig
 from evaluation.records.rollouts import RolloutRecord
-from training.lab.candidates import phase_of
+from training.bench.candidates import phase_of
 from training.lab.recorder import identity
 from training.learning.adapter import HierarchicalTraceAdapter
 from training.learning.episodes import Episode

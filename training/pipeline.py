@@ -11,8 +11,8 @@ from chimera.run.chain import head
 from chimera.run.directory import LEDGER
 from chimera.run.policies import Policy
 from chimera.run.seals import seal
+from training.bench.lab_bench import LabBench
 from training.gate import Gate
-from training.lab.bench import LabBench
 from training.lab.lab import Lab
 from training.learning.base import Learned
 from training.learning.plans import Phase

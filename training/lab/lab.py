@@ -30,8 +30,8 @@ from evaluation.conduct.silent_tools import Watch
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import Stage
 from evaluation.traces.spans import Span
+from training.bench.candidates import Beside, ServedCandidates, phase_of
 from training.lab import resources
-from training.lab.candidates import Beside, ServedCandidates, phase_of
 from training.lab.gateway.process import Gateway
 from training.lab.held_out import HeldOut
 from training.lab.pool import RunnerPool

@@ -35,7 +35,7 @@ from training.algorithms.sft.child import Spec
 from training.algorithms.sft.phase import Sft
 from training.algorithms.sft.process import SftProcess, sft_environment
 from training.algorithms.sft.settings import SftSettings
-from training.lab.bench import LabBench
+from training.bench.lab_bench import LabBench
 from training.learning import traces
 from training.learning.base import PhasePlan
 from training.learning.episodes import Episode

@@ -7,7 +7,7 @@ from typing import Any
 
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
-from training.lab.side_calls import SideCalls
+from training.bench.side_calls import SideCalls
 from training.learning.experience import Call
 
 MOST_AT_ONCE = 128

@@ -24,7 +24,7 @@ from chimera.run.seals import seal
 from chimera.serving.embedded.checkpoint import NANO
 from evaluation.records.rollouts import RolloutInput
 from training.algorithms.bandit.settings import BanditSettings
-from training.lab.bench import LabBench
+from training.bench.lab_bench import LabBench
 from training.learning.base import Bench
 
 REFINER = "HypothesisRefiner"

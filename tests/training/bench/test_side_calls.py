@@ -13,8 +13,8 @@ from chimera.run.directory import Run
 from chimera.run.jsonl import read_lines
 from chimera.serving.process import user_endpoint
 from evaluation.traces.calls import TracedCall
-from training.lab.branches import ask_again
-from training.lab.side_calls import SideCalls
+from training.bench.branches import ask_again
+from training.bench.side_calls import SideCalls
 from training.learning.experience import Call
 
 QUESTION = [

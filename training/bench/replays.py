@@ -27,7 +27,7 @@ from training.learning.episodes import Episode
 if TYPE_CHECKING:
     from agents.tools.toolbox import Toolbox
     from evaluation.conduct.rollout import Start
-    from training.lab.candidates import Beside
+    from training.bench.candidates import Beside
     from training.lab.lab import Lab
 
 REPLAYS = "replays.jsonl"

@@ -13,9 +13,9 @@ from chimera.run.directory import phases_before
 from chimera.run.policies import Policy
 from chimera.serving.client import Completion, read_completions
 from evaluation.records.rollouts import RolloutInput
-from training.lab import branches
-from training.lab.replays import Replays
-from training.lab.side_calls import SideCalls
+from training.bench import branches
+from training.bench.replays import Replays
+from training.bench.side_calls import SideCalls
 from training.learning.episodes import Episode
 from training.learning.experience import Call
 
@@ -92,7 +92,7 @@ class LabBench:
         await self._lab.put_live(policy)
 
     async def branch(self, call: Call, k: int, *, seed: int) -> list[Call]:
-        """`k` answers to the prompt of a recorded call; see `training.lab.branches`."""
+        """`k` answers to the prompt of a recorded call; see `training.bench.branches`."""
         return await branches.ask_again(self._side, self.config, self.versions, call, k, seed)
 
     async def replay(
@@ -103,7 +103,7 @@ class LabBench:
         instead: Mapping[str, Any] | None = None,
         policies: Sequence[Policy] = (),
     ) -> Episode:
-        """Run the society from `at` on as in `episode`, with something replaced; see `training.lab.replays`."""
+        """Run the society from `at` on as in `episode`, with something replaced; see `training.bench.replays`."""
         return await self._replays.make(episode, at, instead or {}, policies)
 
     async def ask(self, slot: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Completion:
