@@ -143,7 +143,8 @@ class Run:
         """The file of that configuration, which holds every section.
 
         Raises:
-            RunError: It is empty or was cut off. With defaults instead, the run would be another experiment.
+            RunError: It is empty or was cut off, and with defaults the run would be another experiment; or an earlier
+                version wrote it.
             ConfigError: It cannot be read.
         """
         file = self.path / "config.yaml"
@@ -153,6 +154,11 @@ class Run:
             raise RunError(
                 f"{file} has no {missing[0]!r}: it was emptied or cut off; restore it from a copy of the run, because "
                 "with default settings in its place the run would be another experiment"
+            )
+        if "pipeline" not in found:
+            raise RunError(
+                f"{file} has no pipeline, because an earlier version of Chimera made this run: read it with that "
+                "version, or train again"
             )
         return file
 

@@ -358,3 +358,13 @@ def test_a_run_in_a_relative_folder_reads_what_it_wrote(tmp_path: Path, monkeypa
         assert [one["rollout_id"] for one in run.rollouts("gather")] == ["ro-1"]
         assert [one["step"] for one in run.metrics()] == [1]
         assert [one["event"] for one in run.events()] == ["created"]
+
+
+def test_a_run_of_an_earlier_version_is_one_sentence(config: Config):
+    with Run.create("old", config) as run:
+        pass
+    file = run.path / "config.yaml"
+    before, _, after = file.read_text().partition("pipeline:\n")
+    file.write_text(f"{before}gather:\n  tasks: 3\n{after[after.index('gate:') :]}")
+    with pytest.raises(RunError, match=r"has no pipeline, because an earlier version of Chimera made this run: .*"):
+        _ = Run.open("old", config.runs_dir).config
