@@ -104,9 +104,9 @@ def test_right_answers_with_true_quotes_are_imitated_a_few_to_each_prompt(tmp_pa
     assert of_task == sorted(of_task)
     assert max(map(of_task.count, of_task)) == 2
     figures = selection.figures
-    assert figures["prompts"] == figures["branch_requests"] == TASKS
-    assert figures["answers"] == figures["branch_answers"] == 6 * TASKS
-    assert figures["selected"] == len(said) <= figures["right"] < figures["answers"]
+    assert figures["branches/states"] == figures["branch_requests"] == TASKS
+    assert figures["branches/answers"] == figures["branch_answers"] == 6 * TASKS
+    assert figures["selected"] == len(said) <= figures["branches/right"] < figures["branches/answers"]
     assert figures["selected_by_role"] == {REFINER: len(said)}
 
 
@@ -115,7 +115,7 @@ def test_no_answer_is_learned_twice_for_one_prompt(tmp_path):
     texts = [
         (one.candidate.record.task_id, json.dumps(text)) for one, text in zip(selection.examples, said, strict=True)
     ]
-    assert len(set(texts)) == len(texts) < selection.figures["right"]
+    assert len(set(texts)) == len(texts) < selection.figures["branches/right"]
 
 
 @pytest.mark.parametrize(("right", "stances", "quotes"), [("label", 1, 2), ("quotes", 2, 1), ("both", 1, 1)])
@@ -126,7 +126,7 @@ def test_what_makes_an_answer_right_can_be_chosen(tmp_path, right, stances, quot
 
 
 def test_calls_by_other_weights_are_left_out_and_counted(tmp_path):
-    """One visit by older weights is among the prompts, and one branch is answered by newer weights."""
+    """The prompt of a visit by older weights is asked again; one branch is answered by newer weights."""
     bench = Answers(tmp_path)
     bench.earlier[0] = record(bench.run, 0, version="older@1")
     usual, planted = bench.say, []
@@ -138,11 +138,11 @@ def test_calls_by_other_weights_are_left_out_and_counted(tmp_path):
 
     bench.say = say
     selection, _ = drawn(bench, keep=100, right="quotes")
-    assert selection.figures["stale"] == 2
-    assert selection.figures["prompts"] == TASKS - 1
-    assert "t0" not in {one.candidate.record.task_id for one in selection.examples}
+    assert selection.figures["branches/stale"] == 1
+    assert selection.figures["branches/states"] == TASKS
+    assert "t0" in {one.candidate.record.task_id for one in selection.examples}
     assert {one.candidate.conversation.weights_version for one in selection.examples} == {"nano@0"}
-    assert "2 calls by other weights than nano@0 are left out" in bench.view.lines[-1]
+    assert "1 answers by other weights than nano@0 are left out" in bench.view.lines[-1]
 
 
 def test_rollouts_without_reward_or_with_untraced_calls_are_no_source(tmp_path):
@@ -150,7 +150,7 @@ def test_rollouts_without_reward_or_with_untraced_calls_are_no_source(tmp_path):
     bench.earlier[0] = record(bench.run, 0, reward=None, status="failed")
     bench.earlier[1] = record(bench.run, 1, untraced_calls=1)
     selection, _ = drawn(bench)
-    assert selection.figures["prompts"] == TASKS - 2
+    assert selection.figures["branches/states"] == TASKS - 2
 
 
 def test_the_order_in_which_rollouts_ended_does_not_matter(tmp_path):
@@ -159,11 +159,12 @@ def test_the_order_in_which_rollouts_ended_does_not_matter(tmp_path):
     assert [one.rows for one in found[0]] == [one.rows for one in found[1]] == [one.rows for one in found[2]]
 
 
-def test_each_draw_has_a_seed_of_its_own(tmp_path):
-    bench = Answers(tmp_path)
-    selection, _ = drawn(bench, seeds=3)
-    assert selection.figures["answers"] == 3 * 6 * TASKS
-    assert len(bench.branches) == 3 * TASKS
+def test_answers_that_are_worth_most_are_imitated(tmp_path):
+    """Of right answers, those without a false quote: `unverifiable_quote` is part of what they are worth."""
+    for weight, quote in ((-1.0, READ), (1.0, MISREAD)):
+        reward = {"alignment": 1.0, "unverifiable_quote": weight}
+        _, said = drawn(Answers(tmp_path / quote[-6:]), answers=30, right="label", reward=reward)
+        assert {one["evidence"][0] for one in said} == {quote}
 
 
 def test_too_few_right_answers_are_an_error_that_says_what_to_do(tmp_path):
@@ -181,7 +182,7 @@ async def test_rollouts_of_its_own_are_asked_for_if_tasks_are_given(tmp_path):
 
     bench.play = play
     selection = await draw(PLAN, settings(tasks=3), bench)
-    assert bench.ran == selection.figures["prompts"] == 3
+    assert bench.ran == selection.figures["branches/states"] == 3
     assert {one.candidate.record.phase for one in selection.examples} == {"rejection"}
 
 
