@@ -41,7 +41,7 @@ class Valued:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class AnswerGroup:
     """The answers to one state that have a worth, all by the weights that were live.
 
     Attributes:
@@ -69,7 +69,7 @@ class Group:
 
 async def grow(
     bench: Bench, values: Values, states: Sequence[State], k: int, *, seed: int, version: str
-) -> list[Group]:
+) -> list[AnswerGroup]:
     """`k` answers to each state, by the weights that are live, with their worth; in the order of the states.
 
     Args:
@@ -85,17 +85,17 @@ async def grow(
         ModelError: The model's server failed.
     """
 
-    async def group(state: State) -> Group:
+    async def group(state: State) -> AnswerGroup:
         drawn = await bench.branch(state.call, k, seed=seed)
         own = [call for call in drawn if call.weights_version == version]
         worths = await asyncio.gather(*(values.of(state, call) for call in own))
         kept = [Valued(call, worth) for call, worth in zip(own, worths, strict=True) if worth is not None]
-        return Group(state, tuple(kept), {"stale": len(drawn) - len(own), "unvalued": len(own) - len(kept)})
+        return AnswerGroup(state, tuple(kept), {"stale": len(drawn) - len(own), "unvalued": len(own) - len(kept)})
 
     return list(await asyncio.gather(*map(group, states)))
 
 
-def group_figures(groups: Sequence[Group]) -> dict[str, float]:
+def group_figures(groups: Sequence[AnswerGroup]) -> dict[str, float]:
     """Counts of states and answers, and means over answers, for a phase's metrics."""
     answers = [one for group in groups for one in group.answers]
     left_out = Counter[str]()

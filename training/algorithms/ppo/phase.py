@@ -27,7 +27,7 @@ from training.algorithms.ppo import steps as ppo_steps
 from training.algorithms.ppo.batch import Sample
 from training.algorithms.ppo.checkpoints import Checkpoints, Progress
 from training.algorithms.ppo.settings import PpoSettings
-from training.algorithms.ppo.sources import Branches, Rollouts, Source
+from training.algorithms.ppo.sources import BranchSource, RolloutSource, SampleSource
 from training.algorithms.ppo.tokens import forget_update, record_update
 from training.credit.advantages import GROUPED
 from training.credit.values import check_reward, how_valued
@@ -122,12 +122,12 @@ class _Loop:
                 opened.cancel()
             self._worker.finish(self._close, STOP_SECONDS)
 
-    def _source(self) -> Source:
+    def _source(self) -> SampleSource:
         if self._settings.states:
-            return Branches(self._plan, self._settings, self._bench, self._progress.course)
-        return Rollouts(self._plan, self._settings, self._bench)
+            return BranchSource(self._plan, self._settings, self._bench, self._progress.course)
+        return RolloutSource(self._plan, self._settings, self._bench)
 
-    async def _steps(self, source: Source, opened: "asyncio.Future[None]") -> None:
+    async def _steps(self, source: SampleSource, opened: "asyncio.Future[None]") -> None:
         bench, settings, progress = self._bench, self._settings, self._progress
         left = settings.steps - progress.step
         if progress.step:
@@ -142,7 +142,7 @@ class _Loop:
                 for step in range(progress.step + 1, settings.steps + 1):
                     await self._step(step, source, opened)
 
-    async def _step(self, step: int, source: Source, opened: "asyncio.Future[None]") -> None:
+    async def _step(self, step: int, source: SampleSource, opened: "asyncio.Future[None]") -> None:
         bench, settings, progress = self._bench, self._settings, self._progress
         clock = _Clock()
         taken = await source.take(step)

@@ -15,7 +15,7 @@ from training.learning import curriculum
 from training.learning.base import Bench, PhasePlan
 from training.learning.curriculum import Course, Curriculum
 from training.learning.episodes import Episode
-from training.learning.groups import Group, group_figures, grow
+from training.learning.groups import AnswerGroup, group_figures, grow
 from training.learning.states import State, collect_states
 
 
@@ -38,7 +38,7 @@ class Taken:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Gives the samples of each step, from the weights that are live when it is asked."""
 
     async def open(self) -> None:
@@ -50,7 +50,7 @@ class Source(Protocol):
         ...
 
 
-class Rollouts:
+class RolloutSource:
     """Samples from `tasks_per_step` tasks, `n` rollouts of each.
 
     Args:
@@ -104,7 +104,7 @@ class Rollouts:
         return samples, stale
 
 
-class Branches:
+class BranchSource:
     """Samples from `states` recorded states, `n` answers to each: a group is one state.
 
     Args:
@@ -151,7 +151,7 @@ class Branches:
         return Taken(samples, metrics, skip, stale)
 
 
-def samples_of(group: Group) -> list[Sample]:
+def samples_of(group: AnswerGroup) -> list[Sample]:
     """The answers of one state for the engine. One without tokens, which a server may return, is left out."""
     return [
         Sample(
