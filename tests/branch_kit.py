@@ -36,12 +36,12 @@ def record(run, number, version="nano@0", **other):
         "token_ids": [7],
         "finish_reason": "stop",
     }
-    request = {"model": "senior", "messages": messages, "response_format": {"type": "json_object"}}
+    request = {"model": "refiner", "messages": messages, "response_format": {"type": "json_object"}}
     response = {"id": name, "choices": [choice], "prompt_token_ids": [number, 5], "weights_version": version}
-    call = ModelCall(REFINER, "senior", 1, 1, name, version, "stop", 2, 1, 0.1, True, False)
+    call = ModelCall(REFINER, "refiner", 1, 1, name, version, "stop", 2, 1, 0.1, True, False)
     outcome = {"outputs": {}, "reward": 1.0, "calls": [dump(call)]}
     at = [spans.Position(name, "at", place, 0.0, 1.0) for place in (1, 2, 3)]
-    own = {"role": REFINER, "model": "senior", "visit": 1, "attempt": 1}
+    own = {"role": REFINER, "model": "refiner", "visit": 1, "attempt": 1}
     trace = f"traces/gather/{name}.jsonl.gz"
     spans.write(
         [
@@ -65,12 +65,12 @@ class Answers(FakeBench):
         folder.mkdir(exist_ok=True)
         run = Run(folder, writable=True)
         earlier = [record(run, number) for number in range(TASKS)]
-        versions, weights = {"senior": "nano@0"}, {"senior": NANO}
+        versions, weights = {"refiner": "nano@0"}, {"refiner": NANO}
         super().__init__(run, versions=versions, weights=weights, earlier=earlier, order=order, **other)
 
     def say(self, call, random_):
         claim = f"claim {random_.randrange(1000)}"
         text = random_.choice([answer(claim=claim), answer(claim=claim), answer(quote=MISREAD), answer("no")])
         choice = {**call.asked.choice, "message": {"role": "assistant", "content": text}}
-        version = self.versions["senior"]
+        version = self.versions["refiner"]
         return replace(call, weights_version=version, asked=replace(call.asked, choice=choice))

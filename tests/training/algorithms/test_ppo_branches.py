@@ -16,7 +16,7 @@ from training.algorithms.ppo.phase import Ppo
 from training.algorithms.ppo.settings import PpoSettings
 from training.learning.base import PhasePlan
 
-PLAN = PhasePlan("refine", "ppo", (REFINER,), ("senior",))
+PLAN = PhasePlan("refine", "ppo", (REFINER,), ("refiner",))
 SETTINGS = {"states": 4, "n": 4, "steps": 3, "lr": 0.05, "reward": {"alignment": 1.0}, "curriculum": "pass_rate"}
 
 
@@ -25,7 +25,7 @@ class Tokens(Answers):
 
     def __init__(self, folder, model, **ppo):
         super().__init__(folder)
-        self.first = self._weights["senior"] = model
+        self.first = self._weights["refiner"] = model
         self.settings = PpoSettings(algorithm="ppo", **{**SETTINGS, **ppo})
         self.stop_at = None
 
@@ -34,7 +34,7 @@ class Tokens(Answers):
         said = answer("yes" if tokens[0] < 250 else "no")
         choice = {**call.asked.choice, "message": {"role": "assistant", "content": said}}
         asked = replace(call.asked, choice=choice)
-        return replace(call, response_ids=tokens, weights_version=self.versions["senior"], asked=asked)
+        return replace(call, response_ids=tokens, weights_version=self.versions["refiner"], asked=asked)
 
     async def publish(self, policy):
         await super().publish(policy)
@@ -69,12 +69,12 @@ def straight(serving_model, tmp_path_factory):
 
 
 def test_each_step_asks_the_weights_of_the_step_before(straight):
-    assert [policy.version for policy in straight.published] == [f"senior@refine-{step}" for step in (1, 2, 3)]
+    assert [policy.version for policy in straight.published] == [f"refiner@refine-{step}" for step in (1, 2, 3)]
     assert straight.asked == []
     versions = [version for _, _, _, version in straight.branches]
-    assert versions == ["nano@0"] * 4 + ["senior@refine-1"] * 4 + ["senior@refine-2"] * 4
+    assert versions == ["nano@0"] * 4 + ["refiner@refine-1"] * 4 + ["refiner@refine-2"] * 4
     for phase, step, values in straight.logged:
-        assert (phase, values["policy"]) == ("refine", f"senior@refine-{step}")
+        assert (phase, values["policy"]) == ("refine", f"refiner@refine-{step}")
         assert values["branches/states"] == 4
         assert values["branches/answers"] == values["branches/how/direct"] == 16
         assert 0 < values["branches/value"] < 1
@@ -97,7 +97,7 @@ def test_states_that_inform_come_again_first(straight):
     assert len(set(drawn[:4])) == len(set(drawn[4:8])) == 4
 
 
-@pytest.mark.parametrize("stop_at", ["senior@refine-1", "senior@refine-3"])
+@pytest.mark.parametrize("stop_at", ["refiner@refine-1", "refiner@refine-3"])
 def test_a_continued_phase_asks_nothing_twice_and_ends_with_the_same_weights(straight, tmp_path, stop_at):
     stopped = Tokens(tmp_path, straight.first)
     stopped.stop_at = stop_at

@@ -17,7 +17,7 @@ from training.learning.groups import group_figures, grow
 from training.learning.plans import make_phases
 from training.learning.states import collect_states, states_of
 
-PLAN = PhasePlan("refine", "ppo", (REFINER,), ("senior",))
+PLAN = PhasePlan("refine", "ppo", (REFINER,), ("refiner",))
 PROTOCOL = {
     "design": "randomised double-blind parallel-group trial", "population": "adults with falls",
     "intervention": "balance training", "comparator": "usual care", "outcome": "rate of falls at 24 weeks",
@@ -151,7 +151,7 @@ def test_a_phase_earns_its_own_parts_by_its_own_weights(found, weights):
 
 
 def plan(*roles):
-    return PhasePlan("refine", "ppo", roles, ("senior",))
+    return PhasePlan("refine", "ppo", roles, ("refiner",))
 
 
 @pytest.mark.parametrize(
