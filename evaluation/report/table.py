@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from evaluation.report.figures import amount, answered, signed
+from evaluation.report.gave import WAYS, gave
 
 
 def table(report: Mapping[str, Any]) -> Table:
@@ -46,6 +48,42 @@ def beside(report: Mapping[str, Any]) -> Table:
         name = f"society {row['name']}" if row["name"] in report["stages"] else row["name"]
         shown.add_row(name, right, _cell(means, {}, "macro_f1", 100, 1), amount(row["calls"]), amount(row["tokens"]))
     return shown
+
+
+def phases(report: Mapping[str, Any]) -> Table | None:
+    """What each phase gave: right answers and reward; None unless stages beyond the run's sequence were evaluated."""
+    tables = gave(report)
+    if not tables:
+        return None
+    confidence = f"{100 * report['settings']['confidence']:g} %"
+    ways = [way for way in WAYS if any(way in table["ways"] for table in tables)]
+    shown = Table(
+        title=f"what each phase gave, with {confidence} intervals",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    shown.add_column("phase", overflow="fold")
+    for way in ways:
+        shown.add_column(WAYS[way], justify="right", min_width=14)
+    for table in tables:
+        shown.add_row(f"{table['title']}:")
+        scale, digits = (100, 1) if table["unit"] == "share" else (1, 2)
+        for row in table["rows"]:
+            cells = dict(zip(table["ways"], row["cells"], strict=True))
+            shown.add_row(row["phase"], *(_gained(cells.get(way), scale, digits) for way in ways))
+        shown.add_section()
+    return shown
+
+
+def _gained(one: Mapping[str, Any] | None, scale: int, digits: int) -> str:
+    """A difference, and its interval below."""
+    if one is None:
+        return "-"
+    value = signed(scale * one["difference"], digits)
+    if one["low"] is None:
+        return value
+    return f"{value}\n[{signed(scale * one['low'], digits)}, {signed(scale * one['high'], digits)}]"
 
 
 def _cell(
