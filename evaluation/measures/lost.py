@@ -11,12 +11,12 @@ from evaluation.measures.metrics import answer_of
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import StageAnswers
 
-Step = Literal["juniors", "supervisor", "refiner", "board", "failed"]
+Step = Literal["juniors", "supervisor", "refiner", "review", "failed"]
 TITLES: Mapping[Step, str] = {
     "juniors": "juniors: none was right",
     "supervisor": "supervisor: a junior was right, another was selected",
     "refiner": "refiner: the selected answer was right, the refined one is not",
-    "board": "board or principal: the refined answer was right, the final one is not",
+    "review": "board or principal: the refined answer was right, the final one is not",
     "failed": "the rollout failed: no answer",
 }
 FIELDS = ("initial_hypotheses", "selected_hypothesis", "refined_hypothesis")
@@ -41,7 +41,7 @@ def first_wrong_step(record: RolloutRecord) -> Step | None:
         return "juniors"
     if selected["answer"] != label:
         return "supervisor"
-    return "refiner" if refined["answer"] != label else "board"
+    return "refiner" if refined["answer"] != label else "review"
 
 
 def recorded_steps(records: Iterable[RolloutRecord]) -> bool:

@@ -2,8 +2,8 @@
 
 Several coalitions can be the same society. A place has one live policy, that of the last phase in the coalition that
 learned for it. So if two phases have learned for one place, say the weights of one slot, a coalition with the later one
-is the same with and without the earlier one. The later weights were learned from the earlier ones, and what they took
-over from them cannot be taken out: it counts for the later phase wherever that phase is.
+is the same with and without the earlier one. The later weights were learned from the earlier ones or from rollouts made
+with them, and what they took over cannot be taken out: it counts for the later phase wherever that phase is.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -60,7 +60,7 @@ def _named(learned: Learned, *, every_coalition: bool) -> Iterator[tuple[str, st
         yield f"{WITHOUT}{phase}", f"final without {phase}", "left out", [one for one in phases if one != phase]
     for chosen in coalitions.every(learned) if every_coalition else ():
         some = [phase for phase in phases if phase in chosen]
-        yield f"{ALONE}{'+'.join(some)}", f"{' and '.join(some)} alone", "coalition", some
+        yield f"{ALONE}{'-'.join(some)}", f"{' and '.join(some)} alone", "coalition", some
 
 
 def learned_in(run: Run) -> dict[str, Policy]:

@@ -46,7 +46,7 @@ class Stage:
 
     Attributes:
         name: "base", the phase after which it was live, "only-<phase>" if only that phase's policy is used,
-            "final-without-<phase>" if all others are, or "only-<phase>+<phase>". The last stage of the sequence is
+            "final-without-<phase>" if all others are, or "only-<phase>-<phase>". The last stage of the sequence is
             "final" if it was asked for by this name.
         title: Its title in words.
         kind: "sequence" for a stage that was live during the run, "alone" for a single policy on the base, "left out"

@@ -18,6 +18,7 @@ GAVE_WORDS = (
     "A policy without those that it was learned with is in a society that it did not train in."
 )
 TOGETHER = "all together"
+"""The row of the whole gain from the first to the last stage."""
 
 
 def gave(report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -30,6 +31,24 @@ def gave(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     if all(stage["kind"] == "sequence" for stage in report["plan"]["stages"]) and not report["shapley"]:
         return []
     return [_gave(report, name) for name in ("alignment", "reward")]
+
+
+def gave_words(report: Mapping[str, Any]) -> str:
+    """How to read the tables of `gave`, and the phases whose policy a later one replaced."""
+    return " ".join([GAVE_WORDS, *replaced(report)])
+
+
+def replaced(report: Mapping[str, Any]) -> list[str]:
+    """A sentence on each phase whose policy a later phase replaced, so that leaving it out of the end is no stage."""
+    learned = report["plan"]["learned"]
+    last = {(policy["part"], policy["target"]): phase for phase, policy in learned.items()}
+    later = {phase: last[policy["part"], policy["target"]] for phase, policy in learned.items()}
+    return [
+        f"What {new} learned replaced what {phase} learned, so without {phase} the end is the same: {phase} counts "
+        f"only where {new} is not."
+        for phase, new in later.items()
+        if phase != new
+    ]
 
 
 def _gave(report: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -51,7 +70,7 @@ def _gave(report: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 GAVE: Mapping[str, Mapping[str, str]] = {
-    "alignment": {"title": "answers right, points", "unit": "share"},
+    "alignment": {"title": "right, points", "unit": "share"},
     "reward": {"title": "reward", "unit": "points"},
 }
 
@@ -79,7 +98,7 @@ LOST_AT: Mapping[str, str] = {
     "juniors": "the juniors (none right)",
     "supervisor": "the supervisor (another junior right)",
     "refiner": "the refiner (selected right)",
-    "board": "board or principal (refined right)",
+    "review": "board or principal (refined right)",
     "failed": "failed rollouts",
 }
 """The steps of `evaluation.measures.lost` in a sentence."""

@@ -40,7 +40,7 @@ from evaluation.report.figures import (
     verdict_words,
     veto_words,
 )
-from evaluation.report.gave import GAVE_WORDS, WAYS, gave, lost_words
+from evaluation.report.gave import WAYS, gave, gave_words, lost_words
 from evaluation.report.text import BASELINES_WORDS, LOST_WORDS
 from evaluation.scores.judge import CRITERIA
 from evaluation.verify.impossible import PART
@@ -66,7 +66,7 @@ def page(report: Report, drawings: Mapping[str, str]) -> str:
         standing=standing(report),
         standing_words=standing_words(report),
         gave=gave(report),
-        gave_words=GAVE_WORDS,
+        gave_words=gave_words(report),
         ways=WAYS,
         lost=lost_words(report),
         lost_words=LOST_WORDS,

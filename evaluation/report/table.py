@@ -7,11 +7,11 @@ from rich import box
 from rich.table import Table
 
 from evaluation.report.figures import amount, answered, signed
-from evaluation.report.gave import WAYS, gave
+from evaluation.report.gave import WAYS, gave, replaced
 
 
 def table(report: Mapping[str, Any]) -> Table:
-    """The report's stages. Differences are paired, from the first stage."""
+    """The stages that were live and each phase alone. Differences are paired, from the first stage."""
     first = next(iter(report["stages"]))
     confidence = f"{100 * report['settings']['confidence']:g} %"
     title = f"n = {len(report['plan']['tasks'])}"
@@ -21,7 +21,8 @@ def table(report: Mapping[str, Any]) -> Table:
     shown.add_column("stage", no_wrap=True)
     for name in ("reward", "right, %", "macro-F1, %"):
         shown.add_column(name, justify="right", no_wrap=True)
-    for stage, means in report["stages"].items():
+    for stage in _brief(report):
+        means = report["stages"][stage]
         compared = report["comparisons"].get(f"{first}:{stage}", {})
         failed = report["outcomes"][stage]["failed"]
         shown.add_row(
@@ -35,12 +36,15 @@ def table(report: Mapping[str, Any]) -> Table:
 
 
 def beside(report: Mapping[str, Any]) -> Table:
-    """All stages and baselines: right answers, and mean calls and tokens of an answer."""
+    """The same stages and all baselines: right answers, and mean calls and tokens of an answer."""
     shown = Table(title="the same tasks; calls and tokens are means of a task", title_justify="left")
     shown.add_column("who", no_wrap=True)
     for name in ("right, %", "macro-F1, %", "calls", "tokens"):
         shown.add_column(name, justify="right", no_wrap=True)
+    hidden = set(report["stages"]).difference(_brief(report))
     for row in answered(report):
+        if row["name"] in hidden:
+            continue
         means = row["means"]
         right = _cell(means, {}, "alignment", 100, 1)
         if (found := means["alignment"])["low"] is not None:
@@ -48,6 +52,13 @@ def beside(report: Mapping[str, Any]) -> Table:
         name = f"society {row['name']}" if row["name"] in report["stages"] else row["name"]
         shown.add_row(name, right, _cell(means, {}, "macro_f1", 100, 1), amount(row["calls"]), amount(row["tokens"]))
     return shown
+
+
+def _brief(report: Mapping[str, Any]) -> list[str]:
+    """The stages for the terminal: not those without one phase and not coalitions, of which there are many."""
+    kinds = {stage["name"]: stage["kind"] for stage in report["plan"]["stages"]}
+    last = report["standing"][0]
+    return [name for name in report["stages"] if kinds[name] in ("sequence", "alone") or name == last]
 
 
 def phases(report: Mapping[str, Any]) -> Table | None:
@@ -60,6 +71,8 @@ def phases(report: Mapping[str, Any]) -> Table | None:
     shown = Table(
         title=f"what each phase gave, with {confidence} intervals",
         title_justify="left",
+        caption=" ".join(replaced(report)) or None,
+        caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )

@@ -25,7 +25,7 @@ from evaluation.report.figures import (
     verdict_words,
     veto_words,
 )
-from evaluation.report.gave import GAVE_WORDS, WAYS, gave, lost_words
+from evaluation.report.gave import WAYS, gave, gave_words, lost_words
 
 Report = Mapping[str, Any]
 
@@ -79,7 +79,7 @@ def _gave(report: Report) -> Iterator[str]:
         yield from _table([f"what each phase gave: {table['title']}", *(WAYS[way] for way in table["ways"])], rows)
     if tables:
         yield ""
-        yield GAVE_WORDS
+        yield _cell(gave_words(report))
 
 
 def _gained(one: Mapping[str, Any] | None, unit: str) -> str:

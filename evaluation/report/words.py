@@ -9,7 +9,7 @@ from chimera.run.directory import Run
 from chimera.run.policies import ROLLED_BACK
 from evaluation.conduct.silent_tools import silent_warnings
 from evaluation.measures import official
-from evaluation.records.study import Plan, Study
+from evaluation.records.study import Study
 
 SMALL = 30
 """With fewer tasks a bootstrap interval is rough."""
@@ -98,22 +98,9 @@ def notes(study: Study) -> list[str]:
         found.append(official.missing_sentence(predicted))
     if len(plan.tasks) < SMALL:
         found.append(f"{len(plan.tasks)} tasks are few: intervals are rough, and only large differences can show.")
-    if any(stage.kind != "sequence" for stage in plan.stages):
-        found += _replaced(plan)
     for phase in about_run(study.run)["rolled_back"]:
         found.append(f"The gate rolled back what {phase} learned, so it is no stage of this report.")
     return found + _missing(study)
-
-
-def _replaced(plan: Plan) -> list[str]:
-    """A sentence on each phase whose policy a later phase replaced."""
-    last = {policy.place: phase for phase, policy in plan.learned.items()}
-    return [
-        f"{last[policy.place]} went on from what {phase} learned and replaced it, so {phase} counts only where "
-        f"{last[policy.place]} is not: without {phase} the last stage is the same."
-        for phase, policy in plan.learned.items()
-        if last[policy.place] != phase
-    ]
 
 
 def _missing(study: Study) -> list[str]:

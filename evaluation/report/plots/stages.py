@@ -37,7 +37,9 @@ def stages(study: Study, means: StageMeans, comparisons: Comparisons) -> Drawing
         left.set_title(METRICS[name])
         right.set_title("difference from the base")
     confidence = f"{100 * study.config.evaluation.confidence:.4g} %"
-    alone = " Orange: never live in the run, one phase alone or left out." if any(map(_never_live, shown)) else ""
+    alone = (
+        " Orange: one learned policy alone on the base, or the end without one." if any(map(_never_live, shown)) else ""
+    )
     return Drawing(
         figure,
         "Left the mean of each stage, right its paired difference from the base on the same tasks and seeds, with "

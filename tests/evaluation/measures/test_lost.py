@@ -50,7 +50,7 @@ def stage(*records):
         ((("no", "maybe", "no"), "no", "yes", "no"), "juniors"),
         ((("yes", "maybe", "no"), "no", "no", "no"), "supervisor"),
         ((("yes", "maybe", "no"), "yes", "no", "no"), "refiner"),
-        ((("yes", "yes", "yes"), "yes", "yes", "no"), "board"),
+        ((("yes", "yes", "yes"), "yes", "yes", "no"), "review"),
         ((("no", "no", "no"), "no", "no", "yes"), None),
     ],
 )

@@ -75,7 +75,7 @@ def test_shapley_makes_each_society_of_four_phases_once(trained):
     run = trained(*((WENT_LIVE, *one) for one in went))
     around, every = (choose_stages(run, None, one) for one in ("around", "shapley"))
     assert names(every)[: len(around)] == names(around)
-    assert names(every)[len(around) :] == ["only-sft+bandit", "only-ppo+bandit"]
+    assert names(every)[len(around) :] == ["only-sft-bandit", "only-ppo-bandit"]
     assert len({tuple(sorted(stage.versions.items())) for stage in every}) == len(every) == 12
     assert not {"final-without-sft", "final-without-again"} & set(names(every)), "they are again and bandit"
 
