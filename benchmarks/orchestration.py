@@ -39,7 +39,8 @@ from chimera.serving.client import Completion, ToolCall
 from chimera.serving.process import serve
 from evaluation.records.rollouts import RolloutInput
 from evaluation.scores.judge import CRITERIA, Judge
-from training.algorithms.gather import GatherSettings, choose
+from training.algorithms.gather import GatherSettings
+from training.learning.rounds import draw_inputs
 
 REVIEW = {"issues": [], "severity": "NONE", "verdict": "APPROVE"}
 FIELDS = ("design", "population", "intervention", "comparator", "outcome", "analysis", "safeguards")
@@ -152,7 +153,7 @@ def inputs(dataset: Dataset, config: Config) -> Sequence[RolloutInput]:
     """The rollouts of the default gather phase."""
     settings = config.pipeline["gather"]
     assert isinstance(settings, GatherSettings)
-    return choose("gather", settings, dataset, config.seed)
+    return draw_inputs("gather", settings.tasks, dataset, config.seed, settings.repeats)
 
 
 async def direct(config: Config, dataset: Dataset) -> Cost:

@@ -38,6 +38,10 @@ TRIMMED = 0.25
 """Share of the scores that the interquartile mean leaves out at either end."""
 
 
+ROUNDING = 1e-12
+"""Variances of runs and tasks below this share of their interaction's are rounding errors."""
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """Which runs and tasks of one data seed are in each resample.
@@ -170,7 +174,10 @@ def crossed_interval(
     )
     variance = max(a + b - c, c)
     quantiles = [-float(stdtrit(one, (1 - confidence) / 2)) for one in free]
-    half = (a * quantiles[0] + b * quantiles[1]) / (a + b) * sqrt(variance) if a + b > 0 else 0.0
+    # Where neither runs nor tasks differ, rounding alone would decide the weights: the wider interval is taken.
+    told = a + b > ROUNDING * c
+    quantile = (a * quantiles[0] + b * quantiles[1]) / (a + b) if told else max(quantiles)
+    half = quantile * sqrt(variance)
     return Interval(value, value - half, value + half, runs, tasks, sqrt(a), sqrt(b))
 
 

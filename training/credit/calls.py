@@ -3,9 +3,10 @@
     broadcast   r_c = R                                    LightningRL: each call is one action with the whole reward
     calls       r_c = r_t + (R - R_auto)                   its immediate reward plus the rest of the rollout's reward
 
-R is the rollout's reward. R_auto is the sum of its parts `parsed`, `call_valid` and `tool_succeeded`, to which all
-roles contribute. r_t is the reward of this call alone for these parts. A call that does not earn the rollout's reward
-(see `experience.Call.outcome`) gets only r_t in either mode.
+R is the rollout's reward, or the part of it that the phase's own `reward` names; then r_t is 0. R_auto is the sum of
+its parts `parsed`, `call_valid` and `tool_succeeded`, to which all roles contribute. r_t is the reward of this call
+alone for these parts. A call that does not earn the rollout's reward (see `experience.Call.outcome`) gets only r_t in
+either mode.
 
 With `role_baseline`, w_alignment x [the hypothesis handed to the role matches the label] is subtracted. This is the
 reward for alignment if the role had not changed the answer. So a senior gets credit for the difference that it makes
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from chimera.config.tree import RewardConfig
 from evaluation.records.rollouts import RolloutRecord
 from training.algorithms.ppo.settings import PpoSettings
+from training.credit.values import earned
 from training.learning.experience import Call
 
 AUTOMATIC = ("parsed", "call_valid", "tool_succeeded")
@@ -47,13 +49,15 @@ def credit(calls: Sequence[Call], record: RolloutRecord, config: PpoSettings, re
     """
     if record.status == "failed" or record.reward is None:
         return []
-    shared = record.reward
+    parts = earned(record.parts, config.reward, reward)
+    shared = math.fsum(parts.values()) if config.reward else record.reward
     if config.credit == "calls":
-        shared = math.fsum((shared, *(-(record.parts.get(name) or 0.0) for name in AUTOMATIC)))
+        shared = math.fsum((shared, *(-parts.get(name, 0.0) for name in AUTOMATIC)))
+    weight = config.reward.get("alignment", 0.0) if config.reward else reward.alignment
     found: list[Credited] = []
     for call in calls:
-        own = 0.0 if config.credit == "broadcast" and call.outcome else call.immediate
-        earned = own + shared if call.outcome else own
-        base = reward.alignment * (call.handed == record.label) if config.role_baseline else 0.0
-        found.append(Credited(call, earned - base))
+        own = 0.0 if config.reward or (config.credit == "broadcast" and call.outcome) else call.immediate
+        whole = own + shared if call.outcome else own
+        base = weight * (call.handed == record.label) if config.role_baseline else 0.0
+        found.append(Credited(call, whole - base))
     return found

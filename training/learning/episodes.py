@@ -45,6 +45,14 @@ class Episode:
         """The same episode without its spans in memory."""
         return Episode(self.record, None, self._run, self._adapter)
 
+    def in_memory(self) -> "Episode":
+        """The same episode with its spans in memory, for whoever asks it for several things.
+
+        Raises:
+            RunError: The trace cannot be read.
+        """
+        return Episode(self.record, self.trace(), self._run, self._adapter)
+
     def conversations(self, roles: Collection[str]) -> list[Conversation]:
         """The conversations of `roles`, one for each visit that came to a readable answer.
 

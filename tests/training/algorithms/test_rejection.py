@@ -5,85 +5,17 @@ import json
 from dataclasses import replace
 
 import pytest
-from fake_bench import FakeBench
+from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, record
 
-from agents.prompting import opening
-from agents.record import ModelCall, dump
-from agents.roles import ROLES
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import load
-from chimera.run.directory import Run
-from chimera.serving.embedded.checkpoint import NANO
-from evaluation.records.rollouts import RolloutRecord
-from evaluation.traces import spans
 from training.algorithms import rejection
 from training.algorithms.rejection import RejectionSettings, draw, is_right
 from training.learning.base import PhasePlan
 from training.learning.plans import make_phases
 
-REFINER = "HypothesisRefiner"
 PLAN = PhasePlan("rejection", "rejection", (REFINER,), ("senior",))
-READ = "The rate of falls was lower in the treated group (p=0.01)."
-MISREAD = "The rate of falls was lower in the treated group (p=0.02)."
-TASKS = 6
-
-
-def answer(stance="yes", quote=READ, claim="it works"):
-    return json.dumps({"evidence": [quote], "comparison": "lower", "claim": claim, "answer": stance})
-
-
-def record(run, number, version="nano@0", **other):
-    """A rollout of a task whose label is yes, in which the refiner was asked once."""
-    name = f"ro-{number}"
-    selected = json.loads(answer())
-    messages = opening(
-        ROLES[REFINER], f"Is it so in {number}?", sources=[{"id": "a", "text": READ}], hypothesis=selected
-    )
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": answer()},
-        "token_ids": [7],
-        "finish_reason": "stop",
-    }
-    request = {"model": "senior", "messages": messages, "response_format": {"type": "json_object"}}
-    response = {"id": name, "choices": [choice], "prompt_token_ids": [number, 5], "weights_version": version}
-    call = ModelCall(REFINER, "senior", 1, 1, name, version, "stop", 2, 1, 0.1, True, False)
-    outcome = {"outputs": {}, "reward": 1.0, "calls": [dump(call)]}
-    at = [spans.Position(name, "at", place, 0.0, 1.0) for place in (1, 2, 3)]
-    own = {"role": REFINER, "model": "senior", "visit": 1, "attempt": 1}
-    trace = f"traces/gather/{name}.jsonl.gz"
-    spans.write(
-        [
-            spans.exchange_span(at[0], request, response),
-            spans.operation_span(at[1], REFINER, own, [name]),
-            spans.outcome_span(at[2], outcome),
-        ],
-        run.path / trace,
-    )
-    made = RolloutRecord(
-        rollout_id=name, task_id=f"t{number}", source="generated", level=1, phase="gather", repeat=0, seed=1, attempt=1,
-        status="succeeded", error=None, label="yes", answer="yes", decision="GO", reward=1.0, trace=trace,
-    )  # fmt: skip
-    return replace(made, **other)
-
-
-class Answers(FakeBench):
-    """Branches that say something else each time: half are right, a quarter misquotes, a quarter says no."""
-
-    def __init__(self, folder, order=0, **other):
-        folder.mkdir(exist_ok=True)
-        run = Run(folder, writable=True)
-        earlier = [record(run, number) for number in range(TASKS)]
-        versions, weights = {"senior": "nano@0"}, {"senior": NANO}
-        super().__init__(run, versions=versions, weights=weights, earlier=earlier, order=order, **other)
-
-    def say(self, call, random_):
-        claim = f"claim {random_.randrange(1000)}"
-        text = random_.choice([answer(claim=claim), answer(claim=claim), answer(quote=MISREAD), answer("no")])
-        choice = {**call.asked.choice, "message": {"role": "assistant", "content": text}}
-        version = self.versions["senior"]
-        return replace(call, weights_version=version, asked=replace(call.asked, choice=choice))
 
 
 def settings(**other):
@@ -104,9 +36,9 @@ def test_right_answers_with_true_quotes_are_imitated_a_few_to_each_prompt(tmp_pa
     assert of_task == sorted(of_task)
     assert max(map(of_task.count, of_task)) == 2
     figures = selection.figures
-    assert figures["prompts"] == figures["branch_requests"] == TASKS
-    assert figures["answers"] == figures["branch_answers"] == 6 * TASKS
-    assert figures["selected"] == len(said) <= figures["right"] < figures["answers"]
+    assert figures["branches/states"] == figures["branch_requests"] == TASKS
+    assert figures["branches/answers"] == figures["branch_answers"] == 6 * TASKS
+    assert figures["selected"] == len(said) <= figures["branches/right"] < figures["branches/answers"]
     assert figures["selected_by_role"] == {REFINER: len(said)}
 
 
@@ -115,7 +47,7 @@ def test_no_answer_is_learned_twice_for_one_prompt(tmp_path):
     texts = [
         (one.candidate.record.task_id, json.dumps(text)) for one, text in zip(selection.examples, said, strict=True)
     ]
-    assert len(set(texts)) == len(texts) < selection.figures["right"]
+    assert len(set(texts)) == len(texts) < selection.figures["branches/right"]
 
 
 @pytest.mark.parametrize(("right", "stances", "quotes"), [("label", 1, 2), ("quotes", 2, 1), ("both", 1, 1)])
@@ -126,7 +58,7 @@ def test_what_makes_an_answer_right_can_be_chosen(tmp_path, right, stances, quot
 
 
 def test_calls_by_other_weights_are_left_out_and_counted(tmp_path):
-    """One visit by older weights is among the prompts, and one branch is answered by newer weights."""
+    """The prompt of a visit by older weights is asked again; one branch is answered by newer weights."""
     bench = Answers(tmp_path)
     bench.earlier[0] = record(bench.run, 0, version="older@1")
     usual, planted = bench.say, []
@@ -138,11 +70,11 @@ def test_calls_by_other_weights_are_left_out_and_counted(tmp_path):
 
     bench.say = say
     selection, _ = drawn(bench, keep=100, right="quotes")
-    assert selection.figures["stale"] == 2
-    assert selection.figures["prompts"] == TASKS - 1
-    assert "t0" not in {one.candidate.record.task_id for one in selection.examples}
+    assert selection.figures["branches/stale"] == 1
+    assert selection.figures["branches/states"] == TASKS
+    assert "t0" in {one.candidate.record.task_id for one in selection.examples}
     assert {one.candidate.conversation.weights_version for one in selection.examples} == {"nano@0"}
-    assert "2 calls by other weights than nano@0 are left out" in bench.view.lines[-1]
+    assert "1 answers by other weights than nano@0 are left out" in bench.view.lines[-1]
 
 
 def test_rollouts_without_reward_or_with_untraced_calls_are_no_source(tmp_path):
@@ -150,7 +82,7 @@ def test_rollouts_without_reward_or_with_untraced_calls_are_no_source(tmp_path):
     bench.earlier[0] = record(bench.run, 0, reward=None, status="failed")
     bench.earlier[1] = record(bench.run, 1, untraced_calls=1)
     selection, _ = drawn(bench)
-    assert selection.figures["prompts"] == TASKS - 2
+    assert selection.figures["branches/states"] == TASKS - 2
 
 
 def test_the_order_in_which_rollouts_ended_does_not_matter(tmp_path):
@@ -159,11 +91,12 @@ def test_the_order_in_which_rollouts_ended_does_not_matter(tmp_path):
     assert [one.rows for one in found[0]] == [one.rows for one in found[1]] == [one.rows for one in found[2]]
 
 
-def test_each_draw_has_a_seed_of_its_own(tmp_path):
-    bench = Answers(tmp_path)
-    selection, _ = drawn(bench, seeds=3)
-    assert selection.figures["answers"] == 3 * 6 * TASKS
-    assert len(bench.branches) == 3 * TASKS
+def test_answers_that_are_worth_most_are_imitated(tmp_path):
+    """Of right answers, those without a false quote: `unverifiable_quote` is part of what they are worth."""
+    for weight, quote in ((-1.0, READ), (1.0, MISREAD)):
+        reward = {"alignment": 1.0, "unverifiable_quote": weight}
+        _, said = drawn(Answers(tmp_path / quote[-6:]), answers=30, right="label", reward=reward)
+        assert {one["evidence"][0] for one in said} == {quote}
 
 
 def test_too_few_right_answers_are_an_error_that_says_what_to_do(tmp_path):
@@ -181,7 +114,7 @@ async def test_rollouts_of_its_own_are_asked_for_if_tasks_are_given(tmp_path):
 
     bench.play = play
     selection = await draw(PLAN, settings(tasks=3), bench)
-    assert bench.ran == selection.figures["prompts"] == 3
+    assert bench.ran == selection.figures["branches/states"] == 3
     assert {one.candidate.record.phase for one in selection.examples} == {"rejection"}
 
 

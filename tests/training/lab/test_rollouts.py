@@ -24,9 +24,9 @@ from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.traces.calls import model_calls
 from evaluation.traces.spans import read
-from training.algorithms.gather import GatherSettings, choose
 from training.lab.runner import Doors, RunnerSpec
 from training.learning.plans import choose_names
+from training.learning.rounds import draw_inputs
 from training.summary import summarize
 
 ROLE_MODELS = {
@@ -416,16 +416,15 @@ async def test_the_death_of_the_model_server_ends_the_run_at_once_with_its_log(s
 
 def test_gather_draws_tasks_without_replacement_and_by_seed():
     dataset = Dataset(tuple(task(f"drug{number}") for number in range(20)), (), (), "generated", "test")
-    settings = GatherSettings(tasks=5, repeats=2)
-    chosen = choose("gather", settings, dataset, 0)
+    chosen = draw_inputs("gather", 5, dataset, 0, 2)
     names = [given.task.id for given in chosen]
     assert len(set(names[:5])) == 5
     assert names[:5] == names[5:]
     assert len({given.seed for given in chosen}) == 10
-    assert choose("gather", settings, dataset, 0) == chosen
-    assert choose("gather", settings, dataset, 1) != chosen
+    assert draw_inputs("gather", 5, dataset, 0, 2) == chosen
+    assert draw_inputs("gather", 5, dataset, 1, 2) != chosen
     with pytest.raises(ConfigError, match=r"gather\.tasks=21, but there are 20"):
-        choose("gather", GatherSettings(tasks=21), dataset, 0)
+        draw_inputs("gather", 21, dataset, 0)
 
 
 def test_what_runners_are_given_holds_no_conclusion():

@@ -17,6 +17,7 @@ from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from chimera.run.seals import checked, seal
 from training.learning.base import PhasePlan
+from training.learning.curriculum import Course
 
 STATE = "phase.json"
 ENGINE = "engine"
@@ -33,6 +34,7 @@ class Progress:
         skipped: Number of steps without an update.
         stale_calls: Number of calls that were not learned from because other weights had sampled them.
         live: The slot's weights after `step`; None if they are still those from before the phase.
+        course: What the curriculum has drawn so far.
     """
 
     step: int = 0
@@ -41,6 +43,7 @@ class Progress:
     left_out: dict[str, int] = field(default_factory=dict)
     stale_calls: int = 0
     live: Policy | None = None
+    course: Course = field(default_factory=Course)
 
     def dump(self) -> dict[str, Any]:
         """Plain data."""
@@ -50,7 +53,8 @@ class Progress:
     def load(cls, data: Mapping[str, Any]) -> "Progress":
         """The inverse of `dump`."""
         live = data["live"]
-        return cls(**{**data, "live": None if live is None else Policy.load(live)})
+        course = Course(**data["course"])
+        return cls(**{**data, "live": None if live is None else Policy.load(live), "course": course})
 
 
 class Checkpoints:

@@ -1,8 +1,9 @@
 """PPO: roles learn online from the reward, through VeRL.
 
     for step in 1 .. steps:
-        rollouts of tasks_per_step tasks, n of each, by the society with the current weights
-        credit for each call of the roles; advantages; one update    (training.credit.calls, training.engines.local)
+        rollouts of tasks_per_step tasks, n of each, by the society with the current weights; or, with `states`,
+        n answers of the current weights to each of so many recorded prompts      (training.algorithms.ppo.sources)
+        credit for each call of the roles; advantages; one update    (training.credit, training.engines.local)
         the new weights go live as <slot>@<phase>-<step>; checkpoint
 
 A step with too few usable rollouts is skipped and counted, and the weights stay. A resumed run begins after the last
@@ -21,18 +22,19 @@ from chimera.core.errors import ConfigError
 from chimera.data.tasks import Dataset
 from chimera.run.policies import Part, Policy
 from chimera.run.seals import seal
-from evaluation.records.rollouts import RolloutInput, RolloutRecord
+from evaluation.records.rollouts import RolloutRecord
 from training.algorithms.ppo import steps as ppo_steps
 from training.algorithms.ppo.batch import Sample
 from training.algorithms.ppo.checkpoints import Checkpoints, Progress
 from training.algorithms.ppo.settings import PpoSettings
+from training.algorithms.ppo.sources import BranchSource, RolloutSource, SampleSource
 from training.algorithms.ppo.tokens import forget_update, record_update
 from training.credit.advantages import GROUPED
-from training.credit.calls import credit
+from training.credit.values import check_reward, how_valued
 from training.engines.background import Background
 from training.engines.verl_config import check_verl
 from training.learning.base import Bench, Learned, PhasePlan
-from training.learning.episodes import Episode
+from training.learning.states import check_tasks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,15 +59,21 @@ class Ppo:
                 "differences: set it to 1"
             )
         if settings.adv_estimator in GROUPED and settings.n < 2:
+            what = "answers to one prompt" if settings.states else "rollouts of one task"
             raise ConfigError(
-                f"{plan.name}.n={settings.n}: {settings.adv_estimator} compares rollouts of one task with each other; "
+                f"{plan.name}.n={settings.n}: {settings.adv_estimator} compares {what} with each other; "
                 f"set {plan.name}.n to 2 or more, or {plan.name}.adv_estimator to gae or reinforce_plus_plus"
             )
-        if settings.tasks_per_step > len(dataset.train):
-            raise ConfigError(
-                f"{plan.name}.tasks_per_step={settings.tasks_per_step}, but there are {len(dataset.train)} training "
-                "tasks: ask for fewer"
-            )
+        if settings.states:
+            how_valued(plan, settings.reward, settings.value, config)
+            check_tasks(plan, settings.tasks, dataset, config.seed)
+        else:
+            check_reward(plan, settings.reward, config.reward)
+            if settings.tasks_per_step > len(dataset.train):
+                raise ConfigError(
+                    f"{plan.name}.tasks_per_step={settings.tasks_per_step}, but there are {len(dataset.train)} "
+                    "training tasks: ask for fewer"
+                )
         if settings.test_freq > 0 and settings.test_tasks > len(dataset.validation):
             raise ConfigError(
                 f"{plan.name}.test_tasks={settings.test_tasks}, but there are {len(dataset.validation)} held-out "
@@ -105,40 +113,46 @@ class _Loop:
             if self._progress.live is not None:
                 await self._bench.publish(self._progress.live)
             if opened is not None:
-                await self._steps(opened)
+                source = self._source()
+                await source.open()
+                await self._steps(source, opened)
             return Learned(self._figures(), self._learned())
         finally:
             if opened is not None:
                 opened.cancel()
             self._worker.finish(self._close, STOP_SECONDS)
 
-    async def _steps(self, opened: "asyncio.Future[None]") -> None:
+    def _source(self) -> SampleSource:
+        if self._settings.states:
+            return BranchSource(self._plan, self._settings, self._bench, self._progress.course)
+        return RolloutSource(self._plan, self._settings, self._bench)
+
+    async def _steps(self, source: SampleSource, opened: "asyncio.Future[None]") -> None:
         bench, settings, progress = self._bench, self._settings, self._progress
         left = settings.steps - progress.step
         if progress.step:
             bench.view.note(f"{self._plan.name}: continues after step {progress.step}")
-        tasks = ppo_steps.draw(bench.dataset.train, settings.tasks_per_step, f"{bench.config.seed}/{self._plan.name}")
-        with bench.view.phase(self._plan.name, left * settings.tasks_per_step * settings.n, bench.versions):
-            for step, drawn in zip(range(1, settings.steps + 1), tasks, strict=False):
-                if step > progress.step:
-                    inputs = ppo_steps.inputs_of(drawn, self._plan.name, step, settings.n, bench.config.seed)
-                    await self._step(step, inputs, opened)
+        if settings.states:
+            with bench.view.work(self._plan.name, left) as advance:
+                for step in range(progress.step + 1, settings.steps + 1):
+                    await self._step(step, source, opened)
+                    advance(step, "")
+        else:
+            with bench.view.phase(self._plan.name, left * settings.tasks_per_step * settings.n, bench.versions):
+                for step in range(progress.step + 1, settings.steps + 1):
+                    await self._step(step, source, opened)
 
-    async def _step(self, step: int, inputs: Sequence[RolloutInput], opened: "asyncio.Future[None]") -> None:
+    async def _step(self, step: int, source: SampleSource, opened: "asyncio.Future[None]") -> None:
         bench, settings, progress = self._bench, self._settings, self._progress
         clock = _Clock()
-        version = bench.versions[self._plan.slot]
-        episodes = await self._rollouts(inputs)
+        taken = await source.take(step)
         clock.stop("gen")
-        found = ppo_steps.sort_out(inputs, episodes)
-        samples, stale = await asyncio.to_thread(self._samples, found.good, version)
-        clock.stop("adapt")
-        metrics: dict[str, Any] = ppo_steps.figures(found, samples) | {"calls/stale": stale}
-        skip = ppo_steps.why_skip(found, samples, settings, self._plan.name)
+        metrics: dict[str, Any] = dict(taken.metrics) | {"calls/stale": taken.stale}
+        skip = taken.skip
         if skip is None:
             await opened
             clock.stop("wait_for_engine")
-            metrics |= await self._update(samples, step)
+            metrics |= await self._update(taken.samples, step)
             clock.stop("update")
             await self._publish(Policy.made("weights", self._plan.slot, f"{self._plan.name}-{step}"))
             clock.stop("publish")
@@ -148,8 +162,8 @@ class _Loop:
             progress.skipped.append(step)
             bench.view.warn(f"{self._plan.name}: step {step} is skipped, the weights stay as they are: {skip}")
         progress.step = step
-        progress.stale_calls += stale
-        for reason, count in found.left_out.items():
+        progress.stale_calls += taken.stale
+        for reason, count in taken.left_out.items():
             progress.left_out[reason] = progress.left_out.get(reason, 0) + count
         if settings.test_freq > 0 and step % settings.test_freq == 0:
             metrics |= await self._validate(step)
@@ -161,32 +175,6 @@ class _Loop:
         metrics |= clock.seconds() | {"step/skipped": int(skip is not None), "policy": bench.versions[self._plan.slot]}
         bench.metrics.log(self._plan.name, step, metrics)
         bench.view.note(_line(self._plan.name, step, settings.steps, metrics))
-
-    async def _rollouts(self, inputs: Sequence[RolloutInput]) -> list[Episode]:
-        """The episodes that end before the deadline."""
-        episodes: list[Episode] = []
-        deadline = asyncio.timeout(self._settings.step_timeout_s)
-        try:
-            async with deadline:
-                async for episode in self._bench.rollouts(inputs):
-                    episodes.append(episode)
-                    self._bench.view.add(episode.record)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-        return episodes
-
-    def _samples(self, episodes: Sequence[Episode], version: str) -> tuple[list[Sample], int]:
-        """The roles' calls with their credit, and the number of calls left out because other weights sampled them."""
-        samples: list[Sample] = []
-        stale = 0
-        for episode in episodes:
-            calls = episode.calls(self._plan.roles)
-            own = [call for call in calls if call.weights_version == version]
-            stale += len(calls) - len(own)
-            credited = credit(own, episode.record, self._settings, self._bench.config.reward)
-            samples += ppo_steps.samples_of(credited, episode.record.task_id)
-        return samples, stale
 
     async def _update(self, samples: Sequence[Sample], step: int) -> Mapping[str, float]:
         assert self._engine is not None

@@ -5,20 +5,37 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from chimera.config.pipeline import PhaseSettings
+from training.learning.curriculum import Order
+from training.learning.groups import BranchSettings
 
+ROLLOUT_KEYS = ("tasks_per_step", "credit", "role_baseline", "step_timeout_s", "min_good_share")
+BRANCH_KEYS = ("tasks", "value", "curriculum")
 CRITIC_KEYS = ("critic_lr", "critic_warmup", "cliprange_value", "lam")
 
 
-class PpoSettings(PhaseSettings):
+class PpoSettings(BranchSettings):
     """Online learning through VeRL; keys named as in VeRL mean what they mean there."""
 
     adv_estimator: Literal["gae", "grpo", "rloo", "reinforce_plus_plus"] = Field(
         default="grpo", description="VeRL's advantage estimator; gae trains a critic beside the actor"
     )
+    reward: dict[str, float] = Field(
+        default={}, description="weights of the parts that its roles earn; empty: the whole reward"
+    )
+    states: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="recorded prompts of one step, each answered n times; 0 learns from rollouts of the society",
+    )
+    curriculum: Order = Field(
+        default="even",
+        description="which prompts come next: even: all in turn; pass_rate: first those that are answered right and "
+        "wrong; level: from the easiest tasks to the hardest",
+    )
     steps: int = Field(default=6, ge=1, le=1_000_000, description="online steps: rollouts, then one update")
-    tasks_per_step: int = Field(default=8, ge=1, le=1_000_000, description="training tasks of one step")
-    n: int = Field(default=4, ge=1, le=10_000, description="rollouts per task")
+    tasks_per_step: int = Field(default=8, ge=1, le=1_000_000, description="training tasks of one step of rollouts")
+    n: int = Field(default=4, ge=1, le=10_000, description="rollouts per task, or answers to each of `states`")
     credit: Literal["broadcast", "calls"] = Field(
         default="calls",
         description="broadcast: every call gets the rollout's reward; calls: each call gets its own parsed, call_valid "
@@ -88,6 +105,10 @@ class PpoSettings(PhaseSettings):
     def unused(self) -> Mapping[str, str]:
         """Keys that have no effect with these settings."""
         found: dict[str, str] = {}
+        if self.states:
+            found |= dict.fromkeys(ROLLOUT_KEYS, "states is set, so it learns from answers and not from rollouts")
+        else:
+            found |= dict.fromkeys(BRANCH_KEYS, "states is 0, so it learns from rollouts")
         if self.adv_estimator != "gae":
             found |= dict.fromkeys(CRITIC_KEYS, f"adv_estimator is {self.adv_estimator!r}")
         if self.adv_estimator != "grpo":

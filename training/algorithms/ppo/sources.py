@@ -1,0 +1,167 @@
+"""Where the samples of an online step come from: rollouts of the society, or branches of recorded states."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from evaluation.records.rollouts import RolloutInput
+from training.algorithms.ppo import steps as ppo_steps
+from training.algorithms.ppo.batch import Sample
+from training.algorithms.ppo.settings import PpoSettings
+from training.credit.calls import credit
+from training.credit.values import Values, how_valued
+from training.learning import curriculum
+from training.learning.base import Bench, PhasePlan
+from training.learning.curriculum import Course, Curriculum
+from training.learning.episodes import Episode
+from training.learning.groups import AnswerGroup, group_figures, grow
+from training.learning.states import State, collect_states
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One step's samples.
+
+    Attributes:
+        samples: Calls of the live weights with their credit and their group.
+        metrics: What the step's rollouts or branches came to.
+        skip: Why there are too few to learn from; None if there are enough.
+        stale: Number of calls left out because other weights had sampled them.
+        left_out: Number of rollouts that were not learned from, by reason.
+    """
+
+    samples: Sequence[Sample]
+    metrics: Mapping[str, Any]
+    skip: str | None
+    stale: int
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+
+class SampleSource(Protocol):
+    """Gives the samples of each step, from the weights that are live when it is asked."""
+
+    async def open(self) -> None:
+        """Get ready for the first step."""
+        ...
+
+    async def take(self, step: int) -> Taken:
+        """The samples of step `step` (from 1)."""
+        ...
+
+
+class RolloutSource:
+    """Samples from `tasks_per_step` tasks, `n` rollouts of each.
+
+    Args:
+        plan: The phase.
+        settings: Its settings.
+        bench: Its bench.
+    """
+
+    def __init__(self, plan: PhasePlan, settings: PpoSettings, bench: Bench) -> None:
+        self._plan, self._settings, self._bench = plan, settings, bench
+        tasks = ppo_steps.draw(bench.dataset.train, settings.tasks_per_step, f"{bench.config.seed}/{plan.name}")
+        self._drawn = [drawn for drawn, _ in zip(tasks, range(settings.steps), strict=False)]
+
+    async def open(self) -> None:
+        """Nothing is needed before the first step."""
+
+    async def take(self, step: int) -> Taken:
+        """Run the society on the step's tasks; rollouts that end after the step's time limit are left out."""
+        settings, plan = self._settings, self._plan
+        seed, version = self._bench.config.seed, self._bench.versions[plan.slot]
+        inputs = ppo_steps.inputs_of(self._drawn[step - 1], plan.name, step, settings.n, seed)
+        found = ppo_steps.sort_out(inputs, await self._episodes(inputs))
+        samples, stale = await asyncio.to_thread(self._samples, found.good, version)
+        metrics = ppo_steps.figures(found, samples)
+        return Taken(samples, metrics, ppo_steps.why_skip(found, samples, settings, plan.name), stale, found.left_out)
+
+    async def _episodes(self, inputs: Sequence[RolloutInput]) -> list[Episode]:
+        """The episodes that end before the deadline."""
+        episodes: list[Episode] = []
+        deadline = asyncio.timeout(self._settings.step_timeout_s)
+        try:
+            async with deadline:
+                async for episode in self._bench.rollouts(inputs):
+                    episodes.append(episode)
+                    self._bench.view.add(episode.record)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+        return episodes
+
+    def _samples(self, episodes: Sequence[Episode], version: str) -> tuple[list[Sample], int]:
+        """The roles' calls with their credit, and the number of calls left out because other weights sampled them."""
+        samples: list[Sample] = []
+        stale = 0
+        for episode in episodes:
+            calls = episode.calls(self._plan.roles)
+            own = [call for call in calls if call.weights_version == version]
+            stale += len(calls) - len(own)
+            credited = credit(own, episode.record, self._settings, self._bench.config.reward)
+            samples += ppo_steps.samples_of(credited, episode.record.task_id)
+        return samples, stale
+
+
+class BranchSource:
+    """Samples from `states` recorded states, `n` answers to each: a group is one state.
+
+    Args:
+        plan: The phase.
+        settings: Its settings.
+        bench: Its bench.
+        course: What the curriculum has drawn so far; it is continued in place.
+    """
+
+    def __init__(self, plan: PhasePlan, settings: PpoSettings, bench: Bench, course: Course) -> None:
+        self._plan, self._settings, self._bench, self._course = plan, settings, bench, course
+        how = how_valued(plan, settings.reward, settings.value, bench.config)
+        self._values = Values(settings.reward, how, bench)
+        self._states: Mapping[str, State] = {}
+
+    async def open(self) -> None:
+        """Collect the states.
+
+        Raises:
+            RunError: No rollout succeeded, or a trace cannot be read.
+        """
+        plan, settings = self._plan, self._settings
+        self._states = {state.name: state for state in await collect_states(plan, settings.tasks, self._bench)}
+        levels = {name: state.episode.record.level for name, state in self._states.items()}
+        self._curriculum = Curriculum(
+            levels, settings.curriculum, f"{self._bench.config.seed}/{plan.name}", self._course
+        )
+        self._bench.view.note(f"{plan.name}: {len(levels)} states of {', '.join(plan.roles)}")
+
+    async def take(self, step: int) -> Taken:
+        """Ask the live weights for answers to the step's states, and value them."""
+        bench, settings = self._bench, self._settings
+        names = self._curriculum.draw(settings.states)
+        states = [self._states[name] for name in names]
+        seed, version = bench.config.seed + step, bench.versions[self._plan.slot]
+        groups = await grow(bench, self._values, states, settings.n, seed=seed, version=version)
+        for group in groups:
+            if group.right is not None:
+                self._curriculum.saw(group.state.name, group.right)
+        samples = [sample for group in groups if group.informs for sample in samples_of(group)]
+        metrics = group_figures(groups) | curriculum.figures(self._course, names)
+        stale = sum(group.left_out["stale"] for group in groups)
+        skip = None if samples else f"all answers to one state are worth the same in each of {len(groups)} states"
+        return Taken(samples, metrics, skip, stale)
+
+
+def samples_of(group: AnswerGroup) -> list[Sample]:
+    """The answers of one state for the engine. One without tokens, which a server may return, is left out."""
+    return [
+        Sample(
+            prompt_ids=one.call.prompt_ids,
+            response_ids=one.call.response_ids,
+            reward=one.worth.value,
+            group=group.state.name,
+            task=one.call.rollout_id,
+            call=one.call,
+        )
+        for one in group.answers
+        if one.call.response_ids
+    ]

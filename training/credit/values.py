@@ -1,0 +1,201 @@
+"""What another answer of a role is worth: the parts of the reward that the role earns, weighted.
+
+    direct   from the answer itself: is it right, are its quotes true, what would the deterministic judge say
+    replay   from the society: the rest of the graph runs with this answer in place of the recorded one
+
+An answer's own `alignment` is the society's when the rubric is the principal investigator and the refiner gives the
+answer, because the rubric takes it over. For a junior it is what its hypothesis is worth if it is chosen.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from agents.quoting import texts_read
+from agents.roles import DESIGNER, PEER_REVIEWER, REFINER, ROLES, SUPERVISOR
+from agents.schemas import Answer, ExperimentProtocol, Hypothesis
+from chimera.config.roles import JUDGE, JUNIORS
+from chimera.config.tree import Config, RewardConfig
+from chimera.core.errors import ConfigError
+from chimera.core.quotes import missing_quotes
+from chimera.rubric.judge import judge
+from evaluation.scores.judge import finished_work
+from training.learning.base import Bench, PhasePlan
+from training.learning.experience import Call
+from training.learning.states import State
+
+How = Literal["direct", "replay"]
+OWN: Mapping[type[Answer], tuple[str, ...]] = {
+    Hypothesis: ("alignment", "groundedness", "unverifiable_quote", "parsed"),
+    ExperimentProtocol: ("novelty", "feasibility", "impact", "clarity", "efficiency", "parsed"),
+}
+"""The parts that can be read from an answer itself."""
+JUDGED = frozenset({"novelty", "feasibility", "impact", "clarity", "groundedness", "efficiency"})
+NEXT: Mapping[str, str] = {**dict.fromkeys(JUNIORS, SUPERVISOR), REFINER: DESIGNER, DESIGNER: PEER_REVIEWER}
+"""Where a replay begins: the role that works with the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What one answer is worth.
+
+    Attributes:
+        value: The sum of the parts.
+        parts: Each part with its weight.
+        how: Where the parts come from.
+    """
+
+    value: float
+    parts: Mapping[str, float]
+    how: How
+
+
+def check_reward(plan: PhasePlan, weights: Mapping[str, float], reward: RewardConfig) -> None:
+    """Raise ConfigError if a phase's own reward names a part that rollouts do not have.
+
+    Args:
+        plan: The phase.
+        weights: The weights of the parts that its roles earn.
+        reward: The weights of the whole reward; a part whose weight is 0 is not computed.
+    """
+    for name in weights:
+        if name not in RewardConfig.model_fields:
+            raise ConfigError(
+                f"{plan.name}.reward names {name!r}, which is no part of the reward: the parts are "
+                f"{', '.join(RewardConfig.model_fields)}"
+            )
+        if getattr(reward, name) == 0:
+            raise ConfigError(
+                f"{plan.name}.reward.{name} needs a value, and rollouts have none because reward.{name}=0: set "
+                f"reward.{name} to another number, or leave it out of {plan.name}.reward"
+            )
+
+
+def earned(parts: Mapping[str, float | None], weights: Mapping[str, float], reward: RewardConfig) -> dict[str, float]:
+    """The parts of a rollout's reward that a phase's roles earn, by their own weights.
+
+    Args:
+        parts: The rollout's parts, weighted by `reward`; a missing one is left out.
+        weights: The weights of the parts that the roles earn; empty for the whole reward.
+        reward: The weights of the whole reward.
+    """
+    known = {name: value for name, value in parts.items() if value is not None}
+    if not weights:
+        return known
+    return {name: weight * known[name] / getattr(reward, name) for name, weight in weights.items() if name in known}
+
+
+def how_valued(
+    plan: PhasePlan, weights: Mapping[str, float], wanted: Literal["auto", "direct", "replay"], config: Config
+) -> How:
+    """How the answers of a phase's roles are valued. "auto" reads the answers themselves where their parts allow it.
+
+    Args:
+        plan: The phase.
+        weights: The weights of the parts that its roles earn; empty for the whole reward.
+        wanted: The phase's setting.
+        config: The whole configuration.
+
+    Raises:
+        ConfigError: The roles' answers cannot be valued like this.
+    """
+    reason = _not_direct(plan, weights, config)
+    if wanted != "replay" and reason is None:
+        return "direct"
+    check_reward(plan, weights, config.reward)
+    if wanted == "direct":
+        raise ConfigError(f"{plan.name}.value=direct cannot work: {reason}; set {plan.name}.value=replay")
+    if others := [role for role in plan.roles if role not in NEXT]:
+        raise ConfigError(
+            f"{plan.name} cannot value answers of {others[0]} by replay: a replay can begin after "
+            f"{', '.join(NEXT)} only; leave {others[0]} out of {plan.name}.roles"
+        )
+    return "replay"
+
+
+def _not_direct(plan: PhasePlan, weights: Mapping[str, float], config: Config) -> str | None:
+    """Why the parts cannot be read from the answers themselves; None if they can."""
+    if not weights:
+        return f"{plan.name}.reward is empty, so its roles earn the whole reward"
+    for role in plan.roles:
+        own = OWN.get(ROLES[role].schema, ())
+        if others := [name for name in weights if name not in own]:
+            return f"{others[0]} does not follow from an answer of {role} alone"
+    if JUDGED & set(weights) and config.models[config.slot(JUDGE)].kind != "rubric":
+        return f"the judge is a language model, and would have to be asked for {', '.join(JUDGED & set(weights))}"
+    return None
+
+
+class Values:
+    """Values further answers to recorded states.
+
+    Args:
+        weights: The weights of the parts that the roles earn; empty for the whole reward.
+        how: See `how_valued`.
+        bench: Makes the replays.
+    """
+
+    def __init__(self, weights: Mapping[str, float], how: How, bench: Bench) -> None:
+        self._weights = dict(weights)
+        self._how: How = how
+        self._bench = bench
+
+    async def of(self, state: State, answered: Call) -> Worth | None:
+        """The worth of one answer to `state`; None if it has none: it asks for a tool, or the replay has no reward."""
+        if answered.asked is not None and answered.asked.choice["message"].get("tool_calls"):
+            return None
+        answer = answered.answer
+        if answer is None:
+            return Worth(0.0, dict.fromkeys(self._weights, 0.0), self._how)
+        if self._how == "direct":
+            own = own_parts(state, answered, answer, self._weights)
+            parts = {name: weight * own[name] for name, weight in self._weights.items()}
+            return Worth(math.fsum(parts.values()), parts, "direct")
+        at = NEXT[state.call.role]
+        record = (await self._bench.replay(state.episode, at=at, instead=replaced(state, answer))).record
+        if record.reward is None:
+            return None
+        parts = earned(record.parts, self._weights, self._bench.config.reward)
+        return Worth(math.fsum(parts.values()), parts, "replay")
+
+
+def own_parts(state: State, answered: Call, answer: Answer, names: Mapping[str, Any]) -> dict[str, float]:
+    """The parts `names` of an answer, each before its weight.
+
+    Judged parts are the deterministic judge's scores of the recorded work with this answer in its place.
+    """
+    assert answered.asked is not None
+    record = state.episode.record
+    read = texts_read(answered.asked.messages)
+    found = {
+        "alignment": float(answer.stance == record.label),
+        "unverifiable_quote": float(len(missing_quotes(answer.quotes, read))),
+        "parsed": 1.0,
+    }
+    if JUDGED & set(names):
+        found |= judge(_work(state, answer, read))
+    return {name: found[name] for name in names}
+
+
+def _work(state: State, answer: Answer, read: list[str]) -> dict[str, Any]:
+    """The judge's input with `answer` in place of what the role had answered."""
+    outputs = dict(state.episode.record.outputs)
+    if isinstance(answer, ExperimentProtocol):
+        outputs["final_protocol"] = {**answer.model_dump(), "amendments": []}
+    else:
+        outputs |= {"refined_hypothesis": answer.model_dump(), "final_answer": answer.stance}
+    sources = {source["text"]: source for source in outputs["selection"]["sources"]}
+    sources |= {text: {"id": "read", "text": text} for text in read if text not in sources}
+    return finished_work(outputs, list(sources.values()), outputs["research_goal"])
+
+
+def replaced(state: State, answer: Answer) -> dict[str, Any]:
+    """The fields of the society's state that hold `answer` in place of what the role had answered."""
+    role, said = state.call.role, answer.model_dump()
+    if role == REFINER:
+        return {"refined_hypothesis": said, "unreviewed_hypothesis": said}
+    if role == DESIGNER:
+        return {"experimental_protocol": said}
+    recorded = state.episode.record.outputs["initial_hypotheses"]
+    return {"initial_hypotheses": [{**said, "author": role} if one["author"] == role else one for one in recorded]}

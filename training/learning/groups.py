@@ -1,0 +1,116 @@
+"""Groups of answers to one state, each with its worth: what algorithms learn from without running the society again."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
+
+from pydantic import Field
+
+from chimera.config.pipeline import PhaseSettings
+from training.credit.values import Values, Worth
+from training.learning.base import Bench
+from training.learning.experience import Call
+from training.learning.states import State
+
+
+class BranchSettings(PhaseSettings):
+    """Settings of algorithms that learn from several answers to recorded prompts."""
+
+    tasks: int = Field(
+        default=0, ge=0, le=1_000_000, description="training tasks to answer first; 0 takes all earlier rollouts"
+    )
+    reward: dict[str, float] = Field(
+        default={"alignment": 1.0}, description="weights of the parts that its roles earn; empty: the whole reward"
+    )
+    value: Literal["auto", "direct", "replay"] = Field(
+        default="auto",
+        description="direct: an answer's parts are read from itself; replay: from the rest of the society, which runs "
+        "with it; auto: direct where the parts allow it",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Valued:
+    """One answer and its worth."""
+
+    call: Call
+    worth: Worth
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerGroup:
+    """The answers to one state that have a worth, all by the weights that were live.
+
+    Attributes:
+        state: The state.
+        answers: The answers, in the order in which they were drawn.
+        left_out: Numbers of answers without worth: `stale` by other weights, `unvalued` without a value.
+    """
+
+    state: State
+    answers: tuple[Valued, ...]
+    left_out: Mapping[str, int]
+
+    @property
+    def informs(self) -> bool:
+        """True if its answers differ in value; nothing can be learned from comparing equals."""
+        return len({one.worth.value for one in self.answers}) > 1
+
+    @property
+    def right(self) -> float | None:
+        """Share of answers that say what the label says; None if there is no answer."""
+        label = self.state.episode.record.label
+        said = [answer.stance == label for one in self.answers if (answer := one.call.answer) is not None]
+        return fmean(said) if said else None
+
+
+async def grow(
+    bench: Bench, values: Values, states: Sequence[State], k: int, *, seed: int, version: str
+) -> list[AnswerGroup]:
+    """`k` answers to each state, by the weights that are live, with their worth; in the order of the states.
+
+    Args:
+        bench: The phase's bench.
+        values: Values the answers.
+        states: Of roles that use one slot.
+        k: How many answers to each.
+        seed: The same seed, weights and states give the same answers.
+        version: The slot's version that is live. An answer by another is left out.
+
+    Raises:
+        RunError: A call cannot be asked again.
+        ModelError: The model's server failed.
+    """
+
+    async def group(state: State) -> AnswerGroup:
+        drawn = await bench.branch(state.call, k, seed=seed)
+        own = [call for call in drawn if call.weights_version == version]
+        worths = await asyncio.gather(*(values.of(state, call) for call in own))
+        kept = [Valued(call, worth) for call, worth in zip(own, worths, strict=True) if worth is not None]
+        return AnswerGroup(state, tuple(kept), {"stale": len(drawn) - len(own), "unvalued": len(own) - len(kept)})
+
+    return list(await asyncio.gather(*map(group, states)))
+
+
+def group_figures(groups: Sequence[AnswerGroup]) -> dict[str, float]:
+    """Counts of states and answers, and means over answers, for a phase's metrics."""
+    answers = [one for group in groups for one in group.answers]
+    left_out = Counter[str]()
+    for group in groups:
+        left_out.update(group.left_out)
+    parts: dict[str, list[float]] = {}
+    for one in answers:
+        for name, value in one.worth.parts.items():
+            parts.setdefault(name, []).append(value)
+    return {
+        "branches/states": len(groups),
+        "branches/informative": sum(group.informs for group in groups),
+        "branches/answers": len(answers),
+        **{f"branches/{name}": count for name, count in left_out.items()},
+        **{f"branches/how/{how}": count for how, count in Counter(one.worth.how for one in answers).items()},
+        **({"branches/value": fmean(one.worth.value for one in answers)} if answers else {}),
+        **{f"branches/parts/{name}": fmean(found) for name, found in parts.items()},
+    }

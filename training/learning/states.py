@@ -1,0 +1,83 @@
+"""States to learn from: recorded prompts of roles, to which `Bench.branch` gives further answers."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chimera.data.tasks import Dataset
+from training.learning.base import Bench, PhasePlan
+from training.learning.episodes import Episode
+from training.learning.experience import Call, Conversation
+from training.learning.rounds import all_of, draw_inputs
+
+Key = tuple[str, str, str, int]
+"""Role, phase, task and repeat: equal in runs with equal seeds, where ids differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A role's first visit in one rollout, which it answered at once: the prompt of that answer is the state.
+
+    Attributes:
+        episode: The rollout, without its spans in memory.
+        call: The call that gave the answer.
+        conversation: The whole visit.
+    """
+
+    episode: Episode
+    call: Call
+    conversation: Conversation
+
+    @property
+    def key(self) -> Key:
+        """Sorts states in an order that does not depend on which rollout ended first."""
+        record = self.episode.record
+        return self.call.role, record.phase, record.task_id, record.repeat
+
+    @property
+    def name(self) -> str:
+        """The key as one word, for groups and files."""
+        return "/".join(map(str, self.key))
+
+
+def check_tasks(plan: PhasePlan, tasks: int, dataset: Dataset, seed: int) -> None:
+    """Raise ConfigError if there are fewer training tasks than the phase is to answer first."""
+    if tasks:
+        draw_inputs(plan.name, tasks, dataset, seed)
+
+
+async def collect_states(plan: PhasePlan, tasks: int, bench: Bench) -> list[State]:
+    """The states of the phase's roles, in the order of their keys.
+
+    Args:
+        plan: The phase.
+        tasks: Training tasks that the society answers first; 0 takes the rollouts of earlier phases.
+        bench: The phase's bench.
+
+    Raises:
+        RunError: No rollout succeeded, or a trace cannot be read.
+    """
+    if tasks:
+        episodes = await all_of(bench, plan.name, draw_inputs(plan.name, tasks, bench.dataset, bench.config.seed))
+    else:
+        episodes = await bench.episodes()
+    found: list[State] = []
+    for episode in episodes:
+        # One thread call per rollout: the event loop stays free, and an interrupted run waits for at most one trace.
+        found += await asyncio.to_thread(states_of, episode, plan.roles)
+    return sorted(found, key=lambda state: state.key)
+
+
+def states_of(episode: Episode, roles: Sequence[str]) -> list[State]:
+    """The states of one rollout; none without a reward, or when a call is missing in its trace.
+
+    Raises:
+        RunError: Its trace cannot be read.
+    """
+    record = episode.record
+    if record.reward is None or record.untraced_calls:
+        return []
+    held = episode.in_memory()
+    answered = {call.role: call for call in held.calls(roles) if call.outcome and call.visit == 1}
+    visits = [visit for visit in held.conversations(roles) if visit.parsed and visit.visit == 1]
+    return [State(episode.on_disk(), answered[visit.role], visit) for visit in visits]
