@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import json
+import os
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,11 @@ from agents.roles import ROLES
 from agents.tools.toolbox import Passage, ToolResult
 from chimera.core.types import Brief, Section
 from chimera.serving.client import Completion, ToolCall
+
+# Two test files run at a time on two cores. torch's threads that wait for work would keep both cores busy: tests that
+# compute would take many times as long. These are read when torch is loaded, also by the commands that a test starts.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # An example that takes long, or that is slow to make, says something about the machine only.
 hypothesis.settings.register_profile(
