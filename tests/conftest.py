@@ -397,6 +397,7 @@ def scripted_run(scripted_openai, tmp_path, monkeypatch):
     models = [f"models.{key}.{name}={value}" for key in keys for name, value in settings.items()]
     names = [f"models.{key}.model=scripted-{key}" for key in keys]
     few = ["data.size=40", "gate.tasks=4", "society.node_retries=0", "society.quotes=free", "society.refiner=trusts"]
+    few += ["evaluation.permutations=200", "evaluation.resamples=200"]
     with Run.create("scripted", load_config(None, [*models, *names, *few, f"runs_dir={tmp_path}"])) as run:
         began = {**{key: f"scripted-{key}" for key in keys}, "selection": "supervisor's model"}
         run.ledger("phase_started", phase="gather", policy_versions=began)
