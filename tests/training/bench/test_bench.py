@@ -29,7 +29,7 @@ from training.learning.base import Bench
 
 REFINER = "HypothesisRefiner"
 K = 5
-REPLAYED = 50
+REPLAYED = 18
 QUESTION = [{"role": "user", "content": "Is it?"}]
 YES_OR_NO = schema_format("Answer", {"enum": ["yes", "no"]})
 PRICES = {"senior": [1.0, 2.0]}
@@ -39,7 +39,7 @@ def small(folder):
     return Config.model_validate(
         {
             "runs_dir": folder,
-            "data": {"size": 100},
+            "data": {"size": 40},
             "society": {"node_retries": 0, "node_timeout_s": PATIENCE},
             "rollouts": {"runners": 2, "timeout_s": PATIENCE, "exploration": 0.0},
             "evaluation": {"prices": PRICES},
