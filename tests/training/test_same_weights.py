@@ -23,6 +23,7 @@ from chimera.run.directory import Run
 from chimera.run.policies import live
 from chimera.serving.embedded.checkpoint import NANO
 
+ONLINE = Path(__file__).parents[2] / "configs" / "online.yaml"
 RECORDED = Path(__file__).parent / "recorded"
 SETTINGS = [
     *("data.size=60", "rollouts.runners=1", "gather.tasks=8", "gate.enabled=false", "wandb.mode=disabled"),
@@ -45,12 +46,12 @@ def learned(tmp_path_factory):
     """By phase, the arrays that a run learned which was given the recorded rollouts, and made none itself."""
     folder = tmp_path_factory.mktemp("runs")
     settings = [f"runs_dir={folder}", *SETTINGS]
-    with Run.create("same", load_config(None, settings)) as run:
+    with Run.create("same", load_config(ONLINE, settings)) as run:
         pass
     for name in ("rollouts", "traces"):
         shutil.copytree(RECORDED / name, run.path / name, dirs_exist_ok=True)
     before = {file.name: file.read_bytes() for file in (run.path / "rollouts").iterdir()}
-    command = [sys.executable, "-m", "chimera.train", "--resume", "--name", "same", *settings]
+    command = [sys.executable, "-m", "chimera.train", "--resume", "--name", "same", "--config", str(ONLINE), *settings]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr
     assert {file.name: file.read_bytes() for file in (run.path / "rollouts").iterdir()} == before
