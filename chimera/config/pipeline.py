@@ -45,8 +45,8 @@ DEFAULT: Mapping[str, Mapping[str, Any]] = {
     },
     "bandit": {"roles": ("Supervisor",)},
 }
-"""The default pipeline. A phase with one of these names takes what it does not set itself from here; if it names another
-algorithm, only the roles."""
+"""The default pipeline. A phase with one of these names takes from here what it does not set itself; if it names
+another algorithm, only the roles."""
 
 
 METHODS = {"check": ("plan", "settings", "config", "dataset"), "learn": ("plan", "settings", "bench")}

@@ -143,6 +143,12 @@ class ServingConfig(ConfigSection):
         default=2048, ge=64, le=1_000_000, description="prompt plus answer, in tokens; longer prompts get a 400"
     )
     threads: int = Field(default=1, ge=1, le=1024, description="torch threads of the server process")
+    answers: int = Field(
+        default=4096,
+        ge=0,
+        le=1_000_000,
+        description="last answers that are kept: an equal request with a seed to the same weights is not decoded again",
+    )
 
 
 Quotes = Literal["read", "numbered", "free"]

@@ -236,10 +236,15 @@ def parse_request(body: Any) -> ChatRequest:
         raise BadRequest(message, param=where or None) from error
 
 
+def new_id() -> str:
+    """The id of one response."""
+    return f"chatcmpl-{secrets.token_hex(12)}"
+
+
 def envelope(model: str, version: str, prompt_tokens: int, generated: int, cached: int) -> dict[str, Any]:
     """A completion without choices."""
     return {
-        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "id": new_id(),
         "object": "chat.completion",
         "created": int(time.time()),
         "model": model,

@@ -1,6 +1,7 @@
 """The logical models of one server process: the weights behind each, and how they are replaced."""
 
 import asyncio
+import itertools
 import json
 import threading
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from chimera.config.tree import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError
+from chimera.serving.embedded.answers import Answers
 from chimera.serving.embedded.protocol import BadRequest, ChatRequest, NotFound, envelope
 
 if TYPE_CHECKING:
@@ -28,8 +30,12 @@ CANDIDATE = "~"
 
 @dataclass(slots=True)
 class Binding:
-    """The weights behind one model name; replaced as a whole when a slot's weights change."""
+    """The weights behind one model name; replaced as a whole when a slot's weights change.
 
+    `number` tells these weights from all others that this server has loaded.
+    """
+
+    number: int
     version: str
     folder: Path
     lane: "Lane"
@@ -46,6 +52,8 @@ class Service:
         self._bindings: dict[str, Binding] = {}
         self._candidates: dict[str, Binding] = {}
         self._swaps: dict[str, int] = {}
+        self._loaded = itertools.count()
+        self._answers = Answers(serving.answers)
         self._lock = threading.Lock()
         self._swap_lock = threading.Lock()
         self._batcher: Batcher | None = None
@@ -74,9 +82,9 @@ class Service:
                 except TemplateError as error:
                     raise ConfigError(f"{checkpoint.folder}: its chat template is broken ({error})") from error
                 lane = self._lane(checkpoint, text)
-                shared[path] = Binding(f"{checkpoint.name}@0", checkpoint.folder, lane, text)
+                shared[path] = Binding(next(self._loaded), f"{checkpoint.name}@0", checkpoint.folder, lane, text)
             base = shared[path]
-            self._bindings[key] = Binding(base.version, base.folder, base.lane, base.text)
+            self._bindings[key] = Binding(base.number, base.version, base.folder, base.lane, base.text)
 
     def _lane(self, checkpoint: "Checkpoint", text: "TextSide") -> "Lane":
         import psutil
@@ -131,7 +139,8 @@ class Service:
 
     def counters(self) -> dict[str, int]:
         """Totals of the embedded models since the start."""
-        return asdict(self._batcher.counters) if self._batcher is not None else {}
+        decoded = asdict(self._batcher.counters) if self._batcher is not None else {}
+        return {**decoded, "reused_answers": self._answers.reused}
 
     def load_weights(self, key: str, folder: Path, version: str | None = None) -> str:
         """Put the weights in `folder` behind the logical model `key`; returns their version.
@@ -197,7 +206,8 @@ class Service:
                 "start a new server for another model",
                 param="folder",
             )
-        return Binding(version or key, checkpoint.folder, self._lane(checkpoint, old.text), old.text)
+        lane = self._lane(checkpoint, old.text)
+        return Binding(next(self._loaded), version or key, checkpoint.folder, lane, old.text)
 
     def _embedded(self, key: str) -> Binding:
         if key not in self._bindings:
@@ -220,7 +230,10 @@ class Service:
         """
         if request.model in self._rubrics:
             return _grade(request)
-        text = self._bound(request.model).text
+        bound = self._bound(request.model)
+        if (known := self._answers.find(self._answers.key(request, bound.number))) is not None:
+            return known
+        text = bound.text
         from chimera.serving.embedded.completion import make_jobs, make_response
 
         jobs = make_jobs(request, text)
@@ -231,7 +244,9 @@ class Service:
         finally:
             for future in futures:
                 future.cancel()
-        return make_response(request, text, binding.version, jobs[0].prompt, answers)
+        response = make_response(request, text, binding.version, jobs[0].prompt, answers)
+        self._answers.keep(self._answers.key(request, binding.number), response)
+        return response
 
     def _submit(self, key: str, jobs: "list[DecodingJob]") -> "tuple[Binding, list[Future[FinishedJob]]]":
         assert self._batcher is not None
