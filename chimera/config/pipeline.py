@@ -30,7 +30,6 @@ DEFAULT: Mapping[str, Mapping[str, Any]] = {
         "roles": ("HypothesisRefiner",),
         "start": "junior",
         "reward": {"alignment": 1.0, "groundedness": 0.2},
-        "tasks": 64,
         "states": 32,
         "n": 8,
         "curriculum": "pass_rate",
