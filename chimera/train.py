@@ -1,6 +1,7 @@
 """`python -m chimera.train`: run the phases; the society answers tasks, and its roles learn from the traces."""
 
 import argparse
+import gc
 from typing import TYPE_CHECKING
 
 from chimera.core.cli import add_config_arguments, config_from, parse_arguments, run_command
@@ -28,6 +29,7 @@ def main(argv: list[str]) -> int | None:
     config = config_from(arguments)
     name, phase_list = arguments.name, arguments.phases
 
+    gc.disable()  # The collector would look through all that is loaded again and again: a third of the imports' time.
     from chimera.core.limits import allow_files
     from chimera.core.secrets import api_key_names, load_secrets
     from chimera.data.tasks import load
@@ -40,6 +42,7 @@ def main(argv: list[str]) -> int | None:
     from training.learning.plans import choose_names, make_phases
     from training.session import train
 
+    gc.enable()
     if arguments.resume:
         name, phase_list, config = _continued(arguments, config)
     names = choose_names(phase_list, config)

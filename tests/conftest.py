@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import gc
 import json
 import os
 from collections import Counter
@@ -27,6 +28,15 @@ hypothesis.settings.register_profile(
     "any speed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any speed")
+
+
+# While the tests' modules are imported, the collector would look through all that was loaded again and again.
+gc.disable()
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
