@@ -20,6 +20,7 @@ ALGORITHMS: Mapping[str, str] = {
     "ppo": "training.algorithms.ppo.phase:Ppo",
     "bandit": "training.algorithms.bandit.phase:Bandit",
     "rejection": "training.algorithms.rejection:Rejection",
+    "dpo": "training.algorithms.dpo.phase:Dpo",
 }
 """Module and class of each algorithm. An entry of `pipeline` may name a user's class in the same form."""
 DEFAULT: Mapping[str, Mapping[str, Any]] = {

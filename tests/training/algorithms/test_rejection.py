@@ -5,85 +5,17 @@ import json
 from dataclasses import replace
 
 import pytest
-from fake_bench import FakeBench
+from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, record
 
-from agents.prompting import opening
-from agents.record import ModelCall, dump
-from agents.roles import ROLES
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import load
-from chimera.run.directory import Run
-from chimera.serving.embedded.checkpoint import NANO
-from evaluation.records.rollouts import RolloutRecord
-from evaluation.traces import spans
 from training.algorithms import rejection
 from training.algorithms.rejection import RejectionSettings, draw, is_right
 from training.learning.base import PhasePlan
 from training.learning.plans import make_phases
 
-REFINER = "HypothesisRefiner"
 PLAN = PhasePlan("rejection", "rejection", (REFINER,), ("senior",))
-READ = "The rate of falls was lower in the treated group (p=0.01)."
-MISREAD = "The rate of falls was lower in the treated group (p=0.02)."
-TASKS = 6
-
-
-def answer(stance="yes", quote=READ, claim="it works"):
-    return json.dumps({"evidence": [quote], "comparison": "lower", "claim": claim, "answer": stance})
-
-
-def record(run, number, version="nano@0", **other):
-    """A rollout of a task whose label is yes, in which the refiner was asked once."""
-    name = f"ro-{number}"
-    selected = json.loads(answer())
-    messages = opening(
-        ROLES[REFINER], f"Is it so in {number}?", sources=[{"id": "a", "text": READ}], hypothesis=selected
-    )
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": answer()},
-        "token_ids": [7],
-        "finish_reason": "stop",
-    }
-    request = {"model": "senior", "messages": messages, "response_format": {"type": "json_object"}}
-    response = {"id": name, "choices": [choice], "prompt_token_ids": [number, 5], "weights_version": version}
-    call = ModelCall(REFINER, "senior", 1, 1, name, version, "stop", 2, 1, 0.1, True, False)
-    outcome = {"outputs": {}, "reward": 1.0, "calls": [dump(call)]}
-    at = [spans.Position(name, "at", place, 0.0, 1.0) for place in (1, 2, 3)]
-    own = {"role": REFINER, "model": "senior", "visit": 1, "attempt": 1}
-    trace = f"traces/gather/{name}.jsonl.gz"
-    spans.write(
-        [
-            spans.exchange_span(at[0], request, response),
-            spans.operation_span(at[1], REFINER, own, [name]),
-            spans.outcome_span(at[2], outcome),
-        ],
-        run.path / trace,
-    )
-    made = RolloutRecord(
-        rollout_id=name, task_id=f"t{number}", source="generated", level=1, phase="gather", repeat=0, seed=1, attempt=1,
-        status="succeeded", error=None, label="yes", answer="yes", decision="GO", reward=1.0, trace=trace,
-    )  # fmt: skip
-    return replace(made, **other)
-
-
-class Answers(FakeBench):
-    """Branches that say something else each time: half are right, a quarter misquotes, a quarter says no."""
-
-    def __init__(self, folder, order=0, **other):
-        folder.mkdir(exist_ok=True)
-        run = Run(folder, writable=True)
-        earlier = [record(run, number) for number in range(TASKS)]
-        versions, weights = {"senior": "nano@0"}, {"senior": NANO}
-        super().__init__(run, versions=versions, weights=weights, earlier=earlier, order=order, **other)
-
-    def say(self, call, random_):
-        claim = f"claim {random_.randrange(1000)}"
-        text = random_.choice([answer(claim=claim), answer(claim=claim), answer(quote=MISREAD), answer("no")])
-        choice = {**call.asked.choice, "message": {"role": "assistant", "content": text}}
-        version = self.versions["senior"]
-        return replace(call, weights_version=version, asked=replace(call.asked, choice=choice))
 
 
 def settings(**other):
