@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int | None:
 
     asked = AskedEvaluation.of(arguments.split, arguments.limit, arguments.seeds, arguments.stages, config.data)
     check_families(config)
-    plan, dataset = asked.plan(run)
+    plan, dataset = asked.plan(run, config.evaluation.contributions)
     lines = _lines(run, arguments.wandb)
     out = arguments.out or run.path / "report"
     again = "everything" if arguments.fresh else "failed" if arguments.resume else "nothing"
@@ -80,7 +80,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--stages",
         metavar="A,B",
-        help="such as base,final; base and after each phase without it; all: also each phase's policy alone (only-ppo)",
+        help="such as base,final; base and after each phase without it; all: also each phase's policy alone (only-ppo) "
+        "and left out (final-without-ppo); evaluation.contributions adds those that it needs",
     )
     parser.add_argument(
         "--split",
@@ -255,8 +256,9 @@ def _report(
 ) -> None:
     """Write the report, show its main figures, and record its arguments and its files' hashes in the ledger."""
     from evaluation.measures.official import missing_sentence
+    from evaluation.report.gave import lost_words
     from evaluation.report.publish import publish, publish_predictions
-    from evaluation.report.table import beside, table
+    from evaluation.report.table import beside, phases, table
     from evaluation.report.words import tool_warnings
     from evaluation.verify.asked import Evaluated, folder_in, hashes_of
 
@@ -264,7 +266,11 @@ def _report(
     console.print(table(report))
     if report["baselines"]:
         console.print(beside(report))
+    if (gave := phases(report)) is not None:
+        console.print(gave)
     console.print(report["verdict"]["text"], soft_wrap=True, markup=False)
+    if words := lost_words(report):
+        console.print(words, soft_wrap=True, markup=False)
     for warning in [*tool_warnings(study), *report["judges"]["warnings"]]:
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
     console.print(f"report: {out / 'index.html'} (also report.md, report.json, plots/)", soft_wrap=True, markup=False)

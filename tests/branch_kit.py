@@ -1,4 +1,4 @@
-"""Recorded prompts of the refiner and a bench that answers them again, for tests of algorithms that use branches."""
+"""A run whose refiner was asked once in each rollout, and a bench whose branches say different things."""
 
 import hashlib
 import json
@@ -37,12 +37,12 @@ def record(run, number, version="nano@0", **other):
         "token_ids": [7],
         "finish_reason": "stop",
     }
-    request = {"model": "senior", "messages": messages, "response_format": {"type": "json_object"}}
+    request = {"model": "refiner", "messages": messages, "response_format": {"type": "json_object"}}
     response = {"id": name, "choices": [choice], "prompt_token_ids": [number, 5], "weights_version": version}
-    call = ModelCall(REFINER, "senior", 1, 1, name, version, "stop", 2, 1, 0.1, True, False)
+    call = ModelCall(REFINER, "refiner", 1, 1, name, version, "stop", 2, 1, 0.1, True, False)
     outcome = {"outputs": {}, "reward": 1.0, "calls": [dump(call)]}
     at = [spans.Position(name, "at", place, 0.0, 1.0) for place in (1, 2, 3)]
-    own = {"role": REFINER, "model": "senior", "visit": 1, "attempt": 1}
+    own = {"role": REFINER, "model": "refiner", "visit": 1, "attempt": 1}
     trace = f"traces/gather/{name}.jsonl.gz"
     spans.write(
         [
@@ -73,12 +73,10 @@ class Answers(FakeBench):
         folder.mkdir(exist_ok=True)
         run = Run(folder, writable=True)
         earlier = [record(run, number, label=label) for number in range(TASKS)]
-        usual = {"versions": {"senior": "nano@0"}, "weights": {"senior": NANO}, "earlier": earlier}
+        usual = {"versions": {"refiner": "nano@0"}, "weights": {"refiner": NANO}, "earlier": earlier}
         super().__init__(run, order=order, **(usual | other))
 
     def say(self, call, random_):
         claim = f"claim {random_.randrange(1000)}"
-        text = random_.choice(
-            [answer(claim=claim), answer(claim=claim), answer(quote=MISREAD), answer("no", claim=claim)]
-        )
-        return replace(said(call, text), weights_version=self.versions["senior"])
+        text = random_.choice([answer(claim=claim), answer(claim=claim), answer(quote=MISREAD), answer("no", claim=claim)])
+        return replace(said(call, text), weights_version=self.versions["refiner"])

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import agentlightning as agl
+import psutil
 
 from chimera.run.chain import head
 from chimera.run.directory import LEDGER
@@ -14,11 +15,12 @@ from chimera.run.seals import seal
 from training.bench.lab_bench import LabBench
 from training.gate import Gate
 from training.lab.lab import Lab
+from training.laps import Laps
 from training.learning.base import Learned
 from training.learning.plans import Phase
 
 LEDGER_PHASE = "ledger"
-"""The phase name of the ledger's last hash in metrics.jsonl. W&B shows it, which publishes the run's history."""
+"""The phase name of the run's last line in metrics.jsonl: times, and the ledger's last hash, which W&B publishes."""
 
 
 class Pipeline(agl.Algorithm):
@@ -37,6 +39,8 @@ class Pipeline(agl.Algorithm):
         done = {event["phase"] for event in lab.run.events() if event["event"] == "phase_finished"}
         lab.view.plan([phase.name for phase in self._phases], done=sorted(done))
         gate = Gate(lab)
+        laps = Laps(psutil.Process().create_time())
+        laps.lap("start")
         for phase in self._phases:
             if phase.name in done:
                 lab.view.note(f"{phase.name}: finished before")
@@ -44,12 +48,17 @@ class Pipeline(agl.Algorithm):
             with self._noted(phase):
                 if phase.learns:
                     await gate.open()
+                    laps.lap("gate")
                 result = await self._learn(phase)
+                laps.lap(phase.name)
                 kept = None if result.policy is None else await gate.decide(phase.name, result.policy)
+                laps.lap("gate")
             self._finish(phase, result, kept)
             await self._seal()
         gate.summary()
-        lab.metrics.log(LEDGER_PHASE, None, {"hash": head(lab.run.path / LEDGER)})
+        lab.view.note(laps.words())
+        seconds = {f"seconds/{stage}": spent for stage, spent in laps.seconds.items()}
+        lab.metrics.log(LEDGER_PHASE, None, {"hash": head(lab.run.path / LEDGER), **seconds})
 
     async def _learn(self, phase: Phase) -> Learned:
         """The phase's result: from the ledger if it is there, else by running the phase."""

@@ -13,6 +13,8 @@ PRIMARY = ("reward", "alignment", "macro_f1")
 """The metrics that a report's conclusions rest on."""
 FAMILIES = {"main": [f"main/{name}" for name in PRIMARY], "elsewhere": [f"*/{name}" for name in PRIMARY]}
 """Families of tests: primary metrics of the main comparison, those of the others; all other tests are a third one."""
+Contributions = Literal["none", "around", "shapley"]
+"""Which stages beyond the run's sequence are evaluated (see `evaluation.records.plan`)."""
 
 
 class AuditorConfig(ConfigSection):
@@ -72,6 +74,12 @@ class EvaluationConfig(ConfigSection):
     self_consistency: bool = Field(
         default=True,
         description="also ask the junior model alone as often as the society's tokens allow, for a majority of its own",
+    )
+    contributions: Contributions = Field(
+        default="none",
+        description="which phase gave what: around also evaluates each phase alone on the base and left out of the "
+        "end, shapley all combinations of the phases that were kept (at most five). Each is one more stage of "
+        "rollouts (three phases: 4 more, for both), so none is the default",
     )
     prices: dict[str, Any] = Field(
         default={},

@@ -23,13 +23,31 @@ ALGORITHMS: Mapping[str, str] = {
     "dpo": "training.algorithms.dpo.phase:Dpo",
 }
 """Module and class of each algorithm. An entry of `pipeline` may name a user's class in the same form."""
+PROTOCOL = {"novelty": 0.1, "feasibility": 0.2, "impact": 0.3, "clarity": 0.15, "efficiency": 0.05}
 DEFAULT: Mapping[str, Mapping[str, Any]] = {
     "gather": {},
-    "sft": {"roles": ("juniors",)},
-    "ppo": {"roles": ("seniors",)},
+    "sft": {"algorithm": "rejection", "roles": ("juniors",), "reward": {"alignment": 1.0, "groundedness": 0.5}},
+    "ppo": {
+        "roles": ("HypothesisRefiner",),
+        "reward": {"alignment": 1.0, "groundedness": 0.2},
+        "tasks": 64,
+        "states": 32,
+        "n": 8,
+        "curriculum": "pass_rate",
+        "ppo_mini_batch_size": 128,
+    },
+    "design": {
+        "algorithm": "ppo",
+        "roles": ("ProtocolDesigner",),
+        "reward": PROTOCOL,
+        "states": 24,
+        "n": 6,
+        "ppo_mini_batch_size": 72,
+    },
     "bandit": {"roles": ("Supervisor",)},
 }
-"""The default pipeline."""
+"""The default pipeline. A phase with one of these names takes what it does not set itself from here, unless it names
+another algorithm."""
 
 
 METHODS = {"check": ("plan", "settings", "config", "dataset"), "learn": ("plan", "settings", "bench")}
@@ -40,7 +58,9 @@ class PhaseSettings(ConfigSection):
     """One entry of `pipeline`. An algorithm's own settings are a subclass."""
 
     algorithm: str = Field(
-        default="", description=f"{' | '.join(ALGORITHMS)}, or module:Class of your own; the entry's name without it"
+        default="",
+        description=f"{' | '.join(ALGORITHMS)}, or module:Class of your own; without it that of the "
+        "default phase with the entry's name, or the name",
     )
     roles: tuple[str, ...] = Field(default=(), description="the roles that it trains: roles, or juniors, seniors")
     shared: bool = Field(
@@ -115,12 +135,17 @@ def _settings(value: Any) -> Any:
     return find_algorithm(value["algorithm"]).Settings.model_validate_json(json.dumps(dict(value)), strict=True)
 
 
+def algorithm_of(name: str, given: Any = None) -> str:
+    """The algorithm of the entry `name`: the given one, that of the default phase with this name, or the name."""
+    return str(given or DEFAULT.get(name, {}).get("algorithm", name))
+
+
 def named(entries: Any) -> Any:
-    """Set `algorithm` of each entry of a `pipeline`; the default is the entry's name."""
+    """Set `algorithm` of each entry of a `pipeline` (see `algorithm_of`)."""
     if not isinstance(entries, Mapping):
         return entries
     return {
-        name: {**one, "algorithm": one.get("algorithm") or name} if isinstance(one, Mapping) else one
+        name: {**one, "algorithm": algorithm_of(name, one.get("algorithm"))} if isinstance(one, Mapping) else one
         for name, one in entries.items()
     }
 

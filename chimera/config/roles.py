@@ -22,7 +22,7 @@ class RolesConfig(ConfigSection):
     Pharmacologist: RoleConfig = RoleConfig(model="junior")
     Neurologist: RoleConfig = RoleConfig(model="junior")
     Supervisor: RoleConfig = RoleConfig(model="supervisor")
-    HypothesisRefiner: RoleConfig = RoleConfig(model="senior")
+    HypothesisRefiner: RoleConfig = RoleConfig(model="refiner")
     ProtocolDesigner: RoleConfig = RoleConfig(model="senior")
     PeerReviewer: RoleConfig = RoleConfig(model="board")
     SafetyOfficer: RoleConfig = RoleConfig(model="board")

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from chimera.config.evaluation import EvaluationConfig
 from chimera.config.learning import GateConfig, WandbConfig
 from chimera.config.loader import ConfigSection, check_keys, effective, overlay, validate, without_effect
-from chimera.config.pipeline import DEFAULT, PhaseSettings, Pipeline, find_algorithm
+from chimera.config.pipeline import DEFAULT, PhaseSettings, Pipeline, algorithm_of, find_algorithm
 from chimera.config.roles import GRADING, RolesConfig
 from chimera.config.source import COMMAND_LINE, Setting, parse_overrides, read_yaml, to_yaml
 from chimera.core.errors import ConfigError
@@ -125,6 +125,7 @@ SLOTS: Mapping[str, ModelConfig] = {
     "junior": ModelConfig(),
     "supervisor": ModelConfig(like="junior"),
     "senior": ModelConfig(like="junior"),
+    "refiner": ModelConfig(like="senior"),
     "board": ModelConfig(kind="rubric"),
     "principal": ModelConfig(kind="rubric"),
     "judge": ModelConfig(kind="rubric"),
@@ -441,12 +442,12 @@ def _shape(settings: Mapping[str, Setting], phases: Sequence[str]) -> Config:
     pipeline: dict[str, PhaseSettings] = {}
     for name in phases:
         setting = settings.get(f"pipeline.{name}.algorithm")
-        algorithm = str(setting.value) if setting and setting.value else name
+        algorithm = algorithm_of(name, setting.value if setting else None)
         try:
             kind = find_algorithm(algorithm).Settings
         except ConfigError as error:
             raise ConfigError(f"pipeline.{name}{f' {setting.place}' if setting else ''}: {error}") from error
-        usual = DEFAULT.get(name, {}) if algorithm == name else {}
+        usual = DEFAULT.get(name, {}) if algorithm == algorithm_of(name) else {}
         pipeline[name] = kind.model_validate({**usual, "algorithm": algorithm})
     slots = {name: SLOTS.get(name, ModelConfig()) for name in (*SLOTS, *_below(settings, "models"))}
     return Config.model_construct(**{**dict(Config()), "models": slots, "pipeline": pipeline})

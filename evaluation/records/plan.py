@@ -2,49 +2,70 @@
 
 import difflib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
+from chimera.config.evaluation import Contributions
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import ResearchTask
 from chimera.data.tasks import Dataset
 from chimera.run.directory import Run
-from chimera.run.policies import ROLLED_BACK, WENT_LIVE, Place, Policy
-from evaluation.records.study import BASE, Split, Stage
+from chimera.run.policies import ROLLED_BACK, WENT_LIVE, Policy
+from evaluation.records import coalitions
+from evaluation.records.coalitions import Learned
+from evaluation.records.study import BASE, Kind, Split, Stage
 
 FINAL = "final"
 """Another name for the last stage of a run."""
 ALL = "all"
-"""Name for all stages, also those of one policy alone."""
-ALONE = "only-"
+"""Name for all stages around the sequence: each policy alone, and each left out."""
+ALONE, WITHOUT = "only-", "final-without-"
+"""How the names of stages that were never live begin."""
+MOST_PHASES = 5
+"""Most phases whose coalitions are all evaluated: 32 stages."""
 
 
-def stages_of(run: Run) -> list[Stage]:
-    """The stages of a run: base, one after each phase whose policy went live, and each such policy alone on the base.
+def stages_of(run: Run, *, every_coalition: bool = False) -> list[Stage]:
+    """The stages of a run, each society once: of names for the same policies the first counts.
 
-    A policy alone is left out if a stage of the sequence has the same policies.
+    First those of the sequence: base, and one after each phase whose policy went live. Then each such policy alone on
+    the base, and the last stage without each of them. Then, if asked for, all other coalitions of these phases (see
+    `evaluation.records.coalitions`).
 
     Raises:
         RunError: The run has not started a phase, so its models are unknown.
     """
-    events = list(run.events())
-    began = next((event["policy_versions"] for event in events if event["event"] == "phase_started"), None)
+    began = next((event["policy_versions"] for event in run.events() if event["event"] == "phase_started"), None)
     if began is None:
         raise RunError(f"run {run.name!r} has started no phase, so there is nothing to evaluate")
-    stages = [Stage(BASE, "base", "sequence", (), dict(began))]
-    live: dict[Place, Policy] = {}
-    went = [(str(event["phase"]), Policy.load(event["policy"])) for event in events if event["event"] == WENT_LIVE]
-    for phase, policy in went:
-        live[policy.place] = policy
-        stages.append(_stage(phase, f"after {phase}", "sequence", live, began))
-    known = {stage.policies for stage in stages}
-    for phase, policy in went:
-        alone = _stage(f"{ALONE}{phase}", f"{phase} alone", "alone", {policy.place: policy}, began)
-        if alone.policies not in known:
-            stages.append(alone)
-    return stages
+    learned = learned_in(run)
+    found: dict[tuple[Policy, ...], Stage] = {}
+    for name, title, kind, chosen in _named(learned, every_coalition=every_coalition):
+        policies = coalitions.policies_of(learned, chosen)
+        versions = {**began, **{policy.slot: policy.version for policy in policies}}
+        found.setdefault(policies, Stage(name, title, kind, policies, versions))
+    return list(found.values())
+
+
+def _named(learned: Learned, *, every_coalition: bool) -> Iterator[tuple[str, str, Kind, Collection[str]]]:
+    """Name, title, kind and phases of each stage; several may have the same policies."""
+    phases = list(learned)
+    yield BASE, "base", "sequence", ()
+    for number, phase in enumerate(phases, start=1):
+        yield phase, f"after {phase}", "sequence", phases[:number]
+    for phase in phases:
+        yield f"{ALONE}{phase}", f"{phase} alone", "alone", [phase]
+    for phase in phases:
+        yield f"{WITHOUT}{phase}", f"final without {phase}", "left out", [one for one in phases if one != phase]
+    for chosen in coalitions.every(learned) if every_coalition else ():
+        some = [phase for phase in phases if phase in chosen]
+        yield f"{ALONE}{'-'.join(some)}", f"{' and '.join(some)} alone", "coalition", some
+
+
+def learned_in(run: Run) -> dict[str, Policy]:
+    """The policy of each phase whose policy went live, in the order of the run."""
+    return {str(event["phase"]): Policy.load(event["policy"]) for event in run.events() if event["event"] == WENT_LIVE}
 
 
 def rolled_back(run: Run) -> list[str]:
@@ -52,22 +73,56 @@ def rolled_back(run: Run) -> list[str]:
     return [str(event["phase"]) for event in run.events() if event["event"] == ROLLED_BACK]
 
 
-def choose_stages(run: Run, names: str | None) -> tuple[Stage, ...]:
-    """The stages that a comma-separated list names, in the order of the run. None: the stages of the sequence.
+def choose_stages(run: Run, names: str | None, contributions: Contributions = "none") -> tuple[Stage, ...]:
+    """The stages to evaluate, in the order of `stages_of`.
 
-    "all" also names the stages of one policy alone. The last of the sequence may be called "final". Then it has this
-    name in the report, so that reports of different runs can be compared.
+    Args:
+        run: The run.
+        names: Names separated by commas; None: the stages of the sequence. "all" names the stages around it too. The
+            last of the sequence may be called "final". Then it has this name in the report, so that reports of
+            different runs can be compared.
+        contributions: `evaluation.contributions`: adds the stages that it needs.
 
     Raises:
-        ConfigError: A name is unknown or was rolled back, or the list is empty.
+        ConfigError: A name is unknown or was rolled back, the list is empty, or there are too many phases for all their
+            coalitions.
     """
-    stages = stages_of(run)
-    if names is None:
-        return tuple(stage for stage in stages if stage.kind == "sequence")
-    if names.strip() == ALL:
-        return tuple(stages)
+    needed = _needed(run, contributions)
+    stages = stages_of(run, every_coalition=contributions == "shapley")
+    given = [] if names is None else [name.strip() for name in names.split(",") if name.strip()]
     last = [stage.name for stage in stages if stage.kind == "sequence"][-1]
-    given = [name.strip() for name in names.split(",") if name.strip()]
+    asked = _asked(run, names, given, stages, last)
+    chosen = [stage for stage in stages if stage.name in asked or stage.policies in needed]
+    if FINAL in given and last not in given:
+        chosen = [replace(one, name=FINAL, title=f"final ({one.title})") if one.name == last else one for one in chosen]
+    return tuple(chosen)
+
+
+def _needed(run: Run, contributions: Contributions) -> list[tuple[Policy, ...]]:
+    """The policies of each stage that `contributions` needs.
+
+    Raises:
+        ConfigError: There are too many phases for all their coalitions.
+    """
+    learned = learned_in(run)
+    if contributions == "shapley" and len(learned) > MOST_PHASES:
+        raise ConfigError(
+            f"evaluation.contributions=shapley: run {run.name} kept {len(learned)} phases ({', '.join(learned)}), "
+            f"whose combinations are up to {2 ** len(learned)} stages of rollouts; {MOST_PHASES} phases are possible "
+            "at most: take evaluation.contributions=around"
+        )
+    if contributions == "none":
+        return []
+    chosen = coalitions.every(learned) if contributions == "shapley" else coalitions.around(learned)
+    return [coalitions.policies_of(learned, phases) for phases in chosen]
+
+
+def _asked(run: Run, names: str | None, given: Sequence[str], stages: Sequence[Stage], last: str) -> set[str]:
+    """The names of the stages that `names`, which was split into `given`, stands for. `last`: the name of "final"."""
+    if names is None:
+        return {stage.name for stage in stages if stage.kind == "sequence"}
+    if given == [ALL]:
+        return {stage.name for stage in stages if stage.kind != "coalition"}
     asked = [last if name == FINAL else name for name in given]
     known = [stage.name for stage in stages]
     valid = f"the stages of run {run.name} are {', '.join(known)} (final is {last}, {ALL} all of them)"
@@ -79,10 +134,7 @@ def choose_stages(run: Run, names: str | None) -> tuple[Stage, ...]:
             raise ConfigError(f"there is no stage {name!r}{f', did you mean {near[0]!r}?' if near else ''}: {valid}")
     if not asked:
         raise ConfigError(f"--stages names none: {valid}")
-    chosen = [stage for stage in stages if stage.name in asked]
-    if FINAL in given and last not in given:
-        chosen = [replace(one, name=FINAL, title=f"final ({one.title})") if one.name == last else one for one in chosen]
-    return tuple(chosen)
+    return set(asked)
 
 
 def gate_tasks(dataset: Dataset, config: Config) -> list[ResearchTask]:
@@ -140,11 +192,3 @@ def check_unseen(tasks: Sequence[ResearchTask], trained: Dataset, split: Split) 
 
 def _content(task: ResearchTask) -> tuple[str, ...]:
     return (task.goal, *(section.text for section in task.context))
-
-
-def _stage(name: str, title: str, kind: Any, live: Mapping[Place, Policy], began: Mapping[str, str]) -> Stage:
-    policies = tuple(live[place] for place in sorted(live))
-    versions = dict(began)
-    for policy in policies:
-        versions[policy.slot] = policy.version
-    return Stage(name, title, kind, policies, versions)

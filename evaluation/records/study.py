@@ -4,8 +4,8 @@ A report is a pure function of a study, and a study is read from the run directo
 (`evaluation.records.recorded`), so that every number of a report can be computed again later.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -15,9 +15,11 @@ from chimera.config.tree import Config
 from chimera.core.types import Label, ResearchTask, Source
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
+from evaluation.records.coalitions import Learned, policies_of
 from evaluation.records.rollouts import RolloutRecord
 
 Split = Literal["val", "test"]
+Kind = Literal["sequence", "alone", "left out", "coalition"]
 BASE = "base"
 GATE = "gate"
 """The gate records its rollouts of a stage as `gate-<stage>`. The seeds of all evaluations derive from this name."""
@@ -43,10 +45,12 @@ class Stage:
     """The society with some of the run's learned policies.
 
     Attributes:
-        name: "base", the phase after which it was live, or "only-<phase>" if only that phase's policy is used. The
-            last stage of the sequence is "final" if it was asked for by this name.
+        name: "base", the phase after which it was live, "only-<phase>" if only that phase's policy is used,
+            "final-without-<phase>" if all others are, or "only-<phase>-<phase>". The last stage of the sequence is
+            "final" if it was asked for by this name.
         title: Its title in words.
-        kind: "sequence" for a stage that was live during the run, "alone" for a single policy on the base.
+        kind: "sequence" for a stage that was live during the run, "alone" for a single policy on the base, "left out"
+            for the last stage without one phase, "coalition" for any others. The first that fits counts.
         policies: The learned policies. Places without one are in the state in which the run began.
         versions: The policy versions that its rollouts must have, by logical model and under "selection".
         own_name: Its name in the run, never "final". Its rollouts are recorded under it.
@@ -54,7 +58,7 @@ class Stage:
 
     name: str
     title: str
-    kind: Literal["sequence", "alone"]
+    kind: Kind
     policies: tuple[Policy, ...]
     versions: Mapping[str, str]
     own_name: str = ""
@@ -82,9 +86,10 @@ class Plan:
         data: The data in words.
         tasks: The tasks, in the order of the data.
         repeats: Rollouts of each task in each stage. Repeats have different seeds, which are equal in all stages.
-        stages: The stages in the order of the run, single policies last.
+        stages: The stages in the order of the run, those that were never live last.
         official: True if the tasks are all of PubMedQA's official test items.
         alone_slot: The slot whose model also answers alone, as one junior does.
+        learned: What each phase learned that was kept, in the order of the run.
     """
 
     split: Split
@@ -95,6 +100,7 @@ class Plan:
     stages: tuple[Stage, ...]
     official: bool = False
     alone_slot: str = RolesConfig().slots()[JUNIORS[1]]
+    learned: Learned = field(default_factory=dict)
 
     @property
     def final(self) -> Stage:
@@ -119,6 +125,11 @@ class Plan:
             one for one in self.alone if one.versions.get(self.alone_slot) == stage.versions.get(self.alone_slot)
         )
 
+    def coalition(self, phases: Collection[str]) -> Stage | None:
+        """The stage with what `phases` learned and nothing else; None if it is not in the plan."""
+        wanted = policies_of(self.learned, phases)
+        return next((stage for stage in self.stages if stage.policies == wanted), None)
+
     def dump(self) -> dict[str, Any]:
         """Plain data for the report."""
         return {
@@ -130,13 +141,15 @@ class Plan:
             "stages": [stage.dump() for stage in self.stages],
             "official": self.official,
             "alone_slot": self.alone_slot,
+            "learned": {phase: policy.dump() for phase, policy in self.learned.items()},
         }
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "Plan":
         """The inverse of `dump`."""
         tasks, stages = (PlannedTask(**task) for task in data["tasks"]), map(Stage.load, data["stages"])
-        return cls(**{**data, "tasks": tuple(tasks), "stages": tuple(stages)})
+        learned = {phase: Policy.load(policy) for phase, policy in data["learned"].items()}
+        return cls(**{**data, "tasks": tuple(tasks), "stages": tuple(stages), "learned": learned})
 
 
 @dataclass(frozen=True, slots=True)

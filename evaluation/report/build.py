@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from chimera.config.tree import Config
-from evaluation.measures import baselines, families, official, standing
+from evaluation.measures import baselines, families, official, shapley, standing
 from evaluation.measures.comparison import (
     Comparison,
     Comparisons,
@@ -24,6 +24,7 @@ from evaluation.measures.comparison import (
     too_few_permutations,
     verdict_sentence,
 )
+from evaluation.measures.lost import first_wrong_step, lost, recorded_steps
 from evaluation.measures.metrics import (
     Metric,
     TaskAnswers,
@@ -37,7 +38,7 @@ from evaluation.measures.metrics import (
 from evaluation.measures.verdicts import margins
 from evaluation.records.plan import ALONE
 from evaluation.records.rollouts import RolloutRecord
-from evaluation.records.study import Plan, StageAnswers, Study
+from evaluation.records.study import Plan, Stage, StageAnswers, Study
 from evaluation.report import side_by_side
 from evaluation.report.plots.base import Plot
 from evaluation.report.words import about_run, notes, players
@@ -87,7 +88,14 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
         "outcomes": {name: _outcome(answers, metrics) for name, answers in study.answers.items()},
         "comparisons": {pair: {name: row.dump() for name, row in rows.items()} for pair, rows in compared.items()},
         "pairs": {pair: _pairs(study, *pair.split(":")) for pair in compared},
-        "ablation": _ablation(plan, compared),
+        "ablation": _ablation(plan, compared, config),
+        "shapley": {name: found.dump() for name, found in shapley.shares(study).items()},
+        "lost": {
+            name: found
+            for name, answers in study.answers.items()
+            if answers.stage.kind == "sequence" or answers.stage == plan.final
+            if (found := lost(answers)) is not None
+        },
         "baselines": _baselines(study),
         "work": standing.work(study),
         "standing": standing.beside(study),
@@ -103,10 +111,13 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
 
 
 def stage_pairs(plan: Plan) -> list[tuple[str, str]]:
-    """The pairs of stages to compare: each of the sequence with the one before it, and the first with all others."""
+    """The pairs of stages to compare: each of the sequence with the one before it, the first with those, with each
+    phase alone and with the last, and each stage that lacks one phase with the one that has all."""
     sequence = [stage.name for stage in plan.stages if stage.kind == "sequence"]
-    first, *others = [stage.name for stage in plan.stages]
-    return list(dict.fromkeys([*pairwise(sequence), *((first, name) for name in others)]))
+    first, *others = plan.stages
+    beside = [one.name for one in others if one.kind in ("sequence", "alone") or one == plan.final]
+    left_out = ((before.name, after.name) for before, after in _left_out(plan).values())
+    return list(dict.fromkeys([*pairwise(sequence), *((first.name, name) for name in beside), *left_out]))
 
 
 def compare_all(study: Study) -> dict[str, dict[str, Comparison]]:
@@ -141,7 +152,7 @@ def _verdict(plan: Plan, compared: Comparisons, config: Config) -> dict[str, Any
 
 def _outcome(answers: StageAnswers, metrics: Sequence[Metric]) -> dict[str, Any]:
     """Counts, and one row for each rollout: its result, its value of every metric, and its place."""
-    counts = outcomes(answers)
+    counts, steps = outcomes(answers), recorded_steps(answers.records)
     rows = [
         {
             "id": record.rollout_id,
@@ -153,6 +164,7 @@ def _outcome(answers: StageAnswers, metrics: Sequence[Metric]) -> dict[str, Any]
             "decision": record.decision,
             "veto": record.veto,
             "label": record.label,
+            "lost": first_wrong_step(record) if steps else None,
             "reward": record.reward,
             "parts": record.parts,
             "values": _values(record, metrics),
@@ -202,19 +214,34 @@ def _answers(study: Study, name: str) -> TaskAnswers:
     return answers_by_baseline(study.baselines)[name]
 
 
-def _ablation(plan: Plan, compared: Comparisons) -> list[dict[str, Any]]:
-    """The comparisons that show the effect of each phase, in the sequence and alone on the base."""
+def _left_out(plan: Plan) -> dict[str, tuple[Stage, Stage]]:
+    """For each phase the stage with all other phases and the one with all, if the plan has both and they differ."""
+    whole = plan.coalition(plan.learned)
+    found: dict[str, tuple[Stage, Stage]] = {}
+    for phase in plan.learned:
+        without = plan.coalition([one for one in plan.learned if one != phase])
+        if whole is not None and without is not None and without != whole:
+            found[phase] = (without, whole)
+    return found
+
+
+def _ablation(plan: Plan, compared: Comparisons, config: Config) -> list[dict[str, Any]]:
+    """The comparisons that show the effect of each phase: in the sequence, alone on the base, and, if stages beyond the
+    sequence were evaluated, left out of the end."""
     sequence = [stage for stage in plan.stages if stage.kind == "sequence"]
     rows: list[dict[str, Any]] = []
     for before, stage in pairwise(sequence):
         new = [policy.target for policy in stage.policies if policy not in before.policies]
-        phase = stage.name if len(new) == 1 else f"all up to {stage.name}"
+        phase = stage.own_name if len(new) == 1 else f"all up to {stage.name}"
         rows.append(_row(phase, new, "sequence", f"{before.name}:{stage.name}"))
     base = plan.stages[0]
     for stage in plan.stages[1:]:
         if not base.policies and len(stage.policies) == 1:
-            phase = stage.name.removeprefix(ALONE)
+            phase = stage.own_name.removeprefix(ALONE)
             rows.append(_row(phase, [stage.policies[0].target], "alone", f"{base.name}:{stage.name}"))
+    if config.evaluation.contributions != "none" or any(stage.kind != "sequence" for stage in plan.stages):
+        for phase, (before, after) in _left_out(plan).items():
+            rows.append(_row(phase, [plan.learned[phase].target], "left out", f"{before.name}:{after.name}"))
     return [row for row in rows if row["comparison"] in compared]
 
 

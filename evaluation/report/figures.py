@@ -163,12 +163,17 @@ def ablation_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The ablation, one row for each comparison: "phase", "learner", "on" (the stage below it) and "comparison"."""
     titles = stage_titles(report)
     rows: dict[str, dict[str, Any]] = {}
+    also: dict[str, list[str]] = {}
     for row in report["ablation"]:
-        base = titles[row["comparison"].split(":")[0]]
-        on = f"{base} alone" if row["kind"] == "alone" else base
-        if row["comparison"] in rows:  # for the first phase, the stage before it is the base
-            on = f"{base}, so also alone"
-        rows[row["comparison"]] = {key: row[key] for key in ("phase", "learner", "comparison")} | {"on": on}
+        pair = row["comparison"]
+        below = titles[pair.split(":")[0]]
+        if pair in rows:  # for the first phase, the stage before it is the base; the last one is left out of the end
+            also.setdefault(pair, []).append({"alone": "alone", "left out": "left out of the end"}[row["kind"]])
+        else:
+            on = f"{below} alone" if row["kind"] == "alone" else below
+            rows[pair] = {key: row[key] for key in ("phase", "learner", "comparison")} | {"on": on}
+    for pair, kinds in also.items():
+        rows[pair]["on"] += f", so also {' and '.join(kinds)}"
     return list(rows.values())
 
 

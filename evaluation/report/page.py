@@ -15,6 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from chimera.core.types import LABELS
+from evaluation.measures.lost import TITLES
 from evaluation.measures.metrics import NONE
 from evaluation.records.recorded import side_file
 from evaluation.records.study import Plan
@@ -39,7 +40,8 @@ from evaluation.report.figures import (
     verdict_words,
     veto_words,
 )
-from evaluation.report.text import BASELINES_WORDS
+from evaluation.report.gave import WAYS, gave, gave_words, lost_words
+from evaluation.report.text import BASELINES_WORDS, LOST_WORDS
 from evaluation.scores.judge import CRITERIA
 from evaluation.verify.impossible import PART
 
@@ -63,6 +65,12 @@ def page(report: Report, drawings: Mapping[str, str]) -> str:
         vetoes=veto_words(report),
         standing=standing(report),
         standing_words=standing_words(report),
+        gave=gave(report),
+        gave_words=gave_words(report),
+        ways=WAYS,
+        lost=lost_words(report),
+        lost_words=LOST_WORDS,
+        lost_titles=TITLES,
         answered=answered(report),
         baselines_words=BASELINES_WORDS,
         cards=_cards(report),

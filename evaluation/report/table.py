@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from evaluation.report.figures import amount, answered, signed
+from evaluation.report.gave import WAYS, gave, replaced
 
 
 def table(report: Mapping[str, Any]) -> Table:
-    """The report's stages. Differences are paired, from the first stage."""
+    """The stages that were live and each phase alone. Differences are paired, from the first stage."""
     first = next(iter(report["stages"]))
     confidence = f"{100 * report['settings']['confidence']:g} %"
     title = f"n = {len(report['plan']['tasks'])}"
@@ -19,7 +21,8 @@ def table(report: Mapping[str, Any]) -> Table:
     shown.add_column("stage", no_wrap=True)
     for name in ("reward", "right, %", "macro-F1, %"):
         shown.add_column(name, justify="right", no_wrap=True)
-    for stage, means in report["stages"].items():
+    for stage in _brief(report):
+        means = report["stages"][stage]
         compared = report["comparisons"].get(f"{first}:{stage}", {})
         failed = report["outcomes"][stage]["failed"]
         shown.add_row(
@@ -33,12 +36,15 @@ def table(report: Mapping[str, Any]) -> Table:
 
 
 def beside(report: Mapping[str, Any]) -> Table:
-    """All stages and baselines: right answers, and mean calls and tokens of an answer."""
+    """The same stages and all baselines: right answers, and mean calls and tokens of an answer."""
     shown = Table(title="the same tasks; calls and tokens are means of a task", title_justify="left")
     shown.add_column("who", no_wrap=True)
     for name in ("right, %", "macro-F1, %", "calls", "tokens"):
         shown.add_column(name, justify="right", no_wrap=True)
+    hidden = set(report["stages"]).difference(_brief(report))
     for row in answered(report):
+        if row["name"] in hidden:
+            continue
         means = row["means"]
         right = _cell(means, {}, "alignment", 100, 1)
         if (found := means["alignment"])["low"] is not None:
@@ -46,6 +52,51 @@ def beside(report: Mapping[str, Any]) -> Table:
         name = f"society {row['name']}" if row["name"] in report["stages"] else row["name"]
         shown.add_row(name, right, _cell(means, {}, "macro_f1", 100, 1), amount(row["calls"]), amount(row["tokens"]))
     return shown
+
+
+def _brief(report: Mapping[str, Any]) -> list[str]:
+    """The stages for the terminal: not those without one phase and not coalitions, of which there are many."""
+    kinds = {stage["name"]: stage["kind"] for stage in report["plan"]["stages"]}
+    last = report["standing"][0]
+    return [name for name in report["stages"] if kinds[name] in ("sequence", "alone") or name == last]
+
+
+def phases(report: Mapping[str, Any]) -> Table | None:
+    """What each phase gave: right answers and reward; None unless stages beyond the run's sequence were evaluated."""
+    tables = gave(report)
+    if not tables:
+        return None
+    confidence = f"{100 * report['settings']['confidence']:g} %"
+    ways = [way for way in WAYS if any(way in table["ways"] for table in tables)]
+    shown = Table(
+        title=f"what each phase gave, with {confidence} intervals",
+        title_justify="left",
+        caption=" ".join(replaced(report)) or None,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    shown.add_column("phase", overflow="fold")
+    for way in ways:
+        shown.add_column(WAYS[way], justify="right", min_width=14)
+    for table in tables:
+        shown.add_row(f"{table['title']}:")
+        scale, digits = (100, 1) if table["unit"] == "share" else (1, 2)
+        for row in table["rows"]:
+            cells = dict(zip(table["ways"], row["cells"], strict=True))
+            shown.add_row(row["phase"], *(_gained(cells.get(way), scale, digits) for way in ways))
+        shown.add_section()
+    return shown
+
+
+def _gained(one: Mapping[str, Any] | None, scale: int, digits: int) -> str:
+    """A difference, and its interval below."""
+    if one is None:
+        return "-"
+    value = signed(scale * one["difference"], digits)
+    if one["low"] is None:
+        return value
+    return f"{value}\n[{signed(scale * one['low'], digits)}, {signed(scale * one['high'], digits)}]"
 
 
 def _cell(

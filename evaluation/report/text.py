@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from evaluation.measures.lost import TITLES
 from evaluation.report.figures import (
     NOTHING,
     ablation_rows,
@@ -24,9 +25,14 @@ from evaluation.report.figures import (
     verdict_words,
     veto_words,
 )
+from evaluation.report.gave import WAYS, gave, gave_words, lost_words
 
 Report = Mapping[str, Any]
 
+LOST_WORDS = (
+    "The first wrong step of each rollout whose answer is wrong, from its record. The refined answer is that of the "
+    "refiner's last visit. A later step could have mended the answer; it is not to blame for an earlier one."
+)
 BASELINES_WORDS = (
     "Calls and tokens (read and written) are means of one task; every call counts with its whole prompt. Single calls "
     "are given the abstract; the society has to find it. Self-consistency has the largest number of calls whose tokens "
@@ -51,7 +57,7 @@ def _head(report: Report) -> Iterator[str]:
     yield ""
     yield f"**{_cell(report['verdict']['text'])}**"
     yield ""
-    if words := standing_words(report):
+    for words in filter(None, (standing_words(report), lost_words(report))):
         yield f"- {_cell(words)}"
     yield f"- compared: {', '.join(stage['title'] for stage in report['plan']['stages'])}"
     if gone := report["run"]["rolled_back"]:
@@ -61,6 +67,27 @@ def _head(report: Report) -> Iterator[str]:
     for model, roles in played(report):
         yield f"- {_cell(model)}: {', '.join(roles)}"
     yield from (f"- **warning:** {_cell(warning)}" for warning in report["judges"].get("warnings", ()))
+    yield from _gave(report)
+
+
+def _gave(report: Report) -> Iterator[str]:
+    """What each phase gave, for the first screen."""
+    tables = gave(report)
+    for table in tables:
+        rows = [[row["phase"], *(_gained(one, table["unit"]) for one in row["cells"])] for row in table["rows"]]
+        yield ""
+        yield from _table([f"what each phase gave: {table['title']}", *(WAYS[way] for way in table["ways"])], rows)
+    if tables:
+        yield ""
+        yield _cell(gave_words(report))
+
+
+def _gained(one: Mapping[str, Any] | None, unit: str) -> str:
+    return (
+        NOTHING
+        if one is None
+        else f"{change(one['difference'], unit)} ({change_between(one['low'], one['high'], unit)})"
+    )
 
 
 def _stages(report: Report) -> Iterator[str]:
@@ -211,6 +238,20 @@ def _outcomes(report: Report) -> Iterator[str]:
             yield from _table(["reason", "rollouts"], reasons)
 
 
+def _lost(report: Report) -> Iterator[str]:
+    if not report["lost"]:
+        return
+    yield "## Who lost the wrong answers"
+    yield ""
+    yield LOST_WORDS
+    yield ""
+    found, names = report["lost"].values(), stage_titles(report)
+    rows = [[title, *(str(one["steps"][step]) for one in found)] for step, title in TITLES.items()]
+    rows.append(["wrong answers", *(f"{one['wrong']} of {one['rollouts']}" for one in found)])
+    rows.append(["right answers that were vetoed", *(str(one["vetoed"]) for one in found)])
+    yield from _table(["first wrong step", *(names[name] for name in report["lost"])], rows)
+
+
 def _plots(report: Report) -> Iterator[str]:
     if not report["plots"]:
         return
@@ -278,6 +319,7 @@ SECTIONS: Mapping[str, Callable[[Report], Iterator[str]]] = {
     "baselines": _baselines,
     "levels": _levels,
     "outcomes": _outcomes,
+    "lost": _lost,
     "plots": _plots,
     "judges": _judges,
     "made": _made,

@@ -101,8 +101,13 @@ class ReportView:
 
     @property
     def ablation(self) -> Words:
-        """The effect of each phase, alone and in the sequence."""
+        """The effect of each phase: in the sequence, and where it was evaluated alone and left out of the end."""
         return self._section("ablation")
+
+    @property
+    def lost(self) -> Words:
+        """Who lost the wrong answers: the first wrong step, by stage."""
+        return self._section("lost")
 
     @property
     def baselines(self) -> Words:

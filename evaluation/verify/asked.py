@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from chimera.config.evaluation import EvaluationConfig
+from chimera.config.evaluation import Contributions, EvaluationConfig
 from chimera.config.tree import DataConfig
 from chimera.data.tasks import Dataset, load
 from chimera.run.chain import Entry, read_events
@@ -20,7 +20,7 @@ from chimera.run.hashes import hash_artifact
 from chimera.run.jsonl import read_lines
 from chimera.run.seals import history
 from evaluation.measures.single_agent import ROLE
-from evaluation.records.plan import check_unseen, choose_stages, choose_tasks
+from evaluation.records.plan import check_unseen, choose_stages, choose_tasks, learned_in
 from evaluation.records.study import Plan, PlannedTask, Split
 from evaluation.report.files import FILES, PLOTS
 
@@ -36,7 +36,8 @@ class AskedEvaluation:
         split: Whose tasks.
         limit: How many; None for the usual number.
         repeats: Rollouts of each task in each stage.
-        stages: Their names, separated by commas; None for all.
+        stages: Their names, separated by commas; None for those of the sequence. `evaluation.contributions` may add to
+            them.
         data: The settings of the data.
     """
 
@@ -51,13 +52,17 @@ class AskedEvaluation:
         """With the settings of the data as plain data."""
         return cls(split, limit, repeats, stages, data.model_dump(mode="json"))
 
-    def plan(self, run: Run) -> tuple[Plan, Dataset]:
+    def plan(self, run: Run, contributions: Contributions) -> tuple[Plan, Dataset]:
         """What is evaluated, and the data that its tasks are from.
+
+        Args:
+            run: The run.
+            contributions: `evaluation.contributions`, which may add stages.
 
         Raises:
             ChimeraError: There are no such tasks or stages, or the run has learned from the tasks.
         """
-        stages, trained = choose_stages(run, self.stages), run.config
+        stages, trained = choose_stages(run, self.stages, contributions), run.config
         config = trained.model_copy(update={"data": DataConfig.model_validate(dict(self.data))})
         own = load(trained.data)
         dataset = own if config.data == trained.data else load(config.data)
@@ -67,7 +72,9 @@ class AskedEvaluation:
         official = self.split == "test" and dataset.official and len(tasks) == len(dataset.test)
         described = dataset.describe()
         alone = run.config.slot(ROLE.name)
-        return Plan(self.split, dataset.source, described, planned, self.repeats, stages, official, alone), dataset
+        learned = learned_in(run)
+        plan = Plan(self.split, dataset.source, described, planned, self.repeats, stages, official, alone, learned)
+        return plan, dataset
 
 
 @dataclass(frozen=True, slots=True)

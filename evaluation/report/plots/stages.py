@@ -25,19 +25,21 @@ FULL = 0.55
 
 def stages(study: Study, means: StageMeans, comparisons: Comparisons) -> Drawing | str:
     """Means of each stage with intervals, and paired differences from the base; a sentence if there is no stage."""
-    plan = study.plan
-    names = [name for name in METRICS if any(name in means[stage.name] for stage in plan.stages)]
+    shown = _shown(study.plan)
+    names = [name for name in METRICS if any(name in means[stage.name] for stage in shown)]
     if not names:
         return "No stage has a reward or an answer."
-    figure, grid = panels(2 * len(names), 2, 0.5 + 0.27 * len(plan.stages))
+    figure, grid = panels(2 * len(names), 2, 0.5 + 0.27 * len(shown))
     for number, name in enumerate(names):
         left, right = grid[2 * number : 2 * number + 2]
-        _means(left, plan, [means[stage.name].get(name) for stage in plan.stages])
-        _differences(right, plan, [comparisons.get(f"{BASE}:{stage.name}", {}).get(name) for stage in plan.stages])
+        _means(left, shown, [means[stage.name].get(name) for stage in shown])
+        _differences(right, shown, [comparisons.get(f"{BASE}:{stage.name}", {}).get(name) for stage in shown])
         left.set_title(METRICS[name])
         right.set_title("difference from the base")
     confidence = f"{100 * study.config.evaluation.confidence:.4g} %"
-    alone = " Orange: one learned policy alone on the base." if any(map(_is_alone, plan.stages)) else ""
+    alone = (
+        " Orange: one learned policy alone on the base, or the end without one." if any(map(_never_live, shown)) else ""
+    )
     return Drawing(
         figure,
         "Left the mean of each stage, right its paired difference from the base on the same tasks and seeds, with "
@@ -46,22 +48,27 @@ def stages(study: Study, means: StageMeans, comparisons: Comparisons) -> Drawing
     )
 
 
-def _means(axes: Axes, plan: Plan, means: Sequence[Mean | None]) -> None:
+def _shown(plan: Plan) -> list[Stage]:
+    """The stages that are drawn: without coalitions, of which there can be many."""
+    return [stage for stage in plan.stages if stage.kind != "coalition"]
+
+
+def _means(axes: Axes, stages: Sequence[Stage], means: Sequence[Mean | None]) -> None:
     rows = [None if mean is None else (mean.mean, mean.low, mean.high) for mean in means]
-    intervals(axes, rows, [_colour(stage) for stage in plan.stages])
-    axes.set_yticks(range(len(rows)), [stage.name for stage in plan.stages])
+    intervals(axes, rows, [_colour(stage) for stage in stages])
+    axes.set_yticks(range(len(rows)), [stage.name for stage in stages])
 
 
-def _differences(axes: Axes, plan: Plan, comparisons: Sequence[Comparison | None]) -> None:
+def _differences(axes: Axes, stages: Sequence[Stage], comparisons: Sequence[Comparison | None]) -> None:
     rows = [None if one is None else (one.difference, one.low, one.high) for one in comparisons]
-    intervals(axes, rows, [_colour(stage) for stage in plan.stages])
+    intervals(axes, rows, [_colour(stage) for stage in stages])
     axes.axvline(0, color=INK, linewidth=0.9, alpha=0.6)
     axes.set_yticks([])
 
 
 def confusion(study: Study) -> Drawing | str:
     """Confusion matrix of each stage; a sentence if there are no rollouts."""
-    answers = list(study.answers.values())
+    answers = [study.answers[stage.name] for stage in _shown(study.plan)]
     if not any(one.records for one in answers):
         return "No rollout is recorded, so no answer met a label."
     counts: dict[str, Confusion] = {one.stage.name: outcomes(one)["confusion"] for one in answers}
@@ -101,8 +108,8 @@ def _matrix(axes: Axes, found: Confusion, rows: Sequence[Label], columns: Sequen
 
 
 def _colour(stage: Stage) -> str:
-    return ORANGE if _is_alone(stage) else BLUE
+    return ORANGE if _never_live(stage) else BLUE
 
 
-def _is_alone(stage: Stage) -> bool:
-    return stage.kind == "alone"
+def _never_live(stage: Stage) -> bool:
+    return stage.kind != "sequence"

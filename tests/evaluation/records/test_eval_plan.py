@@ -34,10 +34,21 @@ def versions(stage):
     return {name: version for name, version in stage.versions.items() if BEGAN[name] != version}
 
 
-def test_stages_are_the_base_what_went_live_in_order_and_each_policy_alone(trained):
+def names(stages):
+    return [stage.name for stage in stages]
+
+
+SEQUENCE = ["base", "sft", "ppo", "bandit"]
+AROUND = ["only-ppo", "only-bandit", "final-without-sft", "final-without-ppo"]
+
+
+def test_stages_are_the_base_what_went_live_in_order_and_each_policy_alone_and_left_out(trained):
     run = trained((WENT_LIVE, "sft", "junior"), (WENT_LIVE, "ppo", "senior"), (WENT_LIVE, "bandit", "Supervisor"))
     stages = {stage.name: stage for stage in stages_of(run)}
-    assert list(stages) == ["base", "sft", "ppo", "bandit", "only-ppo", "only-bandit"]
+    assert list(stages) == [*SEQUENCE, *AROUND]
+    assert versions(stages["final-without-sft"]) == {"senior": "senior@ppo", "selection": "Supervisor@bandit"}
+    assert names(choose_stages(run, None)) == SEQUENCE
+    assert names(choose_stages(run, "all")) == [*SEQUENCE, *AROUND]
     assert versions(stages["base"]) == {}
     assert versions(stages["sft"]) == {"junior": "junior@sft"}
     assert versions(stages["ppo"]) == {"junior": "junior@sft", "senior": "senior@ppo"}
@@ -50,6 +61,32 @@ def test_stages_are_the_base_what_went_live_in_order_and_each_policy_alone(train
     assert [stage.name for stage in choose_stages(run, "bandit,final")] == ["bandit"]
 
 
+@pytest.mark.parametrize("contributions", ["around", "shapley"])
+def test_contributions_add_the_stages_that_they_need(trained, contributions):
+    """Of three phases those around the sequence are all coalitions."""
+    run = trained((WENT_LIVE, "sft", "junior"), (WENT_LIVE, "ppo", "senior"), (WENT_LIVE, "bandit", "Supervisor"))
+    assert names(choose_stages(run, None, contributions)) == [*SEQUENCE, *AROUND]
+    assert names(choose_stages(run, "base,final", contributions)) == ["base", "sft", "ppo", "final", *AROUND]
+
+
+def test_shapley_makes_each_society_of_four_phases_once(trained):
+    """again learns for sft's slot: a coalition with again is the same with and without sft, so 12 of 16 remain."""
+    went = [("sft", "junior"), ("ppo", "senior"), ("bandit", "Supervisor"), ("again", "junior")]
+    run = trained(*((WENT_LIVE, *one) for one in went))
+    around, every = (choose_stages(run, None, one) for one in ("around", "shapley"))
+    assert names(every)[: len(around)] == names(around)
+    assert names(every)[len(around) :] == ["only-sft-bandit", "only-ppo-bandit"]
+    assert len({tuple(sorted(stage.versions.items())) for stage in every}) == len(every) == 12
+    assert not {"final-without-sft", "final-without-again"} & set(names(every)), "they are again and bandit"
+
+
+def test_too_many_phases_for_all_their_coalitions_are_refused(trained):
+    run = trained(*((WENT_LIVE, f"phase{number}", "junior") for number in range(6)))
+    with pytest.raises(ConfigError, match=r"kept 6 phases \(phase0, .*up to 64 stages.*contributions=around"):
+        choose_stages(run, None, "shapley")
+    assert len(choose_stages(run, None, "around")) == 7
+
+
 def test_what_was_rolled_back_is_no_stage(trained):
     run = trained((WENT_LIVE, "sft", "junior"), (ROLLED_BACK, "ppo", "senior"))
     assert [stage.name for stage in stages_of(run)] == ["base", "sft"]
@@ -58,10 +95,10 @@ def test_what_was_rolled_back_is_no_stage(trained):
         choose_stages(run, "base,ppo")
 
 
-@pytest.mark.parametrize(("names", "message"), [("bse", "did you mean 'base'"), (" , ", "--stages names none")])
-def test_a_wrong_stage_is_refused(trained, names, message):
+@pytest.mark.parametrize(("asked", "message"), [("bse", "did you mean 'base'"), (" , ", "--stages names none")])
+def test_a_wrong_stage_is_refused(trained, asked, message):
     with pytest.raises(ConfigError, match=message):
-        choose_stages(trained(), names)
+        choose_stages(trained(), asked)
 
 
 def test_a_run_that_never_started_has_no_stages(tmp_path):

@@ -1,5 +1,6 @@
 """`python -m chimera.eval` with served weights: every stage is answered by its own, and its report can be verified."""
 
+import io
 import json
 import re
 import shutil
@@ -8,16 +9,23 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import chimera
 from chimera.config.tree import load_config
 from chimera.run.directory import Run
 from chimera.run.policies import WENT_LIVE, Policy
 from evaluation.records.rollouts import RolloutRecord
+from evaluation.report.gave import WAYS, gave, lost_words
+from evaluation.report.table import phases
+from evaluation.verify.check import read_report
 
 NANO = Path(chimera.__file__).parent / "assets" / "nano"
 REVIEWERS = dict.fromkeys(("board", "principal", "judge"), "rubric")
 BASE = {**dict.fromkeys(("junior", "supervisor", "senior"), "nano@0"), **REVIEWERS}
+
+
+ASKED = ("--run", "trained", "--split", "val", "evaluation.contributions=shapley")
 
 
 def command(*arguments):
@@ -41,7 +49,7 @@ def evaluated(tmp_path_factory):
             policy = Policy("weights", learner, f"{learner}@{phase}", f"models/{learner}/{phase}")
             shutil.copytree(NANO, run.path / policy.folder)
             run.ledger(WENT_LIVE, phase=phase, policy=policy.dump())
-    code, said = command("--run", "trained", "--split", "val", "--stages", "all", f"runs_dir={folder}")
+    code, said = command(*ASKED, f"runs_dir={folder}")
     assert code == 0, said
     return run, said
 
@@ -64,6 +72,57 @@ def test_each_stage_is_answered_by_its_own_weights(evaluated):
     assert "After ppo beside base" in said
 
 
+def test_what_each_phase_gave_is_on_the_first_screen_and_sums_to_the_whole(evaluated):
+    run, said = evaluated
+    report = read_report(run.path / "report")
+    for name in ("reward", "alignment"):
+        found = report["shapley"][name]
+        values = [found["phases"][phase]["mean"] for phase in ("sft", "ppo")]
+        assert sum(values) == pytest.approx(found["total"]["mean"])
+        whole = report["comparisons"]["base:ppo"][name]
+        assert found["total"] == {**{key: whole[key] for key in ("low", "high", "n")}, "mean": whole["difference"]}
+    kinds = {
+        kind: {row["phase"]: row["comparison"] for row in report["ablation"] if row["kind"] == kind} for kind in WAYS
+    }
+    assert kinds["alone"] == {"sft": "base:sft", "ppo": "base:only-ppo"}
+    assert kinds["left out"] == {"sft": "only-ppo:ppo", "ppo": "sft:ppo"}
+    for table in gave(report):
+        assert table["ways"] == list(WAYS)
+        assert [row["phase"] for row in table["rows"]] == ["sft", "ppo", "all together"]
+        assert [cell["comparison"] for cell in table["rows"][0]["cells"][:3]] == [
+            "base:sft",
+            "base:sft",
+            "only-ppo:ppo",
+        ]
+    head = (run.path / "report" / "report.md").read_text().partition("## Stages")[0]
+    screen = (run.path / "report" / "index.html").read_text().partition("<nav")[0]
+    for text in (said, head, screen):
+        assert "hat each phase gave" in text
+        assert lost_words(report) in text
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(phases(report))
+    assert max(map(len, console.export_text().splitlines())) <= 80
+
+
+def test_the_wrong_answers_of_each_stage_are_all_lost_by_someone(evaluated):
+    report = read_report(evaluated[0].path / "report")
+    assert set(report["lost"]) == {"base", "sft", "ppo"}
+    for stage, found in report["lost"].items():
+        rows = report["outcomes"][stage]["rollouts"]
+        wrong = [row for row in rows if row["answer"] != row["label"]]
+        assert sum(found["steps"].values()) == found["wrong"] == len(wrong)
+        assert all((row["lost"] is not None) == (row in wrong) for row in rows)
+
+
+def test_no_rollout_is_made_twice(evaluated):
+    run, _ = evaluated
+    before = {file.name: file.read_bytes() for file in (run.path / "rollouts").iterdir()}
+    code, said = command(*ASKED, "--out", run.path / "again", f"runs_dir={run.path.parent}")
+    assert (code, "8 recorded, 0 to make" in said) == (0, True), said
+    assert {file.name: file.read_bytes() for file in (run.path / "rollouts").iterdir()} == before
+    assert "starting model servers" not in said
+
+
 def test_the_report_is_verified_and_a_changed_number_is_named(evaluated, tmp_path):
     run, _ = evaluated
     code, said = command("--verify", run.path / "report")
@@ -73,10 +132,14 @@ def test_the_report_is_verified_and_a_changed_number_is_named(evaluated, tmp_pat
     file = changed / "report" / "report.json"
     report = json.loads(file.read_text())
     report["stages"]["ppo"]["reward"]["mean"] += 0.01
+    report["shapley"]["reward"]["phases"]["sft"]["mean"] += 0.01
+    report["lost"]["ppo"]["steps"]["refiner"] += 1
     file.write_text(json.dumps(report))
     code, said = command("--verify", changed / "report")
     assert code == 1
     assert "stages.ppo.reward" in said
+    assert "shapley.reward.phases.sft.mean" in said
+    assert "lost.ppo.steps.refiner" in said
 
 
 def test_a_report_of_other_numbers_does_not_flood_the_terminal(evaluated, tmp_path):

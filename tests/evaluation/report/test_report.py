@@ -25,6 +25,7 @@ from evaluation.records.study import Plan, PlannedTask, Stage
 from evaluation.report import table as report_table
 from evaluation.report.build import build, compare_all, stage_pairs
 from evaluation.report.files import write_report
+from evaluation.report.gave import gave, lost_words, replaced
 from evaluation.report.page import inlined, page
 from evaluation.report.plots.base import Plot
 from evaluation.report.publish import publish_predictions
@@ -334,6 +335,38 @@ def test_the_first_screen_says_where_the_society_stands(report):
     assert "1,406" in first
     head = markdown(report).partition("## Stages")[0]
     assert "the best baseline: " in head
+
+
+def test_who_lost_the_wrong_answers_is_on_the_first_screen(report):
+    """All hypotheses say yes: juniors lost what is not yes, and what is yes and answered otherwise was changed last."""
+    assert report["lost"]["base"] == {
+        "rollouts": 12,
+        "wrong": 7,
+        "steps": {"juniors": 3, "supervisor": 0, "refiner": 0, "review": 3, "failed": 1},
+        "vetoed": 2,
+    }
+    words = lost_words(report)
+    assert words.startswith("After sft, 2 of 12 answers are wrong, lost by the juniors (none right) 2.")
+    assert words in page(report, {}).partition("<nav")[0]
+    assert words in markdown(report).partition("## Stages")[0]
+    assert [row["lost"] for row in report["outcomes"]["base"]["rollouts"]].count("failed") == 1
+    report["lost"] = {}
+    assert lost_words(report) == ""
+    assert "Who lost" not in page(report, {}) + markdown(report)
+
+
+def test_what_each_phase_gave_is_on_the_first_screen_only_if_more_than_the_sequence_was_evaluated(report):
+    assert (gave(report), report_table.phases(report)) == ([], None)
+    assert "all together" not in (page(report, {}) + markdown(report)).lower()
+
+
+def test_a_phase_whose_policy_another_replaced_is_named(report):
+    again = {**SFT.dump(), "version": "junior@again", "folder": "models/junior/again"}
+    report["plan"]["learned"] = {"sft": SFT.dump(), "again": again}
+    assert replaced(report) == [
+        "What again learned replaced what sft learned, so without sft the end is the same: sft counts only where again "
+        "is not."
+    ]
 
 
 def test_the_terminal_s_tables_fit_80_columns_and_know_no_minus_zero(report):

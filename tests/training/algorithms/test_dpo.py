@@ -27,7 +27,7 @@ from training.learning.groups import AnswerGroup, Valued
 from training.learning.plans import make_phases
 from training.learning.states import states_of
 
-PLAN = PhasePlan("dpo", "dpo", (REFINER,), ("senior",))
+PLAN = PhasePlan("dpo", "dpo", (REFINER,), ("refiner",))
 
 
 def settings(**other):
@@ -215,7 +215,7 @@ def test_no_prompt_holds_a_label_or_a_hint(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["pipeline.dpo.roles=[HypothesisRefiner]", "models.senior.temperature=0"], "always gives the same answer"),
+        (["pipeline.dpo.roles=[HypothesisRefiner]", "models.refiner.temperature=0"], "always gives the same answer"),
         (["pipeline.dpo.roles=[HypothesisRefiner]", "pipeline.dpo.batch_size=9"], "is no multiple of"),
         (["pipeline.dpo.roles=[HypothesisRefiner]", "pipeline.dpo.tasks=1000"], "there are 24 training tasks"),
         (["pipeline.dpo.roles=[Supervisor]"], "cannot value answers of Supervisor by replay"),
@@ -316,10 +316,10 @@ async def test_the_child_learns_to_prefer_and_makes_the_same_bits_again(tmp_path
 
 
 async def test_the_phase_trains_on_the_servers_tokens_and_keeps_a_finished_model(tmp_path, serving_model):
-    bench = Answers(tmp_path, weights={"senior": serving_model()})
+    bench = Answers(tmp_path, weights={"refiner": serving_model()})
     own = settings(held_out=0.3, epochs=1, batch_size=4, micro_batch_size=4, unsloth="never")
     learned = await Dpo().learn(PLAN, own, bench)
-    assert learned.policy.version == "senior@dpo"
+    assert learned.policy.version == "refiner@dpo"
     rows = [json.loads(line) for line in (bench.run.path / "phases" / "dpo" / PAIRS).open()]
     sampled = {call.response_ids for calls in bench.branches.values() for call in calls}
     assert rows
@@ -330,7 +330,7 @@ async def test_the_phase_trains_on_the_servers_tokens_and_keeps_a_finished_model
     assert 0 <= figures["held_out/won_after"] <= 1
     assert f"of {figures['pairs/held_out']} held-out pairs are won" in bench.view.lines[-1]
     assert await Dpo().learn(PLAN, own, bench) == learned
-    assert f"senior@dpo was made from these {len(rows)} pairs before" in bench.view.lines[-2]
+    assert f"refiner@dpo was made from these {len(rows)} pairs before" in bench.view.lines[-2]
 
 
 def test_pairs_are_written_a_line_each(tmp_path):

@@ -434,13 +434,9 @@ async def test_a_stop_frees_the_engine_for_another(straight, tmp_path):
     running = asyncio.create_task(learn(MadeUpLab(tmp_path, straight.model, hold)))
     await started.wait()
     running.cancel()
-    engines = [thread for thread in threading.enumerate() if thread.name == "ppo-engine"]
     with pytest.raises(asyncio.CancelledError):
         await running
-    for engine in engines:
-        # A stop waits only a moment for the engine's thread, which then ends when its job does.
-        await asyncio.to_thread(engine.join)
-    assert engines
+    await asyncio.to_thread(wait_for_engines)
     result = await learn(MadeUpLab(tmp_path / "next", straight.model, steps=1))
     assert result.figures["updates"] == 1
 

@@ -15,7 +15,7 @@ from training.algorithms.rejection import RejectionSettings, draw, is_right
 from training.learning.base import PhasePlan
 from training.learning.plans import make_phases
 
-PLAN = PhasePlan("rejection", "rejection", (REFINER,), ("senior",))
+PLAN = PhasePlan("rejection", "rejection", (REFINER,), ("refiner",))
 
 
 def settings(**other):

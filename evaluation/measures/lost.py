@@ -1,0 +1,67 @@
+"""Who lost it: the first step of a rollout after which its wrong answer could no longer be right by itself.
+
+Read from the rollout's record alone. Later steps had the chance to mend it, and are not to blame for what came before.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, get_args
+
+from evaluation.measures.metrics import answer_of
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.records.study import StageAnswers
+
+Step = Literal["juniors", "supervisor", "refiner", "review", "failed"]
+TITLES: Mapping[Step, str] = {
+    "juniors": "juniors: none was right",
+    "supervisor": "supervisor: a junior was right, another was selected",
+    "refiner": "refiner: the selected answer was right, the refined one is not",
+    "review": "board or principal: the refined answer was right, the final one is not",
+    "failed": "the rollout failed: no answer",
+}
+FIELDS = ("initial_hypotheses", "selected_hypothesis", "refined_hypothesis")
+"""The outputs that the steps are read from."""
+
+
+def first_wrong_step(record: RolloutRecord) -> Step | None:
+    """The step that lost the answer; None if the answer is right.
+
+    The refined answer is that of the refiner's last visit, so a revision after a review counts for the refiner.
+
+    Raises:
+        KeyError: The rollout succeeded, and its outputs lack one of `FIELDS`.
+    """
+    label, outputs = record.label, record.outputs
+    if answer_of(record) == label:
+        return None
+    if record.status == "failed":
+        return "failed"
+    initial, selected, refined = (outputs[name] for name in FIELDS)
+    if all(one["answer"] != label for one in initial):
+        return "juniors"
+    if selected["answer"] != label:
+        return "supervisor"
+    return "refiner" if refined["answer"] != label else "review"
+
+
+def recorded_steps(records: Iterable[RolloutRecord]) -> bool:
+    """True if all rollouts that succeeded hold what `first_wrong_step` reads."""
+    return all(record.status == "failed" or all(name in record.outputs for name in FIELDS) for record in records)
+
+
+def lost(answers: StageAnswers) -> dict[str, Any] | None:
+    """The wrong answers of a stage by step, as plain data; None if its rollouts do not hold the steps.
+
+    "wrong" is the number of rollouts whose answer is wrong or missing, which the counts in "steps" sum to; "vetoed" the
+    number of right answers whose protocol was vetoed.
+    """
+    if not recorded_steps(answers.records):
+        return None
+    steps = Counter(first_wrong_step(record) for record in answers.records)
+    right = [record for record in answers.records if answer_of(record) == record.label]
+    return {
+        "rollouts": len(answers.records),
+        "wrong": len(answers.records) - len(right),
+        "steps": {step: steps[step] for step in get_args(Step)},
+        "vetoed": sum(record.veto is not None for record in right),
+    }

@@ -1,0 +1,104 @@
+"""For the first screen of a report: what each phase gave, and who lost the wrong answers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from evaluation.report.figures import sentence, stage_titles
+
+WAYS: Mapping[str, str] = {
+    "sequence": "in the run's order",
+    "alone": "alone on the base",
+    "left out": "left out of the end",
+    "shapley": "Shapley value",
+}
+"""The ways to say what a phase gave, with their titles."""
+GAVE_WORDS = (
+    "In the run's order: beside what was live before it. Left out of the end: the end beside the end without it. "
+    "Shapley value: the mean gain over all orders in which the phases could have been added; these sum to the whole. "
+    "A policy without those that it was learned with is in a society that it did not train in."
+)
+TOGETHER = "all together"
+"""The row of the whole gain from the first to the last stage."""
+
+
+def gave(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What each phase gave, one table for each of right answers and reward; empty unless stages beyond the run's
+    sequence were evaluated.
+
+    Each table has "name", "title" and "unit" of its metric, "ways" (keys of `WAYS`), and "rows": "phase" and "cells",
+    for each way a difference with "low", "high" and "comparison", or None.
+    """
+    if all(stage["kind"] == "sequence" for stage in report["plan"]["stages"]) and not report["shapley"]:
+        return []
+    return [_gave(report, name) for name in ("alignment", "reward")]
+
+
+def gave_words(report: Mapping[str, Any]) -> str:
+    """How to read the tables of `gave`, and the phases whose policy a later one replaced."""
+    return " ".join([GAVE_WORDS, *replaced(report)])
+
+
+def replaced(report: Mapping[str, Any]) -> list[str]:
+    """A sentence on each phase whose policy a later phase replaced, so that leaving it out of the end is no stage."""
+    learned = report["plan"]["learned"]
+    last = {(policy["part"], policy["target"]): phase for phase, policy in learned.items()}
+    later = {phase: last[policy["part"], policy["target"]] for phase, policy in learned.items()}
+    return [
+        f"What {new} learned replaced what {phase} learned, so without {phase} the end is the same: {phase} counts "
+        f"only where {new} is not."
+        for phase, new in later.items()
+        if phase != new
+    ]
+
+
+def _gave(report: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in report["ablation"]:
+        if (one := report["comparisons"][row["comparison"]].get(name)) is not None:
+            found[row["phase"], row["kind"]] = _difference(one, row["comparison"])
+    shares = report["shapley"].get(name)
+    if shares is not None:
+        found |= {(phase, "shapley"): _difference(one) for phase, one in shares["phases"].items()}
+        found[TOGETHER, "shapley"] = _difference(shares["total"])
+    whole = report["verdict"]["comparison"]
+    if whole is not None and (one := report["comparisons"][whole].get(name)) is not None:
+        found[TOGETHER, "sequence"] = _difference(one, whole)
+    ways = [way for way in WAYS if any(kind == way for _, kind in found)]
+    phases = [phase for phase in report["plan"]["learned"] if any((phase, way) in found for way in ways)]
+    rows = [{"phase": phase, "cells": [found.get((phase, way)) for way in ways]} for phase in (*phases, TOGETHER)]
+    return {"name": name, **GAVE[name], "ways": ways, "rows": rows}
+
+
+GAVE: Mapping[str, Mapping[str, str]] = {
+    "alignment": {"title": "right, points", "unit": "share"},
+    "reward": {"title": "reward", "unit": "points"},
+}
+
+
+def _difference(found: Mapping[str, Any], comparison: str | None = None) -> dict[str, Any]:
+    """A comparison or a Shapley value as a cell."""
+    value = found["difference"] if "difference" in found else found["mean"]
+    return {"difference": value, "low": found["low"], "high": found["high"], "comparison": comparison}
+
+
+def lost_words(report: Mapping[str, Any]) -> str:
+    """Who lost the wrong answers of the last stage, in one sentence; empty if its rollouts do not say so."""
+    stage = report["standing"][0]
+    found = report["lost"].get(stage)
+    if found is None:
+        return ""
+    steps = [f"{LOST_AT[step]} {count}" for step, count in found["steps"].items() if count]
+    vetoed = f"; {found['vetoed']} right ones were vetoed" if found["vetoed"] else ""
+    who = f", lost by {', '.join(steps)}" if steps else ""
+    title = sentence(stage_titles(report)[stage])
+    return f"{title}, {found['wrong']} of {found['rollouts']} answers are wrong{who}{vetoed}."
+
+
+LOST_AT: Mapping[str, str] = {
+    "juniors": "the juniors (none right)",
+    "supervisor": "the supervisor (another junior right)",
+    "refiner": "the refiner (selected right)",
+    "review": "board or principal (refined right)",
+    "failed": "failed rollouts",
+}
+"""The steps of `evaluation.measures.lost` in a sentence."""
