@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from chimera.config.tree import Config
-from chimera.core.errors import ConfigError, RunError
+from chimera.core.errors import ConfigError
 from chimera.data.tasks import Dataset
 from chimera.run.policies import Part, Policy
 from training.algorithms.dpo.pairs import Pair, all_pairs, hold_out
@@ -107,6 +107,8 @@ async def draw(plan: PhasePlan, settings: DpoSettings, bench: Bench) -> tuple[li
     Raises:
         RunError: Fewer than `min_examples` are left to train on.
     """
+    from training.algorithms.sft.collect import check_enough
+
     version, seed = bench.versions[plan.slot], bench.config.seed
     states = await collect_states(plan, settings.tasks, bench)
     values = Values(settings.reward, how_valued(plan, settings.reward, settings.value, bench.config), bench)
@@ -129,11 +131,7 @@ async def draw(plan: PhasePlan, settings: DpoSettings, bench: Bench) -> tuple[li
         f"{len(train)} pairs and {len(held)} held-out ones"
     )
     bench.view.note(f"{plan.name}: {told}; {stale} answers by other weights than {version} are left out")
-    if len(train) < settings.min_examples:
-        raise RunError(
-            f"{plan.name}: {told}, and {plan.name}.min_examples is {settings.min_examples}: lower it, raise "
-            f"{plan.name}.answers, or have these weights answer more tasks ({plan.name}.tasks)"
-        )
+    check_enough(plan.name, told, len(train), settings.min_examples)
     return train, held, counts
 
 
