@@ -78,5 +78,7 @@ class Answers(FakeBench):
 
     def say(self, call, random_):
         claim = f"claim {random_.randrange(1000)}"
-        text = random_.choice([answer(claim=claim), answer(claim=claim), answer(quote=MISREAD), answer("no", claim=claim)])
+        text = random_.choice(
+            [answer(claim=claim), answer(claim=claim), answer(quote=MISREAD), answer("no", claim=claim)]
+        )
         return replace(said(call, text), weights_version=self.versions["refiner"])
