@@ -39,7 +39,7 @@ train: setup
 	$(PY) -m chimera.train $(ARGS)
 
 test: setup
-	$(PY) -m pytest $(ARGS) -n $(TEST_PROCESSES) --dist loadfile
+	$(PY) -m pytest $(ARGS) -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int | None:
 
     asked = AskedEvaluation.of(arguments.split, arguments.limit, arguments.seeds, arguments.stages, config.data)
     check_families(config)
-    plan, dataset = asked.plan(run, config.evaluation.contributions)
+    plan, dataset = asked.plan(run, config.evaluation)
     lines = _lines(run, arguments.wandb)
     out = arguments.out or run.path / "report"
     again = "everything" if arguments.fresh else "failed" if arguments.resume else "nothing"

@@ -3,6 +3,8 @@
 import asyncio
 import copy
 import json
+import os
+from collections import Counter
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +17,23 @@ from agents.tools.toolbox import Passage, ToolResult
 from chimera.core.types import Brief, Section
 from chimera.serving.client import Completion, ToolCall
 
+# Two test files run at a time on two cores. torch's threads that wait for work would keep both cores busy: tests that
+# compute would take many times as long. These are read when torch is loaded, also by the commands that a test starts.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # An example that takes long, or that is slow to make, says something about the machine only.
 hypothesis.settings.register_profile(
     "any speed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any speed")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Files with few tests start whole runs: they come first, so that no worker is alone with one in the end."""
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: tests[item.path])
 
 
 async def never(*_):
@@ -391,6 +405,7 @@ def scripted_run(scripted_openai, tmp_path, monkeypatch):
     models = [f"models.{key}.{name}={value}" for key in keys for name, value in settings.items()]
     names = [f"models.{key}.model=scripted-{key}" for key in keys]
     few = ["data.size=40", "gate.tasks=4", "society.node_retries=0", "society.quotes=free", "society.refiner=trusts"]
+    few += ["evaluation.permutations=200", "evaluation.resamples=200"]
     with Run.create("scripted", load_config(None, [*models, *names, *few, f"runs_dir={tmp_path}"])) as run:
         began = {**{key: f"scripted-{key}" for key in keys}, "selection": "supervisor's model"}
         run.ledger("phase_started", phase="gather", policy_versions=began)

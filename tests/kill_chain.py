@@ -77,6 +77,10 @@ def exists(file: str) -> Count:
     return lambda run: int((run / file).exists())
 
 
+ONLINE = str(Path(__file__).parent.parent / "configs" / "online.yaml")
+"""Its PPO phase makes rollouts between updates, so more can be lost."""
+
+
 class Chain:
     """One run that is killed again and again.
 
@@ -96,7 +100,7 @@ class Chain:
         self.slowest = 0.0
         self.starts = 0
         self._arguments = {
-            "chimera.train": ["--name", name, *settings, f"runs_dir={folder}"],
+            "chimera.train": ["--name", name, "--config", ONLINE, *settings, f"runs_dir={folder}"],
             "chimera.eval": ["--run", name, "--stages", "base,final", f"runs_dir={folder}"],
         }
         self._phases = tuple(phases)

@@ -32,7 +32,7 @@ def config_for(url, folder, **rollouts):
             "api_key_env": "TEST_KEY",
             "timeout_s": PATIENCE,
         }
-        for key in ("junior", "supervisor", "senior", "board", "principal", "judge")
+        for key in ("junior", "supervisor", "senior", "refiner", "board", "principal", "judge")
     }
     return Config.model_validate(
         {

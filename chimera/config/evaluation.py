@@ -67,6 +67,13 @@ class EvaluationConfig(ConfigSection):
         le=100,
         description="further tries of a model call after 429, 5xx or a time-out, with growing waits",
     )
+    temperature: float | None = Field(
+        default=None,
+        ge=0,
+        le=2,
+        description="at which reports sample the society's models, 0 is greedy; without it each slot's own, as in "
+        "training and in the gate",
+    )
     confidence: float = Field(default=0.95, gt=0.5, lt=1, description="of all intervals; 1 - it is the tests' level")
     resamples: int = Field(default=2000, ge=200, le=1_000_000, description="bootstrap samples of an interval")
     permutations: int = Field(default=20_000, ge=200, le=10_000_000, description="random exchanges of a paired test")

@@ -31,6 +31,7 @@ DEFAULT: Mapping[str, Mapping[str, Any]] = {
     "sft": {"algorithm": "rejection", "roles": ("juniors",), "reward": {"alignment": 1.0, "groundedness": 0.5}},
     "ppo": {
         "roles": ("HypothesisRefiner",),
+        "start": "junior",
         "reward": {"alignment": 1.0, "groundedness": 0.2},
         "tasks": 64,
         "states": 32,

@@ -100,7 +100,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Setting]:
         try:
             loader = _Loader(text)
             node = loader.get_single_node()
-            if isinstance(node, yaml.MappingNode):
+            if isinstance(node, yaml.MappingNode) and node.value:
                 found: dict[str, Setting] = {}
                 _flatten(loader, node, (key,), f"override of {key}", found)
                 settings |= {name: Setting(setting.value, COMMAND_LINE) for name, setting in found.items()}

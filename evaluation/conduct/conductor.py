@@ -17,7 +17,7 @@ from chimera.core.types import ResearchTask
 from chimera.data.tasks import Dataset
 from chimera.run.directory import Run
 from chimera.run.jsonl import append_line, read_lines
-from chimera.serving.client import HttpModel
+from chimera.serving.client import Endpoint, HttpModel
 from chimera.serving.process import ModelServers
 from evaluation.conduct.direct import DirectRollouts
 from evaluation.conduct.live import Live
@@ -130,7 +130,8 @@ class Conductor:
         greedy = replace(servers.endpoints[self._alone], temperature=0.0)
         endpoints = {**servers.endpoints, GREEDY_JUNIOR: greedy}
         model = HttpModel(endpoints, max_retries=self.config.evaluation.retries)
-        direct = DirectRollouts(self.run, self.config, model, self.toolbox, servers.check)
+        society = HttpModel(self._sampled(servers.endpoints), max_retries=self.config.evaluation.retries)
+        direct = DirectRollouts(self.run, self.config, society, self.toolbox, servers.check)
         alone = {stage.name for stage in self.single_stages()}
         live = await asyncio.to_thread(Live, self.run, self.config.models, servers)
         try:
@@ -151,7 +152,18 @@ class Conductor:
                     await self._single(model, stage)
             await self._try_canaries(Auditor.of_training(model, self.config.slot(JUDGE), self._judge_name()))
         finally:
+            await society.aclose()
             await model.aclose()
+
+    def _sampled(self, endpoints: Mapping[str, Endpoint]) -> dict[str, Endpoint]:
+        """The endpoints at the evaluation's temperature, but for the judge's: it is to score as in training."""
+        temperature, judge = self.config.evaluation.temperature, self.config.slot(JUDGE)
+        if temperature is None:
+            return dict(endpoints)
+        return {
+            slot: endpoint if slot == judge else replace(endpoint, temperature=temperature)
+            for slot, endpoint in endpoints.items()
+        }
 
     async def audit(self) -> None:
         """Have the second judge score every rollout of the plan that it has not scored, and its canaries.

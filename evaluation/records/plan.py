@@ -73,7 +73,9 @@ def rolled_back(run: Run) -> list[str]:
     return [str(event["phase"]) for event in run.events() if event["event"] == ROLLED_BACK]
 
 
-def choose_stages(run: Run, names: str | None, contributions: Contributions = "none") -> tuple[Stage, ...]:
+def choose_stages(
+    run: Run, names: str | None, contributions: Contributions = "none", temperature: float | None = None
+) -> tuple[Stage, ...]:
     """The stages to evaluate, in the order of `stages_of`.
 
     Args:
@@ -82,6 +84,7 @@ def choose_stages(run: Run, names: str | None, contributions: Contributions = "n
             last of the sequence may be called "final". Then it has this name in the report, so that reports of
             different runs can be compared.
         contributions: `evaluation.contributions`: adds the stages that it needs.
+        temperature: `evaluation.temperature`.
 
     Raises:
         ConfigError: A name is unknown or was rolled back, the list is empty, or there are too many phases for all their
@@ -95,7 +98,7 @@ def choose_stages(run: Run, names: str | None, contributions: Contributions = "n
     chosen = [stage for stage in stages if stage.name in asked or stage.policies in needed]
     if FINAL in given and last not in given:
         chosen = [replace(one, name=FINAL, title=f"final ({one.title})") if one.name == last else one for one in chosen]
-    return tuple(chosen)
+    return tuple(replace(stage, temperature=temperature) for stage in chosen)
 
 
 def _needed(run: Run, contributions: Contributions) -> list[tuple[Policy, ...]]:

@@ -108,12 +108,14 @@ def _read(run: Run, plan: Plan, stage: Stage) -> tuple[Recorded, set[tuple[str, 
 def phases_of(split: Split, stage: Stage) -> Sequence[str]:
     """The phases under which rollouts of `stage` are recorded. Later phases replace earlier ones."""
     own = own_phase(split, stage)
-    return [f"{GATE}-{stage.own_name}", own] if split == "val" and stage.kind == "sequence" else [own]
+    as_gate = split == "val" and stage.kind == "sequence" and stage.temperature is None
+    return [f"{GATE}-{stage.own_name}", own] if as_gate else [own]
 
 
 def own_phase(split: Split, stage: Stage) -> str:
     """The phase under which chimera.eval records rollouts of `stage`."""
-    return f"eval-{split}-{stage.own_name}"
+    sampled = "" if stage.temperature is None else f"-at-{stage.temperature:g}"
+    return f"eval-{split}-{stage.own_name}{sampled}"
 
 
 def side_file(split: Split, name: str) -> str:

@@ -54,6 +54,7 @@ class Stage:
         policies: The learned policies. Places without one are in the state in which the run began.
         versions: The policy versions that its rollouts must have, by logical model and under "selection".
         own_name: Its name in the run, never "final". Its rollouts are recorded under it.
+        temperature: At which the society's models are sampled; None for each slot's own.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Stage:
     policies: tuple[Policy, ...]
     versions: Mapping[str, str]
     own_name: str = ""
+    temperature: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "own_name", self.own_name or self.name)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from chimera.config.evaluation import Contributions, EvaluationConfig
+from chimera.config.evaluation import EvaluationConfig
 from chimera.config.tree import DataConfig
 from chimera.data.tasks import Dataset, load
 from chimera.run.chain import Entry, read_events
@@ -52,17 +52,18 @@ class AskedEvaluation:
         """With the settings of the data as plain data."""
         return cls(split, limit, repeats, stages, data.model_dump(mode="json"))
 
-    def plan(self, run: Run, contributions: Contributions) -> tuple[Plan, Dataset]:
+    def plan(self, run: Run, settings: EvaluationConfig) -> tuple[Plan, Dataset]:
         """What is evaluated, and the data that its tasks are from.
 
         Args:
             run: The run.
-            contributions: `evaluation.contributions`, which may add stages.
+            settings: The evaluation's settings, of which some tell the stages.
 
         Raises:
             ChimeraError: There are no such tasks or stages, or the run has learned from the tasks.
         """
-        stages, trained = choose_stages(run, self.stages, contributions), run.config
+        stages = choose_stages(run, self.stages, settings.contributions, settings.temperature)
+        trained = run.config
         config = trained.model_copy(update={"data": DataConfig.model_validate(dict(self.data))})
         own = load(trained.data)
         dataset = own if config.data == trained.data else load(config.data)

@@ -151,7 +151,7 @@ def _computed(report: Mapping[str, Any], evaluated: Evaluated, run: RunThen, fil
     if report.get("written") != evaluated.written:
         problems.append(f"written is {_brief(report.get('written'))}, but {_brief(evaluated.written)} in the ledger")
     try:
-        plan, dataset = evaluated.asked.plan(run, evaluated.settings.contributions)
+        plan, dataset = evaluated.asked.plan(run, evaluated.settings)
         study = load_study(run, plan, evaluated.settings)
         problems += unlike(report, study, file.parent)
         checked = asyncio.run(again.rollouts(study, dataset))

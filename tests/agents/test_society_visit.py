@@ -345,7 +345,7 @@ async def test_over_http_an_empty_tool_list_is_never_sent(society_kit):
     assert len(bodies) == 9
     with_tools = [body for body in bodies if "tools" in body]
     assert all(body["tools"] for body in with_tools)
-    assert sorted(body["model"] for body in with_tools) == ["junior", "junior", "junior", "senior", "senior"]
+    assert sorted(body["model"] for body in with_tools) == ["junior", "junior", "junior", "refiner", "senior"]
 
 
 async def test_a_roles_model_key_is_asked(society_kit):

@@ -29,7 +29,7 @@ LOGIC = (
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda),
     *(ast.If, ast.IfExp, ast.For, ast.While, ast.Try, ast.comprehension, ast.BinOp, ast.BoolOp, ast.Compare),
 )
-KEYS = ("junior", "supervisor", "senior", "board", "principal", "judge")
+KEYS = ("junior", "supervisor", "senior", "refiner", "board", "principal", "judge")
 DESIGN = "an <b>open</b> trial"
 
 

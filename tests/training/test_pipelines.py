@@ -19,11 +19,14 @@ wandb: {mode: disabled}
 evaluation: {resamples: 200, permutations: 200, self_consistency: false}
 """
 SFT = "min_examples: 1, epochs: 1, batch_size: 8, micro_batch_size: 8"
-PPO = "steps: 1, tasks_per_step: 2, n: 2, min_good_share: 0.1"
+PPO = "start: null, states: 0, reward: {}, steps: 1, tasks_per_step: 2, n: 2, min_good_share: 0.1"
+ANSWERS = "tasks: 4, states: 4, n: 4, steps: 2"
+SHARED = "roles:\n  HypothesisRefiner: {model: senior}\n"
 BANDIT = "{roles: [Supervisor], min_events: 4, tasks: 3}"
 PIPELINES = {
     "fine-tuned seniors, then the bandit": (
-        f"pipeline:\n  gather: {{tasks: 8}}\n  sft: {{roles: seniors, {SFT}}}\n  bandit: {BANDIT}\n",
+        f"{SHARED}pipeline:\n  gather: {{tasks: 8}}\n  sft: {{algorithm: sft, roles: seniors, {SFT}}}\n"
+        f"  bandit: {BANDIT}\n",
         {"sft": "senior@sft", "bandit": "Supervisor@bandit"},
     ),
     "PPO on the juniors": (
@@ -31,8 +34,6 @@ PIPELINES = {
         {"ppo": "junior@ppo-1"},
     ),
     "two PPO phases, refiner and designer with weights of their own": (
-        "models:\n  refiner: {like: senior}\n"
-        "roles:\n  HypothesisRefiner: {model: refiner}\n"
         f"pipeline:\n  refine: {{algorithm: ppo, roles: [HypothesisRefiner], {PPO}}}\n"
         f"  design: {{algorithm: ppo, roles: [ProtocolDesigner], {PPO}}}\n",
         {"refine": "refiner@refine-1", "design": "senior@design-1"},
@@ -43,6 +44,11 @@ PIPELINES = {
         f"  star: {{roles: [HypothesisRefiner], answers: 3, hints: 2, {SFT}}}\n"
         f"  dpo: {{roles: [ProtocolDesigner], answers: 4, reward: {{feasibility: 1.0, impact: 1.0}}, {SFT}}}\n",
         {"distil": "junior@distil", "star": "refiner@star-2", "dpo": "senior@dpo"},
+    ),
+    "the default phases, all on branches": (
+        f"pipeline:\n  gather: {{tasks: 6}}\n  sft: {{{SFT}}}\n  ppo: {{{ANSWERS}}}\n  design: {{{ANSWERS}}}\n"
+        f"  bandit: {BANDIT}\n",
+        {"sft": "junior@sft", "ppo": "refiner@ppo-", "design": "senior@design-", "bandit": "Supervisor@bandit"},
     ),
     "gather and bandit only": (
         f"pipeline:\n  gather: {{tasks: 8}}\n  bandit: {BANDIT}\n",
@@ -63,7 +69,10 @@ def test_a_pipeline_by_yaml_alone_runs_to_its_end_and_into_its_report(tmp_path, 
     file.write_text(f"runs_dir: {tmp_path}\n{SMALL}{settings}")
     command("chimera.train", "--config", str(file), "--name", "mine")
     run = Run.open("mine", tmp_path)
-    assert {policy.version for policy in live(run.events()).values()} == set(learned.values())
+    went_live = {policy.version for policy in live(run.events()).values()}
+    # How many steps of PPO found something to learn from depends on what the models said.
+    learned = {phase: next(one for one in went_live if one.startswith(name)) for phase, name in learned.items()}
+    assert went_live == set(learned.values())
     command("chimera.eval", "--run", "mine", f"runs_dir={tmp_path}", "--stages", "all", "--limit", "3")
     report = json.loads((run.path / "report" / "report.json").read_text())
     stages = {stage["name"]: stage["versions"] for stage in report["plan"]["stages"]}

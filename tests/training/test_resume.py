@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -20,6 +21,7 @@ from chimera.run.policies import live
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 """Two whole runs, one of them started three times, come before the first test."""
 
+ONLINE = str(Path(__file__).parents[2] / "configs" / "online.yaml")
 SETTINGS = [
     *("data.size=60", "rollouts.runners=3", "gather.tasks=6", "gate.tasks=4", "wandb.mode=disabled"),
     *("sft.min_examples=1", "sft.epochs=1", "sft.batch_size=8", "sft.micro_batch_size=8"),
@@ -36,7 +38,17 @@ def start(tmp_path_factory):
     started = []
 
     def begin(name, *arguments):
-        command = [sys.executable, "-m", "chimera.train", "--name", name, f"runs_dir={folder}", *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "chimera.train",
+            "--name",
+            name,
+            "--config",
+            ONLINE,
+            f"runs_dir={folder}",
+            *arguments,
+        ]
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

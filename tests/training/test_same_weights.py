@@ -6,6 +6,7 @@ SHA-256 of what its fine-tuning, PPO and bandit had learned.
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from chimera.run.directory import Run
 from chimera.run.policies import live
 from chimera.serving.embedded.checkpoint import NANO
 
+ONLINE = Path(__file__).parents[2] / "configs" / "online.yaml"
 RECORDED = Path(__file__).parent / "recorded"
 SETTINGS = [
     *("data.size=60", "rollouts.runners=1", "gather.tasks=8", "gate.enabled=false", "wandb.mode=disabled"),
@@ -44,18 +46,30 @@ def learned(tmp_path_factory):
     """By phase, the arrays that a run learned which was given the recorded rollouts, and made none itself."""
     folder = tmp_path_factory.mktemp("runs")
     settings = [f"runs_dir={folder}", *SETTINGS]
-    with Run.create("same", load_config(None, settings)) as run:
+    with Run.create("same", load_config(ONLINE, settings)) as run:
         pass
     for name in ("rollouts", "traces"):
         shutil.copytree(RECORDED / name, run.path / name, dirs_exist_ok=True)
     before = {file.name: file.read_bytes() for file in (run.path / "rollouts").iterdir()}
-    command = [sys.executable, "-m", "chimera.train", "--resume", "--name", "same", *settings]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "chimera.train", "--resume", "--name", "same", "--config", str(ONLINE), *settings]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr
     assert {file.name: file.read_bytes() for file in (run.path / "rollouts").iterdir()} == before
     policies = live(Run(run.path).events()).values()
     phases = {policy.version.partition("@")[2].partition("-")[0]: policy for policy in policies}
     return {name: load_file(next((run.path / one.folder).glob("*.safetensors"))) for name, one in phases.items()}
+
+
+def environment():
+    """Without the tests' own number of threads: how many add floats decides how they are rounded."""
+    return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+
+
+@pytest.fixture(scope="module")
+def here():
+    """How this processor rounds, found in a process of its own with the same number of threads as the run."""
+    command = [sys.executable, __file__]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment()).stdout.strip()
 
 
 def rounding():
@@ -77,11 +91,9 @@ def rounding():
 
 
 @pytest.mark.parametrize("phase", ["sft", "ppo", "bandit"])
-def test_the_same_rollouts_give_the_weights_of_the_version_before(learned, phase):
+def test_the_same_rollouts_give_the_weights_of_the_version_before(learned, here, phase):
     recorded = json.loads((RECORDED / "learned.json").read_text())
     known, arrays = recorded[phase], learned[phase]
-    # In a process of its own: tests before this one may have changed how many threads add floats.
-    here = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=True).stdout.strip()
     if here == recorded["rounding"]:
         assert digest(arrays) == known["sha256"]
         return

@@ -48,6 +48,14 @@ def plain_weights(module: "nn.Module") -> "dict[str, Tensor]":
         return plain
 
 
+def copy_model(source: Path, folder: Path) -> None:
+    """Copy the files of a model folder, whole or not at all; an existing folder is replaced."""
+    with whole_folder(folder) as draft:
+        for file in sorted(source.iterdir()):
+            if file.is_file():
+                shutil.copyfile(file, draft / file.name)
+
+
 def write_model(folder: Path, weights: "Mapping[str, Tensor]", source: Path) -> None:
     """Write a model folder: `weights`, with settings, tokenizer and chat template of the folder `source`.
 

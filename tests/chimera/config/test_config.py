@@ -17,7 +17,7 @@ from chimera.config.tree import SLOTS, Config, dump_config, load_config
 from chimera.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
-HEIRS = ("supervisor", "senior")
+HEIRS = ("supervisor", "senior", "refiner")
 CONFIGS = ROOT / "configs"
 ENDPOINT = ["kind=endpoint", "base_url=http://127.0.0.1:9/v1", "model=m"]
 
@@ -252,7 +252,7 @@ def test_retrieved_evidence_needs_a_tool_call():
 
 def test_one_line_replaces_the_trained_model_everywhere():
     models = load_config(None, ["models.junior.path=/my/model"]).models
-    assert [models[name].path for name in ("junior", *HEIRS)] == ["/my/model"] * 3
+    assert [models[name].path for name in ("junior", *HEIRS)] == ["/my/model"] * 4
     assert models["board"] == Config().models["board"]
 
 
@@ -278,7 +278,7 @@ def test_an_heir_of_another_kind_inherits_only_what_it_reads():
 
 @pytest.mark.parametrize("model", ["junior", *HEIRS])
 def test_a_rubric_grades_and_cannot_play_a_role_that_writes(model: str):
-    with pytest.raises(ConfigError, match=rf"models\.{model}\.kind=rubric cannot work for \w+: .* endpoint"):
+    with pytest.raises(ConfigError, match=r"models\.\w+\.kind=rubric cannot work for \w+: .* endpoint"):
         load_config(None, [f"models.{model}.kind=rubric"])
 
 

@@ -19,7 +19,7 @@ def scores():
         import shortcuts
     finally:
         sys.path.remove(str(BENCHMARKS))
-    return shortcuts.measure(train_size=2400, test_size=2000)
+    return shortcuts.measure(train_size=1600, test_size=1000)
 
 
 def test_reading_the_statistics_solves_the_tasks(scores):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from idle_child import idle
 
 from chimera.run import children, forks
 from chimera.run.child_environment import child_environment
@@ -89,10 +90,13 @@ def test_a_child_that_still_imports_its_libraries_ends_with_its_parent(library, 
             child.kill() if child.is_running() else None
 
 
-def idle(ready) -> None:
-    """What a child of these tests does."""
-    ready.send(os.getpid())
-    threading.Event().wait()
+@pytest.fixture
+def small_fork_server(monkeypatch):
+    """Fork servers of this test load no libraries, which takes seconds; none is left for later tests."""
+    forks.finish()
+    monkeypatch.setattr(forks, "PRELOAD", "chimera.run.parent")
+    yield
+    forks.finish()
 
 
 async def ready_child(folder: Path, name: str) -> forks.Fork:
@@ -104,6 +108,7 @@ async def ready_child(folder: Path, name: str) -> forks.Fork:
     return child
 
 
+@pytest.mark.usefixtures("small_fork_server")
 async def test_a_child_whose_fork_server_was_killed_is_ended_and_the_next_gets_a_new_fork_server(tmp_path):
     forks.prepare()
     first = await ready_child(tmp_path, "first")
@@ -150,6 +155,7 @@ def half_ended():
         process.kill()
 
 
+@pytest.mark.usefixtures("small_fork_server")
 async def test_a_fork_server_whose_last_thread_has_not_ended_yet_is_replaced(half_ended, tmp_path, monkeypatch):
     state = vars(forkserver)["_forkserver"]
     monkeypatch.setattr(state, "_forkserver_pid", half_ended.pid)

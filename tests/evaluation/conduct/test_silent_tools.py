@@ -42,11 +42,11 @@ def config(*overrides):
 
 
 def test_an_endpoint_that_gets_a_schema_beside_tools_is_told_the_setting_for_each_model():
-    junior, senior = silent_warnings(records(), config(*ENDPOINT, "models.junior.structured=always"))
+    junior, refiner = silent_warnings(records(), config(*ENDPOINT, "models.junior.structured=always"))
     assert "Geneticist (10 rollouts), Pharmacologist (10 rollouts), Neurologist (10 rollouts) never called" in junior
     assert "set models.junior.structured=final" in junior
-    assert "HypothesisRefiner" in senior
-    assert "set models.senior.structured=final" in senior
+    assert "HypothesisRefiner" in refiner
+    assert "set models.refiner.structured=final" in refiner
 
 
 def test_where_the_schema_is_not_in_the_way_only_the_juniors_must_search():

@@ -22,7 +22,7 @@ from evaluation.verify.check import read_report
 
 NANO = Path(chimera.__file__).parent / "assets" / "nano"
 REVIEWERS = dict.fromkeys(("board", "principal", "judge"), "rubric")
-BASE = {**dict.fromkeys(("junior", "supervisor", "senior"), "nano@0"), **REVIEWERS}
+BASE = {**dict.fromkeys(("junior", "supervisor", "senior", "refiner"), "nano@0"), **REVIEWERS}
 
 
 ASKED = ("--run", "trained", "--split", "val", "evaluation.contributions=shapley")

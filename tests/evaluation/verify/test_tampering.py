@@ -45,13 +45,18 @@ def finished(scripted_openai, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     scripted = {"kind": "endpoint", "base_url": scripted_openai.url}
     models = [
-        f"models.{key}.{name}={value}" for key in ("junior", "supervisor", "senior") for name, value in scripted.items()
+        f"models.{key}.{name}={value}"
+        for key in ("junior", "supervisor", "senior", "refiner")
+        for name, value in scripted.items()
     ]
-    models += [f"models.{key}.model=scripted-{key}" for key in ("junior", "supervisor", "senior")]
+    models += [f"models.{key}.model=scripted-{key}" for key in ("junior", "supervisor", "senior", "refiner")]
     few = ["data.size=40", "gate.tasks=4", "society.node_retries=0", "evaluation.permutations=200"]
     few += ["evaluation.resamples=200", f"runs_dir={folder}"]
     with closing(Run.create("finished", load_config(None, [*models, *few]))) as run:
-        began = {key: f"scripted-{key}" if key in ("junior", "supervisor", "senior") else "rubric" for key in SLOTS}
+        began = {
+            key: f"scripted-{key}" if key in ("junior", "supervisor", "senior", "refiner") else "rubric"
+            for key in SLOTS
+        }
         began = {**began, "selection": "supervisor's model"}
         run.ledger("phase_started", phase="bandit", policy_versions=began)
         run.append_metrics({"phase": "bandit", "step": 1, "loss": 0.5})

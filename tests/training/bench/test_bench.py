@@ -29,17 +29,17 @@ from training.learning.base import Bench
 
 REFINER = "HypothesisRefiner"
 K = 5
-REPLAYED = 50
+REPLAYED = 18
 QUESTION = [{"role": "user", "content": "Is it?"}]
 YES_OR_NO = schema_format("Answer", {"enum": ["yes", "no"]})
-PRICES = {"senior": [1.0, 2.0]}
+PRICES = {"refiner": [1.0, 2.0]}
 
 
 def small(folder):
     return Config.model_validate(
         {
             "runs_dir": folder,
-            "data": {"size": 100},
+            "data": {"size": 40},
             "society": {"node_retries": 0, "node_timeout_s": PATIENCE},
             "rollouts": {"runners": 2, "timeout_s": PATIENCE, "exploration": 0.0},
             "evaluation": {"prices": PRICES},
@@ -49,7 +49,7 @@ def small(folder):
 
 def other_weights(run, name):
     """The bundled model with other numbers in it, as a phase would have left it."""
-    policy = Policy.made("weights", "senior", name)
+    policy = Policy.made("weights", "refiner", name)
     folder = run.path / policy.folder
     folder.mkdir(parents=True)
     for file in NANO.iterdir():
@@ -183,7 +183,7 @@ def test_k_samples_cost_one_request_and_one_prompt(seen):
     recorded = [line for line in lines(seen.run, "calls.jsonl") if line["kind"] == "branch"]
     assert spent["branch_requests"] == len(recorded) == 3
     assert spent["branch_answers"] == 3 * K
-    refiner = [line for line in recorded if line["slot"] == "senior"]
+    refiner = [line for line in recorded if line["slot"] == "refiner"]
     read = 2 * len(seen.first.call.prompt_ids)
     written = sum(len(one.response_ids) for one in seen.first.branches + seen.first.others)
     assert sum(line["response"]["usage"]["completion_tokens"] for line in refiner) == written
@@ -197,17 +197,17 @@ def test_rollouts_with_candidates_carry_their_versions_and_a_phase_of_their_own(
     for episode in seen.first.beside:
         record = episode.record
         assert record.status == "succeeded", record.error
-        assert record.policy_versions["senior"] == seen.weights.version
-        assert record.weights_versions["senior"] == [seen.weights.version]
+        assert record.policy_versions["refiner"] == seen.weights.version
+        assert record.weights_versions["refiner"] == [seen.weights.version]
         assert record.weights_versions["junior"] == ["nano@0"]
         assert record.outputs["selection"]["policy"] == seen.chooser.version
-        assert record.phase == "tried--senior.candidate--Supervisor.chooser"
+        assert record.phase == "tried--refiner.candidate--Supervisor.chooser"
         assert {call.weights_version for call in episode.calls([REFINER])} == {seen.weights.version}
 
 
 def test_what_is_live_answers_as_before_meanwhile_and_afterwards(seen):
     for episode in seen.first.alone:
-        assert episode.record.weights_versions["senior"] == ["nano@0"]
+        assert episode.record.weights_versions["refiner"] == ["nano@0"]
         assert episode.record.outputs["selection"]["policy"] != seen.chooser.version
     assert set(seen.versions.values()) == {"nano@0", "rubric"}
 
@@ -260,8 +260,8 @@ def test_a_field_that_is_replaced_is_what_the_role_reads(seen):
 
 
 def test_a_replay_can_be_by_a_candidate(seen):
-    assert seen.first.candidate.record.weights_versions["senior"] == [seen.weights.version]
-    assert seen.first.candidate.record.policy_versions["senior"] == seen.weights.version
+    assert seen.first.candidate.record.weights_versions["refiner"] == [seen.weights.version]
+    assert seen.first.candidate.record.policy_versions["refiner"] == seen.weights.version
 
 
 def test_no_reader_of_training_rollouts_gets_replays_or_candidates(seen):

@@ -32,7 +32,7 @@ def side(scripted_openai, tmp_path):
     scripted_openai.requests.clear()
     config = config_for(scripted_openai.url, tmp_path)
     config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"retries": 0})})
-    endpoints = {"senior": user_endpoint("models.senior", config.models["senior"], {"TEST_KEY": SECRET})}
+    endpoints = {"refiner": user_endpoint("models.refiner", config.models["refiner"], {"TEST_KEY": SECRET})}
 
     def begin():
         made = SideCalls(Run(tmp_path, writable=True), "tried", config, endpoints, lambda: None)
@@ -44,7 +44,7 @@ def side(scripted_openai, tmp_path):
 
 def call(prompt=(1, 2)):
     choice = {"message": {"role": "assistant", "content": "{}"}, "token_ids": [3]}
-    asked = TracedCall("r-1", "HypothesisRefiner", 1, "at", 1, "senior", QUESTION, choice, list(prompt), [3], "v", 1,
+    asked = TracedCall("r-1", "HypothesisRefiner", 1, "at", 1, "refiner", QUESTION, choice, list(prompt), [3], "v", 1,
                        str(TOOLS), str(FORM))  # fmt: skip
     return Call("ro-1", "HypothesisRefiner", 1, 1, 1, "r-1", prompt, (3,), "v", 0.0, True, asked=asked)
 
@@ -68,7 +68,7 @@ async def test_a_branch_sends_what_the_trace_holds_and_asks_again_where_n_is_not
 ):
     monkeypatch.setattr(scripted_openai, "answer", answers_with(scripted_openai, (1, 2), 2))
     made = side()
-    found = await ask_again(made, made.config, {"senior": "v1"}, call(), 5, 7)
+    found = await ask_again(made, made.config, {"refiner": "v1"}, call(), 5, 7)
     assert len(found) == len({one.response_id for one in found}) == 5
     sent = scripted_openai.requests
     assert [request.get("n", 1) for request in sent] == [5, 3, 1]
@@ -80,10 +80,10 @@ async def test_a_branch_sends_what_the_trace_holds_and_asks_again_where_n_is_not
     assert (first["request"]["rollout_id"], first["request"]["response_id"]) == ("ro-1", "r-1")
     assert "messages" not in first["request"], "the rollout's trace has them"
     again = side()
-    assert await ask_again(again, made.config, {"senior": "v1"}, call(), 5, 7) == found
+    assert await ask_again(again, made.config, {"refiner": "v1"}, call(), 5, 7) == found
     assert len(sent) == 3
     assert again.spent() == made.spent()
-    await ask_again(again, made.config, {"senior": "v2"}, call(), 2, 7)
+    await ask_again(again, made.config, {"refiner": "v2"}, call(), 2, 7)
     assert len(sent) == 4, "other weights answer anew"
     for one in (made, again):
         await one.close()
@@ -93,7 +93,7 @@ async def test_the_same_prompt_is_asked_once_also_at_the_same_time(side, scripte
     monkeypatch.setattr(scripted_openai, "answer", answers_with(scripted_openai, (1, 2), 4))
     made = side()
     others = replace(call(), rollout_id="ro-2", response_id="r-2")
-    asked = (ask_again(made, made.config, {"senior": "v1"}, one, 4, 0) for one in (call(), others))
+    asked = (ask_again(made, made.config, {"refiner": "v1"}, one, 4, 0) for one in (call(), others))
     first, second = await asyncio.gather(*asked)
     assert len(scripted_openai.requests) == len(list(read_lines(made.file))) == 1
     assert [one.response_id for one in first] == [one.response_id for one in second]
@@ -105,18 +105,18 @@ async def test_a_prompt_that_is_read_as_other_tokens_is_refused(side, scripted_o
     monkeypatch.setattr(scripted_openai, "answer", answers_with(scripted_openai, (1, 9), 1))
     made = side()
     with pytest.raises(RunError, match=r"^call r-1 of HypothesisRefiner in rollout ro-1 .* reads 2 tokens .* template"):
-        await ask_again(made, made.config, {"senior": "v1"}, call(), 1, 0)
+        await ask_again(made, made.config, {"refiner": "v1"}, call(), 1, 0)
     with pytest.raises(RunError, match="its exchange is not in a trace"):
-        await ask_again(made, made.config, {"senior": "v1"}, replace(call(), asked=None), 1, 0)
+        await ask_again(made, made.config, {"refiner": "v1"}, replace(call(), asked=None), 1, 0)
     await made.close()
 
 
 async def test_a_question_is_recorded_without_the_key_and_counted_with_its_price(side, scripted_openai):
     made = side()
-    made.config.evaluation.prices["senior"] = [1000.0, 1_000_000.0]
+    made.config.evaluation.prices["refiner"] = [1000.0, 1_000_000.0]
     register_secret("TEST_KEY", SECRET)
     scripted_openai.hooks.append(lambda request: f"my key is {SECRET}")
-    answer = await made.make("ask", "senior", "v", QUESTION, seed=1)
+    answer = await made.make("ask", "refiner", "v", QUESTION, seed=1)
     assert answer.tokens() == (3, 2)
     assert made.spent() == {
         "ask_requests": 1, "ask_answers": 1, "ask_prompt_tokens": 3, "ask_completion_tokens": 2,
@@ -142,7 +142,7 @@ async def test_a_server_that_fails_is_an_error_and_nothing_is_recorded(side, scr
     for bad, message in (((400, "no such thing"), "no such thing"), ((500, "busy"), "busy")):
         scripted_openai.hooks[:] = [lambda request, bad=bad: bad]
         with pytest.raises(ModelError, match=message):
-            await made.make("ask", "senior", "v", QUESTION)
+            await made.make("ask", "refiner", "v", QUESTION)
     assert not made.file.exists()
     assert made.spent() == {}
     await made.close()

@@ -34,7 +34,7 @@ ROLE_MODELS = {
     "Pharmacologist": "junior",
     "Neurologist": "junior",
     "Supervisor": "supervisor",
-    "HypothesisRefiner": "senior",
+    "HypothesisRefiner": "refiner",
     "ProtocolDesigner": "senior",
     "PeerReviewer": "board",
     "SafetyOfficer": "board",

@@ -490,7 +490,7 @@ def real(scripted_openai, tmp_path_factory):
         return None
 
     server.hooks[:] = [script]
-    keys = ("junior", "supervisor", "senior", "board", "principal", "judge")
+    keys = ("junior", "supervisor", "senior", "refiner", "board", "principal", "judge")
     model = {"kind": "endpoint", "base_url": server.url, "model": "scripted"}
     folder = tmp_path_factory.mktemp("runs")
     config = Config.model_validate(

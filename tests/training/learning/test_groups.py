@@ -176,16 +176,16 @@ def test_answers_are_valued_directly_where_their_parts_follow_from_them(roles, w
         (["ppo.reward={praise: 1.0}"], "ppo.reward names 'praise', which is no part of the reward"),
         (["ppo.reward={impact: 1.0}", "reward.impact=0"], r"needs a value.* because reward\.impact=0"),
         (["ppo.states=4", "ppo.reward={impact: 1.0}", "reward.impact=0"], r"needs a value.* because reward\.impact=0"),
-        (["ppo.states=4", "ppo.value=direct"], r"ppo\.value=direct cannot work: ppo\.reward is empty"),
+        (["ppo.reward={}", "ppo.value=direct"], r"ppo\.value=direct cannot work: ppo\.reward is empty"),
         (["ppo.states=4", "ppo.tasks=100"], "there are 24 training tasks"),
         (["ppo.states=4", "ppo.n=1"], "grpo compares answers to one prompt with each other"),
         (["ppo.states=4", "ppo.credit=broadcast"], "states is set, so it learns from answers and not from rollouts"),
-        (["ppo.curriculum=level"], "states is 0, so it learns from rollouts"),
+        (["ppo.states=0", "ppo.curriculum=level"], "states is 0, so it learns from rollouts"),
     ],
 )
 def test_what_cannot_be_valued_is_refused_before_anything_starts(overrides, message):
     def start():
-        config = load_config(None, ["data.size=40", *overrides])
+        config = load_config(None, ["data.size=40", "ppo.tasks=8", *overrides])
         make_phases(["ppo"], config, load(config.data))
 
     with pytest.raises(ConfigError, match=message):

@@ -10,7 +10,7 @@ from chimera.core.errors import ConfigError
 from chimera.data.tasks import load
 from training.learning.plans import choose_names, make_phases
 
-REFINER = ["models.refiner.like=senior", "roles.HypothesisRefiner.model=refiner"]
+SHARED = ["roles.HypothesisRefiner.model=senior"]
 TWO = [
     *("pipeline.refine.algorithm=ppo", "pipeline.refine.roles=[HypothesisRefiner]"),
     *("pipeline.design.algorithm=ppo", "pipeline.design.roles=[ProtocolDesigner]"),
@@ -24,9 +24,10 @@ def phases(names, *overrides):
 
 def test_two_phases_may_not_train_one_slot_by_the_answers_of_different_roles():
     with pytest.raises(ConfigError, match=r"pipeline\.refine and pipeline\.design would both train .* senior, by "):
-        phases("refine,design", *TWO)
-    assert [one.plan.slot for one in phases("refine,design", *TWO, *REFINER)] == ["refiner", "senior"]
-    assert [one.plan.slot for one in phases("refine,design", *TWO, "design.shared=true")] == ["senior", "senior"]
+        phases("refine,design", *TWO, *SHARED)
+    assert [one.plan.slot for one in phases("refine,design", *TWO)] == ["refiner", "senior"]
+    shared = phases("refine,design", *TWO, *SHARED, "design.shared=true")
+    assert [one.plan.slot for one in shared] == ["senior", "senior"]
 
 
 def test_a_plan_has_its_roles_in_the_order_of_the_society_and_each_slot_once():

@@ -469,11 +469,13 @@ MAIN = """
 import sys
 from pathlib import Path
 from chimera.config.tree import Config
+from chimera.run import forks
 from chimera.run.directory import Run
 from training.watch.metrics import Metrics
 from training.watch.wandb_run import open_sinks
 
 if __name__ == "__main__":
+    forks.PRELOAD = "chimera.run.parent"
     config = Config.model_validate({"runs_dir": Path(sys.argv[1])})
     run = Run.create("killed", config)
     metrics = Metrics(run, open_sinks(run, config, {}, lambda text: print(text, flush=True)))

@@ -16,7 +16,7 @@ Kind = Literal["worth", "keeps"]
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class AnswerPair:
     """Two answers to one state.
 
     Attributes:
@@ -49,7 +49,7 @@ class Pair:
         }
 
 
-def by_worth(group: AnswerGroup, most: int) -> list[Pair]:
+def by_worth(group: AnswerGroup, most: int) -> list[AnswerPair]:
     """At most `most` pairs of a state: the best answer before the worst, the second best before the second worst...
 
     No answer stands in two pairs, and no pair has answers of equal worth.
@@ -57,10 +57,10 @@ def by_worth(group: AnswerGroup, most: int) -> list[Pair]:
     ranked = sorted(_different(group), key=lambda one: -one.worth.value)
     ends = zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False)
     pairs = [(best, worst) for best, worst in ends if best.worth.value > worst.worth.value]
-    return [Pair(group.state, best.call, worst.call, "worth") for best, worst in pairs[:most]]
+    return [AnswerPair(group.state, best.call, worst.call, "worth") for best, worst in pairs[:most]]
 
 
-def that_keep(group: AnswerGroup) -> Iterator[Pair]:
+def that_keep(group: AnswerGroup) -> Iterator[AnswerPair]:
     """Pairs of an answer that keeps the right hypothesis of the prompt and one that changes it, the clearest first.
 
     None where the prompt hands over none, or a wrong one. An answer that cannot be read is in no such pair.
@@ -73,10 +73,10 @@ def that_keep(group: AnswerGroup) -> Iterator[Pair]:
     keeping = [call for call, stance in said if stance == handed]
     for changing in (call for call, stance in reversed(said) if stance != handed):
         for call in keeping:
-            yield Pair(group.state, call, changing, "keeps")
+            yield AnswerPair(group.state, call, changing, "keeps")
 
 
-def all_pairs(groups: Sequence[AnswerGroup], most: int, keep_right: float, seed: int) -> list[Pair]:
+def all_pairs(groups: Sequence[AnswerGroup], most: int, keep_right: float, seed: int) -> list[AnswerPair]:
     """Pairs by worth of all groups that inform, and beside them one of each state that keeps what is right.
 
     Args:
@@ -97,7 +97,7 @@ def all_pairs(groups: Sequence[AnswerGroup], most: int, keep_right: float, seed:
     return worth + keeping
 
 
-def hold_out(states: Iterable[State], share: float, seed: int) -> Callable[[Pair], bool]:
+def hold_out(states: Iterable[State], share: float, seed: int) -> Callable[[AnswerPair], bool]:
     """Draws the states whose pairs are not trained on; returns what tells such pairs.
 
     Whole tasks are drawn until the share of states is reached: roles of one task read the same text.
@@ -122,5 +122,5 @@ def _different(group: AnswerGroup) -> list[Valued]:
     return list({one.call.response_ids: one for one in reversed(group.answers)}.values())[::-1]
 
 
-def _identity(pair: Pair) -> tuple[object, ...]:
+def _identity(pair: AnswerPair) -> tuple[object, ...]:
     return pair.state.name, pair.chosen.response_ids, pair.rejected.response_ids

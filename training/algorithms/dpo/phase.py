@@ -19,7 +19,7 @@ from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import Dataset
 from chimera.run.policies import Part, Policy
-from training.algorithms.dpo.pairs import Pair, all_pairs, hold_out
+from training.algorithms.dpo.pairs import AnswerPair, all_pairs, hold_out
 from training.algorithms.sft.phase import FirstWeights, Sft, specify, train_once
 from training.algorithms.sft.settings import SftSettings
 from training.credit.values import Values, how_valued
@@ -101,7 +101,9 @@ class Dpo:
         return Learned(figures, policy)
 
 
-async def draw(plan: PhasePlan, settings: DpoSettings, bench: Bench) -> tuple[list[Pair], list[Pair], dict[str, Any]]:
+async def draw(
+    plan: PhasePlan, settings: DpoSettings, bench: Bench
+) -> tuple[list[AnswerPair], list[AnswerPair], dict[str, Any]]:
     """Pairs to train on, held-out pairs, and counts.
 
     Raises:
@@ -135,7 +137,7 @@ async def draw(plan: PhasePlan, settings: DpoSettings, bench: Bench) -> tuple[li
     return train, held, counts
 
 
-def write_pairs(file: Path, pairs: Sequence[Pair]) -> None:
+def write_pairs(file: Path, pairs: Sequence[AnswerPair]) -> None:
     """Write one line for each pair."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(pair.row()) + "\n" for pair in pairs), encoding="utf-8")

@@ -35,6 +35,7 @@ from training.engines.background import Background
 from training.engines.verl_config import check_verl
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.states import check_tasks
+from training.learning.weights import copy_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,6 +58,11 @@ class Ppo:
             raise ConfigError(
                 f"models.{plan.slot}.temperature=0 always gives the same answer, and {plan.name} learns from "
                 "differences: set it to 1"
+            )
+        if settings.start is not None and getattr(config.used().get(settings.start), "kind", None) != "embedded":
+            raise ConfigError(
+                f"{plan.name}.start={settings.start}: there are no such weights to begin with; the slots whose weights "
+                f"are here are {', '.join(name for name, model in config.used().items() if model.kind == 'embedded')}"
             )
         if settings.adv_estimator in GROUPED and settings.n < 2:
             what = "answers to one prompt" if settings.states else "rollouts of one task"
@@ -99,7 +105,7 @@ class _Loop:
         self._bench = bench
         self._settings = settings
         self._checkpoints = Checkpoints(bench.run, plan, settings.max_actor_ckpt_to_keep)
-        self._first_weights = bench.weights(plan.slot)
+        self._first_weights = bench.weights(settings.start or plan.slot)
         self._worker = Background(f"{plan.name}-engine")
         self._engine: PpoEngine | None = None
 
@@ -110,6 +116,8 @@ class _Loop:
             self._progress = found[1] if found else Progress()
             if self._progress.step < self._settings.steps:
                 opened = self._worker.start(self._open, found[0] if found else None)
+            if self._progress.live is None and self._settings.start is not None:
+                self._progress.live = await asyncio.to_thread(self._begun)
             if self._progress.live is not None:
                 await self._bench.publish(self._progress.live)
             if opened is not None:
@@ -121,6 +129,13 @@ class _Loop:
             if opened is not None:
                 opened.cancel()
             self._worker.finish(self._close, STOP_SECONDS)
+
+    def _begun(self) -> Policy:
+        """The weights of another slot as this slot's first version of the phase."""
+        policy = Policy.made("weights", self._plan.slot, f"{self._plan.name}-0")
+        copy_model(self._first_weights, self._bench.run.path / policy.folder)
+        seal(self._bench.run, policy.folder)
+        return policy
 
     def _source(self) -> SampleSource:
         if self._settings.states:
@@ -204,7 +219,8 @@ class _Loop:
     def _learned(self) -> Policy | None:
         """The phase's policy: the weights of the last update, which are live already."""
         if not self._progress.updates:
-            self._bench.view.warn(f"{self._plan.name}: every step was skipped, so nothing was learned")
+            kept = f"; its weights are those of {self._settings.start}" if self._settings.start else ""
+            self._bench.view.warn(f"{self._plan.name}: every step was skipped, so nothing was learned{kept}")
         return self._progress.live
 
     def _figures(self) -> dict[str, Any]:

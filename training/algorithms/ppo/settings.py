@@ -22,6 +22,9 @@ class PpoSettings(BranchSettings):
     reward: dict[str, float] = Field(
         default={}, description="weights of the parts that its roles earn; empty: the whole reward"
     )
+    start: str | None = Field(
+        default=None, min_length=1, description="slot whose live weights it begins with; its own slot's without it"
+    )
     states: int = Field(
         default=0,
         ge=0,
