@@ -149,6 +149,13 @@ def test_too_few_right_answers_are_an_error_that_says_what_to_do(tmp_path):
         drawn(Hinted(tmp_path), min_examples=500)
 
 
+def test_without_any_prompt_there_is_nothing_to_learn(tmp_path):
+    bench = Hinted(tmp_path)
+    bench.earlier = []
+    with pytest.raises(RunError, match=r"^star: 0 of 0 prompts have a right answer"):
+        drawn(bench)
+
+
 # --- rounds
 
 

@@ -107,5 +107,5 @@ async def draw(plan: PhasePlan, settings: DistilSettings, bench: Bench) -> "Sele
             examples.add(state, [answered], 1)
     told = f"{counts.total()} of {len(states)} answers are left out, {len(examples)} are learned"
     bench.view.note(f"{plan.name}: {told}; {informative} say something else than the role had said")
-    check_enough(plan.name, told, len(examples), settings.min_examples)
+    check_enough(plan.name, told, len(examples), settings.min_examples, draws=False)
     return examples.selected({"states": len(states), "informative": informative, **counts, **bench.spent()})

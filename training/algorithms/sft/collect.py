@@ -54,10 +54,19 @@ class Examples:
         return Selected(examples, {**figures, **counts})
 
 
-def check_enough(phase: str, told: str, found: int, least: int) -> None:
-    """Raise RunError if a phase has fewer than `least` examples of answers to prompts; `told` says what it has."""
+def check_enough(phase: str, told: str, found: int, least: int, *, draws: bool = True) -> None:
+    """Raise RunError if a phase has too few examples of answers to prompts.
+
+    Args:
+        phase: The phase's name.
+        told: What it has, in words.
+        found: How many examples.
+        least: How many it needs.
+        draws: Whether more answers to each prompt would give more examples.
+    """
     if found < least:
+        more = f"raise {phase}.answers, " if draws else ""
         raise RunError(
-            f"{phase}: {told}, and {phase}.min_examples is {least}: lower it, raise {phase}.answers, or have these "
-            f"weights answer more tasks ({phase}.tasks)"
+            f"{phase}: {told}, and {phase}.min_examples is {least}: lower it, {more}or have these weights answer more "
+            f"tasks ({phase}.tasks)"
         )

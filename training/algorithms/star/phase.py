@@ -117,7 +117,8 @@ async def draw(
         f"{len(states) - len(unsolved)} of {len(states)} prompts have a right answer, a hint gives "
         f"{counts['hinted/solved']} more, {len(examples)} answers are learned"
     )
-    bench.view.note(f"{title}: {told}; {counts['branches/stale']} answers by other weights than {version} are left out")
+    stale = sum(group.left_out["stale"] for group in (*groups, *helped))
+    bench.view.note(f"{title}: {told}; {stale} answers by other weights than {version} are left out")
     check_enough(plan.name, told, len(examples), settings.min_examples)
     return examples.selected(counts)
 
