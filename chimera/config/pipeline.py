@@ -33,7 +33,6 @@ DEFAULT: Mapping[str, Mapping[str, Any]] = {
         "roles": ("HypothesisRefiner",),
         "start": "junior",
         "reward": {"alignment": 1.0, "groundedness": 0.2},
-        "tasks": 64,
         "states": 32,
         "n": 8,
         "curriculum": "pass_rate",
@@ -49,8 +48,8 @@ DEFAULT: Mapping[str, Mapping[str, Any]] = {
     },
     "bandit": {"roles": ("Supervisor",)},
 }
-"""The default pipeline. A phase with one of these names takes what it does not set itself from here, unless it names
-another algorithm."""
+"""The default pipeline. A phase with one of these names takes what it does not set itself from here; if it names another
+algorithm, only the roles."""
 
 
 METHODS = {"check": ("plan", "settings", "config", "dataset"), "learn": ("plan", "settings", "bench")}

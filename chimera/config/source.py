@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,11 @@ def read_yaml(path: Path) -> dict[str, Setting]:
 
 def parse_yaml(text: str, name: str) -> dict[str, Setting]:
     """Read YAML text into settings by dotted key; `name` is the file's name in messages."""
+    return dict(_parse(text, name))
+
+
+@lru_cache(maxsize=8)  # A run's settings are read many times, and PyYAML is slow: a third of a report's verification.
+def _parse(text: str, name: str) -> dict[str, Setting]:
     settings: dict[str, Setting] = {}
     try:
         loader = _Loader(text)

@@ -447,8 +447,9 @@ def _shape(settings: Mapping[str, Setting], phases: Sequence[str]) -> Config:
             kind = find_algorithm(algorithm).Settings
         except ConfigError as error:
             raise ConfigError(f"pipeline.{name}{f' {setting.place}' if setting else ''}: {error}") from error
-        usual = DEFAULT.get(name, {}) if algorithm == algorithm_of(name) else {}
-        pipeline[name] = kind.model_validate({**usual, "algorithm": algorithm})
+        usual = DEFAULT.get(name, {})
+        taken = usual if algorithm == algorithm_of(name) else {key: usual[key] for key in usual if key == "roles"}
+        pipeline[name] = kind.model_validate({**taken, "algorithm": algorithm})
     slots = {name: SLOTS.get(name, ModelConfig()) for name in (*SLOTS, *_below(settings, "models"))}
     return Config.model_construct(**{**dict(Config()), "models": slots, "pipeline": pipeline})
 

@@ -43,8 +43,9 @@ def test_the_file_tree_names_real_files() -> None:
 
 
 OF_RECIPES = [
-    *("models.refiner.like=senior", "roles.HypothesisRefiner.model=refiner", "pipeline.rejection.roles=seniors"),
-    *("pipeline.refine.algorithm=ppo", "pipeline.refine.roles=[HypothesisRefiner]"),
+    *("models.reader.like=junior", "roles.Neurologist.model=reader", "pipeline.rejection.roles=[HypothesisRefiner]"),
+    *("design.algorithm=rejection", "design.right=any"),
+    *("pipeline.read.algorithm=rejection", "pipeline.read.roles=[Neurologist]"),
     *("pipeline.mine.algorithm=examples.my_algorithm:Mine", "pipeline.mine.roles=juniors"),
 ]
 """Settings that make the slots and phases that the README's recipes name."""
@@ -64,11 +65,11 @@ def test_the_pipeline_of_the_readme_can_run(tmp_path: Path) -> None:
     config = load_config(tmp_path / "mine.yaml")
     phases = make_phases(choose_names(None, config), config, load(config.data))
     slots = {phase.name: phase.plan.slots for phase in phases}
-    assert list(slots) == ["gather", "sft", "refine", "design", "mine"]
-    assert (slots["refine"], slots["design"]) == (("refiner",), ("senior",))
+    assert list(slots) == ["gather", "sft", "read", "ppo", "mine"]
+    assert (slots["read"], slots["ppo"], slots["mine"]) == (("reader",), ("refiner",), ("senior",))
 
 
-ABOUT_ROLES = r"another algorithm|weights of its own|another estimator|rejection|LoRA"
+ABOUT_ROLES = r"another algorithm|weights of its own|another reward for|another estimator|rejection|surer|LoRA"
 RECIPES = [
     recipe
     for cell in re.findall(rf"^\| (?:{ABOUT_ROLES})[^|]*\| (.*?) \|$", README, re.MULTILINE)
@@ -77,11 +78,11 @@ RECIPES = [
 
 
 def test_the_recipes_about_roles_can_run() -> None:
-    """Each by itself; those that give the refiner weights of its own belong together."""
-    own = [recipe for recipe in RECIPES if "refine" in recipe]
+    """Each by itself; those that give a junior weights of its own belong together."""
+    own = [recipe for recipe in RECIPES if "read" in recipe]
     assert own
     assert len(RECIPES) >= 7
     for recipe in (" ".join(own), *(recipe for recipe in RECIPES if recipe not in own)):
-        settings = re.findall(r"(\S+?=(?:\[[^\]]*\]|\S+))", recipe)
+        settings = re.findall(r"(\S+?=(?:\[[^\]]*\]|\{[^}]*\}|\S+))", recipe)
         config = load_config(None, settings)
         assert make_phases(choose_names(None, config), config, load(config.data)), recipe

@@ -1,11 +1,11 @@
 """Which states come next: those from which there is something to learn.
 
     even       all states before one is repeated
-    pass_rate  states of which some answers are right and some wrong, and states not yet seen, come first
+    pass_rate  states of which some answers are right and some wrong, and states not yet seen; others when none is left
     level      from the easiest level to the hardest; the next one opens when `ADVANCE` of the last `WINDOW` states of
                the hardest open level are passed
 
-`EASY` of each draw are other states, so that what is known is not lost.
+With pass_rate and level, `EASY` of each draw are states that were passed, so that what is known is not lost.
 """
 
 import math
@@ -62,14 +62,13 @@ class Curriculum:
         course.open = course.open or min(self._levels.values(), default=1)
 
     def draw(self, count: int) -> list[str]:
-        """`count` different states, or all if there are fewer; those that were drawn least often come first."""
+        """At most `count` different states, those that were drawn least often first; fewer if no more are of use."""
         ranked = sorted(self._place, key=lambda name: (self.course.drawn.get(name, 0), self._place[name]))
         first = [name for name in ranked if self._is_first(name)]
         other = [name for name in ranked if not self._is_first(name)]
-        easy = math.floor(EASY * count) if self._order != "even" else 0
+        easy = math.floor(EASY * min(count, len(first)))
         kept = [name for name in other if self._is_easy(name)][:easy]
-        taken = [*first[: count - len(kept)], *kept]
-        taken += [name for name in (*first, *other) if name not in set(taken)][: count - len(taken)]
+        taken = [*first[: count - len(kept)], *kept] if first else other[:count]
         for name in taken:
             self.course.drawn[name] = self.course.drawn.get(name, 0) + 1
         return taken

@@ -106,6 +106,7 @@ def save(drawing: Drawing, name: str, title: str, folder: Path) -> dict[str, str
     """Write `<name>.png` and `<name>.svg` into `folder`; returns their names by format."""
     files = {kind: f"{name}.{kind}" for kind in ("png", "svg")}
     drawing.figure.savefig(folder / files["png"], dpi=DPI, metadata={"Software": None})
+    drawing.figure.set_layout_engine("none")  # The layout is found; to find it again takes as long as drawing.
     text = StringIO()
     with mpl.rc_context({"svg.hashsalt": name}):
         drawing.figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})

@@ -43,6 +43,7 @@ from training.learning.plans import make_phases
 
 ROLES = ("HypothesisRefiner", "ProtocolDesigner")
 PLAN = PhasePlan("ppo", "ppo", tuple(ROLES), ("senior",))
+ONLINE = Path(__file__).parents[3] / "configs" / "online.yaml"
 TASKS = [ResearchTask(f"t{number}", "Does it?", (), "yes", "generated") for number in range(7)]
 
 
@@ -174,6 +175,7 @@ def test_figures_are_means_over_what_has_a_value():
     [
         (["models.senior={kind: endpoint, base_url: 'http://x/v1', model: m}"], r"models\.senior\.kind=endpoint: ppo"),
         (["models.senior.temperature=0"], r"models\.senior\.temperature=0"),
+        (["ppo.start=seniour"], r"ppo\.start=seniour: there are no such weights"),
         (["ppo.n=1"], "ppo.n=1: grpo"),
         (["ppo.tasks_per_step=8"], "there are 7 training tasks"),
         (["ppo.test_freq=1", "ppo.test_tasks=3"], "there are 2 held-out tasks"),
@@ -184,8 +186,8 @@ def test_figures_are_means_over_what_has_a_value():
 )
 def test_what_cannot_be_trained_is_refused_at_once(overrides, complaint):
     with pytest.raises(ConfigError, match=complaint):
-        make_phases(["ppo"], load_config(None, ["ppo.tasks_per_step=2", *overrides]), DATASET)
-    make_phases(["ppo"], load_config(None, ["ppo.tasks_per_step=2", "ppo.n=1", "ppo.adv_estimator=gae"]), DATASET)
+        make_phases(["ppo"], load_config(ONLINE, ["ppo.tasks_per_step=2", *overrides]), DATASET)
+    make_phases(["ppo"], load_config(ONLINE, ["ppo.tasks_per_step=2", "ppo.n=1", "ppo.adv_estimator=gae"]), DATASET)
 
 
 DATASET = Dataset(tuple(TASKS), tuple(replace(task, id=f"held-{task.id}") for task in TASKS[:2]), (), "generated", "x")

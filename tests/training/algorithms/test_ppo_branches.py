@@ -122,3 +122,22 @@ def test_a_step_without_a_group_that_differs_is_skipped(straight, tmp_path):
     result = learned(bench)
     assert (result.policy, result.figures["skipped"]) == (None, 1)
     assert any("worth the same in each of 4 states" in line for line in bench.view.lines)
+
+
+def test_a_phase_may_begin_with_another_slots_weights(straight, tmp_path):
+    """They are its first version, of which answers are asked; a stop before the first step changes nothing."""
+    started = straight.run.path / straight.result.policy.folder
+
+    def bench(stop_at=None):
+        made = Tokens(tmp_path, straight.first, start="junior", steps=1)
+        made._weights["junior"], made.stop_at = started, stop_at
+        return made
+
+    with pytest.raises(Stop):
+        learned(bench("refiner@refine-0"))
+    wait_for_engines()
+    resumed = bench()
+    result = learned(resumed)
+    assert [policy.version for policy in resumed.published] == ["refiner@refine-0", "refiner@refine-1"]
+    assert {version for _, _, _, version in resumed.branches} == {"refiner@refine-0"}
+    assert digest(tmp_path / result.policy.folder) not in (digest(started), digest(straight.first))

@@ -458,5 +458,5 @@ def test_wrong_phases_are_refused_with_the_valid_ones(text):
 
 
 def test_all_phases_run_by_default():
-    assert choose_names(None, Config()) == ("gather", "sft", "ppo", "bandit")
+    assert choose_names(None, Config()) == ("gather", "sft", "ppo", "design", "bandit")
     assert choose_names(" gather ", Config()) == ("gather",)

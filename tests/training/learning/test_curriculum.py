@@ -36,12 +36,13 @@ def test_states_that_inform_come_before_those_that_do_not(found, count):
     taken = curriculum.draw(count)
     mixed = [name for name in known if 0 < known[name] < 1]
     easy = [name for name in taken if known[name] == 1]
-    assert len(taken) == count
-    if len(mixed) >= count:
-        assert len(easy) <= 0.15 * count
-        assert not [name for name in taken if known[name] == 0]
+    assert len(taken) == len(set(taken)) <= count
+    if mixed:
+        assert len(easy) <= 0.15 * min(count, len(mixed))
+        assert {*taken} <= {*mixed, *easy}
+        assert len(taken) - len(easy) == min(count - len(easy), len(mixed))
     else:
-        assert set(mixed) <= set(taken) or len(easy) <= 0.15 * count
+        assert len(taken) == count
 
 
 def test_the_next_level_opens_exactly_when_seven_of_ten_are_passed():
