@@ -1,5 +1,6 @@
 """A run whose refiner was asked once in each rollout, and a bench whose branches say different things."""
 
+import hashlib
 import json
 from dataclasses import replace
 
@@ -58,19 +59,26 @@ def record(run, number, version="nano@0", **other):
     return replace(made, **other)
 
 
+def said(call, text):
+    """The call with another answer; equal texts have equal tokens."""
+    choice = {**call.asked.choice, "message": {"role": "assistant", "content": text}}
+    tokens = tuple(hashlib.sha256(text.encode()).digest()[:6])
+    return replace(call, response_ids=tokens, asked=replace(call.asked, choice=choice))
+
+
 class Answers(FakeBench):
     """Branches that say something else each time: half are right, a quarter misquotes, a quarter says no."""
 
-    def __init__(self, folder, order=0, **other):
+    def __init__(self, folder, order=0, label="yes", **other):
         folder.mkdir(exist_ok=True)
         run = Run(folder, writable=True)
-        earlier = [record(run, number) for number in range(TASKS)]
-        versions, weights = {"refiner": "nano@0"}, {"refiner": NANO}
-        super().__init__(run, versions=versions, weights=weights, earlier=earlier, order=order, **other)
+        earlier = [record(run, number, label=label) for number in range(TASKS)]
+        usual = {"versions": {"refiner": "nano@0"}, "weights": {"refiner": NANO}, "earlier": earlier}
+        super().__init__(run, order=order, **(usual | other))
 
     def say(self, call, random_):
         claim = f"claim {random_.randrange(1000)}"
-        text = random_.choice([answer(claim=claim), answer(claim=claim), answer(quote=MISREAD), answer("no")])
-        choice = {**call.asked.choice, "message": {"role": "assistant", "content": text}}
-        version = self.versions["refiner"]
-        return replace(call, weights_version=version, asked=replace(call.asked, choice=choice))
+        text = random_.choice(
+            [answer(claim=claim), answer(claim=claim), answer(quote=MISREAD), answer("no", claim=claim)]
+        )
+        return replace(said(call, text), weights_version=self.versions["refiner"])

@@ -20,6 +20,9 @@ ALGORITHMS: Mapping[str, str] = {
     "ppo": "training.algorithms.ppo.phase:Ppo",
     "bandit": "training.algorithms.bandit.phase:Bandit",
     "rejection": "training.algorithms.rejection:Rejection",
+    "dpo": "training.algorithms.dpo.phase:Dpo",
+    "star": "training.algorithms.star.phase:Star",
+    "distil": "training.algorithms.distil.phase:Distil",
 }
 """Module and class of each algorithm. An entry of `pipeline` may name a user's class in the same form."""
 PROTOCOL = {"novelty": 0.1, "feasibility": 0.2, "impact": 0.3, "clarity": 0.15, "efficiency": 0.05}

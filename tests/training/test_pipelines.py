@@ -38,6 +38,13 @@ PIPELINES = {
         f"  design: {{algorithm: ppo, roles: [ProtocolDesigner], {PPO}}}\n",
         {"refine": "refiner@refine-1", "design": "senior@design-1"},
     ),
+    "a teacher's answers, answers that are right, and pairs of answers": (
+        "pipeline:\n  gather: {tasks: 12}\n"
+        f"  distil: {{roles: juniors, answers: 4, {SFT}}}\n"
+        f"  star: {{roles: [HypothesisRefiner], answers: 3, hints: 2, {SFT}}}\n"
+        f"  dpo: {{roles: [ProtocolDesigner], answers: 4, reward: {{feasibility: 1.0, impact: 1.0}}, {SFT}}}\n",
+        {"distil": "junior@distil", "star": "refiner@star-2", "dpo": "senior@dpo"},
+    ),
     "the default phases, all on branches": (
         f"pipeline:\n  gather: {{tasks: 6}}\n  sft: {{{SFT}}}\n  ppo: {{{ANSWERS}}}\n  design: {{{ANSWERS}}}\n"
         f"  bandit: {BANDIT}\n",

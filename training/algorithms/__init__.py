@@ -1,1 +1,1 @@
-"""One file or folder for each algorithm: `gather`, `sft/`, `ppo/`, `bandit/`, `rejection`. Read `rejection` first."""
+"""A file or folder for each algorithm: gather, sft, ppo, bandit, rejection, dpo, star, distil. Read rejection first."""

@@ -6,8 +6,7 @@ reward, fine-tuning on all different right answers taught the bundled model noth
 (`training.learning.base.Bench.branch`): each costs one call of a model and not a rollout.
 """
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -16,7 +15,7 @@ from agents.quoting import texts_read
 from agents.roles import ROLES
 from agents.schemas import Answer
 from chimera.config.tree import Config
-from chimera.core.errors import ConfigError, RunError
+from chimera.core.errors import ConfigError
 from chimera.core.quotes import missing_quotes
 from chimera.core.types import Label
 from chimera.data.tasks import Dataset
@@ -26,7 +25,7 @@ from training.algorithms.sft.settings import SftSettings
 from training.credit.values import Values, how_valued
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.experience import Call
-from training.learning.groups import BranchSettings, group_figures, grow
+from training.learning.groups import BranchSettings, Valued, group_figures, grow
 from training.learning.states import check_tasks, collect_states
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class RejectionSettings(SftSettings, BranchSettings):
     def unused(self) -> Mapping[str, str]:
         """Keys that select by the reward of rollouts, and LoRA's scale without LoRA."""
         others = ("select", "quantile", "threshold", "credited", "true_quotes")
-        return {**super().unused(), **dict.fromkeys(others, "rejection selects answers by `right`")}
+        return {**super().unused(), **dict.fromkeys(others, f"{self.algorithm} selects answers by `right`")}
 
 
 class Rejection:
@@ -86,38 +85,31 @@ async def draw(plan: PhasePlan, settings: RejectionSettings, bench: Bench) -> "S
     Raises:
         RunError: Fewer than `min_examples` are left.
     """
+    from training.algorithms.sft.collect import Examples, check_enough
     from training.algorithms.sft.render import Renderer
-    from training.algorithms.sft.select import Candidate, Example, Selected
 
     version = bench.versions[plan.slot]
     render = Renderer(bench.weights(plan.slot), bench.config.society.max_tool_calls).rows
     states = await collect_states(plan, settings.tasks, bench)
     values = Values(settings.reward, how_valued(plan, settings.reward, settings.value, bench.config), bench)
     groups = await grow(bench, values, states, settings.answers, seed=bench.config.seed, version=version)
-    kept, rows, right = list[Example](), set[Any](), 0
+    examples, right = Examples(render, settings.max_length), 0
     for group in groups:
-        record, most = group.state.episode.record, len(kept) + settings.keep
-        assert record.reward is not None  # Others are no states.
-        good = [one for one in group.answers if is_right(one.call, record.label, settings.right)]
+        label = group.state.episode.record.label
+        good = [one for one in group.answers if is_right(one.call, label, settings.right)]
         right += len(good)
-        for one in sorted(good, key=lambda one: -one.worth.value):
-            talk = group.state.conversation.answered_by(one.call)
-            example = Example(Candidate(record, record.reward, talk), render(talk))
-            fits = max(len(row.ids) for row in example.rows) <= settings.max_length
-            if len(kept) < most and fits and example.rows not in rows:
-                rows.add(example.rows)
-                kept.append(example)
-    counts: dict[str, Any] = {**group_figures(groups), "branches/right": right, "selected": len(kept)}
+        examples.add(group.state, best_first(good), settings.keep)
+    counts: dict[str, Any] = {**group_figures(groups), "branches/right": right}
     drawn, stale = counts["branches/answers"], sum(group.left_out["stale"] for group in groups)
-    told = f"{right} of {drawn} answers to {len(states)} prompts are right, {len(kept)} are learned"
+    told = f"{right} of {drawn} answers to {len(states)} prompts are right, {len(examples)} are learned"
     bench.view.note(f"{plan.name}: {told}; {stale} answers by other weights than {version} are left out")
-    if len(kept) < settings.min_examples:
-        raise RunError(
-            f"{plan.name}: {told}, and {plan.name}.min_examples is {settings.min_examples}: lower it, raise "
-            f"{plan.name}.answers, or have these weights answer more tasks ({plan.name}.tasks)"
-        )
-    of_role = dict(Counter(example.candidate.role for example in kept))
-    return Selected(tuple(kept), {**counts, "selected_by_role": of_role, **bench.spent()})
+    check_enough(plan.name, told, len(examples), settings.min_examples)
+    return examples.selected({**counts, **bench.spent()})
+
+
+def best_first(answers: Sequence[Valued]) -> list[Call]:
+    """The answers by their worth, those of equal worth in the order in which they were drawn."""
+    return [one.call for one in sorted(answers, key=lambda one: -one.worth.value)]
 
 
 def is_right(call: Call, label: Label, right: str) -> bool:

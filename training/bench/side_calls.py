@@ -81,6 +81,7 @@ class SideCalls:
         *,
         about: Mapping[str, Any] | None = None,
         n: int = 1,
+        temperature: float | None = None,
         **options: Any,
     ) -> SideCall:
         """Ask the model of `slot` for `n` answers to `messages`; a request that is recorded is not sent again.
@@ -92,6 +93,7 @@ class SideCalls:
             messages: OpenAI chat messages.
             about: What is recorded in place of messages, tools and response format, where another file holds them.
             n: How many answers; servers that do not know `n` give one.
+            temperature: None for that of the slot's configuration.
             options: `tools`, `response_format` and `seed`, as in `chimera.serving.client.Model`.
 
         Raises:
@@ -99,6 +101,7 @@ class SideCalls:
             RunError: The model server has ended.
         """
         request = self._model.request(slot, messages, **options) | ({"n": n} if n > 1 else {})
+        request |= {} if temperature is None else {"temperature": temperature}
         if self._config.models[slot].kind != "endpoint":
             request["return_token_ids"] = True
         key = hashlib.sha256(json.dumps([kind, slot, version, request], sort_keys=True).encode()).hexdigest()

@@ -171,7 +171,8 @@ class Bench(Protocol):
         Args:
             slot: Whose model; one that a role uses, or that the phase's settings name (`PhaseSettings.asks`).
             messages: OpenAI chat messages.
-            options: `tools`, `response_format` and `seed`, as in `chimera.serving.client.Model`.
+            options: `tools`, `response_format` and `seed`, as in `chimera.serving.client.Model`; `temperature` in place
+                of the slot's.
 
         Raises:
             RunError: The slot is not served.

@@ -7,7 +7,7 @@ from agents.react import read_answer
 from agents.roles import ROLES
 from agents.schemas import Answer
 from chimera.core.types import Label
-from chimera.serving.client import read_completions
+from chimera.serving.client import Completion, read_completions
 from evaluation.traces.calls import TracedCall
 
 Message = dict[str, Any]
@@ -104,3 +104,16 @@ class Call:
             return read_answer(ROLES[self.role], completion, self.asked.messages)
         except ValueError:
             return None
+
+    def answered(self, completion: Completion) -> "Call":
+        """The call with another answer to the same messages. It has no token ids, and nothing came of it.
+
+        Raises:
+            ValueError: The call's exchange is not known.
+        """
+        if self.asked is None:
+            raise ValueError(f"{self.response_id} has no exchange in its trace")
+        own = {"response_id": completion.response_id, "weights_version": completion.weights_version}
+        choice = {"index": 0, "message": completion.message, "finish_reason": completion.finish_reason}
+        asked = replace(self.asked, choice=choice, response_ids=None, **own)
+        return replace(self, response_ids=(), immediate=0.0, outcome=False, asked=asked, **own)

@@ -128,6 +128,15 @@ async def test_a_question_is_recorded_without_the_key_and_counted_with_its_price
     await made.close()
 
 
+async def test_a_question_can_be_asked_at_another_temperature(side, scripted_openai):
+    made = side()
+    usual = await made.make("ask", "refiner", "v1", QUESTION)
+    assert await made.make("ask", "refiner", "v1", QUESTION, temperature=0.0) is not usual
+    assert [request["temperature"] for request in scripted_openai.requests] == [1.0, 0.0]
+    assert await made.make("ask", "refiner", "v1", QUESTION) is usual
+    await made.close()
+
+
 async def test_a_server_that_fails_is_an_error_and_nothing_is_recorded(side, scripted_openai):
     made = side()
     for bad, message in (((400, "no such thing"), "no such thing"), ((500, "busy"), "busy")):

@@ -12,17 +12,19 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Self, TextIO, TypeVar
 
 from chimera.core.errors import RunError
 from chimera.serving.embedded.checkpoint import check_trainable
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase, TrainerCallback
     from trl.trainer.sft_config import SFTConfig
 
 LARGE_MODEL = 500_000_000
@@ -62,37 +64,50 @@ class Spec:
         return json.dumps(asdict(self))
 
     @classmethod
-    def load(cls, text: str) -> "Spec":
+    def load(cls, text: str) -> Self:
         """The inverse of `dump`."""
         return cls(**json.loads(text))
 
 
+S = TypeVar("S", bound=Spec)
+
+
 def main(argv: list[str]) -> None:
-    """Train with the spec from stdin.
+    """Fine-tune with the spec from stdin; see `work`."""
+    work(argv, Spec, "trl.trainer.sft_trainer", train)
+
+
+def work(argv: list[str], kind: type[S], trainer: str, train: Callable[[S, TextIO], None]) -> None:
+    """Import libraries, read a spec from stdin, and train.
+
+    Args:
+        argv: The process's arguments.
+        kind: The class of the spec.
+        trainer: The module of the trainer, which takes seconds to import.
+        train: Trains with a spec, and reports on the stream that it is given.
 
     Raises:
         ChimeraError: The model or the examples cannot be trained on, or a file cannot be read or written.
     """
-    parser = argparse.ArgumentParser(prog="training.algorithms.sft.child", description=__doc__)
+    parser = argparse.ArgumentParser(prog=train.__module__, description=__doc__)
     parser.add_argument("--unsloth", choices=("auto", "never"), required=True, help="as in the configuration")
     options = parser.parse_args(argv)
     progress = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    preload(options.unsloth)
-    spec = Spec.load(sys.stdin.read())
+    preload(options.unsloth, trainer)
+    spec = kind.load(sys.stdin.read())
     try:
         train(spec, progress)
     except OSError as error:
         raise RunError(f"a file cannot be read or written: {error}") from error
 
 
-def preload(loader: Loader) -> None:
+def preload(loader: Loader, trainer: str) -> None:
     """Import the libraries. Unsloth replaces parts of the others, so it must come first."""
     if uses_unsloth(loader):
         __import__("unsloth")
-    import datasets  # noqa: F401  imported for later
-    import peft  # noqa: F401  imported for later
-    import trl.trainer.sft_trainer  # noqa: F401  imported for later
+    for module in ("datasets", "peft", trainer):
+        import_module(module)
 
 
 def uses_unsloth(loader: Loader) -> bool:
@@ -158,21 +173,10 @@ def train(spec: Spec, progress: TextIO) -> None:
     Raises:
         RunError: The loss is no number any more.
     """
-    from transformers import TrainerCallback, set_seed
+    from transformers import set_seed
     from trl.trainer.sft_trainer import SFTTrainer
 
     from training.learning.weights import plain_weights, write_model
-
-    def tell(event: str, **fields: Any) -> None:
-        progress.write(json.dumps({"event": event, **fields}) + "\n")
-
-    class Reporter(TrainerCallback):
-        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            tell("begin", total=state.max_steps)
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            if logs is not None and "loss" in logs:
-                tell("step", step=state.global_step, total=state.max_steps, **step_figures(logs))
 
     set_seed(spec.seed)
     model, tokenizer = load_model(spec)
@@ -183,7 +187,7 @@ def train(spec: Spec, progress: TextIO) -> None:
             args=trainer_settings(spec, model.num_parameters(), scratch),
             train_dataset=dataset,
             processing_class=tokenizer,
-            callbacks=[Reporter()],
+            callbacks=[reporter(progress, step_figures)],
         )
         started = time.perf_counter()
         result = trainer.train()
@@ -192,6 +196,7 @@ def train(spec: Spec, progress: TextIO) -> None:
     write_model(Path(spec.out), plain_weights(trainer.model), Path(spec.model))
     tokens = sum(dataset["length"]) * spec.epochs
     tell(
+        progress,
         "end",
         loss=result.training_loss,
         steps=result.global_step,
@@ -203,34 +208,62 @@ def train(spec: Spec, progress: TextIO) -> None:
     )
 
 
+def tell(progress: TextIO, event: str, **fields: Any) -> None:
+    """Report one event to the parent."""
+    progress.write(json.dumps({"event": event, **fields}) + "\n")
+
+
+def reporter(progress: TextIO, figures: Callable[[dict[str, Any]], Mapping[str, float]]) -> "TrainerCallback":
+    """Reports the begin and each optimiser step, with the `figures` of what the trainer logs of it."""
+    from transformers import TrainerCallback
+
+    class Reporter(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            tell(progress, "begin", total=state.max_steps)
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            if logs is not None and "loss" in logs:
+                tell(progress, "step", step=state.global_step, total=state.max_steps, **figures(logs))
+
+    return Reporter()
+
+
 def trainer_settings(spec: Spec, parameters: int, scratch: str) -> "SFTConfig":
-    """TRL's settings: AdamW with a linear schedule; batches of similar length, so that little is padded."""
-    import torch
+    """TRL's settings; batches of similar length, so that little is padded."""
     from trl.trainer.sft_config import SFTConfig
 
-    gpu = torch.cuda.is_available()
     return SFTConfig(
-        output_dir=scratch,
-        seed=spec.seed,
-        num_train_epochs=spec.epochs,
-        per_device_train_batch_size=spec.micro_batch_size,
-        gradient_accumulation_steps=spec.batch_size // spec.micro_batch_size,
-        learning_rate=spec.lr,
-        warmup_steps=spec.warmup_ratio,
-        lr_scheduler_type="linear",
-        optim="adamw_torch",
-        bf16=torch.cuda.is_bf16_supported() if gpu else fast_bfloat16(),
-        use_cpu=not gpu,
-        gradient_checkpointing=parameters >= LARGE_MODEL,
+        **common_settings(spec, parameters, scratch),
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
         train_sampling_strategy="group_by_length",
         length_column_name="length",
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
     )
+
+
+def common_settings(spec: Spec, parameters: int, scratch: str) -> dict[str, Any]:
+    """Settings of all of TRL's trainers: AdamW with a linear schedule."""
+    import torch
+
+    gpu = torch.cuda.is_available()
+    return {
+        "output_dir": scratch,
+        "seed": spec.seed,
+        "num_train_epochs": spec.epochs,
+        "per_device_train_batch_size": spec.micro_batch_size,
+        "gradient_accumulation_steps": spec.batch_size // spec.micro_batch_size,
+        "learning_rate": spec.lr,
+        "warmup_steps": spec.warmup_ratio,
+        "lr_scheduler_type": "linear",
+        "optim": "adamw_torch",
+        "bf16": torch.cuda.is_bf16_supported() if gpu else fast_bfloat16(),
+        "use_cpu": not gpu,
+        "gradient_checkpointing": parameters >= LARGE_MODEL,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
 
 
 def fast_bfloat16() -> bool:

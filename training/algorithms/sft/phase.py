@@ -4,8 +4,8 @@ import asyncio
 import hashlib
 import json
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -57,38 +57,93 @@ class Sft:
         return await fine_tune(plan, settings, bench, chosen)
 
 
+@dataclass(frozen=True, slots=True)
+class FirstWeights:
+    """The weights that a fine-tuning starts from: their folder and their version."""
+
+    folder: Path
+    version: str
+
+    @classmethod
+    def live(cls, bench: Bench, slot: str) -> "FirstWeights":
+        """What is live in `slot`."""
+        return cls(bench.weights(slot), bench.versions[slot])
+
+
 async def fine_tune(
-    plan: PhasePlan, settings: SftSettings, bench: Bench, choose: "Callable[[], Awaitable[Selected]]"
+    plan: PhasePlan,
+    settings: SftSettings,
+    bench: Bench,
+    choose: "Callable[[], Awaitable[Selected]]",
+    *,
+    name: str | None = None,
+    start: FirstWeights | None = None,
 ) -> Learned:
-    """Fine-tune the weights of the phase's slot on the selection of `choose`. Meanwhile the training process starts.
+    """Fine-tune weights of the phase's slot on the selection of `choose`. Meanwhile the training process starts.
+
+    Args:
+        plan: The phase.
+        settings: Its settings.
+        bench: Its bench.
+        choose: Makes the selection.
+        name: Of the policy, the log and the metrics, such as "star-2"; the phase's name if it is None.
+        start: The weights to start from; the live ones if it is None.
 
     Raises:
         RunError: `choose` raised it, or the training process ended early.
     """
     from training.algorithms.sft.process import SftProcess
 
-    policy = Policy.made("weights", plan.slot, plan.name)
-    folder = bench.run.path / policy.folder
-    async with SftProcess(bench.run.path / "logs" / f"{plan.name}.log", settings.unsloth) as process:
+    name, start = name or plan.name, start or FirstWeights.live(bench, plan.slot)
+    policy = Policy.made("weights", plan.slot, name)
+    async with SftProcess(bench.run.path / "logs" / f"{name}.log", settings.unsloth) as process:
         selection = await choose()
-        examples = bench.run.path / "phases" / plan.name / EXAMPLES
-        await asyncio.to_thread(write_examples, examples, selection.examples)
-        spec = specify(settings, examples, bench.weights(plan.slot), folder, bench.config.seed)
-        fingerprint = describe(spec, bench.versions[plan.slot])
-        figures = finished(folder, fingerprint)
-        if figures is None:
-            clear_drafts(folder)
-            figures = {**selection.figures, **await follow(process, spec, plan.name, bench)}
-            (folder / MANIFEST).write_text(
-                json.dumps({"fingerprint": fingerprint, "figures": figures}, indent=2) + "\n", encoding="utf-8"
-            )
-            await asyncio.to_thread(seal, bench.run, policy.folder)
-        else:
-            remedy = f"remove the folder {folder}, and the phase trains again from the same conversations"
-            await asyncio.to_thread(checked, bench.run, policy.folder, remedy)
-            made = f"{policy.version} was made from these {figures['selected']} conversations before"
-            bench.view.note(f"{plan.name}: {made}")
+        file = bench.run.path / "phases" / plan.name / (EXAMPLES if name == plan.name else f"{name}-{EXAMPLES}")
+        await asyncio.to_thread(write_examples, file, selection.examples)
+        spec = specify(settings, file, start.folder, bench.run.path / policy.folder, bench.config.seed)
+        told = f"{selection.figures['selected']} conversations"
+        figures = await train_once(process, spec, policy, start, bench, told, selection.figures)
     return Learned(figures, policy)
+
+
+async def train_once(
+    process: "SftProcess",
+    spec: "Spec",
+    policy: Policy,
+    start: FirstWeights,
+    bench: Bench,
+    told: str,
+    figures: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Train, and keep the figures beside the model; a model that was made from the same before is kept.
+
+    Args:
+        process: Trains.
+        spec: The job, whose examples are written.
+        policy: What it makes.
+        start: The weights that it starts from.
+        bench: The phase's bench.
+        told: The examples, in words.
+        figures: Of the selection.
+
+    Raises:
+        RunError: The training process ended early, or the files of the finished model are not those that it wrote.
+    """
+    name = policy.version.partition("@")[2]
+    folder, fingerprint = bench.run.path / policy.folder, describe(spec, start.version)
+    known = finished(folder, fingerprint)
+    if known is not None:
+        remedy = f"remove the folder {folder}, and the phase trains again from the same {told.split()[-1]}"
+        await asyncio.to_thread(checked, bench.run, policy.folder, remedy)
+        bench.view.note(f"{name}: {policy.version} was made from these {told} before")
+        return known
+    clear_drafts(folder)
+    found = {**figures, **await follow(process, spec, name, bench)}
+    (folder / MANIFEST).write_text(
+        json.dumps({"fingerprint": fingerprint, "figures": found}, indent=2) + "\n", encoding="utf-8"
+    )
+    await asyncio.to_thread(seal, bench.run, policy.folder)
+    return found
 
 
 async def choose(plan: PhasePlan, settings: SftSettings, bench: Bench) -> "Selected":

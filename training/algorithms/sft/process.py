@@ -22,17 +22,19 @@ class SftProcess:
 
     Args:
         log_file: Its standard error and the output of libraries are appended here.
-        loader: `sft.unsloth`.
+        loader: The phase's `unsloth`.
+        module: What it runs (`training.algorithms.sft.child.work`).
     """
 
-    def __init__(self, log_file: Path, loader: Loader) -> None:
+    def __init__(self, log_file: Path, loader: Loader, module: str = "training.algorithms.sft.child") -> None:
         self._log_file = log_file
         self._loader = loader
+        self._module = module
 
     async def __aenter__(self) -> Self:
         self._child = Command(
             "the process that fine-tunes",
-            "training.algorithms.sft.child",
+            self._module,
             ["--unsloth", self._loader],
             self._log_file,
             sft_environment(),

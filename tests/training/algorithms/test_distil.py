@@ -1,0 +1,210 @@
+"""Distillation on the fake bench: what each teacher answers, that no label is used, and what is refused."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, answer, record, said
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chimera.config.tree import load_config
+from chimera.core.errors import ConfigError, RunError
+from chimera.data.tasks import load
+from chimera.serving.client import Completion
+from training.algorithms.distil.phase import Distil, DistilSettings, draw
+from training.algorithms.distil.teachers import elected, rewritten
+from training.learning.base import PhasePlan
+from training.learning.plans import make_phases
+from training.learning.states import states_of
+
+PLAN = PhasePlan("distil", "distil", (REFINER,), ("refiner",))
+
+
+def settings(**other):
+    return DistilSettings(**{"algorithm": "distil", "min_examples": 1, "answers": 5, **other})
+
+
+def drawn(bench, **other):
+    return asyncio.run(draw(PLAN, settings(**other), bench))
+
+
+def texts(selection):
+    return [one.candidate.conversation.messages[-1]["content"] for one in selection.examples]
+
+
+class Taught(Answers):
+    """A model that says no at temperature 0, and another slot's that says maybe, in a fence."""
+
+    def answer(self, slot, messages, options):
+        number = int(json.loads(messages[1]["content"])["goal"].split()[-1][:-1])
+        if slot == "teacher":
+            assert "temperature" not in options
+            assert "tools" not in options
+            text = "```json\n" + json.dumps(json.loads(answer("maybe")), indent=1) + "\n```"
+        else:
+            assert options["temperature"] == 0
+            text = [answer("no"), answer("no", quote=MISREAD), "{"][number % 3]
+        version = {"teacher": None, "refiner": "nano@0"}[slot]
+        return Completion({"role": "assistant", "content": text}, text, (), "stop", 3, 2, "told", version)
+
+
+# --- the vote
+
+
+@pytest.fixture(scope="module")
+def call(tmp_path_factory):
+    bench = Answers(tmp_path_factory.mktemp("calls"))
+    (found,) = states_of(bench.episode(bench.earlier[0]), [REFINER])
+    return found.call
+
+
+def test_a_vote_is_for_what_most_say_with_true_quotes_in_the_commonest_words(call):
+    said_by = [
+        *[answer("no", claim=claim) for claim in ("a", "b", "b")],
+        *[answer("yes", quote=MISREAD, claim="c")] * 3,
+        *[answer("yes", claim=claim) for claim in ("d", "e", "e")],
+    ]
+    assert elected([said(call, text) for text in said_by]).answer.claim == "e"
+    assert elected([said(call, text) for text in said_by[:4]]).answer.claim == "b"
+    assert elected([said(call, text) for text in said_by[3:6]]).answer.claim == "c"
+
+
+def test_unreadable_answers_have_no_vote(call):
+    assert elected([said(call, text) for text in ("{", "{", answer("no"))]).answer.stance == "no"
+    assert elected([said(call, "{")]).answer is None
+
+
+@given(st.lists(st.sampled_from(["yes", "no", "maybe"]), min_size=1, max_size=9))
+def test_no_stance_has_more_votes_than_the_elected_one(call, stances):
+    found = elected([said(call, answer(stance)) for stance in stances]).answer.stance
+    assert stances.count(found) == max(map(stances.count, stances))
+
+
+def test_an_answer_is_rewritten_in_the_form_of_the_role(call):
+    told = {"answer": "no", "claim": "<b>", "author": "x", "evidence": [READ], "comparison": "lower"}
+    content = rewritten(call, told).asked.choice["message"]["content"]
+    assert content.startswith('{"evidence":[')
+    assert rewritten(call, told).answer.claim == "<b>"
+
+
+# --- what is learned
+
+
+def test_the_vote_is_learned_once_for_each_prompt(tmp_path):
+    bench = Answers(tmp_path)
+    selection = drawn(bench)
+    by_hand = {key[0]: elected(calls).asked.choice["message"]["content"] for key, calls in bench.branches.items()}
+    assert texts(selection) == [by_hand[number, 5] for number in range(TASKS) if MISREAD not in by_hand[number, 5]]
+    figures = selection.figures
+    assert figures["states"] == figures["branch_requests"] == TASKS
+    assert figures["selected"] == TASKS - figures["misquoting"] == len(selection.examples)
+    assert figures["informative"] == sum(json.loads(text)["answer"] != "yes" for text in texts(selection))
+
+
+def test_greedy_is_the_same_weights_at_temperature_0(tmp_path):
+    selection = drawn(Taught(tmp_path), teacher="greedy")
+    assert texts(selection) == [answer("no")] * 2
+    counts = {name: selection.figures[name] for name in ("misquoting", "unreadable", "stale", "informative")}
+    assert counts == {"misquoting": 2, "unreadable": 2, "stale": 0, "informative": 2}
+
+
+def test_another_slot_can_teach_and_its_fence_is_not_learned(tmp_path):
+    bench = Taught(tmp_path)
+    selection = drawn(bench, teacher="slot", slot="teacher")
+    assert [json.loads(text) for text in texts(selection)] == [json.loads(answer("maybe"))] * TASKS
+    assert not any("`" in text or "\n" in text for text in texts(selection))
+    assert {key[0] for key in bench.questions} == {"teacher"}
+    assert selection.figures["informative"] == TASKS
+
+
+def test_what_the_society_came_to_can_be_learned(tmp_path):
+    bench = Answers(tmp_path)
+    refined = [json.loads(answer("no", quote=READ if number else MISREAD)) for number in range(TASKS)]
+    outputs = [{"refined_hypothesis": one} for one in refined]
+    bench.earlier = [record(bench.run, number, outputs=outputs[number]) for number in range(TASKS)]
+    selection = drawn(bench, teacher="society")
+    assert [json.loads(text) for text in texts(selection)] == refined[1:]
+    assert selection.figures["misquoting"] == 1
+    assert not bench.branches
+
+
+def test_no_label_is_used(tmp_path):
+    """With other labels the same answers are learned, to the last token."""
+    for teacher in ("vote", "greedy"):
+        found = [
+            drawn(Taught(tmp_path / f"{teacher}-{label}", label=label), teacher=teacher).examples
+            for label in ("yes", "no", "maybe")
+        ]
+        rows = [[one.rows for one in examples] for examples in found]
+        assert rows[0] == rows[1] == rows[2]
+
+
+def test_answers_by_other_weights_are_left_out_and_counted(tmp_path):
+    bench = Taught(tmp_path)
+    usual, told = bench.say, bench.answer
+
+    def other(call, random_):
+        found = usual(call, random_)
+        return replace(found, weights_version="newer@1") if call.prompt_ids[0] == 0 else found
+
+    bench.say = other
+    assert drawn(bench).figures["stale"] == 1
+    bench.answer = lambda *given_: replace(told(*given_), weights_version="newer@1")
+    with pytest.raises(
+        RunError, match=r"^distil: 6 of 6 answers are left out, 0 are learned, and distil\.min_examples"
+    ):
+        drawn(bench, teacher="greedy")
+
+
+def test_the_order_in_which_rollouts_ended_does_not_matter(tmp_path):
+    found = [drawn(Answers(tmp_path / str(order), order=order)).examples for order in range(3)]
+    assert [one.rows for one in found[0]] == [one.rows for one in found[1]] == [one.rows for one in found[2]]
+
+
+async def test_the_student_learns_and_a_finished_model_is_kept(tmp_path, serving_model):
+    bench = Answers(tmp_path, weights={"refiner": serving_model()})
+    own = settings(epochs=1, batch_size=4, micro_batch_size=4)
+    learned = await Distil().learn(PLAN, own, bench)
+    assert learned.policy.version == "refiner@distil"
+    rows = [json.loads(line) for line in (bench.run.path / "phases/distil/examples.jsonl").open()]
+    assert len(rows) == learned.figures["selected"]
+    assert await Distil().learn(PLAN, own, bench) == learned
+    assert "refiner@distil was made from these" in bench.view.lines[-1]
+
+
+REFINERS = "pipeline.distil.roles=[HypothesisRefiner]"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([REFINERS, "pipeline.distil.teacher=slot"], "slot is '': name the slot that teaches refiner"),
+        ([REFINERS, "pipeline.distil.teacher=slot", "pipeline.distil.slot=refiner"], "slot is 'refiner': name"),
+        ([REFINERS, "pipeline.distil.teacher=slot", "pipeline.distil.slot=nobody"], "asks the model of 'nobody'"),
+        ([REFINERS, "models.refiner.temperature=0"], "takes a vote: set it"),
+        ([REFINERS, "pipeline.distil.slot=senior"], "teacher is 'vote'"),
+        ([REFINERS, "pipeline.distil.teacher=greedy", "pipeline.distil.answers=9"], "teacher is 'greedy'"),
+        ([REFINERS, "pipeline.distil.tasks=1000"], "there are 24 training tasks"),
+        ([REFINERS, "pipeline.distil.quantile=0.5"], "distil learns the teacher's answers"),
+        (
+            ["pipeline.distil.roles=[ProtocolDesigner]", "pipeline.distil.teacher=society"],
+            "teaches hypotheses in plain text, and ProtocolDesigner gives none",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(overrides, message):
+    def start():
+        config = load_config(None, ["data.size=40", *overrides])
+        make_phases(["distil"], config, load(config.data))
+
+    with pytest.raises(ConfigError, match=message):
+        start()
+
+
+def test_the_teachers_slot_is_served():
+    config = load_config(
+        None, [REFINERS, "pipeline.distil.teacher=slot", "pipeline.distil.slot=other", "models.other.like=senior"]
+    )
+    assert "other" in config.served()

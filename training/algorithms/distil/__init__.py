@@ -1,0 +1,1 @@
+"""Distillation: roles learn to answer like a teacher, without labels. Read `phase` first."""
