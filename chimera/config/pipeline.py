@@ -27,8 +27,13 @@ ALGORITHMS: Mapping[str, str] = {
 """Module and class of each algorithm. An entry of `pipeline` may name a user's class in the same form."""
 PROTOCOL = {"novelty": 0.1, "feasibility": 0.2, "impact": 0.3, "clarity": 0.15, "efficiency": 0.05}
 DEFAULT: Mapping[str, Mapping[str, Any]] = {
-    "gather": {},
-    "sft": {"algorithm": "rejection", "roles": ("juniors",), "reward": {"alignment": 1.0, "groundedness": 0.5}},
+    "gather": {"tasks": 120},
+    "sft": {
+        "algorithm": "rejection",
+        "roles": ("juniors",),
+        "reward": {"alignment": 1.0, "groundedness": 0.5},
+        "answers": 6,
+    },
     "ppo": {
         "roles": ("HypothesisRefiner",),
         "start": "junior",
@@ -44,6 +49,7 @@ DEFAULT: Mapping[str, Mapping[str, Any]] = {
         "reward": PROTOCOL,
         "states": 24,
         "n": 6,
+        "steps": 4,
         "ppo_mini_batch_size": 72,
     },
     "bandit": {"roles": ("Supervisor",)},

@@ -104,7 +104,7 @@ def test_endpoints_carry_the_configuration(running):
         "sk-big",
         0.3,
     )
-    assert set(running.servers.versions()) == {"junior", "supervisor", "senior", "board", "principal"}
+    assert set(running.servers.versions()) == {"junior", "supervisor", "senior", "refiner", "board", "principal"}
 
 
 def test_the_server_listens_on_loopback_only_and_hides_its_key(running):
