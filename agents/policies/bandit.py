@@ -8,6 +8,8 @@ weight against a uniform choice is c = min(1 / (K p), cut). The update learns:
 * dr: a row for every action with weight 1 / K and reward q(x, a') + [a' = a] K c (r - q(x, a)). This is doubly robust
   (Dudik et al. 2014): correct if either the propensities or the reward model q are correct. q is learned on earlier
   events and on the other folds of this batch, never on the event itself.
+* hindsight: a row for every action. Training tasks have labels, so it is known which hypotheses were right: an action
+  that was not taken gets the reward of the rollout with the alignment that its own answer would have had.
 
 A Thompson posterior takes a weighted reward to be as exact as an unweighted one, so it explores less with ips and dr
 than with direct.
@@ -40,7 +42,7 @@ class Settings:
     """The settings that a policy was made with; they have the names of the bandit's settings."""
 
     policy: Literal["thompson", "logistic"]
-    update: Literal["direct", "ips", "dr"]
+    update: Literal["direct", "ips", "dr", "hindsight"]
     hashed_features: int
     prior_variance: float
     noise_variance: float
@@ -112,6 +114,8 @@ class BanditPolicy:
             return
         if self.settings.update == "dr":
             self._learn_doubly_robust(examples)
+        elif self.settings.update == "hindsight":
+            self._learn_in_hindsight(examples)
         else:
             self._learn_logged(examples)
         self.events += len(examples)
@@ -120,6 +124,11 @@ class BanditPolicy:
         weighted = self.settings.update == "ips"
         weights = [self._importance(example) if weighted else 1.0 for example in examples]
         _learn(self._model, examples, weights)
+
+    def _learn_in_hindsight(self, examples: Sequence[LoggedExample]) -> None:
+        rewards = np.concatenate([_hindsight(example.event) for example in examples])
+        self._model.scale_to(rewards)
+        self._model.learn(np.vstack([example.rows for example in examples]), rewards, np.ones(len(rewards)))
 
     def _learn_doubly_robust(self, examples: Sequence[LoggedExample]) -> None:
         before = self._outcomes.state()
@@ -187,6 +196,20 @@ def _learn(model: RewardModel, examples: Sequence[LoggedExample], weights: Seque
     if examples:
         rows = np.array([example.rows[example.action] for example in examples])
         model.learn(rows, _rewards(examples), np.array(weights))
+
+
+def _hindsight(event: BanditEvent) -> Array:
+    """The reward of each hypothesis, in their order.
+
+    Raises:
+        RunError: It is not known.
+    """
+    if event.hindsight is None:
+        raise RunError(
+            f"the choice on task {event.task_id} was logged without the alignment that other hypotheses would have "
+            "had: set reward.alignment to another number than 0, or bandit.update=direct"
+        )
+    return np.array([event.hindsight[hypothesis["author"]] for hypothesis in event.hypotheses])
 
 
 def _rewards(examples: Sequence[LoggedExample]) -> Array:

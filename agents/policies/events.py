@@ -19,6 +19,8 @@ class BanditEvent:
         reward: The rollout's reward r.
         sources: The passages that the authors had seen; part of x.
         task_id: The task.
+        hindsight: What the rollout would have earned with each author's hypothesis, by author, if the answer had been
+            that hypothesis's and nothing else had changed; None if that is not known.
     """
 
     goal: str
@@ -30,3 +32,4 @@ class BanditEvent:
     reward: float
     sources: Sequence[Mapping[str, str]]
     task_id: str | None = None
+    hindsight: Mapping[str, float] | None = None

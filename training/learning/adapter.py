@@ -133,6 +133,13 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
         if record.reward is None or "selection" not in record.outputs:
             return None
         selection = record.outputs["selection"]
+        aligned = record.parts.get("alignment")
+        hindsight = None
+        if aligned is not None:
+            hindsight = {
+                one["author"]: record.reward - aligned + self._reward.alignment * (one["answer"] == record.label)
+                for one in record.outputs["initial_hypotheses"]
+            } | {selection["author"]: record.reward}
         return BanditEvent(
             goal=record.outputs["research_goal"],
             hypotheses=record.outputs["initial_hypotheses"],
@@ -143,6 +150,7 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
             reward=record.reward,
             sources=selection["sources"],
             task_id=record.task_id,
+            hindsight=hindsight,
         )
 
     def _immediate(self, record: ModelCall, uses: Sequence[ToolUse]) -> float:

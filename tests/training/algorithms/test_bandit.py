@@ -27,7 +27,7 @@ from training.nano.transcripts import EXPERT, Habits, propose
 
 
 def settings_for(**changes):
-    return Settings.of(BanditSettings(**changes), seed=0)
+    return Settings.of(BanditSettings(**{"update": "direct", **changes}), seed=0)
 
 
 # --- a small world: three authors, one of them good on each kind of question
@@ -82,6 +82,25 @@ def test_a_log_of_bad_choices_teaches_the_good_one(kind, update):
     for seed in range(3):
         policy = learned(badly_logged(300, seed), policy=kind, update=update)
         assert {name: choice_of(policy, name) for name in KINDS} == GOOD
+
+
+@pytest.mark.parametrize("kind", ["thompson", "logistic"])
+def test_in_hindsight_choices_that_were_never_good_teach_the_good_one(kind):
+    """The good author is never chosen, so its reward is in no log: only the label tells what it would have earned."""
+    events = []
+    for number, name in enumerate(["drug", "gene"] * 60):
+        bad = [author for author in JUNIORS if author != GOOD[name]]
+        hindsight = {author: 1.0 if author == GOOD[name] else 0.4 for author in JUNIORS}
+        made = event(name, bad[number % 3 % 2], None, 0.4, f"t{number}")
+        events.append(replace(made, hindsight=hindsight))
+    policy = learned(events, policy=kind, update="hindsight")
+    assert {name: choice_of(policy, name) for name in KINDS} == GOOD
+    assert policy.events == 120
+
+
+def test_a_choice_without_hindsight_cannot_teach_in_hindsight():
+    with pytest.raises(RunError, match=r"task t0 was logged without the alignment .* set reward\.alignment .* bandit\.update=direct"):
+        learned(badly_logged(1, 0), update="hindsight")
 
 
 def test_without_hashed_text_the_authors_cannot_be_told_apart_by_the_question():

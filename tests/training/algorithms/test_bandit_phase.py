@@ -117,7 +117,7 @@ class FakeLab(FakeBench):
 
 
 def config_of(**bandit):
-    return BanditSettings(**{"rounds": 1, "tasks": 30, **bandit})
+    return BanditSettings(**{"update": "direct", "rounds": 1, "tasks": 30, **bandit})
 
 
 def accuracy(policy, ids):
@@ -272,7 +272,7 @@ def test_before_training_the_supervisors_choice_is_mixed_in_training_rollouts_on
 
 @pytest.fixture
 def spec(tmp_path):
-    policy = BanditPolicy(Settings.of(BanditSettings(), 0))
+    policy = BanditPolicy(Settings.of(BanditSettings(update="direct"), 0))
     inputs = [RolloutInput.of(item.task, "gather", 0, 0) for item in list(TASKS.values())[:60]]
     policy.learn(policy.examples([choice_of(rollout(one, HALF)) for one in inputs]))
     policy.save(tmp_path)

@@ -429,6 +429,21 @@ def test_a_choice_is_an_event_with_its_context_action_propensities_and_reward(pr
     )
 
 
+def test_in_hindsight_each_hypothesis_earns_the_alignment_of_its_own_answer():
+    """Chosen and right: 0.2 of other parts and 1.5 for the answer; the other right one the same, the wrong one 0.2."""
+    outputs = choice(None)
+    answers = {"Geneticist": "yes", "Pharmacologist": "no", "Neurologist": "yes"}
+    outputs["initial_hypotheses"] = [{"author": name, **HYPOTHESIS, "answer": said} for name, said in answers.items()]
+    adapter = HierarchicalTraceAdapter(WEIGHTS.model_copy(update={"alignment": 1.5}), SENIORS)
+    record = replace(record_of(outputs, 1.7), parts={"alignment": 1.5, "impact": 0.2})
+    found = adapter.adapt_for_bandit(record).hindsight
+    assert found == pytest.approx({"Geneticist": 1.7, "Pharmacologist": 0.2, "Neurologist": 1.7})
+    wrong = replace(record, label="no", reward=0.2, parts={"alignment": 0.0, "impact": 0.2})
+    assert adapter.adapt_for_bandit(wrong).hindsight == pytest.approx(
+        {"Geneticist": 0.2, "Pharmacologist": 1.7, "Neurologist": 0.2}
+    )
+
+
 def test_no_reward_or_no_choice_is_no_event():
     assert ADAPTER.adapt_for_bandit(record_of(choice(None), None)) is None
     assert ADAPTER.adapt_for_bandit(record_of({}, 0.7)) is None

@@ -14,8 +14,10 @@ class BanditSettings(PhaseSettings):
     policy: Literal["thompson", "logistic"] = Field(
         default="thompson", description="linear Thompson sampling, or logistic regression learned by SGD"
     )
-    update: Literal["direct", "ips", "dr"] = Field(
-        default="direct", description="learn rewards as logged, weighted by inverse propensity, or doubly robust"
+    update: Literal["direct", "ips", "dr", "hindsight"] = Field(
+        default="hindsight",
+        description="learn rewards as logged, weighted by inverse propensity, or doubly robust; hindsight: also what "
+        "the hypotheses that were not chosen would have earned by the label",
     )
     hashed_features: int = Field(
         default=256, ge=0, le=4096, description="dimensions for hashed text; 0 leaves text out"
