@@ -213,7 +213,7 @@ def test_an_unknown_phase_names_the_valid_ones():
     assert done.returncode == 2
     assert (
         done.stderr.strip()
-        == "error: there is no phase 'gahter', did you mean gather?: the phases are gather, sft, ppo, bandit"
+        == "error: there is no phase 'gahter', did you mean gather?: the phases are gather, sft, ppo, design, bandit"
     )
 
 

@@ -397,7 +397,7 @@ def test_data_and_models_may_move_with_a_run_but_not_change(tmp_path, data_file,
     moved, other = tmp_path / "moved.json", shutil.copytree(model, tmp_path / "other")
     shutil.move(data_file, moved)
     with Run.create("mine", config(moved, other), resume=True) as run:
-        paths = {f"models.{name}.path" for name in ("junior", "supervisor", "senior")}
+        paths = {f"models.{name}.path" for name in ("junior", "supervisor", "senior", "refiner")}
         assert set(list(run.events())[-1]["changed"]) == {"data.path", *paths}
     (other / "config.json").write_text((other / "config.json").read_text() + " ")
     with pytest.raises(RunError, match=r"^models\.junior\.path=.*other is not what the run was made with, by the hash"):

@@ -253,8 +253,8 @@ def test_the_toy_is_known_by_its_name_its_folder_and_its_sizes(tmp_path, serving
     trained = tmp_path / "trained"
     shutil.copytree(NANO, trained)
     other = serving_model()
-    keys = ("junior", "supervisor", "senior", "board")
-    for path, parts in (("nano", keys[:3]), (NANO, keys[:3]), (trained, keys[:3]), (other, ()), ("Qwen/Qwen3-8B", ())):
+    keys = ("junior", "supervisor", "senior", "refiner", "board")
+    for path, parts in (("nano", keys[:4]), (NANO, keys[:4]), (trained, keys[:4]), (other, ()), ("Qwen/Qwen3-8B", ())):
         assert tuple(toy_parts(load_config(None, [f"models.junior.path={path}"]).models)) == parts
     mixed = load_config(None, [f"models.junior.path={other}", "models.board.kind=embedded", "models.board.path=nano"])
     assert toy_parts(mixed.models) == ["board"]

@@ -159,7 +159,7 @@ def test_cost_is_that_of_models_with_a_price():
     ("prices", "message"),
     [
         ("{juniors: [1, 2]}", "prices.juniors is about no slot.* did you mean 'junior'"),
-        ("{judge: [1, 2]}", "those are board, junior, principal, senior, supervisor"),
+        ("{judge: [1, 2]}", "those are board, junior, principal, refiner, senior, supervisor"),
     ],
 )
 def test_a_price_that_would_count_nothing_is_refused(prices, message):

@@ -58,7 +58,15 @@ def answers_of(name, kind="sequence"):
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    config = Config.model_validate({"runs_dir": tmp_path_factory.mktemp("runs"), "evaluation": {"resamples": 200}})
+    phases = {
+        "gather": {},
+        "sft": {"algorithm": "sft", "roles": ["juniors"]},
+        "ppo": {"roles": ["HypothesisRefiner"]},
+        "bandit": {"roles": ["Supervisor"]},
+    }
+    config = Config.model_validate(
+        {"runs_dir": tmp_path_factory.mktemp("runs"), "evaluation": {"resamples": 200}, "pipeline": phases}
+    )
     answers = {name: answers_of(name) for name in STAGES}
     plan = Plan("val", "generated", "generated tasks", TASKS, 1, tuple(one.stage for one in answers.values()))
     with Run.create("made", config) as run:
