@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from chimera.core.errors import RunError
 from chimera.run.directory import Run
 from evaluation.records.rollouts import RolloutRecord
+from evaluation.traces.branches import branches_of
 from evaluation.traces.spans import read
 from evaluation.traces.token_records import tokens_of
 from evaluation.traces.tree import Tree, tree
@@ -59,6 +60,7 @@ def find(records: Sequence[RolloutRecord], name: str) -> list[RolloutRecord]:
 
 
 def read_tree(run: Run, record: RolloutRecord) -> Tree:
-    """Read everything about one rollout in the run directory: its record, its trace, and its token records of PPO."""
+    """Read everything about one rollout in the run directory: record, trace, token records of PPO, and branches."""
     spans = read(run.path / record.trace) if record.trace else []
-    return tree(record, spans, tokens_of(run.path, record.rollout_id))
+    name = record.rollout_id
+    return tree(record, spans, tokens_of(run.path, name), branches_of(run.path, name))

@@ -115,6 +115,7 @@ _FUNCTIONS = (
     trace_text.player,
     trace_text.reason,
     trace_text.call_line,
+    trace_text.branches_line,
     trace_text.tool_line,
     trace_text.tool_texts,
     trace_text.field_lines,

@@ -12,6 +12,7 @@ from agents.quoting import passage_text
 from agents.roles import SUPERVISOR
 from chimera.show.ask import SEVERITY_COLOURS
 from chimera.show.card import printable
+from evaluation.traces.branches import Branch
 from evaluation.traces.tree import ShownCall, ShownToolCall, ShownVisit, Tree
 
 
@@ -215,6 +216,12 @@ def _add_visit(
             below.below(f"unread: {call.text}", "red")
         if pieces is not None and call.tokens is not None and call.exchange is not None:
             _add_tokens(below, call, pieces.get(call.exchange.response_id))
+        for phase in dict.fromkeys(branch.phase for branch in call.branches):
+            own = [branch for branch in call.branches if branch.phase == phase]
+            asked = below.below(branches_line(phase, own), "dim")
+            for branch in own if pieces is not None else ():
+                style = "" if branch.advantage is None else "green" if branch.advantage > 0 else "magenta"
+                asked.below(branch_line(branch), style)
     if visit.answer is not None:
         style = SEVERITY_COLOURS.get(str(visit.answer.get("severity")), "")
         for name, text in field_lines(visit.answer):
@@ -222,6 +229,21 @@ def _add_visit(
     if visit.role == SUPERVISOR and "selection" in tree.record.outputs and visit is _last(tree, visit.role):
         for name, text in selection_lines(tree.record.outputs["selection"]):
             node.below(f"{name}: {text}")
+
+
+def branches_line(phase: str, branches: Sequence[Branch]) -> str:
+    """How often a phase asked a call's prompt again, and what the answers that it learned from were worth."""
+    worths = [branch.worth for branch in branches if branch.worth is not None]
+    told = f", {len(worths)} learned from, worth {min(worths):.3f} to {max(worths):.3f}" if worths else ""
+    return f"{phase} asked it again: {len(branches)} answers{told}"
+
+
+def branch_line(branch: Branch) -> str:
+    """One further answer: who gave it, what PPO made of it, and its text."""
+    learned = ""
+    if branch.update is not None and branch.worth is not None and branch.advantage is not None:
+        learned = f", update {branch.update}: worth {branch.worth:.3f}, advantage {branch.advantage:+.3f}"
+    return f"[{branch.weights}{learned}] {branch.text or 'asked for a tool'}"
 
 
 def token_ids(call: ShownCall) -> list[int | None]:

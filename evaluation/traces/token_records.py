@@ -99,11 +99,17 @@ def tokens_of(run: Path, rollout_id: str) -> list[TokenRecord]:
     Raises:
         RunError: A file is broken.
     """
-    files = [path for path in (run / "phases").glob("*/tokens-*.jsonl.gz") if _STEP.fullmatch(path.name)]
-    for path in sorted(files, key=lambda path: (path.parent.name, int(path.name.split("-")[1].split(".")[0]))):
-        if found := read_tokens(path, rollout_id):
-            return found
+    for phase in sorted(path.name for path in (run / "phases").glob("*")):
+        for _, path in token_files(run, phase):
+            if found := read_tokens(path, rollout_id):
+                return found
     return []
 
 
-_STEP = re.compile(r"tokens-\d+\.jsonl\.gz")
+def token_files(run: Path, phase: str) -> list[tuple[int, Path]]:
+    """The updates of a phase that are recorded, in order, each with its file."""
+    named = ((_STEP.fullmatch(path.name), path) for path in (run / "phases" / phase).glob("tokens-*.jsonl.gz"))
+    return sorted((int(found[1]), path) for found, path in named if found)
+
+
+_STEP = re.compile(r"tokens-(\d+)\.jsonl\.gz")

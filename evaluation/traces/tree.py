@@ -16,6 +16,7 @@ from agents.roles import PEER_REVIEWER, REFINER, ROLES, SAFETY_OFFICER
 from agents.routing import RETURNED_TO, worst_severity
 from chimera.serving.client import Completion
 from evaluation.records.rollouts import RolloutRecord
+from evaluation.traces.branches import Branch
 from evaluation.traces.calls import TracedCall, last_outcome, model_calls, visits
 from evaluation.traces.spans import EXCHANGE, Span
 from evaluation.traces.token_records import TokenRecord
@@ -43,6 +44,7 @@ class ShownCall:
         answer: The answer as the role's schema reads it; None when it is none.
         tools: The tool calls it asked for.
         tokens: What PPO learned from; None when it did not learn from this call.
+        branches: Further answers to its prompt, which phases drew to learn from.
     """
 
     step: int
@@ -52,6 +54,7 @@ class ShownCall:
     answer: Mapping[str, Any] | None
     tools: tuple[ShownToolCall, ...]
     tokens: TokenRecord | None
+    branches: tuple[Branch, ...] = ()
 
     @property
     def text(self) -> str | None:
@@ -122,13 +125,19 @@ class Tree:
         return {visit.role for visit in self.visits if any(call.tokens is not None for call in visit.calls)}
 
 
-def tree(record: RolloutRecord, spans: Sequence[Span], tokens: Sequence[TokenRecord] = ()) -> Tree:
+def tree(
+    record: RolloutRecord,
+    spans: Sequence[Span],
+    tokens: Sequence[TokenRecord] = (),
+    branches: Mapping[str, Sequence[Branch]] | None = None,
+) -> Tree:
     """Put together what is known of one rollout.
 
     Args:
         record: The rollout.
         spans: Its trace; none when it left no span.
         tokens: Its token records.
+        branches: Further answers to its calls, by the ids of their responses.
     """
     reported = last_outcome(spans)
     last = max(spans, key=lambda span: span.sequence_id, default=None)
@@ -137,6 +146,7 @@ def tree(record: RolloutRecord, spans: Sequence[Span], tokens: Sequence[TokenRec
         {call.response_id: call for call in model_calls(spans, attempt_id=attempt_id)},
         *_records(reported[1]["calls"] if reported else ()),
         {one.response_id: one for one in tokens},
+        branches or {},
     )
     found = [
         (span, responses)
@@ -163,6 +173,7 @@ class _Sources:
     failed: Mapping[tuple[str, int, int], Sequence[ModelCall]]
     uses: Mapping[tuple[str, int, int, int], Sequence[ToolUse]]
     tokens: Mapping[str, TokenRecord]
+    branches: Mapping[str, Sequence[Branch]]
 
 
 def _records(
@@ -244,6 +255,7 @@ def _call(
             for position, use in enumerate(uses)
         ),
         tokens=sources.tokens.get(response),
+        branches=tuple(sources.branches.get(response, ())),
     )
 
 

@@ -128,7 +128,9 @@ def test_a_run_that_fails_stops_the_study_in_one_sentence_and_the_study_keeps_it
     assert events(tmp_path / "mine") == ["created", "training started"]
     with pytest.raises(RunError, match=r"was made with pipeline\.bandit\.tasks=40, not 7: keep it, or give another"):
         main([*arguments, "bandit.tasks=7"])
-    with pytest.raises(RunError, match=r"was made with phases=\['gather', 'sft', 'ppo', 'design', 'bandit'\], not \['gather'\]"):
+    with pytest.raises(
+        RunError, match=r"was made with phases=\['gather', 'sft', 'ppo', 'design', 'bandit'\], not \['gather'\]"
+    ):
         main([*arguments, "--phases", "gather"])
 
 

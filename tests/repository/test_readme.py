@@ -44,7 +44,8 @@ def test_the_file_tree_names_real_files() -> None:
 
 OF_RECIPES = [
     *("models.reader.like=junior", "roles.Neurologist.model=reader", "pipeline.rejection.roles=[HypothesisRefiner]"),
-    *("design.algorithm=rejection", "design.right=any"),
+    *("design.algorithm=rejection", "design.right=any", "pipeline.dpo.roles=[HypothesisRefiner]"),
+    *("pipeline.star.roles=[HypothesisRefiner]", "pipeline.distil.roles=juniors"),
     *("pipeline.read.algorithm=rejection", "pipeline.read.roles=[Neurologist]"),
     *("pipeline.mine.algorithm=examples.my_algorithm:Mine", "pipeline.mine.roles=juniors"),
 ]
@@ -69,7 +70,10 @@ def test_the_pipeline_of_the_readme_can_run(tmp_path: Path) -> None:
     assert (slots["read"], slots["ppo"], slots["mine"]) == (("reader",), ("refiner",), ("senior",))
 
 
-ABOUT_ROLES = r"another algorithm|weights of its own|another reward for|another estimator|rejection|surer|LoRA"
+ABOUT_ROLES = (
+    r"another algorithm|weights of its own|another reward for|another estimator|rejection|surer|step DPO|STaR|"
+    r"distillation|LoRA"
+)
 RECIPES = [
     recipe
     for cell in re.findall(rf"^\| (?:{ABOUT_ROLES})[^|]*\| (.*?) \|$", README, re.MULTILINE)

@@ -99,7 +99,9 @@ def test_in_hindsight_choices_that_were_never_good_teach_the_good_one(kind):
 
 
 def test_a_choice_without_hindsight_cannot_teach_in_hindsight():
-    with pytest.raises(RunError, match=r"task t0 was logged without the alignment .* set reward\.alignment .* bandit\.update=direct"):
+    with pytest.raises(
+        RunError, match=r"task t0 was logged without the alignment .* set reward\.alignment .* bandit\.update=direct"
+    ):
         learned(badly_logged(1, 0), update="hindsight")
 
 
