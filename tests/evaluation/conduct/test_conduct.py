@@ -240,3 +240,18 @@ def test_the_last_stage_is_the_sequences_or_what_was_asked_for_last(run):
     alone = replace(plan, stages=choose_stages(run, "base,only-ppo"))
     assert (alone.final.name, [stage.name for stage in alone.alone]) == ("only-ppo", ["base"])
     assert replace(plan, stages=choose_stages(run, "base")).final.name == "base"
+
+
+def test_a_report_at_another_temperature_has_rollouts_of_its_own_and_the_judge_stays_as_in_training(run, server):
+    evaluate(run)
+    usual = {file.name for file in (run.path / "rollouts").iterdir()}
+    server.requests.clear()
+    evaluate(run, "evaluation.temperature=0.25", "--out", str(run.path / "cooler"))
+    made = {file.name for file in (run.path / "rollouts").iterdir()} - usual
+    assert made == {"eval-val-base-at-0.25.jsonl"}
+    sampled = {(one["model"] == "scripted-judge", one["temperature"]) for one in server.requests}
+    assert sampled == {(False, 0.25), (True, 1.0)}
+    evaluate(run, "--verify", str(run.path / "cooler"))
+    server.requests.clear()
+    evaluate(run)
+    assert server.requests == []

@@ -8,7 +8,7 @@ from chimera.data.tasks import load
 from chimera.run.directory import Run
 from chimera.run.policies import ROLLED_BACK, WENT_LIVE, Policy
 from evaluation.records.plan import check_unseen, choose_stages, choose_tasks, gate_tasks, rolled_back, stages_of
-from evaluation.records.recorded import own_phase
+from evaluation.records.recorded import own_phase, phases_of
 
 BEGAN = {"junior": "nano@0", "senior": "nano@0", "judge": "rubric", "selection": "supervisor's model"}
 
@@ -59,6 +59,9 @@ def test_stages_are_the_base_what_went_live_in_order_and_each_policy_alone_and_l
     assert final.versions == stages["bandit"].versions
     assert own_phase("val", final) == own_phase("val", stages["bandit"]) == "eval-val-bandit"
     assert [stage.name for stage in choose_stages(run, "bandit,final")] == ["bandit"]
+    (cooler, _) = choose_stages(run, "bandit,base", temperature=0.3)
+    assert phases_of("val", cooler) == ["eval-val-base-at-0.3"], "the gate samples as training does"
+    assert phases_of("val", stages["base"]) == ["gate-base", "eval-val-base"]
 
 
 @pytest.mark.parametrize("contributions", ["around", "shapley"])
