@@ -1,12 +1,13 @@
 """Credit: the share of a rollout's reward that each senior call gets.
 
-    broadcast   r_c = R                                    LightningRL: each call is one action with the whole reward
-    calls       r_c = r_t + (R - R_auto)                   its immediate reward plus the rest of the rollout's reward
+    broadcast      r_c = R                                 LightningRL: each call is one action with the whole reward
+    calls          r_c = r_t + (R - R_auto)                its immediate reward plus the rest of the rollout's reward
+    return_to_go   r_c = sum of r_s, s >= t, + (R - R_auto)    that and the immediate rewards of its role's later calls
 
 R is the rollout's reward, or the part of it that the phase's own `reward` names; then r_t is 0. R_auto is the sum of
 its parts `parsed`, `call_valid` and `tool_succeeded`, to which all roles contribute. r_t is the reward of this call
 alone for these parts. A call that does not earn the rollout's reward (see `experience.Call.outcome`) gets only r_t in
-either mode.
+any mode, and nothing follows from it.
 
 With `role_baseline`, w_alignment x [the hypothesis handed to the role matches the label] is subtracted. This is the
 reward for alignment if the role had not changed the answer. So a senior gets credit for the difference that it makes
@@ -51,12 +52,14 @@ def credit(calls: Sequence[Call], record: RolloutRecord, config: PpoSettings, re
         return []
     parts = earned(record.parts, config.reward, reward)
     shared = math.fsum(parts.values()) if config.reward else record.reward
-    if config.credit == "calls":
+    if config.credit != "broadcast":
         shared = math.fsum((shared, *(-parts.get(name, 0.0) for name in AUTOMATIC)))
     weight = config.reward.get("alignment", 0.0) if config.reward else reward.alignment
     found: list[Credited] = []
-    for call in calls:
+    for place, call in enumerate(calls):
         own = 0.0 if config.reward or (config.credit == "broadcast" and call.outcome) else call.immediate
+        if config.credit == "return_to_go" and call.outcome and not config.reward:
+            own = math.fsum(one.immediate for one in calls[place:] if one.role == call.role and one.outcome)
         whole = own + shared if call.outcome else own
         base = weight * (call.handed == record.label) if config.role_baseline else 0.0
         found.append(Credited(call, whole - base))

@@ -61,6 +61,33 @@ def test_by_call_each_gets_its_own_part_and_the_rest_that_is_not_automatic(calls
         assert item.reward == pytest.approx(expected)
 
 
+def test_the_return_to_go_of_a_calculator_trace():
+    """Immediate rewards .15 .15 .15 and 1.0 in the end: 1.45, 1.30, 1.15 and 1.00; another role's calls count apart."""
+    trace = [call(immediate=value) for value in (0.15, 0.15, 0.15, 0.0)]
+    other = call("ProtocolDesigner", immediate=0.3)
+    made = record({"alignment": 1.0, "call_valid": 0.75})
+    found = credit([*trace[:2], other, *trace[2:]], made, config("return_to_go"), RewardConfig())
+    assert [item.reward for item in found] == pytest.approx([1.45, 1.30, 1.30, 1.15, 1.00])
+    assert [
+        item.reward for item in credit(trace, record({"alignment": 1.45}), config("broadcast"), RewardConfig())
+    ] == (pytest.approx([1.45] * 4))
+
+
+@given(calls, parts)
+def test_nothing_follows_from_a_call_that_does_not_earn_the_outcome(calls, parts):
+    for item in credit(calls, record(parts), config("return_to_go"), RewardConfig()):
+        if not item.call.outcome:
+            assert item.reward == pytest.approx(item.call.immediate)
+
+
+@given(calls, parts)
+def test_a_phase_with_a_reward_of_its_own_pays_only_the_parts_that_it_names(calls, parts):
+    own = PpoSettings(credit="calls", role_baseline=False, reward={"impact": 2.0})
+    for item in credit(calls, record(parts), own, RewardConfig()):
+        expected = 2.0 * parts["impact"] / RewardConfig().impact if item.call.outcome else 0.0
+        assert item.reward == pytest.approx(expected)
+
+
 @given(calls, parts, st.sampled_from(LABELS), st.sampled_from(["calls", "broadcast"]), st.floats(0, 3))
 def test_the_baseline_depends_on_what_the_call_was_handed_only(calls, parts, label, mode, weight):
     """Action independence keeps the gradient unbiased: the same state, the same amount, whatever the call did."""

@@ -39,10 +39,10 @@ class PpoSettings(BranchSettings):
     steps: int = Field(default=6, ge=1, le=1_000_000, description="online steps: rollouts, then one update")
     tasks_per_step: int = Field(default=8, ge=1, le=1_000_000, description="training tasks of one step of rollouts")
     n: int = Field(default=4, ge=1, le=10_000, description="rollouts per task, or answers to each of `states`")
-    credit: Literal["broadcast", "calls"] = Field(
+    credit: Literal["broadcast", "calls", "return_to_go"] = Field(
         default="calls",
         description="broadcast: every call gets the rollout's reward; calls: each call gets its own parsed, call_valid "
-        "and tool_succeeded rewards plus the rest of the rollout's",
+        "and tool_succeeded rewards plus the rest of the rollout's; return_to_go: also those of its role's later calls",
     )
     role_baseline: bool = Field(
         default=True,
