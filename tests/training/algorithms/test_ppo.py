@@ -176,6 +176,7 @@ def test_figures_are_means_over_what_has_a_value():
         (["models.senior={kind: endpoint, base_url: 'http://x/v1', model: m}"], r"models\.senior\.kind=endpoint: ppo"),
         (["models.senior.temperature=0"], r"models\.senior\.temperature=0"),
         (["ppo.start=seniour"], r"ppo\.start=seniour: there are no such weights"),
+        (["ppo.start=junior", "models.senior.path=/mine"], r"ppo\.start=junior: .* another model .* ppo\.start=null"),
         (["ppo.n=1"], "ppo.n=1: grpo"),
         (["ppo.tasks_per_step=8"], "there are 7 training tasks"),
         (["ppo.test_freq=1", "ppo.test_tasks=3"], "there are 2 held-out tasks"),

@@ -59,11 +59,8 @@ class Ppo:
                 f"models.{plan.slot}.temperature=0 always gives the same answer, and {plan.name} learns from "
                 "differences: set it to 1"
             )
-        if settings.start is not None and getattr(config.used().get(settings.start), "kind", None) != "embedded":
-            raise ConfigError(
-                f"{plan.name}.start={settings.start}: there are no such weights to begin with; the slots whose weights "
-                f"are here are {', '.join(name for name, model in config.used().items() if model.kind == 'embedded')}"
-            )
+        if settings.start is not None:
+            _check_start(plan, settings.start, config)
         if settings.adv_estimator in GROUPED and settings.n < 2:
             what = "answers to one prompt" if settings.states else "rollouts of one task"
             raise ConfigError(
@@ -95,6 +92,20 @@ class Ppo:
             RunError: A checkpoint is broken, or rollouts are no longer possible.
         """
         return await _Loop(plan, settings, bench).run()
+
+
+def _check_start(plan: PhasePlan, start: str, config: Config) -> None:
+    here = {name: model.path for name, model in config.used().items() if model.kind == "embedded"}
+    if start not in here:
+        raise ConfigError(
+            f"{plan.name}.start={start}: there are no such weights to begin with; the slots whose weights are here are "
+            f"{', '.join(here)}"
+        )
+    if here[start] != here[plan.slot]:
+        raise ConfigError(
+            f"{plan.name}.start={start}: models.{start}.path={here[start]} is another model than models.{plan.slot}."
+            f"path={here[plan.slot]}, so its weights do not fit; set {plan.name}.start=null"
+        )
 
 
 class _Loop:
