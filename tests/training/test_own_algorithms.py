@@ -68,10 +68,11 @@ def test_rejection_learns_from_branches_that_are_recorded_and_counted(ran):
     figures = ran.finished["rejection"]["figures"]
     calls = list(read_lines(ran.run.path / "phases/rejection/calls.jsonl"))
     assert {call["slot"] for call in calls} == {"refiner"}
-    assert figures["branch_requests"] == len(calls) == figures["prompts"]
-    assert figures["branch_answers"] == figures["answers"] == 4 * figures["prompts"]
+    assert figures["branch_requests"] == len(calls) == figures["branches/states"]
+    assert figures["branch_answers"] == 4 * figures["branches/states"]
+    assert figures["branches/answers"] == figures["branch_answers"] - figures["branches/unvalued"]
     assert figures["branch_prompt_tokens"] == sum(call["response"]["usage"]["prompt_tokens"] for call in calls)
-    assert figures["stale"] == 0
+    assert figures["branches/stale"] == 0
     rows = [json.loads(line) for line in (ran.run.path / "phases/rejection/examples.jsonl").open()]
     assert {row["role"] for row in rows} == {"HypothesisRefiner"}
 
