@@ -232,6 +232,8 @@ class Service:
             return _grade(request)
         bound = self._bound(request.model)
         if (known := self._answers.find(self._answers.key(request, bound.number))) is not None:
+            # Otherwise a caller that asks the same in a loop would keep the event loop from everything else.
+            await asyncio.sleep(0)
             return known
         text = bound.text
         from chimera.serving.embedded.completion import make_jobs, make_response

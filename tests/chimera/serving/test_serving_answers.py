@@ -85,3 +85,14 @@ async def test_the_answer_that_was_not_asked_for_the_longest_time_goes_first(ser
         for seed in range(3):
             await ask(service, seed=seed)
     assert service.counters()["reused_answers"] == reused
+
+
+async def test_whoever_asks_the_same_again_and_again_leaves_time_for_others(serve):
+    service, others = serve(), asyncio.Event()
+    await ask(service)
+    asyncio.get_running_loop().call_soon(others.set)
+    for _ in range(100):
+        await ask(service)
+        if others.is_set():
+            break
+    assert others.is_set()

@@ -37,7 +37,7 @@ LONG = schema_format("Long", {"type": "string", "minLength": 400, "maxLength": 5
 def service(serving_model):
     one, two = (ModelConfig(path=str(serving_model(seed=seed))) for seed in (0, 1))
     models = {"junior": one, "supervisor": one, "senior": one, "other": two, "board": ModelConfig(kind="rubric")}
-    service = Service(models, ServingConfig(slots=4, context_length=CONTEXT))
+    service = Service(models, ServingConfig(slots=4, context_length=CONTEXT, answers=0))
     yield service
     service.close()
 

@@ -31,7 +31,9 @@ QUESTION = [{"role": "user", "content": "the rate?"}]
 
 @pytest.fixture(scope="module")
 def service(serving_model):
-    service = Service({"junior": ModelConfig(path=str(serving_model()))}, ServingConfig(slots=4, context_length=1200))
+    service = Service(
+        {"junior": ModelConfig(path=str(serving_model()))}, ServingConfig(slots=4, context_length=1200, answers=0)
+    )
     yield service
     service.close()
 

@@ -26,7 +26,7 @@ def pair(request, serving_model):
     from transformers import AutoModelForCausalLM
 
     folder = serving_model(**request.param)
-    service = Service({"junior": ModelConfig(path=str(folder))}, ServingConfig(slots=4, context_length=512))
+    service = Service({"junior": ModelConfig(path=str(folder))}, ServingConfig(slots=4, context_length=512, answers=0))
     yield service, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     service.close()
 

@@ -35,7 +35,7 @@ def tokenizer(folder):
 
 @pytest.fixture(scope="module")
 def service(folder):
-    service = Service({"junior": ModelConfig(path=str(folder))}, ServingConfig(slots=4, context_length=1200))
+    service = Service({"junior": ModelConfig(path=str(folder))}, ServingConfig(slots=4, context_length=1200, answers=0))
     yield service
     service.close()
 
@@ -150,7 +150,9 @@ def test_sentences_that_a_tokenizer_would_change_are_quoted_as_they_are(folder, 
         (tmp_path / file.name).write_bytes(file.read_bytes())
     settings = json.loads((folder / "tokenizer.json").read_text())
     (tmp_path / "tokenizer.json").write_text(json.dumps(settings | {"normalizer": {"type": "NFC"}}))
-    service = Service({"junior": ModelConfig(path=str(tmp_path))}, ServingConfig(slots=2, context_length=600))
+    service = Service(
+        {"junior": ModelConfig(path=str(tmp_path))}, ServingConfig(slots=2, context_length=600, answers=0)
+    )
     try:
         choice = ask(service, quoting([sentence, SENTENCES[0]], most=2))["choices"][0]
         alone = ask(service, {"enum": [sentence]})["choices"][0]

@@ -43,7 +43,7 @@ def running(serving_model, tmp_path_factory):
     """One server process for the tests that leave it running."""
     log_file = tmp_path_factory.mktemp("serving") / "logs" / "server.log"
     config = models(serving_model(seed=0), judge=ELSEWHERE)
-    with serve(config, ServingConfig(slots=4), {"BIG_KEY": "sk-big"}, log_file=log_file) as servers:
+    with serve(config, ServingConfig(slots=4, answers=0), {"BIG_KEY": "sk-big"}, log_file=log_file) as servers:
         yield SimpleNamespace(servers=servers, log_file=log_file)
 
 

@@ -22,7 +22,7 @@ def tokens_of(answer):
 @pytest.fixture
 def swapping(serving_model):
     one = ModelConfig(path=str(serving_model(seed=0)))
-    service = Service({"junior": one, "senior": one}, ServingConfig(slots=2, context_length=CONTEXT))
+    service = Service({"junior": one, "senior": one}, ServingConfig(slots=2, context_length=CONTEXT, answers=0))
     yield service
     service.close()
 
