@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import sysconfig
 import threading
 import tomllib
 from collections.abc import Iterator
@@ -249,6 +250,12 @@ def pins(file: str = "constraints.txt") -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in pairs}
 
 
+def installed_version(name: str) -> str:
+    """The version in the environment's own folder: Ray, once imported, puts a psutil of its own before it."""
+    (found,) = metadata.distributions(name=name, path=[sysconfig.get_path("purelib")])
+    return found.version
+
+
 def test_every_package_that_set_up_installs_is_pinned_at_the_installed_version():
     wanted, seen = [("chimera-lab", ("dev",))], set()
     while wanted:
@@ -263,7 +270,7 @@ def test_every_package_that_set_up_installs_is_pinned_at_the_installed_version()
             if entry not in seen and (marker is None or any(marker.evaluate({"extra": e}) for e in ("", *extras))):
                 seen.add(entry)
                 wanted.append(entry)
-    installed = {name: metadata.version(name).partition("+")[0] for name, _ in seen}
+    installed = {name: installed_version(name).partition("+")[0] for name, _ in seen}
     assert {name: version for name, version in installed.items() if pins().get(name) != version} == {}
 
 

@@ -227,7 +227,7 @@ def test_resuming_records_changed_settings_and_refuses_other_tasks(config: Confi
     runs = f"runs_dir={config.runs_dir}"
     changed = load_config(None, [runs, "gather.tasks=7"])
     with Run.create("a", changed, resume=True) as run:
-        assert list(run.events())[-1]["changed"] == {"pipeline.gather.tasks": [160, 7]}
+        assert list(run.events())[-1]["changed"] == {"pipeline.gather.tasks": [120, 7]}
         assert run.config == changed
     for override in ("seed=1", "data.size=50"):
         with pytest.raises(RunError, match=f"run 'a' was made with {override.partition('=')[0]}="):
