@@ -23,7 +23,7 @@ CAPTIONS = {
     "Evaluation": "six scores and reasons",
 }
 
-COLOURS = ("#2563eb", "#b45309", "#7c3aed", "#0f766e", "#be185d", "#475569")
+COLOURS = ("#2563eb", "#b45309", "#7c3aed", "#0f766e", "#be185d", "#475569", "#4d7c0f")
 """Colours of the slots in order; repeated if there are more slots."""
 
 

@@ -27,7 +27,7 @@ ALGORITHMS: Mapping[str, str] = {
 """Module and class of each algorithm. An entry of `pipeline` may name a user's class in the same form."""
 PROTOCOL = {"novelty": 0.1, "feasibility": 0.2, "impact": 0.3, "clarity": 0.15, "efficiency": 0.05}
 DEFAULT: Mapping[str, Mapping[str, Any]] = {
-    "gather": {"tasks": 120},
+    "gather": {},
     "sft": {
         "algorithm": "rejection",
         "roles": ("juniors",),

@@ -17,7 +17,7 @@ from training.summary import summarize
 class GatherSettings(PhaseSettings):
     """The society as it is answers training tasks."""
 
-    tasks: int = Field(default=160, ge=1, le=1_000_000, description="training tasks to answer")
+    tasks: int = Field(default=120, ge=1, le=1_000_000, description="training tasks to answer")
     repeats: int = Field(default=1, ge=1, le=100_000, description="rollouts per task")
 
 

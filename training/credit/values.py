@@ -142,7 +142,10 @@ class Values:
         self._bench = bench
 
     async def of(self, state: State, answered: Call) -> Worth | None:
-        """The worth of one answer to `state`; None if it has none: it asks for a tool, or the replay has no reward."""
+        """The worth of one answer to `state`; None if it has none: it asks for a tool, or the replay has no reward.
+
+        An answer that cannot be read earns no part, so it is worth 0.
+        """
         if answered.asked is not None and answered.asked.choice["message"].get("tool_calls"):
             return None
         answer = answered.answer

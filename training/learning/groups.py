@@ -61,9 +61,9 @@ class AnswerGroup:
 
     @property
     def right(self) -> float | None:
-        """Share of answers that say what the label says; None if there is no answer."""
+        """Share of answers that say what the label says, which one that cannot be read does not; None without any."""
         label = self.state.episode.record.label
-        said = [answer.stance == label for one in self.answers if (answer := one.call.answer) is not None]
+        said = [(answer := one.call.answer) is not None and answer.stance == label for one in self.answers]
         return fmean(said) if said else None
 
 

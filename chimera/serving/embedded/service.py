@@ -231,7 +231,8 @@ class Service:
         if request.model in self._rubrics:
             return _grade(request)
         bound = self._bound(request.model)
-        if (known := self._answers.find(self._answers.key(request, bound.number))) is not None:
+        key = self._answers.key(request, bound.number)
+        if (known := self._answers.find(key)) is not None:
             # Otherwise a caller that asks the same in a loop would keep the event loop from everything else.
             await asyncio.sleep(0)
             return known
@@ -247,7 +248,8 @@ class Service:
             for future in futures:
                 future.cancel()
         response = make_response(request, text, binding.version, jobs[0].prompt, answers)
-        self._answers.keep(self._answers.key(request, binding.number), response)
+        if binding is bound:  # Otherwise new weights have answered, which the key does not name.
+            self._answers.keep(key, response)
         return response
 
     def _submit(self, key: str, jobs: "list[DecodingJob]") -> "tuple[Binding, list[Future[FinishedJob]]]":

@@ -216,7 +216,8 @@ def test_rounds_draw_different_tasks_the_same_for_the_same_seed(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["rollouts.exploration=0"], "rollouts.exploration=0 cannot work with bandit"),
+        (["rollouts.exploration=0", "bandit.update=direct"], "rollouts.exploration=0 cannot work with bandit"),
+        (["reward.alignment=0"], r"bandit\.update=hindsight cannot work with reward\.alignment=0"),
         (["bandit.tasks=221"], "bandit.tasks=221, but there are 220 training tasks"),
         (["bandit.roles=seniors"], "which only Supervisor makes"),
     ],

@@ -99,6 +99,7 @@ async def test_an_answer_that_cannot_be_read_is_worth_nothing(tmp_path):
     bench.say = lambda call, random_: reworded(call, "{")
     groups = await grown(bench, {"alignment": 1.0})
     assert {one.worth.value for group in groups for one in group.answers} == {0.0}
+    assert {group.right for group in groups} == {0.0}
 
 
 async def test_a_replay_begins_after_the_role_with_its_new_answer(tmp_path):

@@ -36,7 +36,12 @@ class Bandit:
 
     def check(self, plan: PhasePlan, settings: BanditSettings, config: "Config", dataset: "Dataset") -> None:
         """Raise ConfigError if the choices could teach nothing, or there are too few tasks for a round."""
-        if config.rollouts.exploration == 0:
+        if settings.update == "hindsight" and config.reward.alignment == 0:
+            raise ConfigError(
+                f"{plan.name}.update=hindsight cannot work with reward.alignment=0: what other hypotheses would have "
+                f"earned is known by their alignment alone; set {plan.name}.update to direct"
+            )
+        if config.rollouts.exploration == 0 and settings.update != "hindsight":
             raise ConfigError(
                 f"rollouts.exploration=0 cannot work with {plan.name}: without choices made at random nothing is known "
                 "of the hypotheses that are not preferred; set it above 0"

@@ -6,15 +6,22 @@ the phase's first weights ref, which are computed once before training.
 """
 
 import json
-import math
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from chimera.core.errors import RunError
-from training.algorithms.sft.child import Spec, common_settings, load_model, reporter, tell, uses_unsloth, work
+from training.algorithms.sft.child import (
+    Spec,
+    common_figures,
+    common_settings,
+    load_model,
+    reporter,
+    tell,
+    uses_unsloth,
+    work,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -132,21 +139,11 @@ def load_pairs(file: Path) -> "Dataset":
 
 
 def step_figures(logs: dict[str, Any]) -> dict[str, float]:
-    """What the trainer logs of one step, by our names.
-
-    Raises:
-        RunError: The loss is no number any more.
-    """
-    loss = float(logs["loss"])
-    if not math.isfinite(loss):
-        raise RunError(f"the loss became {loss} at epoch {logs['epoch']:.2f}: lower the phase's lr")
+    """What the trainer logs of one step, by our names; raises as `common_figures`."""
     return {
-        "loss": loss,
-        "lr": float(logs["learning_rate"]),
-        "grad_norm": float(logs["grad_norm"]),
+        **common_figures(logs),
         "won": float(logs["rewards/accuracies"]),
         "margin": float(logs["rewards/margins"]),
         "chosen_logp": float(logs["logps/chosen"]),
         "rejected_logp": float(logs["logps/rejected"]),
-        "epoch": float(logs["epoch"]),
     }

@@ -158,15 +158,17 @@ class _Loop:
         left = settings.steps - progress.step
         if progress.step:
             bench.view.note(f"{self._plan.name}: continues after step {progress.step}")
-        if settings.states:
-            with bench.view.work(self._plan.name, left) as advance:
-                for step in range(progress.step + 1, settings.steps + 1):
-                    await self._step(step, source, opened)
-                    advance(step, "")
-        else:
-            with bench.view.phase(self._plan.name, left * settings.tasks_per_step * settings.n, bench.versions):
-                for step in range(progress.step + 1, settings.steps + 1):
-                    await self._step(step, source, opened)
+        rollouts = left * settings.tasks_per_step * settings.n
+        shown = (
+            bench.view.work(self._plan.name, left)
+            if settings.states
+            else bench.view.phase(self._plan.name, rollouts, bench.versions)
+        )
+        with shown as advance:
+            for done, step in enumerate(range(progress.step + 1, settings.steps + 1), start=1):
+                await self._step(step, source, opened)
+                if advance is not None:
+                    advance(done, "")
 
     async def _step(self, step: int, source: SampleSource, opened: "asyncio.Future[None]") -> None:
         bench, settings, progress = self._bench, self._settings, self._progress

@@ -46,7 +46,7 @@ class SampleSource(Protocol):
         ...
 
     async def take(self, step: int) -> Taken:
-        """The samples of step `step` (from 1)."""
+        """The samples of step `step` (from 1). Steps come in order, each once."""
         ...
 
 
@@ -61,8 +61,8 @@ class RolloutSource:
 
     def __init__(self, plan: PhasePlan, settings: PpoSettings, bench: Bench) -> None:
         self._plan, self._settings, self._bench = plan, settings, bench
-        tasks = ppo_steps.draw(bench.dataset.train, settings.tasks_per_step, f"{bench.config.seed}/{plan.name}")
-        self._drawn = [drawn for drawn, _ in zip(tasks, range(settings.steps), strict=False)]
+        self._tasks = ppo_steps.draw(bench.dataset.train, settings.tasks_per_step, f"{bench.config.seed}/{plan.name}")
+        self._passed = 0
 
     async def open(self) -> None:
         """Nothing is needed before the first step."""
@@ -71,7 +71,10 @@ class RolloutSource:
         """Run the society on the step's tasks; rollouts that end after the step's time limit are left out."""
         settings, plan = self._settings, self._plan
         seed, version = self._bench.config.seed, self._bench.versions[plan.slot]
-        inputs = ppo_steps.inputs_of(self._drawn[step - 1], plan.name, step, settings.n, seed)
+        for _ in range(step - 1 - self._passed):  # A continued run draws what the steps before it had.
+            next(self._tasks)
+        self._passed = step
+        inputs = ppo_steps.inputs_of(next(self._tasks), plan.name, step, settings.n, seed)
         found = ppo_steps.sort_out(inputs, await self._episodes(inputs))
         samples, stale = await asyncio.to_thread(self._samples, found.good, version)
         metrics = ppo_steps.figures(found, samples)

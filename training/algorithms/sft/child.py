@@ -286,7 +286,16 @@ def load_rows(file: Path) -> "Dataset":
 
 
 def step_figures(logs: dict[str, Any]) -> dict[str, float]:
-    """What the trainer logs of one step, by our names.
+    """What the trainer logs of one step, by our names; raises as `common_figures`."""
+    return {
+        **common_figures(logs),
+        "entropy": float(logs["entropy"]),
+        "token_accuracy": float(logs["mean_token_accuracy"]),
+    }
+
+
+def common_figures(logs: dict[str, Any]) -> dict[str, float]:
+    """What all of TRL's trainers log of one step, by our names.
 
     Raises:
         RunError: The loss is no number any more.
@@ -298,7 +307,5 @@ def step_figures(logs: dict[str, Any]) -> dict[str, float]:
         "loss": loss,
         "lr": float(logs["learning_rate"]),
         "grad_norm": float(logs["grad_norm"]),
-        "entropy": float(logs["entropy"]),
-        "token_accuracy": float(logs["mean_token_accuracy"]),
         "epoch": float(logs["epoch"]),
     }
