@@ -25,7 +25,7 @@ FREE_S = 30.0
 
 EPILOG = """
 Each run is a whole `python -m chimera.train` and a `python -m chimera.eval`, one after another: by default about six
-minutes and two on two cores, so that --seeds 5 --data-seeds 2 takes an hour and a half. Give the same command again
+minutes and five on two cores, so that --seeds 5 --data-seeds 2 takes almost two hours. Give the same command again
 after Ctrl-C, kill -9 or a failure: what is finished is not made again, what was interrupted goes on. More --seeds or
 --data-seeds add runs to a study. One training seed can give no interval over seeds.
 

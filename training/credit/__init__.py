@@ -1,1 +1,1 @@
-"""Credit of calls, and advantages."""
+"""Credit of calls, values of further answers to one prompt, and advantages."""

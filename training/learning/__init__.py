@@ -1,1 +1,1 @@
-"""Makes the data of algorithms from finished rollouts. Read `episodes` first, then `adapter`."""
+"""What an algorithm is, and makes its data from finished rollouts. Read `base` first, then `episodes` and `groups`."""

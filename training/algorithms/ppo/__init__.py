@@ -1,1 +1,1 @@
-"""PPO of the seniors. Read `phase` first, then `steps`."""
+"""PPO, on rollouts or on answers to recorded prompts. Read `phase` first, then `sources`."""
