@@ -1,8 +1,8 @@
 """From rollouts that an earlier version recorded, each phase learns the same weights to the last bit.
 
 `recorded/` holds the rollouts of a small run by the commit before the phases became entries of a pipeline, and the
-SHA-256 of what its fine-tuning, PPO and bandit had learned. Since then PPO computes shared beginnings of calls once, which
-rounds otherwise: its SHA-256 is of that version, and all mean squares are still those of the first.
+SHA-256 of what its fine-tuning, PPO and bandit had learned. Since then PPO computes shared beginnings of calls once,
+which rounds otherwise: its SHA-256 is of that version, and all mean squares are still those of the first.
 """
 
 import hashlib
