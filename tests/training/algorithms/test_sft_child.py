@@ -44,7 +44,15 @@ from training.nano.transcripts import careful, junior
 ROLLOUTS = 8
 EXAMPLES = ROLLOUTS // 2 * len(JUNIORS)
 """Of the good half of the rollouts, each junior's conversation."""
-SETTINGS = {"epochs": 2, "batch_size": EXAMPLES, "micro_batch_size": 4, "lr": 1e-3, "warmup_ratio": 0, "quantile": 0.5}
+SETTINGS = {
+    "min_examples": 8,
+    "epochs": 2,
+    "batch_size": EXAMPLES,
+    "micro_batch_size": 4,
+    "lr": 1e-3,
+    "warmup_ratio": 0,
+    "quantile": 0.5,
+}
 
 
 # --- a run with rollouts of juniors who were right
