@@ -81,7 +81,8 @@ def _parser() -> argparse.ArgumentParser:
         "--stages",
         metavar="A,B",
         help="such as base,final; base and after each phase without it; all: also each phase's policy alone (only-ppo) "
-        "and left out (final-without-ppo); evaluation.contributions adds those that it needs",
+        "and left out (final-without-ppo), and each slot back at base (final-with-junior-at-base); "
+        "evaluation.contributions adds those that it needs",
     )
     parser.add_argument(
         "--split",

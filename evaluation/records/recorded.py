@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from chimera.config.evaluation import EvaluationConfig
 from chimera.core.errors import RunError
-from chimera.run.directory import Run
+from chimera.run.directory import Run, short_name
 from evaluation.measures.votes import counted, with_consistency
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import GATE, BaselineAnswer, Judged, Place, Plan, Split, Stage, StageAnswers, Study
@@ -115,7 +115,7 @@ def phases_of(split: Split, stage: Stage) -> Sequence[str]:
 def own_phase(split: Split, stage: Stage) -> str:
     """The phase under which chimera.eval records rollouts of `stage`."""
     sampled = "" if stage.temperature is None else f"-at-{stage.temperature:g}"
-    return f"eval-{split}-{stage.own_name}{sampled}"
+    return short_name(f"eval-{split}-{stage.own_name}{sampled}")
 
 
 def side_file(split: Split, name: str) -> str:
