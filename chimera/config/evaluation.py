@@ -89,6 +89,13 @@ class EvaluationConfig(ConfigSection):
         "shapley all combinations of the phases that were kept (at most five). Each is one more stage of rollouts "
         "(three phases: 3 more for roles, 4 for around and shapley), so none is the default",
     )
+    blame: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="how many wrong answers of the last stage are examined by replay: the first wrong step is made "
+        "right and the rest of the society works on, so each costs at most one more rollout; 0 examines none",
+    )
     prices: dict[str, Any] = Field(
         default={},
         description="by logical model: [USD per million prompt tokens, USD per million completion tokens]",

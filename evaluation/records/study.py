@@ -16,6 +16,7 @@ from chimera.core.types import Label, ResearchTask, Source
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from evaluation.records.coalitions import Learned, policies_of
+from evaluation.records.repairs import Examined
 from evaluation.records.rollouts import RolloutRecord
 
 Split = Literal["val", "test"]
@@ -236,6 +237,7 @@ class Study:
     audit: Mapping[str, Judged]
     canaries: tuple[Judged, ...]
     settings: EvaluationConfig | None = None
+    examined: tuple[Examined, ...] = ()
 
     @cached_property
     def config(self) -> Config:

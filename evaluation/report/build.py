@@ -15,6 +15,7 @@ from typing import Any
 from chimera.config.tree import Config
 from chimera.run.policies import Place
 from evaluation.measures import baselines, families, official, shapley, standing
+from evaluation.measures.blame import blame
 from evaluation.measures.comparison import (
     Comparison,
     Comparisons,
@@ -98,6 +99,7 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
             if answers.stage.kind == "sequence" or answers.stage == plan.final
             if (found := lost(answers)) is not None
         },
+        "blame": blame(study),
         "baselines": _baselines(study),
         "work": standing.work(study),
         "standing": standing.beside(study),
