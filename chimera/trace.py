@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chimera.core.cli import parse_arguments
 from chimera.core.errors import ConfigError, RunError
@@ -46,7 +46,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--phase", help="only rollouts of this phase, such as gather, ppo or gate-base")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page instead")
     parser.add_argument("--messages", action="store_true", help="show what each model was sent, too")
-    parser.add_argument("--tokens", action="store_true", help="show each token that PPO learned from, too")
+    parser.add_argument(
+        "--tokens",
+        action="store_true",
+        help="show each token that PPO learned from, too: advantage, probability before and after the "
+        "update, share of its loss and of its gradient",
+    )
     parser.add_argument("--runs-dir", metavar="DIR", help="where runs are (as runs_dir=DIR)")
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="runs_dir=DIR")
     arguments = parse_arguments(parser, argv)
@@ -129,17 +134,21 @@ def _pieces(run: "Run", tree: "Tree") -> tuple[Mapping[str, Sequence[str]], str 
     """Token texts, by response id, of the calls that PPO learned from; or a sentence that says why there are none."""
     if not tree.learned:
         return {}, None
+    from evaluation.traces.page import learned_calls
     from evaluation.traces.token_texts import load_tokenizer, token_texts
 
     found: dict[str, Sequence[str]] = {}
-    for slot in dict.fromkeys(visit.model for visit in tree.visits if visit.role in tree.learners):
+    slots = {visit.role: visit.model for visit in tree.visits}
+    tokenizers: dict[str, Any] = {}
+    for record, ids in learned_calls(tree):
+        slot = slots[record.role]
         try:
-            tokenizer = load_tokenizer(run.config.models[slot].path)
+            if slot not in tokenizers:
+                tokenizers[slot] = load_tokenizer(run.config.models[slot].path)
         except ConfigError as error:
             return {}, f"Tokens are shown by their ids, because the tokenizer of {slot} cannot be had: {error}"
-        for call in (call for visit in tree.visits if visit.model == slot for call in visit.calls):
-            if call.tokens is not None and call.exchange:
-                found[call.exchange.response_id] = token_texts(tokenizer, call.exchange.response_ids or ())
+        if ids:
+            found[record.response_id] = token_texts(tokenizers[slot], ids)
     return found, None
 
 

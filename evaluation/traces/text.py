@@ -13,6 +13,8 @@ from agents.roles import SUPERVISOR
 from chimera.show.ask import SEVERITY_COLOURS
 from chimera.show.card import printable
 from evaluation.traces.branches import Branch
+from evaluation.traces.token_lines import GRADIENT_WORDS, HEAD, credit_line, token_lines
+from evaluation.traces.token_records import TokenRecord
 from evaluation.traces.tree import ShownCall, ShownToolCall, ShownVisit, Tree
 
 
@@ -48,7 +50,7 @@ def outline(tree: Tree, *, messages: bool = False, pieces: Mapping[str, Sequence
     root = Outline(f"{record.rollout_id}: {record.outputs.get('research_goal', f'task {record.task_id}')}", "bold")
     for name, text in facts(tree):
         root.below(f"{name}: {text}", "red" if name == "error" else "")
-    for note in tree.notes:
+    for note in (*tree.notes, *([GRADIENT_WORDS] if pieces is not None and tree.learned else [])):
         root.below(f"note: {note}", "yellow")
     for visit in tree.visits:
         _add_visit(root, visit, tree, messages, pieces)
@@ -215,13 +217,15 @@ def _add_visit(
         if call.answer is None and call.text:
             below.below(f"unread: {call.text}", "red")
         if pieces is not None and call.tokens is not None and call.exchange is not None:
-            _add_tokens(below, call, pieces.get(call.exchange.response_id))
+            _add_tokens(below, call.tokens, call.exchange.response_ids, pieces)
         for phase in dict.fromkeys(branch.phase for branch in call.branches):
             own = [branch for branch in call.branches if branch.phase == phase]
             asked = below.below(branches_line(phase, own), "dim")
             for branch in own if pieces is not None else ():
                 style = "" if branch.advantage is None else "green" if branch.advantage > 0 else "magenta"
-                asked.below(branch_line(branch), style)
+                answer = asked.below(branch_line(branch), style)
+                if pieces is not None and branch.tokens is not None:
+                    _add_tokens(answer, branch.tokens, branch.ids, pieces)
     if visit.answer is not None:
         style = SEVERITY_COLOURS.get(str(visit.answer.get("severity")), "")
         for name, text in field_lines(visit.answer):
@@ -246,25 +250,15 @@ def branch_line(branch: Branch) -> str:
     return f"[{branch.weights}{learned}] {branch.text or 'asked for a tool'}"
 
 
-def token_ids(call: ShownCall) -> list[int | None]:
-    """The ids of the tokens that PPO learned from in a call; None for each where the trace does not have them."""
-    assert call.tokens is not None
-    ids = call.exchange.response_ids if call.exchange else None
-    return list(ids) if ids else [None] * len(call.tokens.mask)
-
-
-def by_id(token: int | None) -> str:
-    """Text for a token whose text is unknown."""
-    return "[?]" if token is None else f"[{token}]"
-
-
-def _add_tokens(parent: Outline, call: ShownCall, pieces: Sequence[str] | None) -> None:
-    tokens = call.tokens
-    assert tokens is not None
-    texts = list(map(repr, pieces)) if pieces else list(map(by_id, token_ids(call)))
-    node = parent.below(f"PPO: credit {tokens.reward:.3f}; token, mask, advantage, log-probability")
-    for text, mask, advantage, chance in zip(texts, tokens.mask, tokens.advantages, tokens.old_log_probs, strict=True):
-        node.below(f"{text}  {mask:.0f}  {advantage:+.3f}  {chance:.3f}", "green" if advantage > 0 else "magenta")
+def _add_tokens(
+    parent: Outline, record: TokenRecord, ids: Sequence[int] | None, pieces: Mapping[str, Sequence[str]]
+) -> None:
+    node = parent.below(f"PPO: {credit_line(record)}")
+    node.below(f"token, {', '.join(HEAD)}", "dim")
+    texts = pieces.get(record.response_id)
+    for line in token_lines(record, ids, list(map(repr, texts)) if texts else None):
+        style = "green" if line.advantage > 0 else "magenta"
+        node.below("  ".join([line.text, *line.columns()]), style)
 
 
 def _add_outcome(root: Outline, tree: Tree) -> None:

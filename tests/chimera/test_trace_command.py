@@ -152,7 +152,8 @@ def test_tokens_and_messages_are_shown_on_demand(runs, capsys):
     assert "[user] a question" in shown(capsys, *where, "--messages")
     tokens = shown(capsys, *where, "--tokens")
     assert "'evidence'  1  +0.250  0.250" in tokens
-    assert tokens.count("+0.250") == len(ids_of(ANSWER))
+    assert tokens.count("  +0.250  ") == len(ids_of(ANSWER))
+    assert "an earlier version of Chimera recorded it: shares of loss and gradient are not known" in tokens
 
 
 def test_a_page_is_written_with_the_models_own_tokens(runs, tmp_path, capsys):

@@ -47,7 +47,7 @@ def society(scripted_openai, scripted_run):
             return None
         text = {"evidence": ["It fell."], "comparison": "lower", "claim": "It works"}
         if role in JUNIORS:
-            right = role == "Geneticist" and kind == 0 or role != "Geneticist" and kind == 1
+            right = (role == "Geneticist" and kind == 0) or (role != "Geneticist" and kind == 1)
             return {**text, "answer": label if right else wrong(label)}
         if role == "Supervisor":
             return {"choice": payload.get("chosen") or "Neurologist", "justification": "so"}
