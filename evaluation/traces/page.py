@@ -34,7 +34,14 @@ class Token:
     surprise: float
 
 
-def page(tree: Tree, *, run: str, pieces: Mapping[str, Sequence[str]], note: str | None = None) -> str:
+def page(
+    tree: Tree,
+    *,
+    run: str,
+    pieces: Mapping[str, Sequence[str]],
+    note: str | None = None,
+    gradients: Mapping[str, str] | None = None,
+) -> str:
     """The page.
 
     Args:
@@ -42,6 +49,7 @@ def page(tree: Tree, *, run: str, pieces: Mapping[str, Sequence[str]], note: str
         run: The run's name.
         pieces: The texts of the tokens of calls that PPO learned from, by response id.
         note: What else to say at the top.
+        gradients: A line on the gradient of calls that PPO learned from, by response id.
     """
     largest = _largest(tree)
     tokens = {
@@ -50,7 +58,8 @@ def page(tree: Tree, *, run: str, pieces: Mapping[str, Sequence[str]], note: str
     }
     notes = (*tree.notes, note) if note else tree.notes
     template = _environment().get_template(TEMPLATE)
-    return template.render(tree=tree, record=tree.record, run=run, notes=notes, tokens=tokens)
+    shown = {"tokens": tokens, "gradients": gradients or {}}
+    return template.render(tree=tree, record=tree.record, run=run, notes=notes, **shown)
 
 
 def _largest(tree: Tree) -> float:
