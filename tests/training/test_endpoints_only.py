@@ -39,7 +39,9 @@ def test_the_check_names_the_phases_that_need_weights_and_its_command_trains_the
     code, said = train("--check", *models, *few)
     assert code != 0
     sentence = said.strip().splitlines()[-1]
-    assert sentence.startswith("error: sft, ppo and design cannot run, because they train weights that are not on this")
+    assert sentence.startswith(
+        "error: sft, ppo and design cannot run, because they train weights that there is no access to ("
+    )
     offered = re.search(r"--phases \S+(?=, or)", sentence)[0].split()
     assert offered == ["--phases", "gather,bandit"]
     code, said = train("--check", *offered, *models, *few)

@@ -113,7 +113,7 @@ def _check_slots(plan: PhasePlan, setting: str, config: Config) -> None:
 
 
 def _check_weights(phases: Sequence[Phase], config: Config) -> None:
-    """Check that the weights of all phases that train some are on this machine; one sentence names all that are not."""
+    """Check that there is access to the weights of all phases that train some; one sentence names all without."""
     lacking = [
         phase.plan
         for phase in phases
@@ -128,8 +128,8 @@ def _check_weights(phases: Sequence[Phase], config: Config) -> None:
     run = f"run what needs no weights with --phases {left}, or " if left else ""
     folders = ", ".join(f"models.{slot}.path" for slot in slots)
     raise ConfigError(
-        f"{_listed(names)} cannot run, because {'it trains' if len(names) == 1 else 'they train'} weights that are not "
-        f"on this machine ({kinds}): {run}set {'this slot' if len(slots) == 1 else 'these slots'} to kind=embedded "
+        f"{_listed(names)} cannot run, because {'it trains' if len(names) == 1 else 'they train'} weights that there is "
+        f"no access to ({kinds}): {run}set {'this slot' if len(slots) == 1 else 'these slots'} to kind=embedded "
         f"with a model folder in {folders}"
     )
 
