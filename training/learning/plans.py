@@ -128,8 +128,8 @@ def _check_weights(phases: Sequence[Phase], config: Config) -> None:
     run = f"run what needs no weights with --phases {left}, or " if left else ""
     folders = ", ".join(f"models.{slot}.path" for slot in slots)
     raise ConfigError(
-        f"{_listed(names)} cannot run, because {'it trains' if len(names) == 1 else 'they train'} weights that there is "
-        f"no access to ({kinds}): {run}set {'this slot' if len(slots) == 1 else 'these slots'} to kind=embedded "
+        f"{_listed(names)} cannot run, because {'it trains' if len(names) == 1 else 'they train'} weights that there "
+        f"is no access to ({kinds}): {run}set {'this slot' if len(slots) == 1 else 'these slots'} to kind=embedded "
         f"with a model folder in {folders}"
     )
 
