@@ -353,7 +353,7 @@ class TestTemplates:
     [
         (
             ["models.junior={kind: endpoint, base_url: 'http://x', model: m}"],
-            r"^sft cannot run, because it trains weights .* no access to \(models\.junior\.kind=endpoint\): set this slot",
+            r"^sft cannot run, because it trains weights .* no access to \(models\.junior\.kind=endpoint\): set",
         ),
         (["sft.batch_size=10", "sft.micro_batch_size=4"], "sft.batch_size=10 is no multiple"),
         (["sft.batch_size=4", "sft.micro_batch_size=8"], "sft.batch_size=4 is no multiple"),
