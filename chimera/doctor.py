@@ -75,6 +75,7 @@ def _phases(config: "Config", dataset: "Dataset") -> "Iterator[Probed]":
     from evaluation.probes.probed import Level, Probed
     from training.learning.plans import make_phases
 
+    able: list[str] = []
     for name, settings in config.pipeline.items():
         try:
             (phase,) = make_phases([name], config, dataset)
@@ -83,7 +84,10 @@ def _phases(config: "Config", dataset: "Dataset") -> "Iterator[Probed]":
             continue
         roles = ", ".join(phase.plan.roles)
         text = f"{settings.algorithm} can train {roles}" if roles else f"{settings.algorithm} can run"
+        able.append(name)
         yield Probed("pipeline", name, Level.OK, text)
+    if able and len(able) < len(config.pipeline):
+        yield Probed("pipeline", "the rest", Level.OK, f"python -m chimera.train --phases {','.join(able)} can run")
 
 
 def _models(config: "Config", dataset: "Dataset", secrets: Mapping[str, str]) -> "Iterator[Probed]":

@@ -81,7 +81,8 @@ def _parser() -> argparse.ArgumentParser:
         "--stages",
         metavar="A,B",
         help="such as base,final; base and after each phase without it; all: also each phase's policy alone (only-ppo) "
-        "and left out (final-without-ppo); evaluation.contributions adds those that it needs",
+        "and left out (final-without-ppo), and each slot back at base (final-with-junior-at-base); "
+        "evaluation.contributions adds those that it needs",
     )
     parser.add_argument(
         "--split",
@@ -258,6 +259,7 @@ def _report(
     from evaluation.measures.official import missing_sentence
     from evaluation.report.gave import lost_words
     from evaluation.report.publish import publish, publish_predictions
+    from evaluation.report.repairs import blame_words
     from evaluation.report.table import beside, phases, table
     from evaluation.report.words import tool_warnings
     from evaluation.verify.asked import Evaluated, folder_in, hashes_of
@@ -269,7 +271,7 @@ def _report(
     if (gave := phases(report)) is not None:
         console.print(gave)
     console.print(report["verdict"]["text"], soft_wrap=True, markup=False)
-    if words := lost_words(report):
+    for words in filter(None, (lost_words(report), blame_words(report))):
         console.print(words, soft_wrap=True, markup=False)
     for warning in [*tool_warnings(study), *report["judges"]["warnings"]]:
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chimera.core.cli import parse_arguments
 from chimera.core.errors import ConfigError, RunError
@@ -46,15 +46,27 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--phase", help="only rollouts of this phase, such as gather, ppo or gate-base")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page instead")
     parser.add_argument("--messages", action="store_true", help="show what each model was sent, too")
-    parser.add_argument("--tokens", action="store_true", help="show each token that PPO learned from, too")
+    parser.add_argument(
+        "--tokens",
+        action="store_true",
+        help="show each token that PPO learned from, too: advantage, probability before and after the "
+        "update, share of its loss and of its gradient",
+    )
+    parser.add_argument(
+        "--gradient",
+        action="store_true",
+        help="also compute the gradient of each call that PPO learned from, by one backward pass with the weights "
+        "before and after its update, as far as the run has kept them (shows tokens too)",
+    )
     parser.add_argument("--runs-dir", metavar="DIR", help="where runs are (as runs_dir=DIR)")
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="runs_dir=DIR")
     arguments = parse_arguments(parser, argv)
     if arguments.rollout is not None and "=" in arguments.rollout:
         arguments.overrides.insert(0, arguments.rollout)
         arguments.rollout = None
+    arguments.tokens = arguments.tokens or arguments.gradient
     if arguments.rollout is None:
-        for name in ("html", "messages", "tokens"):
+        for name in ("html", "messages", "gradient", "tokens"):
             if getattr(arguments, name):
                 raise ConfigError(f"--{name} is about one rollout: name it after the run's name")
     return arguments
@@ -113,8 +125,9 @@ def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: ar
     made = read_tree(run, record)
     wanted = arguments.tokens or arguments.html is not None
     pieces, missing = _pieces(run, made) if wanted else ({}, None)
+    gradients = _gradients(run, made, pieces) if arguments.gradient else {}
     if arguments.html is not None:
-        _write_page(arguments.html, run, made, pieces, missing)
+        _write_page(arguments.html, run, made, pieces, gradients, missing)
         console.print(f"wrote {arguments.html}", soft_wrap=True, markup=False)
         return
     from chimera.show.card import show
@@ -122,31 +135,50 @@ def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: ar
 
     if missing:
         console.print(missing, soft_wrap=True, markup=False)
-    show(console, outline(made, messages=arguments.messages, pieces=pieces if arguments.tokens else None))
+    shown = pieces if arguments.tokens else None
+    show(console, outline(made, messages=arguments.messages, pieces=shown, gradients=gradients))
 
 
 def _pieces(run: "Run", tree: "Tree") -> tuple[Mapping[str, Sequence[str]], str | None]:
     """Token texts, by response id, of the calls that PPO learned from; or a sentence that says why there are none."""
     if not tree.learned:
         return {}, None
+    from evaluation.traces.page import learned_calls
     from evaluation.traces.token_texts import load_tokenizer, token_texts
 
     found: dict[str, Sequence[str]] = {}
-    for slot in dict.fromkeys(visit.model for visit in tree.visits if visit.role in tree.learners):
+    slots = {visit.role: visit.model for visit in tree.visits}
+    tokenizers: dict[str, Any] = {}
+    for record, ids in learned_calls(tree):
+        slot = slots[record.role]
         try:
-            tokenizer = load_tokenizer(run.config.models[slot].path)
+            if slot not in tokenizers:
+                tokenizers[slot] = load_tokenizer(run.config.models[slot].path)
         except ConfigError as error:
             return {}, f"Tokens are shown by their ids, because the tokenizer of {slot} cannot be had: {error}"
-        for call in (call for visit in tree.visits if visit.model == slot for call in visit.calls):
-            if call.tokens is not None and call.exchange:
-                found[call.exchange.response_id] = token_texts(tokenizer, call.exchange.response_ids or ())
+        if ids:
+            found[record.response_id] = token_texts(tokenizers[slot], ids)
     return found, None
 
 
-def _write_page(path: Path, run: "Run", tree: "Tree", pieces: Mapping[str, Sequence[str]], note: str | None) -> None:
+def _gradients(run: "Run", tree: "Tree", pieces: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """A line on the gradient of each call that PPO learned from, by response id."""
+    from training.learning.gradient_lines import gradient_lines
+
+    return gradient_lines(run, tree, pieces)
+
+
+def _write_page(
+    path: Path,
+    run: "Run",
+    tree: "Tree",
+    pieces: Mapping[str, Sequence[str]],
+    gradients: Mapping[str, str],
+    note: str | None,
+) -> None:
     from evaluation.traces.page import page
 
-    text = page(tree, run=run.name, pieces=pieces, note=note)
+    text = page(tree, run=run.name, pieces=pieces, note=note, gradients=gradients)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -24,6 +24,11 @@ def main(argv: list[str]) -> int | None:
         action="store_true",
         help="continue the run --name, or the latest: finished rollouts and phases are kept, settings too unless given",
     )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="say whether all phases can run with this configuration, and start nothing",
+    )
     add_config_arguments(parser)
     arguments = parse_arguments(parser, argv)
     config = config_from(arguments)
@@ -56,6 +61,9 @@ def main(argv: list[str]) -> int | None:
     phases = make_phases(names, config, dataset)
     if any(phase.learns for phase in phases):
         check_gate(config, dataset)
+    if arguments.check:
+        print(f"nothing was started: {', '.join(names)} can run on {dataset.describe()}")
+        return 0
     with Run.create(name, config, resume=arguments.resume) as run:
         run.ledger("planned", phases=list(names), families=config.evaluation.families)
         print(f"run {run.path}: {', '.join(names)} on {dataset.describe()}", flush=True)

@@ -13,7 +13,7 @@ PRIMARY = ("reward", "alignment", "macro_f1")
 """The metrics that a report's conclusions rest on."""
 FAMILIES = {"main": [f"main/{name}" for name in PRIMARY], "elsewhere": [f"*/{name}" for name in PRIMARY]}
 """Families of tests: primary metrics of the main comparison, those of the others; all other tests are a third one."""
-Contributions = Literal["none", "around", "shapley"]
+Contributions = Literal["none", "roles", "around", "shapley"]
 """Which stages beyond the run's sequence are evaluated (see `evaluation.records.plan`)."""
 
 
@@ -84,9 +84,17 @@ class EvaluationConfig(ConfigSection):
     )
     contributions: Contributions = Field(
         default="none",
-        description="which phase gave what: around also evaluates each phase alone on the base and left out of the "
-        "end, shapley all combinations of the phases that were kept (at most five). Each is one more stage of "
-        "rollouts (three phases: 4 more, for both), so none is the default",
+        description="which role and phase gave what: roles also evaluates the end with each trained slot, and the "
+        "choice among hypotheses, back at base; around moreover each phase alone on the base and left out of the end; "
+        "shapley all combinations of the phases that were kept (at most five). Each is one more stage of rollouts "
+        "(three phases: 3 more for roles, 4 for around and shapley), so none is the default",
+    )
+    blame: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="how many wrong answers of the last stage are examined by replay: the first wrong step is made "
+        "right and the rest of the society works on, so each costs at most one more rollout; 0 examines none",
     )
     prices: dict[str, Any] = Field(
         default={},

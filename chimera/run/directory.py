@@ -8,6 +8,7 @@ Only one process at a time owns a run and may write to it; its children may appe
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -33,7 +34,8 @@ from chimera.run.inputs import CREATED, hash_inputs, same_inputs
 from chimera.run.jsonl import append_line, read_lines
 
 LEDGER = "ledger.jsonl"
-SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+LONGEST_NAME = 64
+SAFE_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}")
 FIXED_ON_RESUME = ("seed", "data.", "models.", "society.", "tools.", "reward.", "gate.")
 """Settings that a resumed run keeps. Other tasks, models or rewards would mix two experiments under one name."""
 
@@ -311,6 +313,14 @@ def check_name(name: str) -> str:
             "with a letter or digit first and no '..'"
         )
     return name
+
+
+def short_name(name: str) -> str:
+    """`name`, or if it is too long for a phase its beginning and eight digits of its SHA-256."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    digits = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: LONGEST_NAME - len(digits) - 1]}-{digits}"
 
 
 def list_runs(runs_dir: Path) -> list[Run]:

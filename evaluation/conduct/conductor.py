@@ -21,10 +21,13 @@ from chimera.serving.client import Endpoint, HttpModel
 from chimera.serving.process import ModelServers
 from evaluation.conduct.direct import DirectRollouts
 from evaluation.conduct.live import Live
+from evaluation.conduct.repairs import Repairs
 from evaluation.measures.baselines import GREEDY, SINGLE, majority, of_stage, reader, tfidf
+from evaluation.measures.blame import examined
 from evaluation.measures.single_agent import ROLE, single_agent
 from evaluation.measures.votes import affordable, with_consistency
-from evaluation.records.recorded import baseline_answers, own_phase, recorded, side_file
+from evaluation.records.recorded import baseline_answers, own_phase, recorded, repaired, repairs_phase, side_file
+from evaluation.records.repairs import Repair
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import GATE, BaselineAnswer, Judged, Plan, Stage
 from evaluation.scores.auditor import Auditor
@@ -118,7 +121,9 @@ class Conductor:
 
     def needs_models(self, todo: Mapping[str, Sequence[RolloutInput]]) -> bool:
         """True if any remaining work needs a model of the run."""
-        return any(todo.values()) or bool(self.single_stages()) or bool(self._canaries("judge", self._judge_name()))
+        if any(todo.values()) or bool(self.single_stages()) or bool(self._repairs()):
+            return True
+        return bool(self._canaries("judge", self._judge_name()))
 
     async def run_stages(self, servers: ModelServers, todo: Mapping[str, Sequence[RolloutInput]]) -> None:
         """Make the rollouts in `todo` (by stage name) and all other missing parts that need the run's models.
@@ -150,10 +155,39 @@ class Conductor:
                                 self.progress.add(record)
                 if stage.name in alone:
                     await self._single(model, stage)
+            await self._examine(live, society)
             await self._try_canaries(Auditor.of_training(model, self.config.slot(JUDGE), self._judge_name()))
         finally:
             await society.aclose()
             await model.aclose()
+
+    async def _examine(self, live: Live, model: HttpModel) -> None:
+        """Replay the wrong answers of the last stage that are to be examined, each with its first wrong step right."""
+        repairs, stage = self._repairs(), self.plan.final
+        if not repairs:
+            return
+        await self._serve(live, stage)
+        tasks, phase = {task.id: task for task in self._tasks()}, repairs_phase(self.plan)
+        replays = Repairs(self.run, self.config, model, self.toolbox, stage, phase)
+        with self.progress.phase(phase, len(repairs), stage.versions, table=False):
+            async with aclosing(replays.make(repairs, live.selector(), tasks.__getitem__)) as records:
+                async for record in records:
+                    self.progress.add(record)
+
+    def _repairs(self) -> list[Repair]:
+        """The repairs of recorded wrong answers that still have to be replayed."""
+        if not (limit := self.config.evaluation.blame):
+            return []
+        answers = {stage.name: self._recorded(stage) for stage in self.plan.stages}
+        done = {} if self.again == "everything" else repaired(self.run, self.plan)
+        kept = {name for name, (one, _) in done.items() if self.again != "failed" or one.status == "succeeded"}
+        wanted = [one.repair for one in examined(self.plan, answers, limit) if one.repair is not None]
+        return [repair for repair in wanted if repair.rollout_id not in kept]
+
+    def _recorded(self, stage: Stage) -> list[RolloutRecord]:
+        """The recorded rollouts of a stage, in the order of the plan."""
+        there = recorded(self.run, self.plan, stage)
+        return [there[key][0] for key in self._keys() if key in there]
 
     def _sampled(self, endpoints: Mapping[str, Endpoint]) -> dict[str, Endpoint]:
         """The endpoints at the evaluation's temperature, but for the judge's: it is to score as in training."""

@@ -32,6 +32,16 @@ def every(phases: Iterable[str]) -> list[Coalition]:
     return [frozenset(chosen) for size in range(len(known) + 1) for chosen in combinations(known, size)]
 
 
+def places(learned: Learned) -> list[Place]:
+    """The places that the phases learned for, in the order of the run."""
+    return list(dict.fromkeys(policy.place for policy in learned.values()))
+
+
+def at_base(learned: Learned, place: Place) -> Coalition:
+    """All phases but those that learned for `place`: the end of the run with this place as it was at the start."""
+    return frozenset(phase for phase, policy in learned.items() if policy.place != place)
+
+
 def around(phases: Collection[str]) -> list[Coalition]:
     """The base, each phase alone, all phases but one, and all phases."""
     whole = frozenset(phases)

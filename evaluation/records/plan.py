@@ -2,7 +2,7 @@
 
 import difflib
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from chimera.config.evaluation import Contributions
@@ -11,9 +11,9 @@ from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import ResearchTask
 from chimera.data.tasks import Dataset
 from chimera.run.directory import Run
-from chimera.run.policies import ROLLED_BACK, WENT_LIVE, Policy
+from chimera.run.policies import ROLLED_BACK, SELECTION, WENT_LIVE, Place, Policy
 from evaluation.records import coalitions
-from evaluation.records.coalitions import Learned
+from evaluation.records.coalitions import Coalition, Learned
 from evaluation.records.study import BASE, Kind, Split, Stage
 
 FINAL = "final"
@@ -21,6 +21,7 @@ FINAL = "final"
 ALL = "all"
 """Name for all stages around the sequence: each policy alone, and each left out."""
 ALONE, WITHOUT = "only-", "final-without-"
+AT_BASE = "final-with-{}-at-base"
 """How the names of stages that were never live begin."""
 MOST_PHASES = 5
 """Most phases whose coalitions are all evaluated: 32 stages."""
@@ -30,8 +31,8 @@ def stages_of(run: Run, *, every_coalition: bool = False) -> list[Stage]:
     """The stages of a run, each society once: of names for the same policies the first counts.
 
     First those of the sequence: base, and one after each phase whose policy went live. Then each such policy alone on
-    the base, and the last stage without each of them. Then, if asked for, all other coalitions of these phases (see
-    `evaluation.records.coalitions`).
+    the base, the last stage without each of them, and the last stage with each trained place back at base. Then, if
+    asked for, all other coalitions of these phases (see `evaluation.records.coalitions`).
 
     Raises:
         RunError: The run has not started a phase, so its models are unknown.
@@ -58,9 +59,18 @@ def _named(learned: Learned, *, every_coalition: bool) -> Iterator[tuple[str, st
         yield f"{ALONE}{phase}", f"{phase} alone", "alone", [phase]
     for phase in phases:
         yield f"{WITHOUT}{phase}", f"final without {phase}", "left out", [one for one in phases if one != phase]
+    for place in coalitions.places(learned):
+        name = place_name(place)
+        yield AT_BASE.format(name), f"final with {name} at base", "at base", coalitions.at_base(learned, place)
     for chosen in coalitions.every(learned) if every_coalition else ():
         some = [phase for phase in phases if phase in chosen]
         yield f"{ALONE}{'-'.join(some)}", f"{' and '.join(some)} alone", "coalition", some
+
+
+def place_name(place: Place) -> str:
+    """The name of a place in stages and reports: its slot, or "selection" for the choice among hypotheses."""
+    part, target = place
+    return SELECTION if part == "choice" else target
 
 
 def learned_in(run: Run) -> dict[str, Policy]:
@@ -93,8 +103,9 @@ def choose_stages(
     needed = _needed(run, contributions)
     stages = stages_of(run, every_coalition=contributions == "shapley")
     given = [] if names is None else [name.strip() for name in names.split(",") if name.strip()]
+    same = _same(learned_in(run), stages)
     last = [stage.name for stage in stages if stage.kind == "sequence"][-1]
-    asked = _asked(run, names, given, stages, last)
+    asked = _asked(run, names, [same.get(name, name) for name in given], stages, last)
     chosen = [stage for stage in stages if stage.name in asked or stage.policies in needed]
     if FINAL in given and last not in given:
         chosen = [replace(one, name=FINAL, title=f"final ({one.title})") if one.name == last else one for one in chosen]
@@ -117,10 +128,24 @@ def _needed(run: Run, contributions: Contributions) -> list[tuple[Policy, ...]]:
             f"whose combinations are up to {2 ** len(learned)} stages of rollouts; {MOST_PHASES} phases are possible "
             "at most: take evaluation.contributions=around"
         )
-    if contributions == "none":
-        return []
-    chosen = coalitions.every(learned) if contributions == "shapley" else coalitions.around(learned)
-    return [coalitions.policies_of(learned, phases) for phases in chosen]
+    back = [frozenset(learned), *(coalitions.at_base(learned, place) for place in coalitions.places(learned))]
+    chosen: Mapping[Contributions, Sequence[Coalition]] = {
+        "none": [],
+        "roles": back,
+        "around": [*coalitions.around(learned), *back],
+        "shapley": coalitions.every(learned) if contributions == "shapley" else [],
+    }
+    return [coalitions.policies_of(learned, phases) for phases in chosen[contributions]]
+
+
+def _same(learned: Learned, stages: Sequence[Stage]) -> dict[str, str]:
+    """The stage that each name stands for, of names of one society that of the stage."""
+    every = any(stage.kind == "coalition" for stage in stages)
+    named = {stage.policies: stage.name for stage in stages}
+    return {
+        name: named[coalitions.policies_of(learned, chosen)]
+        for name, _, _, chosen in _named(learned, every_coalition=every)
+    }
 
 
 def _asked(run: Run, names: str | None, given: Sequence[str], stages: Sequence[Stage], last: str) -> set[str]:

@@ -2,6 +2,7 @@
 
     rollouts/gate-<stage>.jsonl            rollouts of training's gate         (validation split only)
     rollouts/eval-<split>-<stage>.jsonl    rollouts of chimera.eval
+    rollouts/eval-...--repairs.jsonl       wrong answers replayed with one step made right
     evaluation/<split>/baselines.jsonl     a line: one answer of a baseline, or one of several calls that vote
     evaluation/<split>/audit.jsonl         a line: the second judge's scores of one rollout
     evaluation/<split>/canaries.jsonl      a line: one judge's scores of one canary protocol
@@ -10,13 +11,16 @@ If several lines are about the same thing, the last counts. Lines about other ta
 ignored.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from chimera.config.evaluation import EvaluationConfig
 from chimera.core.errors import RunError
-from chimera.run.directory import Run
+from chimera.run.directory import Run, short_name
+from evaluation.measures.blame import examined
 from evaluation.measures.votes import counted, with_consistency
+from evaluation.records.repairs import SUFFIX, Examined
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import GATE, BaselineAnswer, Judged, Place, Plan, Split, Stage, StageAnswers, Study
 
@@ -58,7 +62,44 @@ def load_study(run: Run, plan: Plan, settings: EvaluationConfig | None = None) -
         for one in _side(run, plan, "canaries", Judged)
         if one.judge == "judge" or one.model == auditor
     }
-    return Study(run, plan, answers, tuple(baselines), audit, tuple(canaries.values()), settings)
+    wrong = _examined(run, plan, answers, config.evaluation.blame)
+    return Study(run, plan, answers, tuple(baselines), audit, tuple(canaries.values()), settings, wrong)
+
+
+def _examined(run: Run, plan: Plan, answers: Mapping[str, StageAnswers], limit: int) -> tuple[Examined, ...]:
+    """The wrong answers that `evaluation.blame` asks for, with their replays.
+
+    Raises:
+        RunError: A replay is not recorded.
+    """
+    if not limit:
+        return ()
+    there = repaired(run, plan)
+    found: list[Examined] = []
+    for one in examined(plan, {name: stage.records for name, stage in answers.items()}, limit):
+        if one.repair is not None:
+            if one.repair.rollout_id not in there:
+                raise RunError(
+                    f"rollout {one.record.rollout_id} of run {run.name!r} lacks the replay with its first wrong step "
+                    f"made right (evaluation.blame={limit}): run python -m chimera.eval --run {run.name}"
+                )
+            replay, place = there[one.repair.rollout_id]
+            one = replace(one, replay=replay, place=f"{place.file}:{place.line}")
+        found.append(one)
+    return tuple(found)
+
+
+def repaired(run: Run, plan: Plan) -> dict[str, tuple[RolloutRecord, Place]]:
+    """The recorded replays of the last stage's wrong answers, by their ids; of several with one id the last."""
+    phase = repairs_phase(plan)
+    file = str(run.rollouts_file(phase).relative_to(run.path))
+    records = enumerate(map(RolloutRecord.load, run.rollouts(phase)), start=1)
+    return {record.rollout_id: (record, Place(file, line)) for line, record in records}
+
+
+def repairs_phase(plan: Plan) -> str:
+    """The phase under which replays of the last stage's wrong answers are recorded."""
+    return short_name(f"{own_phase(plan.split, plan.final)}{SUFFIX}")
 
 
 Recorded = dict[tuple[str, int], tuple[RolloutRecord, Place]]
@@ -115,7 +156,7 @@ def phases_of(split: Split, stage: Stage) -> Sequence[str]:
 def own_phase(split: Split, stage: Stage) -> str:
     """The phase under which chimera.eval records rollouts of `stage`."""
     sampled = "" if stage.temperature is None else f"-at-{stage.temperature:g}"
-    return f"eval-{split}-{stage.own_name}{sampled}"
+    return short_name(f"eval-{split}-{stage.own_name}{sampled}")
 
 
 def side_file(split: Split, name: str) -> str:

@@ -16,10 +16,11 @@ from chimera.core.types import Label, ResearchTask, Source
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from evaluation.records.coalitions import Learned, policies_of
+from evaluation.records.repairs import Examined
 from evaluation.records.rollouts import RolloutRecord
 
 Split = Literal["val", "test"]
-Kind = Literal["sequence", "alone", "left out", "coalition"]
+Kind = Literal["sequence", "alone", "left out", "at base", "coalition"]
 BASE = "base"
 GATE = "gate"
 """The gate records its rollouts of a stage as `gate-<stage>`. The seeds of all evaluations derive from this name."""
@@ -46,11 +47,13 @@ class Stage:
 
     Attributes:
         name: "base", the phase after which it was live, "only-<phase>" if only that phase's policy is used,
-            "final-without-<phase>" if all others are, or "only-<phase>-<phase>". The last stage of the sequence is
-            "final" if it was asked for by this name.
+            "final-without-<phase>" if all others are, "final-with-<slot>-at-base" if a place is as it was at the start
+            ("selection" for the choice among hypotheses), or "only-<phase>-<phase>". The last stage of the sequence
+            is "final" if it was asked for by this name.
         title: Its title in words.
         kind: "sequence" for a stage that was live during the run, "alone" for a single policy on the base, "left out"
-            for the last stage without one phase, "coalition" for any others. The first that fits counts.
+            for the last stage without one phase, "at base" for the last stage with one place as it was at the start,
+            "coalition" for any others. The first that fits counts.
         policies: The learned policies. Places without one are in the state in which the run began.
         versions: The policy versions that its rollouts must have, by logical model and under "selection".
         own_name: Its name in the run, never "final". Its rollouts are recorded under it.
@@ -234,6 +237,7 @@ class Study:
     audit: Mapping[str, Judged]
     canaries: tuple[Judged, ...]
     settings: EvaluationConfig | None = None
+    examined: tuple[Examined, ...] = ()
 
     @cached_property
     def config(self) -> Config:

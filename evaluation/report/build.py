@@ -13,7 +13,9 @@ from statistics import fmean
 from typing import Any
 
 from chimera.config.tree import Config
+from chimera.run.policies import Place
 from evaluation.measures import baselines, families, official, shapley, standing
+from evaluation.measures.blame import blame
 from evaluation.measures.comparison import (
     Comparison,
     Comparisons,
@@ -36,7 +38,8 @@ from evaluation.measures.metrics import (
     stage_metrics,
 )
 from evaluation.measures.verdicts import margins
-from evaluation.records.plan import ALONE
+from evaluation.records import coalitions
+from evaluation.records.plan import ALONE, place_name
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Plan, Stage, StageAnswers, Study
 from evaluation.report import side_by_side
@@ -96,6 +99,7 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
             if answers.stage.kind == "sequence" or answers.stage == plan.final
             if (found := lost(answers)) is not None
         },
+        "blame": blame(study),
         "baselines": _baselines(study),
         "work": standing.work(study),
         "standing": standing.beside(study),
@@ -112,12 +116,14 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
 
 def stage_pairs(plan: Plan) -> list[tuple[str, str]]:
     """The pairs of stages to compare: each of the sequence with the one before it, the first with those, with each
-    phase alone and with the last, and each stage that lacks one phase with the one that has all."""
+    phase alone and with the last, and each stage that lacks one phase, or one place's policy, with the one that has
+    all."""
     sequence = [stage.name for stage in plan.stages if stage.kind == "sequence"]
     first, *others = plan.stages
     beside = [one.name for one in others if one.kind in ("sequence", "alone") or one == plan.final]
-    left_out = ((before.name, after.name) for before, after in _left_out(plan).values())
-    return list(dict.fromkeys([*pairwise(sequence), *((first.name, name) for name in beside), *left_out]))
+    whole = [*_left_out(plan).values(), *_at_base(plan).values()]
+    without = ((before.name, after.name) for before, after in whole)
+    return list(dict.fromkeys([*pairwise(sequence), *((first.name, name) for name in beside), *without]))
 
 
 def compare_all(study: Study) -> dict[str, dict[str, Comparison]]:
@@ -225,9 +231,20 @@ def _left_out(plan: Plan) -> dict[str, tuple[Stage, Stage]]:
     return found
 
 
+def _at_base(plan: Plan) -> dict[Place, tuple[Stage, Stage]]:
+    """For each trained place the stage with it back at base and the one with all phases, if the plan has both."""
+    whole = plan.coalition(plan.learned)
+    found: dict[Place, tuple[Stage, Stage]] = {}
+    for place in coalitions.places(plan.learned):
+        without = plan.coalition(coalitions.at_base(plan.learned, place))
+        if whole is not None and without is not None:
+            found[place] = (without, whole)
+    return found
+
+
 def _ablation(plan: Plan, compared: Comparisons, config: Config) -> list[dict[str, Any]]:
     """The comparisons that show the effect of each phase: in the sequence, alone on the base, and, if stages beyond the
-    sequence were evaluated, left out of the end."""
+    sequence were evaluated, left out of the end; then those of each trained place with itself back at base."""
     sequence = [stage for stage in plan.stages if stage.kind == "sequence"]
     rows: list[dict[str, Any]] = []
     for before, stage in pairwise(sequence):
@@ -242,6 +259,9 @@ def _ablation(plan: Plan, compared: Comparisons, config: Config) -> list[dict[st
     if config.evaluation.contributions != "none" or any(stage.kind != "sequence" for stage in plan.stages):
         for phase, (before, after) in _left_out(plan).items():
             rows.append(_row(phase, [plan.learned[phase].target], "left out", f"{before.name}:{after.name}"))
+        for place, (before, after) in _at_base(plan).items():
+            phases = [phase for phase, policy in plan.learned.items() if policy.place == place]
+            rows.append(_row(", ".join(phases), [place_name(place)], "at base", f"{before.name}:{after.name}"))
     return [row for row in rows if row["comparison"] in compared]
 
 

@@ -168,7 +168,8 @@ def ablation_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
         pair = row["comparison"]
         below = titles[pair.split(":")[0]]
         if pair in rows:  # for the first phase, the stage before it is the base; the last one is left out of the end
-            also.setdefault(pair, []).append({"alone": "alone", "left out": "left out of the end"}[row["kind"]])
+            ways = {"alone": "alone", "left out": "left out of the end", "at base": f"{row['learner']} back at base"}
+            also.setdefault(pair, []).append(ways[row["kind"]])
         else:
             on = f"{below} alone" if row["kind"] == "alone" else below
             rows[pair] = {key: row[key] for key in ("phase", "learner", "comparison")} | {"on": on}

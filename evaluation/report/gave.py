@@ -15,18 +15,23 @@ WAYS: Mapping[str, str] = {
 GAVE_WORDS = (
     "In the run's order: beside what was live before it. Left out of the end: the end beside the end without it. "
     "Shapley value: the mean gain over all orders in which the phases could have been added; these sum to the whole. "
+    "At base: the end beside the end with this slot's weights, or this choice, as the run began. "
     "A policy without those that it was learned with is in a society that it did not train in."
 )
 TOGETHER = "all together"
 """The row of the whole gain from the first to the last stage."""
 
 
+AT_BASE = "{} at base"
+"""The row of the end beside the end with a slot, or the choice, back at base."""
+
+
 def gave(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What each phase gave, one table for each of right answers and reward; empty unless stages beyond the run's
     sequence were evaluated.
 
-    Each table has "name", "title" and "unit" of its metric, "ways" (keys of `WAYS`), and "rows": "phase" and "cells",
-    for each way a difference with "low", "high" and "comparison", or None.
+    Each table has "name", "title" and "unit" of its metric, "ways" (keys of `WAYS`), and "rows": "phase" (or the
+    title of a place back at base) and "cells", for each way a difference with "low", "high" and "comparison", or None.
     """
     if all(stage["kind"] == "sequence" for stage in report["plan"]["stages"]) and not report["shapley"]:
         return []
@@ -55,7 +60,9 @@ def _gave(report: Mapping[str, Any], name: str) -> dict[str, Any]:
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in report["ablation"]:
         if (one := report["comparisons"][row["comparison"]].get(name)) is not None:
-            found[row["phase"], row["kind"]] = _difference(one, row["comparison"])
+            back = row["kind"] == "at base"
+            title, way = (AT_BASE.format(row["learner"]), "left out") if back else (row["phase"], row["kind"])
+            found[title, way] = _difference(one, row["comparison"])
     shares = report["shapley"].get(name)
     if shares is not None:
         found |= {(phase, "shapley"): _difference(one) for phase, one in shares["phases"].items()}
@@ -64,8 +71,9 @@ def _gave(report: Mapping[str, Any], name: str) -> dict[str, Any]:
     if whole is not None and (one := report["comparisons"][whole].get(name)) is not None:
         found[TOGETHER, "sequence"] = _difference(one, whole)
     ways = [way for way in WAYS if any(kind == way for _, kind in found)]
-    phases = [phase for phase in report["plan"]["learned"] if any((phase, way) in found for way in ways)]
-    rows = [{"phase": phase, "cells": [found.get((phase, way)) for way in ways]} for phase in (*phases, TOGETHER)]
+    back = [AT_BASE.format(row["learner"]) for row in report["ablation"] if row["kind"] == "at base"]
+    titles = [title for title in (*report["plan"]["learned"], *back) if any((title, way) in found for way in ways)]
+    rows = [{"phase": title, "cells": [found.get((title, way)) for way in ways]} for title in (*titles, TOGETHER)]
     return {"name": name, **GAVE[name], "ways": ways, "rows": rows}
 
 

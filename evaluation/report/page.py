@@ -41,6 +41,8 @@ from evaluation.report.figures import (
     veto_words,
 )
 from evaluation.report.gave import WAYS, gave, gave_words, lost_words
+from evaluation.report.repairs import HEAD, blame_rows, blame_words
+from evaluation.report.repairs import WORDS as REPAIRS_WORDS
 from evaluation.report.text import BASELINES_WORDS, LOST_WORDS
 from evaluation.scores.judge import CRITERIA
 from evaluation.verify.impossible import PART
@@ -71,6 +73,10 @@ def page(report: Report, drawings: Mapping[str, str]) -> str:
         lost=lost_words(report),
         lost_words=LOST_WORDS,
         lost_titles=TITLES,
+        blame=blame_words(report),
+        blame_head=HEAD,
+        blame_rows=blame_rows(report),
+        blame_words=REPAIRS_WORDS,
         answered=answered(report),
         baselines_words=BASELINES_WORDS,
         cards=_cards(report),

@@ -26,6 +26,8 @@ from evaluation.report.figures import (
     veto_words,
 )
 from evaluation.report.gave import WAYS, gave, gave_words, lost_words
+from evaluation.report.repairs import HEAD, blame_rows, blame_words
+from evaluation.report.repairs import WORDS as REPAIRS_WORDS
 
 Report = Mapping[str, Any]
 
@@ -57,7 +59,7 @@ def _head(report: Report) -> Iterator[str]:
     yield ""
     yield f"**{_cell(report['verdict']['text'])}**"
     yield ""
-    for words in filter(None, (standing_words(report), lost_words(report))):
+    for words in filter(None, (standing_words(report), lost_words(report), blame_words(report))):
         yield f"- {_cell(words)}"
     yield f"- compared: {', '.join(stage['title'] for stage in report['plan']['stages'])}"
     if gone := report["run"]["rolled_back"]:
@@ -250,6 +252,11 @@ def _lost(report: Report) -> Iterator[str]:
     rows.append(["wrong answers", *(f"{one['wrong']} of {one['rollouts']}" for one in found)])
     rows.append(["right answers that were vetoed", *(str(one["vetoed"]) for one in found)])
     yield from _table(["first wrong step", *(names[name] for name in report["lost"])], rows)
+    if mended := blame_rows(report):
+        yield ""
+        yield REPAIRS_WORDS
+        yield ""
+        yield from _table([*HEAD], [list(row) for row in mended])
 
 
 def _plots(report: Report) -> Iterator[str]:

@@ -24,6 +24,7 @@ from evaluation.measures.statistics import (
 )
 from evaluation.records.plan import ALONE
 from evaluation.records.study import BASE
+from evaluation.seeds import gave
 from evaluation.seeds.crossed import (
     Estimate,
     crossed_interval,
@@ -93,6 +94,8 @@ def build(runs: Sequence[SeedRun]) -> dict[str, Any]:
         "comparisons": [
             found for pair in pairs_of(runs) if (found := _comparison(pair, runs, metrics, settings))["metrics"]
         ],
+        "shapley": gave.shapley(runs),
+        "blame": gave.blame(runs),
     }
 
 

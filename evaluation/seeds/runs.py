@@ -3,7 +3,7 @@
 Everything is computed from report.json alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 from chimera.core.errors import RunError
 from chimera.core.plain_json import parse_json
 from chimera.core.types import Label
+from chimera.run.policies import Policy
+from evaluation.records.coalitions import policies_of
 from evaluation.records.plan import ALONE
 from evaluation.records.study import BASE
 
@@ -47,7 +49,8 @@ class SeedRun:
         """
         try:
             report = parse_json(file.read_bytes())
-            return cls(name, seed, data_seed, {key: report[key] for key in NEEDED})
+            kept = {key: report[key] for key in NEEDED} | {key: report.get(key) for key in LATER}
+            return cls(name, seed, data_seed, kept)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"{file} is no report of a run ({type(error).__name__}: {error}): remove it and evaluate {name} again"
@@ -84,6 +87,23 @@ class SeedRun:
             stage["name"].removeprefix(ALONE) for stage in self.report["plan"]["stages"] if stage["kind"] == "alone"
         }
         return {*self.sequence, *self.rolled_back, *alone} - {BASE}
+
+    @cached_property
+    def learned(self) -> dict[str, Policy]:
+        """The policy of each phase that was kept, in the order of the run."""
+        return {phase: Policy.load(policy) for phase, policy in self.report["plan"]["learned"].items()}
+
+    def coalition(self, phases: Collection[str]) -> str:
+        """The name of the stage with what `phases` learned and nothing else.
+
+        Raises:
+            RunError: The report lacks it.
+        """
+        wanted = policies_of(self.learned, phases)
+        for stage in self.report["plan"]["stages"]:
+            if tuple(map(Policy.load, stage["policies"])) == wanted:
+                return str(stage["name"])
+        raise RunError(f"the report of {self.name} has Shapley values, but no stage with {sorted(phases)} alone")
 
     def stage(self, wanted: str) -> str | None:
         """The name of stage `wanted` in the report; None if the report has no such stage.
@@ -137,3 +157,5 @@ class SeedRun:
 
 NEEDED = ("run", "settings", "plan", "metrics", "outcomes", "baselines", "pairs", "written")
 """The parts of a report that a study reads."""
+LATER = ("blame",)
+"""Parts that reports of earlier versions lack."""

@@ -77,7 +77,19 @@ def tables(study: Mapping[str, Any]) -> list[Table]:
     for row in study["comparisons"]:
         cells = [_cell(row["metrics"].get(name), _scale(study, name)) for name in shown]
         whole.add_row(escape(_title(row)), *cells, end_section=True)
-    return [whole, *([_runs_table(study, shown)] if study["comparisons"] else [])]
+    runs = [_runs_table(study, shown)] if study["comparisons"] else []
+    return [whole, *runs, *([_shapley_table(study)] if study["shapley"] else [])]
+
+
+def _shapley_table(study: Mapping[str, Any]) -> Table:
+    table = Table(title="what each phase gave: Shapley values over seeds and tasks", title_justify="left")
+    table.add_column("phase")
+    for name in study["shapley"]:
+        table.add_column(_heading(study, name), justify="right", no_wrap=True)
+    for phase in next(iter(study["shapley"].values())):
+        cells = [_difference(rows[phase], _scale(study, name)) for name, rows in study["shapley"].items()]
+        table.add_row(escape(phase), *cells)
+    return table
 
 
 def _runs_table(study: Mapping[str, Any], shown: Sequence[str]) -> Table:
@@ -100,6 +112,7 @@ def markdown(study: Mapping[str, Any]) -> str:
     for name, metric in study["metrics"].items():
         unit = ", points of 100" if metric["unit"] == "share" else ""
         lines += ["", f"## {metric['title']}{unit}", "", *_metric_lines(study, name)]
+    lines += [*_shapley_lines(study), *_blame_lines(study)]
     lines += ["", "## Runs", "", *_run_lines(study)]
     lines += ["", "Interquartile mean (IQM): of the runs' differences, without the lowest and the highest quarter."]
     lines += ["P(better): the probability that a run after does better on a task than a run before; a tie counts half."]
@@ -143,6 +156,31 @@ def _detail_lines(row: Mapping[str, Any], found: Mapping[str, Any], scale: tuple
         before, after = _level(one["before"], scale), _level(one["after"], scale)
         lines.append(f"- {one['run']}: {_difference(one, scale)}, from {before} to {after}, n = {one['n']}")
     return lines
+
+
+def _shapley_lines(study: Mapping[str, Any]) -> list[str]:
+    """Shapley values over seeds and tasks; nothing without them."""
+    found: Mapping[str, Any] = study["shapley"]
+    if not found:
+        return []
+    scales = {name: _scale(study, name) for name in found}
+    lines = ["", "## What each phase gave: Shapley values", ""]
+    lines += [_line(["phase", *(_heading(study, name) for name in found)]), _line(["---"] * (1 + len(found)))]
+    for phase in next(iter(found.values())):
+        lines.append(_line([phase, *(_difference(rows[phase], scales[name]) for name, rows in found.items())]))
+    runs = ", ".join(one["run"] for one in next(iter(next(iter(found.values())).values()))["per_run"])
+    order = f"The mean gain over all orders of the phases, of {runs}; a phase that was rolled back gave 0 there."
+    return [*lines, "", order]
+
+
+def _blame_lines(study: Mapping[str, Any]) -> list[str]:
+    """Which repairs mend wrong answers, over seeds and tasks; nothing if none were examined."""
+    found: Mapping[str, Any] = study["blame"]
+    if not found:
+        return []
+    lines = ["", "## Wrong answers that become right when their first wrong step is made right", ""]
+    lines += [_line(["step made right", "share of the examined, %", "runs"]), _line(["---"] * 3)]
+    return lines + [_line([step, _share(row), str(row["runs"])]) for step, row in found.items()]
 
 
 def _run_lines(study: Mapping[str, Any]) -> list[str]:

@@ -24,6 +24,8 @@ class Branch:
             the phase learns otherwise.
         worth: What it was worth there.
         advantage: How much better than the others of its group, in the estimator's units; the mean over its tokens.
+        tokens: What the update learned from its tokens; None if none did.
+        ids: The ids of its tokens; None if the server gave none.
     """
 
     phase: str
@@ -32,6 +34,8 @@ class Branch:
     update: int | None
     worth: float | None
     advantage: float | None
+    tokens: TokenRecord | None = None
+    ids: tuple[int, ...] | None = None
 
 
 def branches_of(run: Path, rollout_id: str) -> dict[str, list[Branch]]:
@@ -88,4 +92,6 @@ def _branch(
         update=step,
         worth=None if record is None else record.reward,
         advantage=None if record is None else fmean(record.advantages),
+        tokens=record,
+        ids=tuple(choice["token_ids"]) if choice.get("token_ids") else None,
     )

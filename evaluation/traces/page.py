@@ -1,13 +1,15 @@
 """A rollout's tree as one HTML page that needs nothing else: no script, no font, no address outside it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evaluation.traces import text as trace_text
-from evaluation.traces.tree import ShownCall, Tree
+from evaluation.traces.token_lines import GRADIENT_WORDS, HEAD, TokenLine, credit_line, token_lines
+from evaluation.traces.token_records import TokenRecord
+from evaluation.traces.tree import Tree
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -19,24 +21,27 @@ SURPRISE = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of a senior's answer for drawing.
+    """One token of an answer for drawing.
 
     Attributes:
+        line: What the update made of it.
         colour: How strong its advantage is, from 0 to 1 of the largest in the rollout.
         surprise: How unlikely it was, from 0 to 1.
-        id: None when the trace does not have it.
     """
 
-    text: str
-    id: int | None
-    mask: float
-    advantage: float
-    log_prob: float
+    line: TokenLine
     colour: float
     surprise: float
 
 
-def page(tree: Tree, *, run: str, pieces: Mapping[str, Sequence[str]], note: str | None = None) -> str:
+def page(
+    tree: Tree,
+    *,
+    run: str,
+    pieces: Mapping[str, Sequence[str]],
+    note: str | None = None,
+    gradients: Mapping[str, str] | None = None,
+) -> str:
     """The page.
 
     Args:
@@ -44,50 +49,41 @@ def page(tree: Tree, *, run: str, pieces: Mapping[str, Sequence[str]], note: str
         run: The run's name.
         pieces: The texts of the tokens of calls that PPO learned from, by response id.
         note: What else to say at the top.
+        gradients: A line on the gradient of calls that PPO learned from, by response id.
     """
     largest = _largest(tree)
     tokens = {
-        call.tokens.response_id: _tokens(call, pieces.get(call.tokens.response_id), largest)
-        for visit in tree.visits
-        for call in visit.calls
-        if call.tokens is not None
+        record.response_id: _tokens(record, ids, pieces.get(record.response_id), largest)
+        for record, ids in learned_calls(tree)
     }
     notes = (*tree.notes, note) if note else tree.notes
     template = _environment().get_template(TEMPLATE)
-    return template.render(tree=tree, record=tree.record, run=run, notes=notes, tokens=tokens)
+    shown = {"tokens": tokens, "gradients": gradients or {}}
+    return template.render(tree=tree, record=tree.record, run=run, notes=notes, **shown)
 
 
 def _largest(tree: Tree) -> float:
     """The largest advantage of the rollout without its sign; 1.0 when there is none."""
-    values = [
-        abs(value)
-        for visit in tree.visits
-        for call in visit.calls
-        if call.tokens is not None
-        for value in call.tokens.advantages
-        if math.isfinite(value)
-    ]
+    values = [abs(value) for record, _ in learned_calls(tree) for value in record.advantages if math.isfinite(value)]
     return max(values, default=0.0) or 1.0
 
 
-def _tokens(call: ShownCall, texts: Sequence[str] | None, largest: float) -> list[Token]:
+def learned_calls(tree: Tree) -> Iterator[tuple[TokenRecord, Sequence[int] | None]]:
+    """The calls of a rollout and their branches that an update learned from, each with the ids of its tokens."""
+    for call in (call for visit in tree.visits for call in visit.calls):
+        if call.tokens is not None:
+            yield call.tokens, call.exchange.response_ids if call.exchange else None
+        for branch in call.branches:
+            if branch.tokens is not None:
+                yield branch.tokens, branch.ids
+
+
+def _tokens(record: TokenRecord, ids: Sequence[int] | None, texts: Sequence[str] | None, largest: float) -> list[Token]:
     """A call's tokens; without texts they are shown by their ids."""
-    learned = call.tokens
-    assert learned is not None
-    ids = trace_text.token_ids(call)
-    shown = texts or [trace_text.by_id(token) for token in ids]
-    columns = learned.mask, learned.advantages, learned.old_log_probs
     return [
-        Token(text, token, mask, advantage, chance, _share(advantage / largest), _share(-chance / SURPRISE))
-        for text, token, mask, advantage, chance in zip(shown, ids, *columns, strict=True)
+        Token(line, _share(line.advantage / largest), _share(-line.before / SURPRISE))
+        for line in token_lines(record, ids, texts)
     ]
-
-
-def advantages(tokens: Sequence[Token]) -> str:
-    """The advantage of a call's tokens, or its range if tokens differ, as with gae."""
-    values = [token.advantage for token in tokens]
-    lowest, highest = min(values), max(values)
-    return f"advantage {lowest:+.3f}" if lowest == highest else f"advantages from {lowest:+.3f} to {highest:+.3f}"
 
 
 def _share(value: float) -> float:
@@ -105,7 +101,8 @@ def _environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update({function.__name__: function for function in (*_FUNCTIONS, advantages)})
+    environment.globals.update({function.__name__: function for function in _FUNCTIONS})
+    environment.globals.update({"HEAD": HEAD, "GRADIENT_WORDS": GRADIENT_WORDS})
     return environment
 
 
@@ -122,5 +119,6 @@ _FUNCTIONS = (
     trace_text.selection_lines,
     trace_text.gist,
     trace_text.number,
+    credit_line,
 )
 """Functions for the template."""

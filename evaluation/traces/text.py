@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -13,6 +14,8 @@ from agents.roles import SUPERVISOR
 from chimera.show.ask import SEVERITY_COLOURS
 from chimera.show.card import printable
 from evaluation.traces.branches import Branch
+from evaluation.traces.token_lines import GRADIENT_WORDS, HEAD, credit_line, token_lines
+from evaluation.traces.token_records import TokenRecord
 from evaluation.traces.tree import ShownCall, ShownToolCall, ShownVisit, Tree
 
 
@@ -36,22 +39,29 @@ class Outline(RichTree):
         return {"text/plain": repr(self), "text/html": _folded(self, open_levels=1)}
 
 
-def outline(tree: Tree, *, messages: bool = False, pieces: Mapping[str, Sequence[str]] | None = None) -> Outline:
+def outline(
+    tree: Tree,
+    *,
+    messages: bool = False,
+    pieces: Mapping[str, Sequence[str]] | None = None,
+    gradients: Mapping[str, str] | None = None,
+) -> Outline:
     """The whole rollout.
 
     Args:
         tree: The rollout.
         messages: Whether to show what each model was sent.
         pieces: The texts of the tokens of calls, by response id; what PPO learned from each token is shown with them.
+        gradients: A line on the gradient of calls that PPO learned from, by response id.
     """
     record = tree.record
     root = Outline(f"{record.rollout_id}: {record.outputs.get('research_goal', f'task {record.task_id}')}", "bold")
     for name, text in facts(tree):
         root.below(f"{name}: {text}", "red" if name == "error" else "")
-    for note in tree.notes:
+    for note in (*tree.notes, *([GRADIENT_WORDS] if pieces is not None and tree.learned else [])):
         root.below(f"note: {note}", "yellow")
     for visit in tree.visits:
-        _add_visit(root, visit, tree, messages, pieces)
+        _add_visit(root, visit, tree, messages, None if pieces is None else _Learned(pieces, gradients or {}))
     _add_outcome(root, tree)
     return root
 
@@ -194,9 +204,7 @@ def _folded(line: RichTree, open_levels: int) -> str:
     return f'<details{state}><summary>{text}</summary><div style="margin-left: 1.5em">{below}</div></details>'
 
 
-def _add_visit(
-    root: Outline, visit: ShownVisit, tree: Tree, messages: bool, pieces: Mapping[str, Sequence[str]] | None
-) -> None:
+def _add_visit(root: Outline, visit: ShownVisit, tree: Tree, messages: bool, learned: "_Learned | None") -> None:
     node = root.below(f"{title(visit)} ({player(visit)})", "bold cyan")
     if (why := reason(visit)) is not None:
         node.below(why, "yellow")
@@ -214,14 +222,16 @@ def _add_visit(
                     line.below(f"[{name}] {text}", "dim")
         if call.answer is None and call.text:
             below.below(f"unread: {call.text}", "red")
-        if pieces is not None and call.tokens is not None and call.exchange is not None:
-            _add_tokens(below, call, pieces.get(call.exchange.response_id))
+        if learned is not None and call.tokens is not None and call.exchange is not None:
+            _add_tokens(below, call.tokens, call.exchange.response_ids, learned)
         for phase in dict.fromkeys(branch.phase for branch in call.branches):
             own = [branch for branch in call.branches if branch.phase == phase]
             asked = below.below(branches_line(phase, own), "dim")
-            for branch in own if pieces is not None else ():
+            for branch in own if learned is not None else ():
                 style = "" if branch.advantage is None else "green" if branch.advantage > 0 else "magenta"
-                asked.below(branch_line(branch), style)
+                answer = asked.below(branch_line(branch), style)
+                if learned is not None and branch.tokens is not None:
+                    _add_tokens(answer, branch.tokens, branch.ids, learned)
     if visit.answer is not None:
         style = SEVERITY_COLOURS.get(str(visit.answer.get("severity")), "")
         for name, text in field_lines(visit.answer):
@@ -246,25 +256,23 @@ def branch_line(branch: Branch) -> str:
     return f"[{branch.weights}{learned}] {branch.text or 'asked for a tool'}"
 
 
-def token_ids(call: ShownCall) -> list[int | None]:
-    """The ids of the tokens that PPO learned from in a call; None for each where the trace does not have them."""
-    assert call.tokens is not None
-    ids = call.exchange.response_ids if call.exchange else None
-    return list(ids) if ids else [None] * len(call.tokens.mask)
+@dataclass(frozen=True, slots=True)
+class _Learned:
+    """Texts of the tokens, and a line on the gradient, of calls that PPO learned from, by response id."""
+
+    pieces: Mapping[str, Sequence[str]]
+    gradients: Mapping[str, str]
 
 
-def by_id(token: int | None) -> str:
-    """Text for a token whose text is unknown."""
-    return "[?]" if token is None else f"[{token}]"
-
-
-def _add_tokens(parent: Outline, call: ShownCall, pieces: Sequence[str] | None) -> None:
-    tokens = call.tokens
-    assert tokens is not None
-    texts = list(map(repr, pieces)) if pieces else list(map(by_id, token_ids(call)))
-    node = parent.below(f"PPO: credit {tokens.reward:.3f}; token, mask, advantage, log-probability")
-    for text, mask, advantage, chance in zip(texts, tokens.mask, tokens.advantages, tokens.old_log_probs, strict=True):
-        node.below(f"{text}  {mask:.0f}  {advantage:+.3f}  {chance:.3f}", "green" if advantage > 0 else "magenta")
+def _add_tokens(parent: Outline, record: TokenRecord, ids: Sequence[int] | None, learned: _Learned) -> None:
+    node = parent.below(f"PPO: {credit_line(record)}")
+    if record.response_id in learned.gradients:
+        node.below(learned.gradients[record.response_id])
+    node.below(f"token, {', '.join(HEAD)}", "dim")
+    texts = learned.pieces.get(record.response_id)
+    for line in token_lines(record, ids, list(map(repr, texts)) if texts else None):
+        style = "green" if line.advantage > 0 else "magenta"
+        node.below("  ".join([line.text, *line.columns()]), style)
 
 
 def _add_outcome(root: Outline, tree: Tree) -> None:

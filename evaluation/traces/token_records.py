@@ -8,14 +8,38 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import RunError
 from chimera.core.plain_json import parse_json
 from chimera.core.secrets import redact_tree
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """The update's objective, as `evaluation.traces.token_loss` uses it. All but `weight` is the same for all calls.
+
+    Attributes:
+        weight: What each token of this call weighs in the mean over the update.
+        loss: Sum of |advantage|, weighted, over all tokens of the update.
+        gradient: Sum of |advantage| (1 - p), weighted, over all tokens of the update.
+        grad_norm: The norm of the whole gradient, as the engine measured it: the mean over its optimiser steps. None
+            if the weights were not changed.
+        clip_low: The probability ratio's clip range below 1.
+        clip_high: The same above 1.
+        clip_most: Times -advantage the largest loss of a token with a negative advantage.
+    """
+
+    weight: float
+    loss: float
+    gradient: float
+    grad_norm: float | None
+    clip_low: float
+    clip_high: float
+    clip_most: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +58,11 @@ class TokenRecord:
         mask: 1.0 for tokens that count in the loss.
         advantages: How much better than expected, in the estimator's units; NaN where an update had none.
         old_log_probs: Natural logarithm of each token's probability under the weights before the update.
+        new_log_probs: The same under the weights after it; None if the call was not read again, or an earlier version
+            of Chimera wrote the record.
+        parts: The parts of the reward, weighted, that `reward` is the sum of; empty if it is a share of a rollout's.
+        objective: What a token's share of the loss and of the gradient is computed from; None in records of earlier
+            versions.
     """
 
     rollout_id: str
@@ -47,6 +76,15 @@ class TokenRecord:
     mask: list[float]
     advantages: list[float]
     old_log_probs: list[float]
+    new_log_probs: list[float] | None = None
+    parts: dict[str, float] = field(default_factory=dict)
+    objective: Objective | None = None
+
+    @classmethod
+    def load(cls, data: Mapping[str, Any]) -> "TokenRecord":
+        """The inverse of `dump`."""
+        found = data.get("objective")
+        return cls(**{**data, "objective": None if found is None else Objective(**found)})
 
     def dump(self) -> dict[str, Any]:
         """Plain data."""
@@ -87,7 +125,7 @@ def read_tokens(path: Path, rollout_id: str | None = None) -> list[TokenRecord]:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             # Most lines are about other rollouts: they are not worth parsing.
             wanted = [line for line in file if rollout_id is None or rollout_id in line]
-        found = [TokenRecord(**parse_json(line)) for line in wanted]
+        found = [TokenRecord.load(parse_json(line)) for line in wanted]
     except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
         raise RunError(f"the token records {path} cannot be read: {error}") from error
     return [record for record in found if rollout_id in (None, record.rollout_id)]

@@ -4,8 +4,9 @@ Each function returns one sentence for each difference.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from chimera.core.types import ResearchTask
 from chimera.data.tasks import Dataset
 from chimera.rubric.grader import grade
 from chimera.run.policies import BY_MODEL
+from evaluation.conduct.repairs import start_of
+from evaluation.conduct.rollout import Start
 from evaluation.measures.baselines import majority, reader, tfidf
+from evaluation.records.repairs import REPAIR, Repair
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import GATE, Judged, Stage, Study
 from evaluation.scores.auditor import CHECKLIST, work_of
@@ -65,6 +69,39 @@ async def rollouts(study: Study, dataset: Dataset) -> Checked:
     return Checked(problems, replayed, len(every))
 
 
+async def repairs(study: Study, dataset: Dataset) -> Checked:
+    """Compare every replay of a wrong answer with the repair that it is of, and with its own trace, replayed."""
+    tasks = {task.id: task for task in dataset.tasks}
+    replay, problems, replayed = Replay(study.config), [], 0
+    for one in study.examined:
+        if one.repair is None or one.replay is None:
+            continue
+        repair, record, task = one.repair, one.replay, tasks[one.record.task_id]
+        found = [*_unlike_task(record, study.config.seed, task), *_unlike_repair(record, repair, study.plan.final)]
+        if not found:
+            build = partial(start_of, repair, replay, study.run.path, task)
+            found, done = await _unlike_trace(record, study.run.path, replay, task, build)
+            replayed += done
+        problems += [f"{one.place} (replay {record.rollout_id}): {problem}" for problem in found]
+    return Checked(problems, replayed, sum(one.replay is not None for one in study.examined))
+
+
+def _unlike_repair(record: RolloutRecord, repair: Repair, stage: Stage) -> Iterator[str]:
+    """Differences between a replay and its repair."""
+    of = repair.of
+    if (record.task_id, record.repeat) != (of.task_id, of.repeat):
+        yield f"it is about task {record.task_id}, repeat {record.repeat}, not about those of {of.rollout_id}"
+    if dict(record.policy_versions) != dict(stage.versions):
+        yield f"its policies are not those of {stage.name}"
+    if record.status == "failed":
+        return
+    if repair.step == "juniors":
+        yield from _unlike_stage(record, stage)
+    selection = record.outputs.get("selection") or {}
+    if repair.step == "supervisor" and (selection.get("policy"), selection.get("author")) != (REPAIR, repair.author):
+        yield f"its selection is {selection.get('author')!r} by {selection.get('policy')!r}, not the repair's"
+
+
 def _unlike_task(record: RolloutRecord, seed: int, task: ResearchTask) -> Iterator[str]:
     """Differences between a record's task and the data, and a wrong seed."""
     wanted = RolloutInput.of(task, GATE, record.repeat, seed)
@@ -90,9 +127,16 @@ def _unlike_stage(record: RolloutRecord, stage: Stage) -> Iterator[str]:
 
 
 async def _unlike_trace(
-    record: RolloutRecord, folder: Path, replay: Replay, task: ResearchTask
+    record: RolloutRecord,
+    folder: Path,
+    replay: Replay,
+    task: ResearchTask,
+    begin: Callable[[], Awaitable[Start]] | None = None,
 ) -> tuple[list[str], bool]:
-    """Differences between record, trace and replayed trace, and True if the trace was replayed."""
+    """Differences between record, trace and replayed trace, and True if the trace was replayed.
+
+    `begin` gives the start of a rollout that went on from a recorded one; None: it is a whole rollout.
+    """
     if record.trace is None:
         lost = record.status == "failed" and record.seconds is None
         return ([] if lost else ["it has no trace"]), False
@@ -120,7 +164,10 @@ async def _unlike_trace(
         return [], False
     try:
         calls = model_calls(trace, attempt_id=attempt)
-        again = await replay.run(record, calls, outcome["calls"], task)
+        if begin is None:
+            again = await replay.run(record, calls, outcome["calls"], task)
+        else:
+            again = await replay.run_from(await begin(), record, calls, outcome["calls"], task)
     except (ChimeraError, KeyError, TypeError, ValueError, SyntaxError) as error:
         return [f"{record.trace}, replayed: {error}"], False
     for name in ("outputs", "parts", "reward"):

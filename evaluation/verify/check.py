@@ -155,10 +155,12 @@ def _computed(report: Mapping[str, Any], evaluated: Evaluated, run: RunThen, fil
         study = load_study(run, plan, evaluated.settings)
         problems += unlike(report, study, file.parent)
         checked = asyncio.run(again.rollouts(study, dataset))
-        problems += [*checked.problems, *again.scores(study), *again.baselines(study, dataset)]
+        repaired = asyncio.run(again.repairs(study, dataset))
+        problems += [*checked.problems, *repaired.problems, *again.scores(study), *again.baselines(study, dataset)]
     except ChimeraError as error:
         return Verification([*problems, f"the run does not give this report: {error}"])
-    return Verification(problems, rollouts=checked.rollouts, replayed=checked.replayed)
+    rollouts, replayed = checked.rollouts + repaired.rollouts, checked.replayed + repaired.replayed
+    return Verification(problems, rollouts=rollouts, replayed=replayed)
 
 
 def unlike(report: Mapping[str, Any], study: Study, folder: Path) -> list[str]:

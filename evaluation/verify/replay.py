@@ -16,6 +16,7 @@ from agents.prompting import canonical, payload_of
 from agents.quoting import passage_text
 from agents.record import CallRecord
 from agents.society import Society
+from agents.state import ResearchState
 from agents.tools.toolbox import Passage, ToolResult
 from chimera.config.roles import JUDGE
 from chimera.config.tree import Config
@@ -83,10 +84,28 @@ class Replay:
         """
         with self._answers(record, calls, tools):
             state = await self._society.run(task.brief(), seed=record.seed, select=_RecordedChoice(record))
+        return self._ended(state, (), task)
+
+    async def run_from(
+        self,
+        start: Start,
+        record: RolloutRecord,
+        calls: Sequence[TracedCall],
+        tools: Sequence[Mapping[str, Any]],
+        task: ResearchTask,
+    ) -> Replayed:
+        """Run the society from `start` on; other arguments and errors as for `run`."""
+        with self._answers(record, calls, tools):
+            chooser = _RecordedChoice(record)
+            state = await self._society.run_from(start.role, start.state, task.brief(), record.seed, select=chooser)
+        return self._ended(state, start.records, task)
+
+    def _ended(self, state: ResearchState, before: Sequence[CallRecord], task: ResearchTask) -> Replayed:
+        """What a finished state comes to; `before` are the calls that it took before the replay began."""
         left = [f"{role}, visit {visit}" for (role, visit), queue in self._recorded.queues.items() if queue]
         if left:
             raise RunError(f"its trace holds answers that nobody asked for: {left[0]}")
-        reward = compute_reward(state, self._records, task, self._config.reward)
+        reward = compute_reward(state, [*before, *self._records], task, self._config.reward)
         outputs = {key: value for key, value in state.items() if key != "messages"}
         return Replayed(json.loads(json.dumps(outputs)), dict(reward.parts), reward.total)
 

@@ -90,6 +90,7 @@ def test_a_phase_that_cannot_run_is_a_fault_with_its_reason(asked):
     level, text = found["pipeline", "sft"]
     assert (code, level) == (1, "fault")
     assert "models.junior" in text
+    assert found["pipeline", "the rest"] == ("ok", "python -m chimera.train --phases gather can run")
 
 
 def test_weights_and_biases_needs_a_key_to_be_online(asked):

@@ -1,7 +1,10 @@
 """`python -m chimera.trace`: finds a rollout by what a user types, lists them, shows one, writes a page."""
 
+import re
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -9,10 +12,11 @@ from chimera import ask, trace
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError, ConfigError, RunError
 from chimera.run.directory import Run
+from chimera.serving.embedded.checkpoint import NANO
 from evaluation.records.rollout_index import find, recorded_rollouts
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces.spans import Position, exchange_span, operation_span, outcome_span, write
-from evaluation.traces.token_records import TokenRecord, tokens_file, write_tokens
+from evaluation.traces.token_records import Objective, TokenRecord, read_tokens, tokens_file, write_tokens
 
 ANSWER = '{"evidence":["It fell."],"comparison":"c","claim":"d","answer":"yes"}'
 
@@ -61,7 +65,7 @@ def runs(tmp_path_factory):
     request = {"messages": [{"role": "user", "content": "a question"}]}
     visit = {"role": "HypothesisRefiner", "model": "senior", "visit": 1, "attempt": 1}
     spans = [
-        exchange_span(at(1), request, {"id": "r", "choices": [choice]}),
+        exchange_span(at(1), request, {"id": "r", "prompt_token_ids": [5, 6, 7], "choices": [choice]}),
         operation_span(at(2), "HypothesisRefiner", visit, ["r"]),
         outcome_span(at(3), {"calls": [call]}),
     ]
@@ -152,7 +156,30 @@ def test_tokens_and_messages_are_shown_on_demand(runs, capsys):
     assert "[user] a question" in shown(capsys, *where, "--messages")
     tokens = shown(capsys, *where, "--tokens")
     assert "'evidence'  1  +0.250  0.250" in tokens
-    assert tokens.count("+0.250") == len(ids_of(ANSWER))
+    assert tokens.count("  +0.250  ") == len(ids_of(ANSWER))
+    assert "an earlier version of Chimera recorded it: shares of loss and gradient are not known" in tokens
+
+
+def test_the_gradient_of_a_call_is_computed_with_the_weights_that_are_kept(runs, tmp_path, capsys):
+    shutil.copytree(runs, tmp_path / "runs")
+    run = tmp_path / "runs" / "mine"
+    where = ["mine", "ro-00000000abc1", "--runs-dir", str(tmp_path / "runs"), "--gradient"]
+    assert "an earlier version of Chimera recorded the call without its objective" in shown(capsys, *where)
+    (record,) = read_tokens(tokens_file(run, "ppo", 1))
+    objective = Objective(0.5, 1.0, 1.0, 4.0, 0.2, 0.28, 3.0)
+    record = replace(record, policy="senior@ppo-1", objective=objective, old_log_probs=[-1.0] * len(record.mask))
+    write_tokens([record], tokens_file(run, "ppo", 1))
+    assert "the run has kept neither the weights before the update nor those after it" in shown(capsys, *where)
+    shutil.copytree(NANO, run / "models" / "senior" / "ppo-1")
+    text = shown(capsys, *where)
+    found = re.search(
+        r"one backward pass: norm ([\d.e-]+), ([\d.]+)% of the update's 4 before the update, by its", text
+    )
+    assert float(found[1]) / 4 == pytest.approx(float(found[2]) / 100, abs=1e-2)
+    assert "the weights after the update are not kept" in text
+    page = tmp_path / "page.html"
+    shown(capsys, *where, "--html", str(page))
+    assert "one backward pass: norm" in page.read_text()
 
 
 def test_a_page_is_written_with_the_models_own_tokens(runs, tmp_path, capsys):

@@ -10,7 +10,7 @@ import gc
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 __all__ = ["PpoEngine", "Sample"]
 
 STATE, RANDOM = "engine.json", "random"
+Watch = Callable[[Batch, Mapping[str, float]], None]
+"""Takes an update's batch, with the columns of `Batch.columns` and `Batch.after`, and its metrics."""
 
 
 class PpoEngine:
@@ -136,9 +138,7 @@ class PpoEngine:
         worker.reset()
         return worker
 
-    def update(
-        self, batch: Sequence[Sample], step: int, watch: Callable[[Batch], None] | None = None
-    ) -> dict[str, float]:
+    def update(self, batch: Sequence[Sample], step: int, watch: Watch | None = None) -> dict[str, float]:
         """Learn from one step's samples.
 
         With grpo and rloo, samples that are alone in their group have no baseline: they are left out and counted in
@@ -147,7 +147,7 @@ class PpoEngine:
         Args:
             batch: Samples of the current weights.
             step: The step's number. Together with the seed it determines the order of mini-batches.
-            watch: Called with the batch after its advantages are known and before the weights change.
+            watch: Called after the update with the batch and the metrics.
 
         Returns:
             Metrics by VeRL's names.
@@ -158,7 +158,7 @@ class PpoEngine:
         with self._random:
             return self._update(batch, step, watch)
 
-    def _update(self, samples: Sequence[Sample], step: int, watch: Callable[[Batch], None] | None) -> dict[str, float]:
+    def _update(self, samples: Sequence[Sample], step: int, watch: Watch | None) -> dict[str, float]:
         config = self._config
         single = alone([one.group for one in samples]) if config.adv_estimator in GROUPED else []
         kept = [one for place, one in enumerate(samples) if place not in set(single)]
@@ -173,9 +173,6 @@ class PpoEngine:
         metrics |= self._prepare(batch, step)
         with _timed(metrics, "adv"):
             metrics |= self._advantages(batch)
-        if watch is not None:
-            with _timed(metrics, "watch"):
-                watch(batch)
         if self._critic:
             with _timed(metrics, "update_critic"):
                 metrics |= self._train(self._critic, batch, ("values", "returns"), self._verl.critic, "critic/", step)
@@ -183,6 +180,11 @@ class PpoEngine:
             columns = [name for name in ("old_log_probs", "advantages", "ref_log_prob") if name in batch.columns]
             with _timed(metrics, "update_actor"):
                 metrics |= self._train(self._actor, batch, columns, self._verl.actor, "actor/", step)
+        if watch is not None:
+            with _timed(metrics, "watch"):
+                if again := batch.samples[: config.reread]:
+                    batch.after = self._infer(self._actor, Batch(again, self._temperature))["log_probs"]
+                watch(batch, metrics)
         self.updates += 1
         seconds = time.perf_counter() - started
         return metrics | {

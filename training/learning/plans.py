@@ -67,8 +67,10 @@ def make_phases(names: Sequence[str], config: Config, dataset: Dataset) -> list[
         plan = PhasePlan(name, settings.algorithm, roles, slots)
         phase = Phase(plan, settings, find_algorithm(settings.algorithm)())
         _check_roles(phase, config)
-        phase.algorithm.check(plan, settings, config, dataset)
         found.append(phase)
+    _check_weights(found, config)
+    for phase in found:
+        phase.algorithm.check(phase.plan, phase.settings, config, dataset)
     _check_owners(found)
     return found
 
@@ -108,13 +110,32 @@ def _check_slots(plan: PhasePlan, setting: str, config: Config) -> None:
             f"{setting} names roles of several slots ({of_slot}), and one phase learns the weights of one: make a "
             "phase of each, or give the roles one slot"
         )
-    model = config.models[plan.slot]
-    if model.kind != "embedded":
-        raise ConfigError(
-            f"models.{plan.slot}.kind={model.kind}: {plan.name} trains the weights of {', '.join(plan.roles)}, and "
-            f"there is no access to them there; set models.{plan.slot}.kind=embedded with a model folder in "
-            f"models.{plan.slot}.path, or leave {plan.name} out of --phases"
-        )
+
+
+def _check_weights(phases: Sequence[Phase], config: Config) -> None:
+    """Check that there is access to the weights of all phases that train some; one sentence names all without."""
+    lacking = [
+        phase.plan
+        for phase in phases
+        if phase.algorithm.part == "weights" and config.models[phase.plan.slot].kind != "embedded"
+    ]
+    if not lacking:
+        return
+    names = [plan.name for plan in lacking]
+    slots = list(dict.fromkeys(plan.slot for plan in lacking))
+    kinds = ", ".join(f"models.{slot}.kind={config.models[slot].kind}" for slot in slots)
+    left = ",".join(phase.name for phase in phases if phase.name not in names)
+    run = f"run what needs no weights with --phases {left}, or " if left else ""
+    folders = ", ".join(f"models.{slot}.path" for slot in slots)
+    raise ConfigError(
+        f"{_listed(names)} cannot run, because {'it trains' if len(names) == 1 else 'they train'} weights that there "
+        f"is no access to ({kinds}): {run}set {'this slot' if len(slots) == 1 else 'these slots'} to kind=embedded "
+        f"with a model folder in {folders}"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _check_owners(phases: Sequence[Phase]) -> None:

@@ -1,7 +1,7 @@
 """Coalitions of phases: which policies are live in each, and how many societies they are."""
 
 from chimera.run.policies import Policy
-from evaluation.records.coalitions import around, every, policies_of
+from evaluation.records.coalitions import around, at_base, every, places, policies_of
 
 SFT = Policy("weights", "junior", "junior@sft", "models/junior/sft")
 PPO = Policy("weights", "senior", "senior@ppo", "models/senior/ppo")
@@ -23,3 +23,9 @@ def test_all_coalitions_and_those_around_the_whole():
     assert set(around(LEARNED)) == set(found), "of three phases both are all coalitions"
     assert len(set(around("abcde"))) == 12
     assert len({policies_of(LEARNED, one) for one in found}) == 6
+
+
+def test_a_place_back_at_base_lacks_every_phase_that_learned_for_it():
+    assert places(LEARNED) == [("weights", "junior"), ("weights", "senior")]
+    assert at_base(LEARNED, ("weights", "junior")) == {"ppo"}
+    assert policies_of(LEARNED, at_base(LEARNED, ("weights", "senior"))) == (AGAIN,)

@@ -78,7 +78,7 @@ def test_shapley_makes_each_society_of_four_phases_once(trained):
     run = trained(*((WENT_LIVE, *one) for one in went))
     around, every = (choose_stages(run, None, one) for one in ("around", "shapley"))
     assert names(every)[: len(around)] == names(around)
-    assert names(every)[len(around) :] == ["only-sft-bandit", "only-ppo-bandit"]
+    assert names(every)[len(around) :] == ["only-sft-bandit"]
     assert len({tuple(sorted(stage.versions.items())) for stage in every}) == len(every) == 12
     assert not {"final-without-sft", "final-without-again"} & set(names(every)), "they are again and bandit"
 
@@ -88,6 +88,26 @@ def test_too_many_phases_for_all_their_coalitions_are_refused(trained):
     with pytest.raises(ConfigError, match=r"kept 6 phases \(phase0, .*up to 64 stages.*contributions=around"):
         choose_stages(run, None, "shapley")
     assert len(choose_stages(run, None, "around")) == 7
+
+
+def test_roles_puts_each_trained_place_back_at_base_and_makes_no_society_twice(trained):
+    went = [("sft", "junior"), ("ppo", "senior"), ("bandit", "Supervisor"), ("again", "junior")]
+    run = trained(*((WENT_LIVE, *one) for one in went))
+    stages = {stage.name: stage for stage in choose_stages(run, "base", "roles")}
+    assert list(stages) == ["base", "again", "final-without-ppo", "final-without-bandit", "final-with-junior-at-base"]
+    assert {name: stage.kind for name, stage in stages.items()}["final-with-junior-at-base"] == "at base"
+    back = stages["final-with-junior-at-base"]
+    assert versions(back) == {"senior": "senior@ppo", "selection": "Supervisor@bandit"}
+    assert set(names(choose_stages(run, None, "around"))) > set(stages) - {"base"}
+    assert names(choose_stages(run, "final-with-selection-at-base")) == ["final-without-bandit"], "one society"
+
+
+def test_the_records_of_a_stage_with_a_long_name_have_a_name_of_their_own(trained):
+    phases = [f"{'a_very_long_phase_' * 2}{number}" for number in range(4)]
+    run = trained(*((WENT_LIVE, phase, learner) for phase, learner in zip(phases, "abcd", strict=True)))
+    found = [own_phase("test", stage) for stage in choose_stages(run, None, "shapley", 0.3)]
+    assert len(set(found)) == len(found) == 16
+    assert all(run.rollouts_file(phase).name == f"{phase}.jsonl" for phase in found)
 
 
 def test_what_was_rolled_back_is_no_stage(trained):

@@ -89,12 +89,20 @@ def test_what_each_phase_gave_is_on_the_first_screen_and_sums_to_the_whole(evalu
     assert kinds["left out"] == {"sft": "only-ppo:ppo", "ppo": "sft:ppo"}
     for table in gave(report):
         assert table["ways"] == list(WAYS)
-        assert [row["phase"] for row in table["rows"]] == ["sft", "ppo", "all together"]
+        assert [row["phase"] for row in table["rows"]] == [
+            "sft",
+            "ppo",
+            "junior at base",
+            "senior at base",
+            "all together",
+        ]
         assert [cell["comparison"] for cell in table["rows"][0]["cells"][:3]] == [
             "base:sft",
             "base:sft",
             "only-ppo:ppo",
         ]
+        back = {row["phase"]: row["cells"] for row in table["rows"]}["senior at base"]
+        assert [cell and cell["comparison"] for cell in back] == [None, None, "sft:ppo", None]
     head = (run.path / "report" / "report.md").read_text().partition("## Stages")[0]
     screen = (run.path / "report" / "index.html").read_text().partition("<nav")[0]
     for text in (said, head, screen):

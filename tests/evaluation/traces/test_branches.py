@@ -1,6 +1,8 @@
 """Branches of a recorded rollout: read from a phase's calls and updates, and shown beside the call."""
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 from test_trace_tree import Story, record
@@ -9,7 +11,7 @@ from chimera.core.errors import RunError
 from evaluation.traces.branches import branches_of
 from evaluation.traces.page import page
 from evaluation.traces.text import branch_line, outline
-from evaluation.traces.token_records import TokenRecord, tokens_file, write_tokens
+from evaluation.traces.token_records import Objective, TokenRecord, tokens_file, write_tokens
 from evaluation.traces.tree import tree
 
 ASKED = "HypothesisRefiner-1-1-1"
@@ -64,6 +66,32 @@ def test_they_stand_beside_their_call_and_cannot_become_markup(run):
     assert EVIL not in html
     assert branch_line(visit.calls[0].branches[0]) == "[refiner@ppo-0, update 3: worth 1.000, advantage +0.500] yes"
     assert branch_line(visit.calls[0].branches[2]).endswith("asked for a tool")
+
+
+def test_each_token_of_a_branch_is_followed_from_the_reward_to_the_gradient(run):
+    """Two answers of two tokens: all tokens weigh 1/4, |A| is 0.5; p is 0.9, 0.5 in one and 0.8, 0.8 in the other."""
+    chances = {"r1/0": [0.9, 0.5], "r1/1": [0.8, 0.8]}
+    pulls = {name: [0.5 * (1 - p) for p in of_call] for name, of_call in chances.items()}
+    whole = sum(map(sum, pulls.values())) / 4
+    objective = Objective(0.25, 0.5, whole, 0.125, 0.2, 0.28, 3.0)
+    records = [
+        replace(token_record(name, worth, advantage), old_log_probs=[math.log(p) for p in chances[name]],
+                objective=objective, parts={"alignment": worth}, new_log_probs=after)
+        for name, worth, advantage, after in (("r1/0", 1.0, 0.5, [math.log(0.99), math.log(0.75)]),
+                                              ("r1/1", 0.0, -0.5, None))
+    ]  # fmt: skip
+    write_tokens(records, tokens_file(run, "ppo", 3))
+    made = tree(record(), Story().visit("HypothesisRefiner", [{"answer": "yes"}]).end(), (), branches_of(run, "ro-1"))
+    shown = str(outline(made, pieces={"r1/0": ["ye", "s"]}))
+    assert "credit 1.000 = alignment 1.000; advantage +0.500; 50.00% of the update's loss and" in shown
+    assert "of its gradient, whose norm was 0.125" in shown
+    shares = [f"{one / 4 / whole:.3%}" for one in pulls["r1/0"]]
+    assert f"'ye'  1  +0.500  -0.105  -0.010  x1.100  25.000%  {shares[0]}" in shown
+    assert f"'s'  1  +0.500  -0.693  -0.288  x1.500 clipped  25.000%  {shares[1]}" in shown
+    assert "the call was not read again after the update" in shown
+    html = page(made, run="mine", pieces={"r1/0": ["ye", "s"]})
+    assert "x1.500 clipped" in html
+    assert EVIL not in html
 
 
 def test_a_broken_file_is_an_error_and_a_line_that_is_being_written_is_left(run):

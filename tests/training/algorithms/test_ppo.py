@@ -173,7 +173,10 @@ def test_figures_are_means_over_what_has_a_value():
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [
-        (["models.senior={kind: endpoint, base_url: 'http://x/v1', model: m}"], r"models\.senior\.kind=endpoint: ppo"),
+        (
+            ["models.senior={kind: endpoint, base_url: 'http://x/v1', model: m}"],
+            r"ppo cannot run, .*models\.senior\.kind=endpoint\): set this slot",
+        ),
         (["models.senior.temperature=0"], r"models\.senior\.temperature=0"),
         (["ppo.start=seniour"], r"ppo\.start=seniour: there are no such weights"),
         (["ppo.start=junior", "models.senior.path=/mine"], r"ppo\.start=junior: .* another model .* ppo\.start=null"),

@@ -48,7 +48,8 @@ def test_a_plan_has_its_roles_in_the_order_of_the_society_and_each_slot_once():
         (["bandit.roles=[Supervisor, Geneticist]"], "which only Supervisor makes"),
         (
             ["models.senior.kind=endpoint", "models.senior.base_url=http://x/v1", "models.senior.model=m"],
-            "no access to",
+            r"^ppo and design cannot run, because they train weights .* \(models.refiner.kind=endpoint, "
+            r"models.senior.kind=endpoint\): run what needs no weights with --phases gather,sft,bandit, or set these ",
         ),
     ],
 )

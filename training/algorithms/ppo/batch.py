@@ -28,6 +28,7 @@ class Sample:
         group: Name of its group: the calls that its reward is compared with, see `ppo_steps.group_of`.
         task: The task, for messages.
         call: The call, for records. It is ignored when samples are compared.
+        parts: The weighted parts that the reward is the sum of, for records; empty for a share of a rollout's reward.
     """
 
     prompt_ids: tuple[int, ...]
@@ -36,6 +37,7 @@ class Sample:
     group: str
     task: str
     call: Call | None = field(default=None, compare=False, repr=False)
+    parts: Mapping[str, float] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.prompt_ids or not self.response_ids:
@@ -57,6 +59,8 @@ class Batch:
         """(B, T): 1.0 for the tokens of each response."""
         self.columns: dict[str, Tensor] = {}
         """(B, T) tensors by VeRL's names: old_log_probs, advantages, ..."""
+        self.after: Tensor | None = None
+        """(b, t): log-probabilities of the first b calls under the weights after the update, for records."""
 
     def __len__(self) -> int:
         return len(self.samples)

@@ -216,7 +216,7 @@ class _Loop:
     async def _update(self, samples: Sequence[Sample], step: int) -> Mapping[str, float]:
         assert self._engine is not None
         with self._bench.view.work(f"{self._plan.name}: update {step}", len(samples)):
-            record = partial(record_update, self._bench.run.path, self._plan.name, step)
+            record = partial(record_update, self._bench.run.path, self._plan.name, step, self._settings)
             return await self._worker.start(self._engine.update, samples, step, record)
 
     async def _publish(self, policy: Policy) -> None:

@@ -178,6 +178,7 @@ def samples_of(group: AnswerGroup) -> list[Sample]:
             group=group.state.name,
             task=one.call.rollout_id,
             call=one.call,
+            parts=one.worth.parts,
         )
         for one in group.answers
         if one.call.response_ids

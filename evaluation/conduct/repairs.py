@@ -1,0 +1,142 @@
+"""Replays of wrong answers with one step made right (see `evaluation.records.repairs`)."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agents.context import Candidates, Choice, Selector, Tools
+from agents.roles import SUPERVISOR
+from chimera.config.tree import Config
+from chimera.core.errors import RunError
+from chimera.core.types import ResearchTask
+from chimera.run.directory import Run
+from chimera.serving.client import HttpModel
+from evaluation.conduct.direct import Seat
+from evaluation.conduct.rollout import Start, keep
+from evaluation.records.repairs import REPAIR, Repair
+from evaluation.records.rollouts import RolloutInput, RolloutRecord
+from evaluation.records.study import Stage
+from evaluation.traces import spans
+from evaluation.traces.calls import last_outcome, model_calls
+from evaluation.verify.replay import Replay
+
+
+class GivenChoice:
+    """Chooses the author that a repair names; the supervisor's model justifies it."""
+
+    def __init__(self, author: str) -> None:
+        self._author = author
+
+    def propose(self, candidates: Candidates, seed: int | None) -> Choice:
+        """The author."""
+        return Choice(self._author, REPAIR)
+
+    def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:
+        """The author, whatever the model prefers."""
+        return Choice(self._author, REPAIR)
+
+
+class Repairs:
+    """Makes the replays of one stage, whose policies are live.
+
+    Args:
+        run: The run that records them; owned by this process.
+        config: The whole configuration.
+        model: Answers every logical model.
+        toolbox: The society's tools.
+        stage: The stage.
+        phase: The phase under which the replays are recorded.
+    """
+
+    def __init__(self, run: Run, config: Config, model: HttpModel, toolbox: Tools, stage: Stage, phase: str) -> None:
+        self._run = run
+        self._stage = stage
+        self._phase = phase
+        self._replay = Replay(config)
+        self._rebuilding = asyncio.Lock()
+        self._seats: asyncio.Queue[Seat] = asyncio.Queue()
+        for _ in range(config.evaluation.concurrency):
+            self._seats.put_nowait(Seat(config, model, toolbox))
+
+    async def make(
+        self, repairs: Sequence[Repair], selector: Selector, task_of: Callable[[str], ResearchTask]
+    ) -> AsyncGenerator[RolloutRecord, None]:
+        """Replay each repair. Each replay, failed or not, is on disk when it is yielded.
+
+        Args:
+            repairs: What is made right.
+            selector: Chooses among hypotheses where the repair does not.
+            task_of: Gives the task with an id.
+
+        Raises:
+            UnreachableError: A model server cannot be reached.
+            RunError: A rollout cannot be rebuilt from its trace.
+        """
+        tasks = [asyncio.create_task(self._one(one, selector, task_of(one.of.task_id))) for one in repairs]
+        try:
+            for done in asyncio.as_completed(tasks):
+                yield await done
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _one(self, repair: Repair, selector: Selector, task: ResearchTask) -> RolloutRecord:
+        of = repair.of
+        chooser = GivenChoice(repair.author) if repair.step == "supervisor" and repair.author else selector
+        seat = await self._seats.get()
+        try:
+            async with self._rebuilding:
+                start = await start_of(repair, self._replay, self._run.path, task)
+            given = RolloutInput(task, self._phase, of.repeat, of.seed)
+            record, trace = await seat.rollout(repair.rollout_id, given, self._stage.versions, lambda: chooser, start)
+        finally:
+            self._seats.put_nowait(seat)
+        keep(self._run, record, trace)
+        return record
+
+
+async def start_of(repair: Repair, replay: Replay, folder: Path, task: ResearchTask) -> Start:
+    """What the society had done before the repair's first role, with the step made right.
+
+    Args:
+        repair: What is made right.
+        replay: Rebuilds states from traces; used for one rollout at a time.
+        folder: The run's.
+        task: The rollout's task.
+
+    Raises:
+        ChimeraError: A trace cannot be read, or does not hold what its record says.
+    """
+    start = await _before(repair.at, repair.of, replay, folder, task)
+    state: Any = start.state
+    if repair.step == "juniors":
+        assert repair.donor is not None
+        donor: Any = (await _before(SUPERVISOR, repair.donor, replay, folder, task)).state
+        state = _with_junior(state, donor, str(repair.author))
+    elif repair.step == "refiner":
+        kept = {key: value for key, value in state["selected_hypothesis"].items() if key != "author"}
+        state = {**state, "refined_hypothesis": kept, "unreviewed_hypothesis": kept}
+    return replace(start, state=state)
+
+
+def _with_junior(state: Any, donor: Any, author: str) -> Any:
+    """`state` with one junior's hypothesis and messages as in `donor`."""
+    given = {one["author"]: one for one in donor["initial_hypotheses"]}[author]
+    return {
+        **state,
+        "messages": {**state["messages"], author: donor["messages"][author]},
+        "initial_hypotheses": [given if one["author"] == author else one for one in state["initial_hypotheses"]],
+    }
+
+
+async def _before(role: str, record: RolloutRecord, replay: Replay, folder: Path, task: ResearchTask) -> Start:
+    assert record.trace is not None
+    trace = await asyncio.to_thread(spans.read, folder / record.trace)
+    reported = last_outcome(trace)
+    if reported is None:
+        raise RunError(f"{record.trace} holds no outcome, so rollout {record.rollout_id} cannot be replayed")
+    attempt_id, outcome = reported
+    return await replay.before(role, record, model_calls(trace, attempt_id=attempt_id), outcome["calls"], task)

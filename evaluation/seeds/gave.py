@@ -1,0 +1,142 @@
+"""What each phase gave, and which repairs mend wrong answers, over several runs.
+
+Both are computed from each report's values on single tasks, so that their intervals are over runs and tasks as all of
+a study's are (`evaluation.seeds.crossed`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from evaluation.measures.blame import share_of_totals, shares_by_task
+from evaluation.measures.shapley import METRICS, shapley_values
+from evaluation.measures.statistics import Numbers, unseen_share
+from evaluation.records import coalitions
+from evaluation.seeds.crossed import crossed_interval, mean_of_runs
+from evaluation.seeds.runs import SeedRun
+
+TOGETHER = "all together"
+"""The row of the whole gain."""
+ANY = "any of them"
+"""The row of wrong answers that some repair mends."""
+ByTask = Mapping[str, tuple[float, float]]
+"""What each task adds to a run's score: numerator and denominator."""
+
+
+def shapley(runs: Sequence[SeedRun]) -> dict[str, dict[str, Any]]:
+    """The Shapley value of each phase, by metric and phase, and of all together, each with its interval.
+
+    Runs whose reports were not made with `evaluation.contributions=shapley` are left out. What the gate rolled back is
+    in no coalition of its run and counts as 0 there.
+    """
+    having = [run for run in runs if run.report["settings"].get("contributions") == "shapley"]
+    phases = list(dict.fromkeys(phase for run in having for phase in run.phases if phase in run.learning))
+    found: dict[str, dict[str, Any]] = {}
+    for metric in METRICS:
+        by_run = {run.name: _values(run, metric) for run in having if metric in run.report["metrics"]}
+        own = [run for run in having if by_run.get(run.name, {}).get(TOGETHER)]
+        if own:
+            found[metric] = {
+                phase: _unless_unseen(
+                    _pooled(own, lambda run, phase=phase, by_run=by_run: by_run[run.name][phase]), phase, metric, own
+                )
+                for phase in (*phases, TOGETHER)
+            }
+    return found
+
+
+def blame(runs: Sequence[SeedRun]) -> dict[str, Any]:
+    """The share of the examined wrong answers that the repair of each step mends, each with its interval.
+
+    Runs whose reports examined no wrong answer are left out.
+    """
+    having = [run for run in runs if (found := run.report.get("blame")) and found["examined"]]
+    if not having:
+        return {}
+    steps = list(having[0].report["blame"]["steps"])
+    return {step: _pooled(having, lambda run, step=step: _mended(run, step)) for step in (*steps, ANY)}
+
+
+def _pooled(runs: Sequence[SeedRun], of: Callable[[SeedRun], ByTask]) -> dict[str, Any]:
+    """A score over runs, from what each task adds to it."""
+    settings = runs[0].report["settings"]
+    groups: dict[int, list[SeedRun]] = {}
+    for run in runs:
+        groups.setdefault(run.data_seed, []).append(run)
+    arrays: list[Numbers] = []
+    for group in groups.values():
+        tables = [of(run) for run in group]
+        tasks = dict.fromkeys(task for table in tables for task in table)
+        arrays.append(np.array([[table.get(task, (0.0, 0.0)) for task in tasks] for table in tables], dtype=float))
+    with np.errstate(invalid="ignore"):
+        scores = [float(share_of_totals(row.sum(axis=0)[None])[0]) for array in arrays for row in array]
+        interval = crossed_interval(
+            mean_of_runs(arrays, share_of_totals),
+            [array.shape[:2] for array in arrays],
+            confidence=settings["confidence"],
+            resamples=settings["resamples"],
+            seed=0,
+        )
+    names = [run.name for group in groups.values() for run in group]
+    return {
+        **interval.dump(),
+        "per_run": [{"run": name, "value": score} for name, score in zip(names, scores, strict=True)],
+    }
+
+
+def _unless_unseen(found: dict[str, Any], phase: str, metric: str, runs: Sequence[SeedRun]) -> dict[str, Any]:
+    """The figures. A phase that changed no answer on any task may still change some: then with the bound of these.
+
+    Resampling could only repeat the zeros.
+    """
+    changeable = any(phase in run.learned or (phase == TOGETHER and run.learned) for run in runs)
+    share = runs[0].report["metrics"][metric]["unit"] == "share"
+    if not (share and changeable) or found["low"] is None or not found["low"] == found["high"] == 0:
+        return found
+    unseen = unseen_share(found["tasks"], runs[0].report["settings"]["confidence"])
+    return {**found, "low": -unseen, "high": unseen}
+
+
+class _Zeros(dict[str, ByTask]):
+    """A phase that is in no coalition of a run gave nothing on each of its tasks."""
+
+    def __init__(self, known: Mapping[str, ByTask], tasks: Sequence[str]) -> None:
+        super().__init__(known)
+        self._tasks = tasks
+
+    def __missing__(self, phase: str) -> ByTask:
+        return dict.fromkeys(self._tasks, (0.0, 1.0))
+
+
+def _values(run: SeedRun, metric: str) -> Mapping[str, ByTask]:
+    """The Shapley value of each phase on each task that has a value in all coalitions, and the whole gain."""
+    learned = run.learned
+    values = {coalition: run.values(run.coalition(coalition), metric) for coalition in coalitions.every(list(learned))}
+    shared = set.intersection(*(set(found) for found in values.values()))
+    by_task: dict[str, list[tuple[str, int]]] = {}
+    for key in sorted(shared):
+        by_task.setdefault(key[0], []).append(key)
+    worth = {
+        coalition: np.array([fmean(found[key] for key in keys) for keys in by_task.values()])
+        for coalition, found in values.items()
+    }
+    whole = worth[frozenset(learned)] - worth[frozenset()]
+    shares = {**shapley_values(list(learned), worth), TOGETHER: whole}
+    tasks = list(by_task)
+    return _Zeros(
+        {
+            phase: {task: (value, 1.0) for task, value in zip(tasks, found.tolist(), strict=True)}
+            for phase, found in shares.items()
+        },
+        tasks,
+    )
+
+
+def _mended(run: SeedRun, step: str) -> ByTask:
+    """Of each task the wrong answers that the repair of a step mends, and all that were examined."""
+    found = run.report["blame"]
+    tasks = {row["id"]: row["task"] for row in run.report["outcomes"][found["stage"]]["rollouts"]}
+    rows = [(tasks[row["id"]], row["mended"] and step in (ANY, row["step"])) for row in found["rollouts"]]
+    return {task: (float(mended), float(every)) for task, (mended, every) in shares_by_task(rows).items()}

@@ -1,0 +1,144 @@
+"""Blame by replay: wrong answers with one step made right, made once, seed for seed, and verified."""
+
+import json
+
+import pytest
+
+from agents.prompting import payload_of
+from chimera.eval import main
+from chimera.run.jsonl import read_lines
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.verify.check import verify
+
+ASKED = ("--limit", "8", "--judge", "none", "evaluation.blame=20", "evaluation.self_consistency=false")
+LABELS = ("yes", "no", "maybe")
+
+
+def evaluate(run, *arguments):
+    given = ["--run", run.name, "--split", "val", f"runs_dir={run.path.parent}", "evaluation.concurrency=2"]
+    main([*given, *ASKED, *arguments])
+
+
+def report_of(run):
+    return json.loads((run.path / "report" / "report.json").read_text())
+
+
+@pytest.fixture
+def society(scripted_openai, scripted_run):
+    """Its answers by task, in turn: the supervisor takes a wrong junior, or the refiner spoils what is right.
+
+    The supervisor prefers the neurologist, who is wrong in every other task; the refiner copies, or always says maybe.
+    """
+    from chimera.data.tasks import load
+
+    labels = {task.goal: task.label for task in load(scripted_run.config.data).tasks}
+    goals = sorted(labels)
+
+    def wrong(label):
+        return LABELS[(LABELS.index(label) + 1) % 3]
+
+    def hook(request):
+        role = scripted_openai.role(request)
+        payload = payload_of(request["messages"])
+        goal = payload["goal"]
+        label, kind = labels.get(goal), goals.index(goal) % 3 if goal in labels else 0
+        last = request["messages"][-1]
+        if label is None or (request.get("tools") and last["role"] == "user" and role in JUNIORS):
+            return None
+        text = {"evidence": ["It fell."], "comparison": "lower", "claim": "It works"}
+        if role in JUNIORS:
+            right = (role == "Geneticist" and kind == 0) or (role != "Geneticist" and kind == 1)
+            return {**text, "answer": label if right else wrong(label)}
+        if role == "Supervisor":
+            return {"choice": payload.get("chosen") or "Neurologist", "justification": "so"}
+        if role == "HypothesisRefiner":
+            return {**text, "answer": wrong(label) if kind == 1 else payload["hypothesis"]["answer"]}
+        if role == "PrincipalInvestigator":
+            return {
+                "amendments": [],
+                "answer": payload["hypothesis"]["answer"],
+                "decision": "UNDECIDED",
+                "rationale": "so",
+            }
+        return None
+
+    scripted_openai.hooks.append(hook)
+    return scripted_run
+
+
+JUNIORS = ("Geneticist", "Pharmacologist", "Neurologist")
+
+
+def test_the_repair_of_the_first_wrong_step_mends_what_it_alone_lost(society, scripted_openai):
+    evaluate(society)
+    report = report_of(society)
+    found = report["blame"]
+    steps = report["lost"]["base"]["steps"]
+    assert {step: one["lost"] for step, one in found["steps"].items()} == {
+        step: steps[step] for step in ("juniors", "supervisor", "refiner")
+    }
+    assert steps["supervisor"] > 0
+    assert steps["refiner"] > 0
+    for step in ("supervisor", "refiner"):
+        one = found["steps"][step]
+        assert one["mended"] == one["replays"] == one["lost"], step
+        assert one["share"]["low"] <= one["share"]["mean"] <= one["share"]["high"]
+    assert found["steps"]["juniors"]["replays"] == 0, "no junior was right on these tasks in any rollout"
+    assert found["mended"] == steps["supervisor"] + steps["refiner"]
+    file = society.path / "rollouts" / "eval-val-base--repairs.jsonl"
+    replays = [RolloutRecord.load(line) for line in read_lines(file)]
+    originals = {one["task_id"]: one for one in society.rollouts("eval-val-base")}
+    assert len(replays) == found["replays"]
+    assert all(replay.seed == originals[replay.task_id]["seed"] for replay in replays)
+    assert all("Geneticist/1" not in replay.visits for replay in replays), "the juniors did not work again"
+    assert "become right when their first wrong step is made right" in (society.path / "report/report.md").read_text()
+    assert verify(society.path / "report", society).problems == []
+    scripted_openai.requests.clear()
+    evaluate(society)
+    assert scripted_openai.requests == [], "no replay is made twice"
+
+
+def test_a_junior_that_was_right_in_another_rollout_is_taken_from_there(society, scripted_openai):
+    """In the second repeat of each task the juniors are right, and the supervisor takes whoever is."""
+    evaluate(society)
+    seeds = {one["seed"] for one in society.rollouts("eval-val-base")}
+    lost = report_of(society)["blame"]["steps"]["juniors"]["lost"]
+    assert lost > 0
+    first = scripted_openai.hooks[0]
+
+    def later(request):
+        """All juniors are right where the seed is not one of the first repeat's calls."""
+        role = scripted_openai.role(request)
+        answer = first(request)
+        if role in JUNIORS and answer and request.get("seed") not in known:
+            goal = payload_of(request["messages"])["goal"]
+            return {**answer, "answer": labels[goal]}
+        return answer
+
+    from chimera.data.tasks import load
+
+    labels = {task.goal: task.label for task in load(society.config.data).tasks}
+    known = {request.get("seed") for request in scripted_openai.requests}
+    scripted_openai.hooks[:] = [later]
+    evaluate(society, "--seeds", "2")
+    found = report_of(society)["blame"]["steps"]["juniors"]
+    assert found["replays"] == found["lost"] == lost
+    replays = [RolloutRecord.load(line) for line in society.rollouts("eval-val-base--repairs")]
+    given = [one for one in replays if one.outputs["selection"]["policy"] == "supervisor" and one.seed in seeds]
+    assert any(hypothesis["answer"] == one.label for one in given for hypothesis in one.outputs["initial_hypotheses"])
+    assert verify(society.path / "report", society).problems == []
+
+
+def test_a_replay_that_was_changed_is_refused(society):
+    evaluate(society)
+    file = society.path / "rollouts" / "eval-val-base--repairs.jsonl"
+    name = next(read_lines(file))["rollout_id"]
+    file.write_bytes(file.read_bytes().replace(b"It works", b"It fails", 1))
+    problems = verify(society.path / "report", society).problems
+    assert any(name in problem and "its outputs differs" in problem for problem in problems), problems
+
+
+def test_without_blame_nothing_is_replayed(society):
+    evaluate(society, "evaluation.blame=0")
+    assert report_of(society)["blame"] is None
+    assert not (society.path / "rollouts" / "eval-val-base--repairs.jsonl").exists()
