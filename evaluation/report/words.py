@@ -69,7 +69,7 @@ def notes(study: Study) -> list[str]:
             "The tasks are generated: sentences in PubMedQA's form whose answer follows from the statistics that they "
             "report. Results say nothing about PubMedQA."
         )
-    elif not plan.official:
+    elif plan.source == "pubmedqa" and not plan.official:
         found.append(
             f"{len(plan.tasks)} {'test' if plan.split == 'test' else 'validation'} items are not PubMedQA's official "
             "test items: published results are not comparable and are left out."
