@@ -6,7 +6,6 @@ long texts and for servers that limit enums; numbers in the answer are then repl
 writes its quotes itself. If a server ignores the schema, `fault` describes the error and the role is asked once more.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

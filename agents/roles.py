@@ -80,13 +80,16 @@ OPTION_WORDS: tuple[tuple[str, str], ...] = (
         '"comparison": direction asked, direction found,\nsignificance;',
         '"comparison": what the evidence says\nfor and against the options;',
     ),
-    ('"rationale" and\n"goal" (the research question)', '"rationale", "options" (the\nanswers to choose from) and "goal"'),
+    (
+        '"rationale" and\n"goal" (the research question)',
+        '"rationale", "options" (the\nanswers to choose from) and "goal"',
+    ),
 )
 """What prompts say about yes, no and maybe, and what they say instead about a task with options."""
 DECISION_WORDS = (
     "GO when the answer is yes, NO-GO when it is no, UNDECIDED when it\nis maybe)",
-    "GO when it would confirm the answer, NO-GO when it must not run,\nUNDECIDED when the evidence does not support the "
-    "answer)",
+    "GO when it would confirm the answer, NO-GO when it must not run,\nUNDECIDED when the evidence does not "
+    "support the answer)",
 )
 """The same for the decision, where the options are other names than yes, no and maybe."""
 

@@ -51,8 +51,9 @@ def exam(rng: random.Random) -> list[dict[str, object]]:
         age = 20 + number
         rows.append(
             {
-                "question": f"A {age}-year-old patient with {disease} does not respond to {drug}. In this invented form "
-                f"of the disease the liver makes no {options[right]}, and {drug} needs it. Which enzyme is missing?",
+                "question": f"A {age}-year-old patient with {disease} does not respond to {drug}. In this "
+                f"invented form of the disease the liver makes no {options[right]}, and {drug} needs it. "
+                "Which enzyme is missing?",
                 "options": options,
                 "answer_idx": right,
                 "answer": options[right],

@@ -37,7 +37,9 @@ class ColumnsConfig(ConfigSection):
         min_length=1,
         description="the conclusion, which roles never see and live searches hide; null: 'long_answer' if there is one",
     )
-    level: str | None = Field(default=None, min_length=1, description="a whole number by which reports and splits group tasks")
+    level: str | None = Field(
+        default=None, min_length=1, description="a whole number by which reports and splits group tasks"
+    )
 
     @field_validator("context", "options")
     @classmethod
@@ -70,7 +72,9 @@ class DataConfig(ConfigSection):
         "yes, no and maybe",
     )
     subset: str | None = Field(default=None, min_length=1, description="hub and folders: the data set's configuration")
-    split: str = Field(default="train", min_length=1, description="hub and folders: which split to take, such as train or train+test")
+    split: str = Field(
+        default="train", min_length=1, description="hub and folders: which split to take, such as train or train+test"
+    )
     seed: int = Field(default=0, ge=0, le=2**32 - 1, description="seed of the generator and of the split")
     test_ids: Path | None = Field(
         default=None, description="file of the test tasks' ids, such as PubMedQA's official 500"
@@ -97,7 +101,8 @@ class DataConfig(ConfigSection):
         if self.path == GENERATED:
             found = dict.fromkeys(of_tables, f"generated tasks have their own form (data.path is {GENERATED!r})")
             return {**found, "test_ids": f"generated tasks have no official test set (data.path is {GENERATED!r})"}
-        found = dict.fromkeys(("size", "levels"), f"only generated tasks are made to order (data.path is {self.path!r})")
+        made = f"only generated tasks are made to order (data.path is {self.path!r})"
+        found = {"size": made, "levels": made}
         if self.path == HUB:
             found |= dict.fromkeys(of_tables, f"PubMedQA has its own form (data.path is {HUB!r})")
         return found if self.test_ids is None else {**found, "test_share": "data.test_ids names the test tasks"}

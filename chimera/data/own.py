@@ -195,7 +195,9 @@ class _Reader:
                 f"none named {FAILED!r}",
             )
         if self.labels and (other := [name for name in names if name not in self.labels]):
-            raise self._fault(row, f"option {other[0]!r} is not in data.labels ({', '.join(self.labels)}); add it there")
+            raise self._fault(
+                row, f"option {other[0]!r} is not in data.labels ({', '.join(self.labels)}); add it there"
+            )
         return tuple(Option(name, text) for name, text in pairs)
 
     def _pairs(self, row: Row, column: str | tuple[str, ...]) -> list[tuple[str, str]]:

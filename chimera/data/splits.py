@@ -139,4 +139,8 @@ def _contents(task: ResearchTask) -> list[tuple[str, bytes]]:
     """
     texts = (("question", task.goal), ("abstract", abstract_text(task.context)))
     plain = ((kind, " ".join(text.casefold().split())) for kind, text in texts)
-    return [(kind, blake2b(f"{kind} {text}".encode(errors="surrogatepass"), digest_size=16).digest()) for kind, text in plain if text]
+    return [
+        (kind, blake2b(f"{kind} {text}".encode(errors="surrogatepass"), digest_size=16).digest())
+        for kind, text in plain
+        if text
+    ]

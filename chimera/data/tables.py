@@ -81,8 +81,8 @@ def open_table(path: str, subset: str | None = None, split: str = "train") -> Ta
     if suffix == PARQUET:
         return Table(path, _parquet_columns(file), lambda columns: _parquet_rows(file, columns))
     raise DataError(
-        f"{path}: unknown file type {file.suffix!r}; data.path takes {', '.join(SUFFIXES)}, PubMedQA's .json, a folder, "
-        "owner/name of the hub, 'hub' or 'generated'"
+        f"{path}: unknown file type {file.suffix!r}; data.path takes {', '.join(SUFFIXES)}, PubMedQA's .json, a "
+        "folder, owner/name of the hub, 'hub' or 'generated'"
     )
 
 
@@ -172,7 +172,9 @@ def _parquet(file: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:  # pyarrow's errors are among these
-        raise DataError(f"{file}: not a readable Parquet file ({_first_line(error)}); make or download it again") from error
+        raise DataError(
+            f"{file}: not a readable Parquet file ({_first_line(error)}); make or download it again"
+        ) from error
 
 
 def _of_datasets(path: str, subset: str | None, split: str) -> Table:

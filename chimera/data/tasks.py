@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chimera.config.data import GENERATED, HUB
 from chimera.core.errors import DataError
 from chimera.core.fingerprints import Fingerprint, fingerprint
-from chimera.config.data import GENERATED, HUB
 from chimera.core.types import SOURCE_NAMES, Label, ResearchTask, Source, abstract_text, labels_of
 from chimera.data.splits import check_disjoint, hold_out, official_split, three_way_split
 
@@ -158,7 +158,9 @@ def label_line(dataset: Dataset) -> str:
     for name, tasks in (("train", dataset.train), ("validation", dataset.validation), ("test", dataset.test)):
         counts = Counter(task.label for task in tasks)
         if tasks:
-            parts.append(f"{name} " + " ".join(f"{label} {100 * counts[label] / len(tasks):.1f}%" for label in dataset.labels))
+            parts.append(
+                f"{name} " + " ".join(f"{label} {100 * counts[label] / len(tasks):.1f}%" for label in dataset.labels)
+            )
     return "labels: " + "; ".join(parts)
 
 

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from chimera.config.tree import Config, RewardConfig
-from chimera.core.types import DECISIONS, Decision, Label, decides
+from chimera.core.types import DECISIONS, LABELS, Decision, Label, decides
 from evaluation.measures.statistics import Mean, bootstrap_mean, bootstrap_statistic, f1_rows, macro_f1_of_totals
 from evaluation.records.rollouts import RolloutRecord, failures, vetoes
 from evaluation.records.study import BaselineAnswer, Plan, StageAnswers
@@ -162,7 +162,7 @@ def task_means(values: Mapping[tuple[str, int], float], plan: Plan) -> list[floa
     return [fmean(of_task[task.id]) for task in plan.tasks if task.id in of_task]
 
 
-def outcomes(answers: StageAnswers, labels: Sequence[Label]) -> dict[str, Any]:
+def outcomes(answers: StageAnswers, labels: Sequence[Label] = LABELS) -> dict[str, Any]:
     """How a stage's rollouts ended: counts, failures by reason, answers by label, decisions, and vetoes by reason.
 
     A failed rollout has the answer and the decision `NONE`.
