@@ -12,7 +12,7 @@ from typing import Any
 from chimera.config.data import FAILED, Columns, ColumnsConfig, DataConfig
 from chimera.core.errors import DataError
 from chimera.core.types import LABELS, Label, Option, ResearchTask, Section
-from chimera.data.tables import Row, Table, open_table
+from chimera.data.tables import TableRow, Table, open_table
 
 USUAL: Mapping[str, tuple[str, ...]] = {
     "goal": ("goal", "question"),
@@ -138,7 +138,7 @@ class _Reader:
     columns: Mapped
     labels: tuple[Label, ...] | None
 
-    def task(self, row: Row) -> ResearchTask:
+    def task(self, row: TableRow) -> ResearchTask:
         """The task of one row.
 
         Raises:
@@ -157,7 +157,7 @@ class _Reader:
             options=options,
         )
 
-    def _id(self, row: Row) -> str:
+    def _id(self, row: TableRow) -> str:
         if self.columns.id is None:
             return row.where.replace(" ", "-")
         value = self._value(row, self.columns.id)
@@ -165,7 +165,7 @@ class _Reader:
             raise self._fault(row, f"the id in column {self.columns.id!r} is {value!r}; give each row an id")
         return str(value).strip()
 
-    def _label(self, row: Row, names: Sequence[Label]) -> Label:
+    def _label(self, row: TableRow, names: Sequence[Label]) -> Label:
         column = self.columns.label
         value = self._value(row, column)
         given = str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else ""
@@ -181,7 +181,7 @@ class _Reader:
             )
         return same[0]
 
-    def _options(self, row: Row) -> tuple[Option, ...]:
+    def _options(self, row: TableRow) -> tuple[Option, ...]:
         """The answers to choose from; empty for yes, no and maybe."""
         column = self.columns.options
         if column is None:
@@ -200,7 +200,7 @@ class _Reader:
             )
         return tuple(Option(name, text) for name, text in pairs)
 
-    def _pairs(self, row: Row, column: str | tuple[str, ...]) -> list[tuple[str, str]]:
+    def _pairs(self, row: TableRow, column: str | tuple[str, ...]) -> list[tuple[str, str]]:
         """Name and text of each option; an option without a text is left out."""
         if not isinstance(column, str):
             return self._labelled(row, [self._value(row, one) for one in column])
@@ -222,14 +222,14 @@ class _Reader:
             row, f"the options in column {column!r} must be texts by name or a list of texts; correct the row"
         )
 
-    def _labelled(self, row: Row, texts: Sequence[Any]) -> list[tuple[str, str]]:
+    def _labelled(self, row: TableRow, texts: Sequence[Any]) -> list[tuple[str, str]]:
         if self.labels is None or len(texts) > len(self.labels):
             known = "no labels" if self.labels is None else f"{len(self.labels)} labels"
             raise self._fault(row, f"{len(texts)} options but {known}; name them with data.labels=[A, B, ...]")
         pairs = zip(self.labels, texts, strict=False)
         return [(name, str(text).strip()) for name, text in pairs if text is not None and str(text).strip()]
 
-    def _sections(self, row: Row) -> Iterator[Section]:
+    def _sections(self, row: TableRow) -> Iterator[Section]:
         column = self.columns.context
         if column is None:
             return
@@ -251,7 +251,7 @@ class _Reader:
             if text and text.strip():
                 yield Section(heading, text.strip())
 
-    def _level(self, row: Row) -> int | None:
+    def _level(self, row: TableRow) -> int | None:
         column = self.columns.level
         value = None if column is None else self._value(row, column)
         if value is None or value == "":
@@ -263,18 +263,18 @@ class _Reader:
                 row, f"column {column!r} holds {value!r:.40}, but data.columns.level must name whole numbers"
             ) from error
 
-    def _optional(self, row: Row, column: str | None) -> str:
+    def _optional(self, row: TableRow, column: str | None) -> str:
         value = None if column is None else self._value(row, column)
         return value.strip() if isinstance(value, str) else ""
 
-    def _text(self, row: Row, column: str, what: str) -> str:
+    def _text(self, row: TableRow, column: str, what: str) -> str:
         value = self._value(row, column)
         if not isinstance(value, str) or not value.strip():
             shown = "empty" if value is None or value == "" else f"{value!r:.40}"
             raise self._fault(row, f"the {what} in column {column!r} is {shown}; give a text, or remove the row")
         return value.strip()
 
-    def _value(self, row: Row, column: str) -> Any:
+    def _value(self, row: TableRow, column: str) -> Any:
         """The value of a (dotted) column; None if the row does not have it."""
         if column in row.values:
             return row.values[column]
@@ -283,5 +283,5 @@ class _Reader:
             value = value.get(name) if isinstance(value, Mapping) else None
         return value
 
-    def _fault(self, row: Row, problem: str) -> DataError:
+    def _fault(self, row: TableRow, problem: str) -> DataError:
         return DataError(f"{self.place}: {row.where}: {problem}")

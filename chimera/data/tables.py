@@ -28,7 +28,7 @@ _REASON = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """One row: `where` is its place in words, such as "line 7"; `values` are by column."""
 
     where: str
@@ -47,7 +47,7 @@ class Table:
 
     place: str
     columns: tuple[str, ...]
-    rows: Callable[[Sequence[str]], Iterator[Row]]
+    rows: Callable[[Sequence[str]], Iterator[TableRow]]
 
 
 def is_hub_name(path: str) -> bool:
@@ -107,7 +107,7 @@ def _header(file: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _csv_rows(file: Path) -> Iterator[Row]:
+def _csv_rows(file: Path) -> Iterator[TableRow]:
     lines = _csv_lines(file)
     _, names = next(lines, (0, []))
     for number, fields in lines:
@@ -116,10 +116,10 @@ def _csv_rows(file: Path) -> Iterator[Row]:
                 f"{file}: line {number}: {len(fields)} fields, but the first line names {len(names)} columns; put "
                 "texts with commas or line breaks into quotation marks"
             )
-        yield Row(f"line {number}", dict(zip(names, fields, strict=True)))
+        yield TableRow(f"line {number}", dict(zip(names, fields, strict=True)))
 
 
-def _json_rows(file: Path) -> Iterator[Row]:
+def _json_rows(file: Path) -> Iterator[TableRow]:
     with _readable(file), file.open("rb") as opened:
         for number, line in enumerate(opened, 1):
             if not line.strip():
@@ -134,7 +134,7 @@ def _json_rows(file: Path) -> Iterator[Row]:
                 ) from error
             if not isinstance(record, dict):
                 raise DataError(f"{file}: {where}: a {type(record).__name__}; each line must hold one JSON object")
-            yield Row(where, record)
+            yield TableRow(where, record)
 
 
 @contextmanager
@@ -155,7 +155,7 @@ def _parquet_columns(file: Path) -> tuple[str, ...]:
         return tuple(parquet.read_schema(file).names)
 
 
-def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
+def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[TableRow]:
     number = 0
     with _parquet(file):
         from pyarrow import parquet
@@ -164,7 +164,7 @@ def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
             for batch in opened.iter_batches(BATCH, columns=list(columns)):
                 for values in batch.to_pylist():
                     number += 1
-                    yield Row(f"row {number}", values)
+                    yield TableRow(f"row {number}", values)
 
 
 @contextmanager
@@ -196,10 +196,10 @@ def _of_datasets(path: str, subset: str | None, split: str) -> Table:
         ) from error
     names = {name: one for name, one in loaded.features.items() if hasattr(one, "int2str")}
 
-    def rows(columns: Sequence[str]) -> Iterator[Row]:
+    def rows(columns: Sequence[str]) -> Iterator[TableRow]:
         for number, values in enumerate(loaded.select_columns(list(columns)), 1):
             named = {key: one.int2str(values[key]) for key, one in names.items() if values.get(key) is not None}
-            yield Row(f"row {number}", {**values, **named})
+            yield TableRow(f"row {number}", {**values, **named})
 
     return Table(path, tuple(loaded.column_names), rows)
 

@@ -176,7 +176,7 @@ FAULTS = [
         "d.csv",
         "id,quest,label\n1,Why?,yes\n",
         {},
-        r"there is no column 'goal' or 'question' for .*; it has id, quest, label: set data.columns.goal, such as quest$",
+        r"there is no column 'goal' or 'question' for .*; it has id, quest, label: .*, such as quest$",
     ),
     (
         "d.csv",
