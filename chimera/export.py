@@ -32,7 +32,7 @@ CARD, ROLE_FILE, ORIGIN = "README.md", "role.json", "chimera.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class LearnedRole:
     """What a role of a run has learned: the policy, the phase that made it, and the slot whose model plays the role."""
 
     run: "Run"
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int | None:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m chimera export", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m chimera.export", description=main.__doc__)
     parser.add_argument("run", help="the run's name or folder, or 'latest'")
     parser.add_argument("--role", required=True, help="the role, such as HypothesisRefiner")
     parser.add_argument("--out", metavar="DIR", help="the folder to write, new or empty (default RUN-ROLE)")
@@ -77,7 +77,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return parse_arguments(parser, argv)
 
 
-def find_learned(run: "Run", role: str) -> Learned:
+def find_learned(run: "Run", role: str) -> LearnedRole:
     """What `role` has learned in `run` and uses at its end.
 
     Raises:
@@ -109,7 +109,7 @@ def find_learned(run: "Run", role: str) -> Learned:
             f"roles that learned: {', '.join(kept) or 'none'}"
         )
     made = [event for event in events if event["event"] == WENT_LIVE and event["policy"]["version"] == policy.version]
-    return Learned(run, config, role, slot, policy, str(made[-1]["phase"]))
+    return LearnedRole(run, config, role, slot, policy, str(made[-1]["phase"]))
 
 
 def check_free(out: Path) -> None:
@@ -124,7 +124,7 @@ def check_free(out: Path) -> None:
         raise ConfigError(f"--out {out} is not empty: name a new folder, or empty this one yourself")
 
 
-def write(learned: Learned, source: Path, out: Path, command: str) -> None:
+def write(learned: LearnedRole, source: Path, out: Path, command: str) -> None:
     """Write the folder, whole or not at all.
 
     Args:
@@ -151,7 +151,7 @@ def write(learned: Learned, source: Path, out: Path, command: str) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _fill(learned: Learned, source: Path, draft: Path, command: str) -> None:
+def _fill(learned: LearnedRole, source: Path, draft: Path, command: str) -> None:
     from chimera.run.hashes import hash_artifact
 
     model = learned.config.models[learned.slot]
@@ -213,7 +213,7 @@ def role_settings(name: str, config: "Config") -> dict[str, Any]:
     return {"role": name, "prompt": prompt, "tools": tools, "response_format": form}
 
 
-def _card(learned: Learned, command: str) -> str:
+def _card(learned: LearnedRole, command: str) -> str:
     from chimera.core.toy import is_bundled
     from chimera.show.model_card import CardFacts, model_card
 
@@ -257,8 +257,8 @@ python -m chimera train models.junior.path=FOLDER          # or any other slot
 
 `{ROLE_FILE}` holds the prompt, the names of the tools and the JSON schema with which the role was trained.
 """
-USE_CHOICE = """This folder holds no language model. It is the supervisor's learned choice among the juniors' hypotheses:
-`policy.json` (settings) and `arrays.safetensors` (the reward model's parameters).
+USE_CHOICE = """This folder holds no language model. It is the supervisor's learned choice among the juniors'
+hypotheses: `policy.json` (settings) and `arrays.safetensors` (the reward model's parameters).
 
 ```python
 from pathlib import Path
@@ -271,7 +271,7 @@ No setting loads it into another run: `python -m chimera ask --run` and `eval --
 """
 
 
-def _algorithm(learned: Learned) -> str:
+def _algorithm(learned: LearnedRole) -> str:
     """The algorithm of the phase, and whether an adapter was merged."""
     phase = learned.config.pipeline[learned.phase]
     words = f"`{phase.algorithm or learned.phase}` (phase `{learned.phase}`)"
@@ -344,3 +344,9 @@ def gains(report: Mapping[str, Any], phase: str) -> "Iterator[Gain]":
         if pair in report["comparisons"]:
             found = report["comparisons"][pair]
             yield Gain(title, {name: found[name] for name in METRICS if name in found})
+
+
+if __name__ == "__main__":
+    from chimera.core.cli import run_command
+
+    run_command(main)

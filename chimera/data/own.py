@@ -12,7 +12,7 @@ from typing import Any
 from chimera.config.data import FAILED, Columns, ColumnsConfig, DataConfig
 from chimera.core.errors import DataError
 from chimera.core.types import LABELS, Label, Option, ResearchTask, Section
-from chimera.data.tables import TableRow, Table, open_table
+from chimera.data.tables import Table, TableRow, open_table
 
 USUAL: Mapping[str, tuple[str, ...]] = {
     "goal": ("goal", "question"),
