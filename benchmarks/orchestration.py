@@ -224,7 +224,7 @@ def main() -> None:
         models = {
             key: {"kind": "endpoint", "base_url": url, "model": "canned", "structured": "always"} for key in SLOTS
         }
-        settings = {
+        settings: dict[str, Any] = {
             "runs_dir": folder,
             "models": models,
             "pipeline": {"gather": {"tasks": arguments.rollouts}},
@@ -238,8 +238,8 @@ def main() -> None:
         plain = asyncio.run(direct(config, dataset))
         table.add_row("graph invoked directly", *plain.row())
         for engine, runners in sorted({("thin", 1), *((engine, arguments.runners) for engine in ("litellm", "thin"))}):
-            extras = {"rollouts": {"runners": runners}, "gateway": {"engine": engine}}
-            config = Config.model_validate({**settings, **extras})
+            rollouts = {**settings["rollouts"], "runners": runners}
+            config = Config.model_validate({**settings, "rollouts": rollouts, "gateway": {"engine": engine}})
             cost = asyncio.run(orchestrated(config, dataset, Path(folder)))
             table.add_row(f"store + {engine} gateway + {runners} runner(s)", *cost.row())
             extra = 1000 * (sum(cost.cpu.values()) - sum(plain.cpu.values())) / cost.rollouts

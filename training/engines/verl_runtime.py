@@ -100,10 +100,9 @@ def _mend(device: Device) -> None:
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     if device == "cpu":
-        for kind, engine in (
-            ("language_model", fsdp.FSDPEngineWithLMHead),
-            ("value_model", fsdp.FSDPEngineWithValueHead),
-        ):
+        from training.engines.verl_tree import TreeEngine
+
+        for kind, engine in (("language_model", TreeEngine), ("value_model", fsdp.FSDPEngineWithValueHead)):
             EngineRegistry.register(model_type=kind, backend="fsdp2", device="cpu")(engine)
 
 
