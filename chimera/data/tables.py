@@ -41,7 +41,7 @@ class Table:
 
     Attributes:
         place: The file or data set, for errors.
-        columns: Its columns. Of a JSONL file, the keys of its first record.
+        columns: Its columns. Of a JSONL file, the keys of all its records.
         rows: Reads the rows. Its argument names the columns that are needed; other columns may be missing.
     """
 
@@ -76,8 +76,8 @@ def open_table(path: str, subset: str | None = None, split: str = "train") -> Ta
     if suffix in DELIMITERS:
         return Table(path, _header(file), lambda _: _csv_rows(file))
     if suffix in JSONL:
-        first = next(_json_rows(file), None)
-        return Table(path, tuple(first.values) if first else (), lambda _: _json_rows(file))
+        keys = dict.fromkeys(key for row in _json_rows(file) for key in row.values)
+        return Table(path, tuple(keys), lambda _: _json_rows(file))
     if suffix == PARQUET:
         return Table(path, _parquet_columns(file), lambda columns: _parquet_rows(file, columns))
     raise DataError(

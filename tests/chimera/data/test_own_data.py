@@ -128,6 +128,11 @@ def test_columns_are_mapped(tmp_path):
     assert read(written(tmp_path, "d.parquet", [record]), columns=columns) == [expected]
 
 
+def test_a_key_that_only_later_records_have_is_read_too(tmp_path):
+    first = {name: value for name, value in ROWS[2].items() if name != "context"}
+    assert read(written(tmp_path, "d.jsonl", [first, *ROWS[:2]])) == [TASKS[2], *TASKS[:2]]
+
+
 def test_rows_without_ids_are_numbered_by_their_place(tmp_path):
     path = written(tmp_path, "d.csv", "question,label\nOne?,yes\n\nTwo?,no\n")
     assert [task.id for task in read(path)] == ["line-2", "line-4"]
