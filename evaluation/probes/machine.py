@@ -13,6 +13,7 @@ import psutil
 from packaging.requirements import Requirement
 
 from chimera.config.tree import Config
+from chimera.serving.devices import gpus
 from evaluation.probes.finding import Finding, Level
 
 DISTRIBUTION = "chimera-lab"
@@ -73,13 +74,10 @@ def _disk(folder: Path) -> Finding:
 
 
 def _gpu() -> Finding:
-    import torch
-
-    if not torch.cuda.is_available():
-        text = f"torch {torch.__version__} sees none: everything runs on CPU"
-        return Finding("machine", "GPU", Level.NOTE, text)
-    names = ", ".join(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))
-    return Finding("machine", "GPU", Level.OK, f"{names}: used by fine-tuning and PPO")
+    names = gpus()
+    if not names:
+        return Finding("machine", "GPU", Level.NOTE, "torch sees none: everything runs on CPU")
+    return Finding("machine", "GPU", Level.OK, f"{', '.join(names)}: used by fine-tuning and PPO")
 
 
 def _wandb(config: Config, secrets: Mapping[str, str]) -> Finding:
