@@ -458,7 +458,7 @@ def settings_of(section: ConfigSection, prefix: str = "") -> list[st.SearchStrat
 MODEL_KINDS = [st.just(endpoint(model)) for model in SLOTS]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(*settings_of(Config()), *MODEL_KINDS), max_size=8))
 def test_a_dumped_configuration_loads_back_to_an_equal_tree(tmp_path: Path, wanted: list[list[str]]):
     overrides: list[str] = []
