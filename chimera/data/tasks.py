@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chimera.config.data import GENERATED, HUB
 from chimera.core.errors import DataError
 from chimera.core.fingerprints import Fingerprint, fingerprint
 from chimera.core.types import SOURCE_NAMES, Label, ResearchTask, Source, abstract_text, labels_of
@@ -104,7 +103,7 @@ def load(config: "DataConfig") -> Dataset:
 
 def read_tasks(config: "DataConfig") -> tuple[list[ResearchTask], Source, str]:
     """All tasks of the configured source, the source, and a phrase that says which tasks they are."""
-    if config.path == GENERATED:
+    if config.path == "generated":
         from chimera.data.generated.tasks import generate
 
         tasks = [made.task for made in generate(config.size, seed=config.seed, levels=config.levels)]
@@ -112,7 +111,7 @@ def read_tasks(config: "DataConfig") -> tuple[list[ResearchTask], Source, str]:
 
     from chimera.data import pubmedqa
 
-    if config.path == HUB:
+    if config.path == "hub":
         return pubmedqa.load_hub(), "pubmedqa", f"hub, seed {config.seed}"
     path = Path(config.path).expanduser()
     if pubmedqa.is_pubmedqa(path, config.columns):
