@@ -11,12 +11,13 @@ of anything like a tag is written as a JSON escape. Parsing the JSON gives the o
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from agents.roles import Role
-from agents.schemas import Answer
+from agents.roles import Role, prompt_with_options
+from agents.schemas import Answer, with_options
+from chimera.core.types import ShownOptions
 
 Message = dict[str, Any]
 """One OpenAI chat message."""
@@ -34,13 +35,38 @@ def canonical(payload: Mapping[str, Any]) -> str:
     return json.dumps(payload, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 
-def opening(role: Role, goal: str, **inputs: Any) -> list[Message]:
-    """System prompt and first user message of `role`. `inputs` that are None are left out; the goal comes last."""
+def opening(role: Role, goal: str, *, options: ShownOptions | None = None, **inputs: Any) -> list[Message]:
+    """System prompt and first user message of `role`. `inputs` that are None are left out; the goal comes last.
+
+    `options` are the answers that a task offers, if not yes, no and maybe. They stand before the goal, and the prompt
+    asks for one of them.
+    """
     payload = {key: value for key, value in inputs.items() if value is not None}
+    asked = {"options": options, "goal": goal} if options else {"goal": goal}
     return [
-        {"role": "system", "content": role.prompt},
-        {"role": "user", "content": dump({**payload, "goal": goal})},
+        {"role": "system", "content": prompt_with_options(role.prompt, options) if options else role.prompt},
+        {"role": "user", "content": dump({**payload, **asked})},
     ]
+
+
+def options_in(messages: Iterable[Message]) -> tuple[str, ...]:
+    """The names of the options in a visit's messages; empty if the answers are yes, no and maybe."""
+    for message in messages:
+        if message["role"] == "user":
+            content = message["content"]
+            return tuple(read_payload(message).get("options") or ()) if '"options"' in str(content) else ()
+    return ()
+
+
+def read_payload(message: Message) -> dict[str, Any]:
+    """The JSON object of a user or tool message; empty for prompts of other programs, which traces may hold."""
+    if message["role"] not in ("user", "tool"):
+        return {}
+    try:
+        payload = json.loads(message["content"])
+    except (TypeError, ValueError):
+        return {}
+    return payload if isinstance(payload, dict) else {}
 
 
 def tool_message(call_id: str, content: Mapping[str, Any], goal: str) -> Message:
@@ -53,9 +79,12 @@ def repair_message(error: str, goal: str) -> Message:
     return {"role": "user", "content": dump({"error": error, "request": "answer again, as JSON only", "goal": goal})}
 
 
-def response_format(role: Role) -> dict[str, Any]:
-    """A new OpenAI `response_format` for a role's schema. Graders recognise the role by its name."""
-    schema = json.loads(_schema_text(role.schema))
+def response_format(role: Role, options: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A new OpenAI `response_format` for a role's schema. Graders recognise the role by its name.
+
+    `options` are the names of the task's options; empty if the answers are yes, no and maybe.
+    """
+    schema = json.loads(_schema_text(with_options(role.schema, options)))
     return schema_format(schema["title"], schema)
 
 

@@ -6,11 +6,10 @@ long texts and for servers that limit enums; numbers in the answer are then repl
 writes its quotes itself. If a server ignores the schema, `fault` describes the error and the role is asked once more.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from agents.prompting import Message, response_format
+from agents.prompting import Message, options_in, read_payload, response_format
 from agents.roles import Role
 from agents.schemas import MAX_QUOTE, Answer, Hypothesis
 from agents.tools.excerpts import GAP, cut, split_sentences
@@ -34,23 +33,12 @@ def texts_read(messages: Iterable[Message]) -> list[str]:
     """
     found: list[str] = []
     for message in messages:
-        payload = _payload(message)
+        payload = read_payload(message)
         passages = _passages(payload)
         found += [passage_text(passage) for passage in passages]
         if not passages and isinstance(handed := payload.get("hypothesis"), dict):
             found += handed["evidence"]
     return list(dict.fromkeys(found))
-
-
-def _payload(message: Message) -> dict[str, Any]:
-    """The JSON object of a user or tool message; empty for prompts of other programs, which traces may hold."""
-    if message["role"] not in ("user", "tool"):
-        return {}
-    try:
-        payload = json.loads(message["content"])
-    except (TypeError, ValueError):
-        return {}
-    return payload if isinstance(payload, dict) else {}
 
 
 def _passages(payload: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -95,14 +83,17 @@ def numbers(messages: Iterable[Message]) -> dict[str, str]:
     """The numbered sentences in a visit's messages."""
     found: dict[str, str] = {}
     for message in messages:
-        for passage in _passages(_payload(message)):
+        for passage in _passages(read_payload(message)):
             found |= passage.get("sentences", {})
     return found
 
 
 def answer_format(role: Role, messages: Sequence[Message], mode: Quotes) -> dict[str, Any]:
-    """The response format of `role` after `messages`: its evidence may hold only sentences that it has read."""
-    form = response_format(role)
+    """The response format of `role` after `messages`: evidence may hold only sentences that it has read.
+
+    Its answer is one of the options in the messages, or yes, no or maybe.
+    """
+    form = response_format(role, options_in(messages))
     if not quotes(role):
         return form
     evidence = form["json_schema"]["schema"]["properties"]["evidence"]

@@ -6,18 +6,18 @@ holds the feedback on earlier visits, so prompts do not grow with revisions.
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
 from agents.context import RunContext
-from agents.prompting import Message, canonical, repair_message, tool_message
+from agents.prompting import Message, canonical, options_in, repair_message, tool_message
 from agents.quoting import answer_format, fault, numbered, resolved
 from agents.record import ModelCall, ToolUse
 from agents.roles import Role
-from agents.schemas import Answer
+from agents.schemas import Answer, with_options
 from chimera.core.errors import ModelError
 from chimera.serving.client import Completion, ToolCall
 
@@ -46,13 +46,14 @@ class _Reply:
         return self.answer is None and self.error is None
 
 
-def read_answer(role: Role, completion: Completion, messages: Iterable[Message] = ()) -> Answer:
+def read_answer(role: Role, completion: Completion, messages: Sequence[Message] = ()) -> Answer:
     """Parse the completion as the role's schema, without the Markdown fence that chat models put around JSON.
 
     Args:
         role: The role that answered.
         completion: Its answer.
-        messages: The visit's messages; their numbered sentences replace the numbers in the answer.
+        messages: The visit's messages. They name the options, if the task has any, and their numbered sentences replace
+            the numbers in the answer.
 
     Raises:
         ValueError: The answer does not fit the schema; the message is one short sentence for the repair request.
@@ -62,7 +63,8 @@ def read_answer(role: Role, completion: Completion, messages: Iterable[Message] 
     if not completion.content.strip():
         raise ValueError("the answer is empty")
     try:
-        return resolved(role.schema.model_validate_json(_unfenced(completion.content)), messages)
+        schema = with_options(role.schema, options_in(messages))
+        return resolved(schema.model_validate_json(_unfenced(completion.content)), messages)
     except ValidationError as error:
         faults = (f"{'.'.join(map(str, fault['loc'])) or 'answer'}: {fault['msg']}" for fault in error.errors())
         cut = " (it was cut at the token limit)" if completion.finish_reason == "length" else ""

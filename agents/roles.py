@@ -7,9 +7,11 @@ The first line of a prompt names the role; the rest says what to do. User messag
 `agents.prompting`), so a prompt never contains data.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agents.schemas import Answer, ExperimentProtocol, FinalDecision, Hypothesis, PeerReview, SafetyReview, Selection
+from chimera.core.types import Label, decides
 
 JUNIOR_TASK = """
 You answer one research question for your group. Search first with a tool, then answer with one JSON object:
@@ -60,6 +62,44 @@ the protocol, or none), "answer" (yes, no or maybe: what the evidence says to th
 protocol), "decision" (whether the protocol may run: GO when the answer is yes, NO-GO when it is no, UNDECIDED when it
 is maybe) and "rationale" (one or two sentences). With an unresolved CRITICAL review a protocol cannot get GO; such a
 review is no reason to change the answer."""
+
+OPTION_WORDS: tuple[tuple[str, str], ...] = (
+    (
+        "yes, no or maybe, as the evidence answers the question. Conflicting or borderline results mean maybe.",
+        'the name of one of the "options", the one that the evidence supports best.',
+    ),
+    ('"answer": yes, no or maybe.', '"answer": the name of one of the "options".'),
+    ("(yes, no or maybe: the answer", '(the name of one of the "options": the answer'),
+    ("(yes, no or maybe: what the evidence says", '(the name of one of the "options": what the evidence says'),
+    (
+        '"comparison": the direction the question asks about, the direction the results show, and whether they are '
+        "significant;",
+        '"comparison": what the evidence says for and against the options;',
+    ),
+    (
+        '"comparison": direction asked, direction found,\nsignificance;',
+        '"comparison": what the evidence says\nfor and against the options;',
+    ),
+    (
+        '"rationale" and\n"goal" (the research question)',
+        '"rationale", "options" (the\nanswers to choose from) and "goal"',
+    ),
+)
+"""What prompts say about yes, no and maybe, and what they say instead about a task with options."""
+DECISION_WORDS = (
+    "GO when the answer is yes, NO-GO when it is no, UNDECIDED when it\nis maybe)",
+    "GO when it would confirm the answer, NO-GO when it must not run,\nUNDECIDED when the evidence does not "
+    "support the answer)",
+)
+"""The same for the decision, where the options are other names than yes, no and maybe."""
+
+
+def prompt_with_options(prompt: str, names: Iterable[Label]) -> str:
+    """The prompt of a role for a task with the options `names`, which the user message holds."""
+    for of_labels, of_options in OPTION_WORDS if decides(names) else (*OPTION_WORDS, DECISION_WORDS):
+        prompt = prompt.replace(of_labels, of_options)
+    return prompt
+
 
 LITERATURE, TRIALS, PROTEIN, ONTOLOGY = "literature_search", "clinical_trials", "protein_lookup", "gene_ontology"
 

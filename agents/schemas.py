@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model
 
 from chimera.config.roles import JUNIORS
-from chimera.core.types import Decision, Label, Severity, Verdict
+from chimera.core.types import Decision, Label, Severity, Verdict, YesNoMaybe
 
 MAX_QUOTE = 400
 """Longest quote, in characters."""
@@ -41,7 +41,7 @@ class Hypothesis(Answer):
     evidence: Annotated[list[Quote], Field(max_length=3)]
     comparison: Phrase
     claim: Phrase
-    answer: Label
+    answer: YesNoMaybe
 
     @property
     def stance(self) -> Label:
@@ -68,6 +68,17 @@ def selection_of(author: str) -> type[Selection]:
     return create_model("Selection", __base__=Selection, __doc__=Selection.__doc__, choice=(only, ...))
 
 
+@cache
+def with_options(schema: type[Answer], names: tuple[str, ...]) -> type[Answer]:
+    """`schema` for a task with options: where it has yes, no or maybe, it has one of `names`."""
+    fields = [name for name, field in schema.model_fields.items() if field.annotation == YesNoMaybe]
+    if not fields or not names:
+        return schema
+    one: Any = Literal[names]
+    of_options: Any = dict.fromkeys(fields, (one, ...))
+    return create_model(schema.__name__, __base__=schema, __doc__=schema.__doc__, **of_options)
+
+
 class ExperimentProtocol(Answer):
     """An experiment that would confirm the refined hypothesis; `expected` is the answer it is designed to show."""
 
@@ -82,7 +93,7 @@ class ExperimentProtocol(Answer):
     sample_size: Annotated[int, Field(ge=1, le=99_999)]
     analysis: Phrase
     safeguards: Phrase
-    expected: Label
+    expected: YesNoMaybe
 
     @property
     def stance(self) -> Label:
@@ -114,7 +125,7 @@ class FinalDecision(Answer):
     """
 
     amendments: Annotated[list[Phrase], Field(max_length=6)]
-    answer: Label
+    answer: YesNoMaybe
     decision: Decision
     rationale: Text
 

@@ -16,7 +16,7 @@ from agents.state import ResearchState, without
 from chimera.config.roles import JUNIORS
 from chimera.config.tree import SocietyConfig
 from chimera.core.errors import RoleError
-from chimera.core.types import Brief
+from chimera.core.types import Brief, shown_options
 from chimera.serving.client import Model
 
 if TYPE_CHECKING:
@@ -183,4 +183,5 @@ class Society:
 
 
 def _input(brief: Brief) -> Any:
-    return {"research_goal": brief.goal}
+    options = {"options": shown_options(brief.options)} if brief.options else {}
+    return {"research_goal": brief.goal, **options}

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypedDict
 
 from agents.prompting import Message
 from chimera.config.roles import JUNIORS
+from chimera.core.types import ShownOptions
 
 Channels = dict[str, list[Message]]
 """The chat messages of each role, by role name. No role sees another role's channel."""
@@ -41,6 +42,7 @@ class ResearchState(TypedDict):
     Attributes:
         messages: Chat messages by role, all visits in sequence. Writer: every role, to its own channel.
         research_goal: The question. Writer: the run's input.
+        options: The answers to choose from; missing if they are yes, no and maybe. Writer: the run's input.
         sender: The role that wrote last. Writer: every role.
         turn_count: Visits of roles so far; revisions count, the evaluation does not. Writer: every role.
         initial_hypotheses: Each {"author", "evidence", "comparison", "claim", "answer"}. Writers: the juniors.
@@ -57,7 +59,7 @@ class ResearchState(TypedDict):
         critical_revisions: Revisions by the hypothesis refiner so far. Writer: HypothesisRefiner.
         major_revisions: Revisions by the protocol designer so far (MAJOR only). Writer: ProtocolDesigner.
         final_protocol: The protocol with its "amendments". Writer: PrincipalInvestigator.
-        final_answer: yes, no or maybe: what the evidence says. Writer: PrincipalInvestigator.
+        final_answer: yes, no or maybe, or one of the options: what the evidence says. Writer: PrincipalInvestigator.
         final_decision: GO, NO-GO or UNDECIDED: whether the protocol may run. Writer: PrincipalInvestigator.
         final_veto: The unresolved CRITICAL reviews, which forbid GO, each with its first issue; None if there are none.
             Writer: PrincipalInvestigator.
@@ -69,6 +71,7 @@ class ResearchState(TypedDict):
 
     messages: Annotated[Channels, append_messages]
     research_goal: str
+    options: ShownOptions
     sender: Annotated[str, latest]
     turn_count: Annotated[int, operator.add]
     initial_hypotheses: Annotated[list[dict[str, Any]], by_author]

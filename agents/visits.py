@@ -52,7 +52,7 @@ async def visit(
     attributes = {"role": role.name, "model": context.slots[role.name], "visit": number, "attempt": attempt}
     with context.operation(role.name, attributes):
         shown = {**inputs, "sources": quotable(inputs.get("sources"), context.config.quotes)}
-        messages = opening(role, state["research_goal"], **shown)
+        messages = opening(role, state["research_goal"], options=state.get("options"), **shown)
         turn = await Visit(role, context, number, attempt, messages).run()
         return _answer(role, turn), turn.messages
 

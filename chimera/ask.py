@@ -290,9 +290,10 @@ def answer(
 
 def _about(asked: Asked, config: "Config", searched: str, run: "Run | None", learned: "Sequence[Policy]") -> "Card":
     """The question, the models that answer it, and the sources that they search."""
+    from chimera.show.ask import option_lines
     from chimera.show.card import Card
 
-    about = (("models", _players(config.used())), ("searches", searched))
+    about = (*option_lines(asked.brief.options), ("models", _players(config.used())), ("searches", searched))
     if asked.task is not None:
         about += (("task", f"{asked.task.id} of {SOURCE_NAMES[asked.task.source]}, answer key: {asked.task.label}"),)
     if run:

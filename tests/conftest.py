@@ -83,7 +83,7 @@ SOCIETY_ANSWERS: dict[str, dict[str, Any]] = {
         "rationale": "the evidence says so",
     },
 }
-_ROLE_OF_PROMPT = {role.prompt: role.name for role in ROLES.values()}
+_ROLE_OF_PROMPT = {role.prompt.splitlines()[0]: role.name for role in ROLES.values()}
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class ScriptedSocietyModel:
         return [request for request in self.requests if request.role == role]
 
     async def complete(self, key, messages, *, tools=(), response_format=None, seed=None):
-        role = _ROLE_OF_PROMPT[messages[0]["content"]]
+        role = _ROLE_OF_PROMPT[messages[0]["content"].splitlines()[0]]
         request = SocietyRequest(role, key, copy.deepcopy(list(messages)), list(tools), response_format, seed)
         self.requests.append(request)
         number = len(self.requests)

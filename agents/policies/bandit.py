@@ -32,6 +32,7 @@ from agents.policies.features import feature_names, features
 from agents.policies.models import Array, LinearThompson, RewardModel, SoftLogistic
 from chimera.core.errors import RunError
 from chimera.core.plain_json import read_json_object
+from chimera.core.types import LABELS, Label
 
 SETTINGS, ARRAYS = "policy.json", "arrays.safetensors"
 FOLDS = 5
@@ -50,12 +51,13 @@ class Settings:
     epochs: int
     max_weight: float
     seed: int
+    labels: tuple[Label, ...] = LABELS
 
     @classmethod
-    def of(cls, config: Any, seed: int) -> "Settings":
-        """Take the fields of this class from the settings of a phase."""
-        keys = cls.__dataclass_fields__.keys() - {"seed"}
-        return cls(**{key: getattr(config, key) for key in keys}, seed=seed)
+    def of(cls, config: Any, seed: int, labels: Sequence[Label] = LABELS) -> "Settings":
+        """Take the fields of this class from the settings of a phase; `labels` are the answers that the tasks offer."""
+        keys = cls.__dataclass_fields__.keys() - {"seed", "labels"}
+        return cls(**{key: getattr(config, key) for key in keys}, seed=seed, labels=tuple(labels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class BanditPolicy:
 
     def probabilities(self, candidates: Candidates, *, greedy: bool) -> Array:
         """Probabilities (K,) of the K hypotheses. `greedy`: 1 for the best one, for the first of equals."""
-        rows = features(candidates, self.settings.hashed_features)
+        rows = features(candidates, self.settings.hashed_features, self.settings.labels)
         if greedy:
             return np.eye(len(rows))[int(self.expected(rows).argmax())]
         return self._model.probabilities(rows)
@@ -98,7 +100,11 @@ class BanditPolicy:
         return [
             LoggedExample(
                 event,
-                features(Candidates(event.goal, event.hypotheses, event.sources), self.settings.hashed_features),
+                features(
+                    Candidates(event.goal, event.hypotheses, event.sources),
+                    self.settings.hashed_features,
+                    self.settings.labels,
+                ),
                 [hypothesis["author"] for hypothesis in event.hypotheses].index(event.author),
             )
             for event in events
@@ -185,7 +191,7 @@ def folds(examples: Sequence[LoggedExample]) -> list[tuple[list[LoggedExample], 
 
 
 def _make_model(settings: Settings) -> RewardModel:
-    columns = len(feature_names(settings.hashed_features))
+    columns = len(feature_names(settings.hashed_features, settings.labels))
     if settings.policy == "thompson":
         return LinearThompson(columns, settings.prior_variance, settings.noise_variance, settings.seed)
     return SoftLogistic(columns, settings.lr, settings.epochs, settings.seed)
@@ -224,7 +230,8 @@ def load_policy(folder: Path) -> BanditPolicy:
     """
     try:
         data: dict[str, Any] = read_json_object(folder / SETTINGS)
-        policy = BanditPolicy(Settings(**data["settings"]))
+        given = data["settings"]
+        policy = BanditPolicy(Settings(**{**given, "labels": tuple(given.get("labels", LABELS))}))
         arrays = load_file(folder / ARRAYS)
         for prefix, model in (("model.", policy._model), ("outcomes.", policy._outcomes)):
             model.restore({name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)})

@@ -15,7 +15,7 @@ Each hypothesis gives one row phi(x, a), which has three blocks:
 Features depend on texts only, so logged choices give the same rows at any time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from chimera.core.reading import (
     stems,
     words,
 )
-from chimera.core.types import LABELS
+from chimera.core.types import LABELS, Label, decides
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,23 +48,27 @@ HASHED_LENGTH = 0.5
 _MOST_QUOTES = 3
 
 
-def feature_names(hashed: int) -> list[str]:
+def feature_names(hashed: int, labels: Sequence[Label] = LABELS) -> list[str]:
     """The name of every column."""
-    means = (f"mean of {name}" for name in _names())
-    return [*_names(), *means, *(f"hashed {number}" for number in range(hashed))]
+    names = _names(tuple(labels))
+    means = (f"mean of {name}" for name in names)
+    return [*names, *means, *(f"hashed {number}" for number in range(hashed))]
 
 
-def features(candidates: Candidates, hashed: int) -> "Rows":
+def features(candidates: Candidates, hashed: int, labels: Sequence[Label] = LABELS) -> "Rows":
     """The rows phi(x, a) of one choice.
 
     Args:
         candidates: The question, the hypotheses and the passages.
         hashed: Number of columns for hashed text; 0 leaves it out.
+        labels: The answers that the tasks offer.
 
     Returns:
         An array (number of hypotheses, number of columns), with the columns of `feature_names`.
     """
     import numpy as np
+
+    names = _names(tuple(labels))
 
     goal = _content(candidates.goal)
     passages = Passages.of(goal, [source["text"] for source in candidates.sources])
@@ -72,21 +76,23 @@ def features(candidates: Candidates, hashed: int) -> "Rows":
     for hypothesis in candidates.hypotheses:
         cues = _cues(candidates, hypothesis) | _overlaps(candidates, hypothesis, goal, passages)
         cues |= _meeting(candidates.goal, hypothesis, passages)
-        rows.append([cues.get(name, 0.0) for name in _names()])
+        rows.append([cues.get(name, 0.0) for name in names])
     named = np.array(rows)
     means = np.broadcast_to(named.mean(axis=0), named.shape)
     return np.hstack([named, means, _hashed(candidates, hashed)] if hashed else [named, means])
 
 
 @cache
-def _names() -> tuple[str, ...]:
-    own = [f"author {author}" for author in JUNIORS] + [f"answer {label}" for label in LABELS]
+def _names(labels: tuple[Label, ...]) -> tuple[str, ...]:
+    """The named cues. Only yes, no and maybe are crossed with directions and significance; options state neither."""
+    own = [f"author {author}" for author in JUNIORS] + [f"answer {label}" for label in labels]
+    crossed = labels if decides(labels) else ()
     overlaps = ["question in quotes", "question in claim", "claim in quotes", "claim in question"]
     sources = ["quotes verbatim", "quotes similar", "relevant quoted", "relevant missed", "quotes beside the point"]
     meeting = [
-        *(f"{label}: {kind}, {way}" for label, kind, way in product(LABELS, SIGNIFICANCES, DIRECTIONS)),
-        *(f"{label}: {kind}" for label, kind in product(LABELS, SIGNIFICANCES)),
-        *(f"{label}: direction {way}" for label, way in product(LABELS, DIRECTIONS)),
+        *(f"{label}: {kind}, {way}" for label, kind, way in product(crossed, SIGNIFICANCES, DIRECTIONS)),
+        *(f"{label}: {kind}" for label, kind in product(crossed, SIGNIFICANCES)),
+        *(f"{label}: direction {way}" for label, way in product(crossed, DIRECTIONS)),
     ]
     return (*own, "agreement", "quotes", *overlaps, "numbers in quotes", *sources, *meeting)
 

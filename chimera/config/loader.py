@@ -124,14 +124,16 @@ def unused_keys(section: ConfigSection, prefix: str = "") -> dict[str, str]:
 
 
 def effective(section: ConfigSection) -> dict[str, Any]:
-    """The tree as nested plain values without the keys that have no effect."""
+    """The tree as nested plain values without the keys, and sections, that have no effect."""
     values = section.model_dump(mode="json")
     for key in unused_keys(section):
         *sections, last = key.split(".")
-        target = values
+        target, above = values, values
         for name in sections:
-            target = target[name]
+            target, above = target[name], target
         target.pop(last, None)
+        if sections and not target:
+            above.pop(sections[-1])
     return values
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from chimera.config.data import DataConfig
 from chimera.config.evaluation import EvaluationConfig
 from chimera.config.learning import GateConfig, WandbConfig
 from chimera.config.loader import ConfigSection, check_keys, effective, overlay, validate, without_effect
@@ -17,36 +18,6 @@ from chimera.config.roles import GRADING, RolesConfig
 from chimera.config.source import COMMAND_LINE, Setting, parse_overrides, read_yaml, to_yaml
 from chimera.core.errors import ConfigError
 from chimera.core.types import Decision
-
-
-class DataConfig(ConfigSection):
-    """Where tasks come from and how they are split."""
-
-    path: str = Field(
-        default="generated",
-        min_length=1,
-        description="'generated', 'hub' (qiaojin/PubMedQA), or the authors' JSON file",
-    )
-    size: int = Field(
-        default=1000, ge=10, le=100_000, description="how many generated tasks to make; other sources are used whole"
-    )
-    levels: tuple[Literal[1, 2, 3, 4], ...] = Field(
-        default=(1, 2, 3, 4), min_length=1, description="difficulty levels of generated tasks"
-    )
-    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="seed of the generator and of the split")
-    test_ids: Path | None = Field(default=None, description="file of official test PMIDs; the split is then 500/500")
-    validation_share: float = Field(
-        default=0.2, gt=0, lt=1, description="share of tasks for the gate and for searches; of the rest with test_ids"
-    )
-    test_share: float = Field(default=0.2, gt=0, lt=1, description="share of tasks for reports, which no decision uses")
-
-    def unused(self) -> Mapping[str, str]:
-        """The generator's keys for other tasks; the official split for generated tasks; the share that it replaces."""
-        if self.path == "generated":
-            return {"test_ids": "generated tasks have no official test set (data.path is 'generated')"}
-        reason = f"only generated tasks are made to order (data.path is {self.path!r})"
-        found = {"size": reason, "levels": reason}
-        return found if self.test_ids is None else {**found, "test_share": "data.test_ids names the test tasks"}
 
 
 class ModelConfig(ConfigSection):

@@ -1,21 +1,29 @@
-"""The types that all packages share: labels, decisions, sections, briefs and tasks."""
+"""The types that all packages share: labels, options, decisions, sections, briefs and tasks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-Label = Literal["yes", "no", "maybe"]
+YesNoMaybe = Literal["yes", "no", "maybe"]
+Label = str
+"""An answer: yes, no or maybe, or the name of one of a task's options."""
 Decision = Literal["GO", "NO-GO", "UNDECIDED"]
 Severity = Literal["NONE", "MINOR", "MAJOR", "CRITICAL"]
 Verdict = Literal["APPROVE", "REVISE"]
-Source = Literal["generated", "pubmedqa", "user"]
+Source = Literal["generated", "pubmedqa", "user", "own"]
 
-LABELS: tuple[Label, ...] = get_args(Label)
+LABELS: tuple[Label, ...] = get_args(YesNoMaybe)
+"""The answers of a task without options."""
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
 
 DECISION_OF_LABEL: dict[Label, Decision] = {"yes": "GO", "no": "NO-GO", "maybe": "UNDECIDED"}
 
-SOURCE_NAMES: dict[Source, str] = {"generated": "generated tasks", "pubmedqa": "PubMedQA", "user": "your question"}
+SOURCE_NAMES: dict[Source, str] = {
+    "generated": "generated tasks",
+    "pubmedqa": "PubMedQA",
+    "user": "your question",
+    "own": "your data",
+}
 """The name of each source in reports and logs. Generated tasks are never called PubMedQA."""
 
 
@@ -33,12 +41,40 @@ def abstract_text(sections: Iterable[Section]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Option:
+    """One of the answers that a task offers. `text` is what it stands for; empty if its name says it all."""
+
+    name: str
+    text: str = ""
+
+
+ShownOptions = dict[str, str] | list[str]
+"""Options as JSON in prompts, states and rollouts: text by name, or the names alone if no option has a text."""
+
+
+def shown_options(options: Sequence[Option]) -> ShownOptions:
+    """The options of a task as plain JSON."""
+    if any(option.text for option in options):
+        return {option.name: option.text for option in options}
+    return [option.name for option in options]
+
+
+def decides(labels: Iterable[Label]) -> bool:
+    """True if each label corresponds to a decision, as yes, no and maybe do. Other names have no aligned decision."""
+    return all(label in DECISION_OF_LABEL for label in labels)
+
+
+@dataclass(frozen=True, slots=True)
 class Brief:
-    """The part of a task that agents may see: no label, no conclusion."""
+    """The part of a task that agents may see: no label, no conclusion.
+
+    `options` are the answers to choose from. A question without options is answered by yes, no or maybe.
+    """
 
     id: str
     goal: str
     context: tuple[Section, ...]
+    options: tuple[Option, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +92,18 @@ class ResearchTask:
     source: Source
     long_answer: str = field(default="", repr=False)
     level: int | None = None
+    options: tuple[Option, ...] = ()
+
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        """The answers to choose from."""
+        return tuple(option.name for option in self.options) or LABELS
 
     def brief(self) -> Brief:
         """The part of the task that agents may see."""
-        return Brief(self.id, self.goal, self.context)
+        return Brief(self.id, self.goal, self.context, self.options)
+
+
+def labels_of(tasks: Iterable[ResearchTask]) -> tuple[Label, ...]:
+    """The answers that `tasks` offer, without duplicates, in the order of the tasks."""
+    return tuple(dict.fromkeys(label for task in tasks for label in task.labels)) or LABELS

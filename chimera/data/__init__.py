@@ -1,1 +1,1 @@
-"""The tasks: `tasks` loads and splits them, `pubmedqa` reads PubMedQA, `generated/` makes the offline tasks."""
+"""The tasks: `tasks` loads and splits them. `pubmedqa` reads PubMedQA, `own` your data, `generated/` makes tasks."""

@@ -5,11 +5,12 @@ Every record is checked when it is read. An error names the file, the record, an
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from chimera.config.data import ColumnsConfig
 from chimera.core.errors import DataError, boundary
 from chimera.core.types import LABELS, Label, ResearchTask, Section
 
@@ -30,6 +31,21 @@ class Layout:
 AUTHORS = Layout("QUESTION", "CONTEXTS", "LABELS", "final_decision", "LONG_ANSWER")
 HUB = Layout("question", "context.contexts", "context.labels", "final_decision", "long_answer")
 HUB_ID = "pubid"
+
+
+def is_pubmedqa(path: Path, columns: ColumnsConfig) -> bool:
+    """True for the authors' JSON file, and for a Parquet file in the hub's layout unless `columns` names its columns.
+
+    Raises:
+        DataError: There is no such file, or it is no Parquet.
+    """
+    if path.suffix != ".parquet" or columns != ColumnsConfig():
+        return path.suffix == ".json"
+    check_file(path, "give a PubMedQA file, or data.path=hub or data.path=generated")
+    with boundary(DataError, f"{path}: not a readable Parquet file; download it again"):
+        from pyarrow import parquet
+
+        return {HUB_ID, HUB.question, HUB.decision, HUB.long_answer} <= set(parquet.read_schema(path).names)
 
 
 def load_file(path: Path) -> list[ResearchTask]:
@@ -72,7 +88,7 @@ def tasks_from_authors(records: Any, place: str) -> list[ResearchTask]:
     if not isinstance(records, dict) or not records:
         raise DataError(
             f"{place}: expected a JSON object from PMID to record as in the authors' ori_pqal.json, "
-            f"found {describe(records)}"
+            f"found {describe(records)}; give your own records as .jsonl, one object a line"
         )
     return [to_task(record, key, AUTHORS, place) for key, record in records.items()]
 
@@ -166,7 +182,7 @@ def text(value: Any, name: str, task_id: str, place: str) -> str:
     return value.strip()
 
 
-def load_test_ids(path: Path) -> dict[str, Label | None]:
+def load_test_ids(path: Path, labels: Sequence[Label] = LABELS) -> dict[str, Label | None]:
     """Read the official test ids in the file's order, with their labels where the file gives them.
 
     The authors' `test_ground_truth.json` is an object from PMID to label. A JSON list of PMIDs, or a text file with
@@ -186,8 +202,8 @@ def load_test_ids(path: Path) -> dict[str, Label | None]:
         )
     if isinstance(content, dict):
         for key, label in content.items():
-            if label not in LABELS:
-                raise DataError(f"{path}: record {key}: label is {label!r}; it must be one of {', '.join(LABELS)}")
+            if label not in labels:
+                raise DataError(f"{path}: record {key}: label is {label!r}; it must be one of {', '.join(labels)}")
         return content
     ids: dict[str, Label | None] = {}
     for number, entry in enumerate(content):

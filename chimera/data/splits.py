@@ -5,13 +5,15 @@ Training learns from train. The gate and every search decide by validation. Repo
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from random import Random
 
 from chimera.core.errors import DataError
-from chimera.core.types import LABELS, Label, ResearchTask, abstract_text
+from chimera.core.types import Label, ResearchTask, abstract_text, labels_of
 
 Tasks = tuple[ResearchTask, ...]
+MOST_LEVELS = 5
 
 
 def three_way_split(
@@ -38,13 +40,16 @@ def hold_out(tasks: Sequence[ResearchTask], share: float, seed: int | str) -> tu
 
     Tasks that share a question or an abstract form a group, which stays together. Each stratum (label and level) gives
     its share of groups, rounded by largest remainders, so that round(share * groups) groups are held out. The seed
-    alone decides which.
+    alone decides which. More than `MOST_LEVELS` levels, such as years, make no strata: a stratum of one group can only
+    be held out whole or not at all, which would spoil the mix of labels.
     """
-    groups = related(tasks)
+    groups, labels = related(tasks), labels_of(tasks)
+    by_level = len({task.level for task in tasks}) <= MOST_LEVELS
     strata: dict[tuple[int, int], list[int]] = {}
     for number, group in enumerate(groups):
         first = tasks[group[0]]
-        strata.setdefault((LABELS.index(first.label), first.level or 0), []).append(number)
+        stratum = labels.index(first.label), (first.level or 0) if by_level else 0
+        strata.setdefault(stratum, []).append(number)
     exact = {stratum: share * len(members) for stratum, members in strata.items()}
     counts = {stratum: int(quota) for stratum, quota in exact.items()}
     missing = round(share * len(groups)) - sum(counts.values())
@@ -60,7 +65,7 @@ def hold_out(tasks: Sequence[ResearchTask], share: float, seed: int | str) -> tu
 
 def related(tasks: Sequence[ResearchTask]) -> list[list[int]]:
     """Groups of tasks that share a question or an abstract, directly or through others, as positions in `tasks`."""
-    first: dict[tuple[str, str], int] = {}
+    first: dict[bytes, int] = {}
     above = list(range(len(tasks)))
 
     def root(position: int) -> int:
@@ -69,8 +74,8 @@ def related(tasks: Sequence[ResearchTask]) -> list[list[int]]:
         return position
 
     for position, task in enumerate(tasks):
-        for text in _texts(task):
-            other = root(first.setdefault(text, position))
+        for _, digest in _contents(task):
+            other = root(first.setdefault(digest, position))
             own = root(position)
             above[max(own, other)] = min(own, other)
     groups: dict[int, list[int]] = {}
@@ -109,15 +114,15 @@ def check_disjoint(splits: Mapping[str, Sequence[ResearchTask]]) -> None:
         DataError: Names the task and both splits.
     """
     ids: dict[str, str] = {}
-    contents: dict[tuple[str, str], tuple[str, str]] = {}
+    contents: dict[bytes, tuple[str, str]] = {}
     for split, tasks in splits.items():
         for task in tasks:
             if (other := ids.setdefault(task.id, split)) != split:
                 raise DataError(
                     f"task {task.id} is in the {other} split and in the {split} split; splits must not share tasks"
                 )
-            for kind, text in _texts(task):
-                other, other_id = contents.setdefault((kind, text), (split, task.id))
+            for kind, digest in _contents(task):
+                other, other_id = contents.setdefault(digest, (split, task.id))
                 if other != split:
                     raise DataError(
                         f"tasks {other_id} ({other}) and {task.id} ({split}) have the same {kind}; remove one of them, "
@@ -127,8 +132,15 @@ def check_disjoint(splits: Mapping[str, Sequence[ResearchTask]]) -> None:
             raise DataError(f"task {repeated[0]} occurs twice in the {split} split; ids must be unique")
 
 
-def _texts(task: ResearchTask) -> list[tuple[str, str]]:
-    """Question and abstract, normalised in case and white space; an empty one is left out."""
+def _contents(task: ResearchTask) -> list[tuple[str, bytes]]:
+    """Question and abstract as digests, so that a large file's texts are not held twice; an empty one is left out.
+
+    Texts that differ only in case and white space have the same digest.
+    """
     texts = (("question", task.goal), ("abstract", abstract_text(task.context)))
     plain = ((kind, " ".join(text.casefold().split())) for kind, text in texts)
-    return [(kind, text) for kind, text in plain if text]
+    return [
+        (kind, blake2b(f"{kind} {text}".encode(errors="surrogatepass"), digest_size=16).digest())
+        for kind, text in plain
+        if text
+    ]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from chimera.core.errors import DataError
 from chimera.core.fingerprints import Fingerprint, fingerprint
-from chimera.core.types import LABELS, SOURCE_NAMES, ResearchTask, Source, abstract_text
+from chimera.core.types import SOURCE_NAMES, Label, ResearchTask, Source, abstract_text, labels_of
 from chimera.data.splits import check_disjoint, hold_out, official_split, three_way_split
 
 if TYPE_CHECKING:
@@ -56,9 +56,14 @@ class Dataset:
         """All tasks: train, then validation, then test."""
         return self.train + self.validation + self.test
 
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        """The answers that the tasks offer."""
+        return labels_of(self.tasks)
+
     def documents(self) -> tuple[Document, ...]:
-        """The abstract of every task, for the literature index."""
-        return tuple(Document(task.id, task.goal, abstract_text(task.context)) for task in self.tasks)
+        """The abstract of every task that has one, for the literature index."""
+        return tuple(Document(task.id, task.goal, abstract_text(task.context)) for task in self.tasks if task.context)
 
     def conclusions(self) -> dict[str, Fingerprint]:
         """Fingerprints of the tasks' conclusions, by task id. Live search must not show texts that match."""
@@ -83,7 +88,8 @@ def load(config: "DataConfig") -> Dataset:
     else:
         from chimera.data.pubmedqa import load_test_ids
 
-        rest, test = official_split(tasks, load_test_ids(config.test_ids), config.test_ids)
+        test_ids = load_test_ids(config.test_ids, labels_of(tasks))
+        rest, test = official_split(tasks, test_ids, config.test_ids)
         train, validation = hold_out(rest, config.validation_share, config.seed)
         if not train or not validation:
             raise DataError(
@@ -91,7 +97,8 @@ def load(config: "DataConfig") -> Dataset:
                 f"validation; both need tasks: change data.validation_share={config.validation_share}"
             )
     check_disjoint({"train": train, "validation": validation, "test": test})
-    return Dataset(train, validation, test, source, origin, official=config.test_ids is not None)
+    official = config.test_ids is not None and source == "pubmedqa"
+    return Dataset(train, validation, test, source, origin, official)
 
 
 def read_tasks(config: "DataConfig") -> tuple[list[ResearchTask], Source, str]:
@@ -107,7 +114,11 @@ def read_tasks(config: "DataConfig") -> tuple[list[ResearchTask], Source, str]:
     if config.path == "hub":
         return pubmedqa.load_hub(), "pubmedqa", f"hub, seed {config.seed}"
     path = Path(config.path).expanduser()
-    return pubmedqa.load_file(path), "pubmedqa", f"{path.name}, seed {config.seed}"
+    if pubmedqa.is_pubmedqa(path, config.columns):
+        return pubmedqa.load_file(path), "pubmedqa", f"{path.name}, seed {config.seed}"
+    from chimera.data.own import load_own
+
+    return load_own(config), "own", f"{path.name}, seed {config.seed}"
 
 
 def levels_phrase(levels: Sequence[int]) -> str:
@@ -133,8 +144,9 @@ def sample_table(dataset: Dataset, rows: int) -> "Table":
     for name, tasks in filled.items():
         wanted = min(len(tasks), max(1, round(rows / len(filled))))
         for task in tasks[:: len(tasks) // wanted][:wanted]:
-            abstract = abstract_text(task.context)
-            cells = (name, task.id, str(task.level or "-"), task.goal, abstract, task.label)
+            abstract = abstract_text(task.context) or "-"
+            goal = "\n".join((task.goal, *(f"{option.name} {option.text}".rstrip() for option in task.options)))
+            cells = (name, task.id, str(task.level or "-"), goal, abstract, task.label)
             table.add_row(*map(escape, cells))
     return table
 
@@ -145,7 +157,9 @@ def label_line(dataset: Dataset) -> str:
     for name, tasks in (("train", dataset.train), ("validation", dataset.validation), ("test", dataset.test)):
         counts = Counter(task.label for task in tasks)
         if tasks:
-            parts.append(f"{name} " + " ".join(f"{label} {100 * counts[label] / len(tasks):.1f}%" for label in LABELS))
+            parts.append(
+                f"{name} " + " ".join(f"{label} {100 * counts[label] / len(tasks):.1f}%" for label in dataset.labels)
+            )
     return "labels: " + "; ".join(parts)
 
 

@@ -30,8 +30,10 @@ def coherence(hypothesis: ReviewedHypothesis, goal: str) -> float:
 
     The mean of two checks. The direction that the comparison calls asked is the goal's. The answer is one that its
     clauses imply (yes: significant in the asked direction; no: significant in the other or not significant; maybe:
-    borderline, or clauses that disagree).
+    borderline, or clauses that disagree). A comparison implies none of a task's own options: 0.5.
     """
+    if not hypothesis.states_direction:
+        return 0.5
     checks: list[float] = []
     asked = _ASKED.search(hypothesis.comparison)
     lower, higher = bool(ASKS_LOWER.search(goal)), bool(ASKS_HIGHER.search(goal))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
-from chimera.core.types import LABELS, Label, Severity
+from chimera.core.types import LABELS, Label, Severity, decides
 
 TEXT_FIELDS: tuple[str, ...] = (
     "design",
@@ -34,6 +34,11 @@ class ReviewedHypothesis:
     comparison: str
     claim: str
     answer: Label
+
+    @property
+    def states_direction(self) -> bool:
+        """True if the answer says whether an effect was found: yes, no or maybe, not the name of an option."""
+        return decides([self.answer])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,14 @@ def read_sources(payload: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
+def read_labels(payload: Mapping[str, Any]) -> tuple[Label, ...]:
+    """The answers to choose from: the names of the payload's options, or yes, no and maybe if it has none."""
+    options = payload.get("options") or LABELS
+    if not isinstance(options, (Mapping, list, tuple)) or not all(isinstance(name, str) for name in options):
+        raise ValueError(f"options must be texts by name, or a list of names, got {options!r}")
+    return tuple(options)
+
+
 def read_hypothesis(payload: Mapping[str, Any]) -> ReviewedHypothesis:
     """The hypothesis, with its evidence sentences."""
     form = _object(payload, "hypothesis")
@@ -74,7 +87,7 @@ def read_hypothesis(payload: Mapping[str, Any]) -> ReviewedHypothesis:
         evidence=_texts(form, "evidence", at),
         comparison=_text(form, "comparison", at),
         claim=_text(form, "claim", at),
-        answer=_one_of(form, "answer", at, LABELS),
+        answer=_one_of(form, "answer", at, read_labels(payload)),
     )
 
 
@@ -88,7 +101,7 @@ def read_protocol(payload: Mapping[str, Any]) -> ReviewedProtocol:
     return ReviewedProtocol(
         fields={name: _text(form, name, at) for name in TEXT_FIELDS},
         sample_size=size,
-        expected=_one_of(form, "expected", at, LABELS),
+        expected=_one_of(form, "expected", at, read_labels(payload)),
     )
 
 
@@ -100,7 +113,7 @@ def read_review(payload: Mapping[str, Any], key: str) -> WeighedReview:
 
 def read_answer(payload: Mapping[str, Any]) -> Label:
     """The principal investigator's answer to the question."""
-    return _one_of(payload, "answer", "", LABELS)
+    return _one_of(payload, "answer", "", read_labels(payload))
 
 
 def _need(form: Mapping[str, Any], key: str, at: str) -> Any:

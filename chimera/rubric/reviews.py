@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from chimera.core.quotes import missing_quotes
-from chimera.core.types import DECISION_OF_LABEL, Decision, Severity
+from chimera.core.types import DECISION_OF_LABEL, Decision, Severity, decides
 from chimera.rubric.payload import (
     SEVERITIES,
     ReviewedProtocol,
     read_goal,
     read_hypothesis,
+    read_labels,
     read_protocol,
     read_review,
     read_sources,
@@ -134,7 +135,7 @@ def final_decision(payload: Mapping[str, Any]) -> dict[str, Any]:
 
     1. A CRITICAL review is unresolved: NO-GO.
     2. Hypothesis and protocol expect different answers: UNDECIDED.
-    3. By the hypothesis's answer: yes is GO, no is NO-GO, maybe is UNDECIDED.
+    3. By the hypothesis's answer: yes is GO, no is NO-GO, maybe is UNDECIDED; one of a task's own options is GO.
 
     Unresolved issues become amendments.
 
@@ -152,7 +153,7 @@ def final_decision(payload: Mapping[str, Any]) -> dict[str, Any]:
         decision = "UNDECIDED"
         reason = f"the hypothesis answers {hypothesis.answer} but the protocol expects {protocol.expected}"
     else:
-        decision = DECISION_OF_LABEL[hypothesis.answer]
+        decision = DECISION_OF_LABEL[hypothesis.answer] if decides(read_labels(payload)) else "GO"
         reason = f"hypothesis and protocol answer {hypothesis.answer} ({hypothesis.comparison})"
     issues = dict.fromkeys(issue for review in reviews.values() for issue in review.issues)
     return {

@@ -12,8 +12,8 @@ from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.run.hashes import hash_artifact
 
-OF_MODEL = ("*.safetensors", "*.json", "*.jinja")
-"""The files of a model folder that are read."""
+OF_FOLDER = ("*.safetensors", "*.json", "*.jinja", "**/*.csv", "**/*.tsv", "**/*.jsonl", "**/*.parquet", "**/*.arrow")
+"""The files of a model's or a data set's folder that are read."""
 CREATED = "created"
 
 
@@ -64,6 +64,6 @@ def _paths(config: Config) -> Iterator[tuple[str, Path]]:
 def _hash(path: Path) -> str:
     if not path.is_dir():
         return hash_artifact(path)
-    files = sorted(file for pattern in OF_MODEL for file in path.glob(pattern))
-    lines = "".join(f"{hash_artifact(file)}  {file.name}\n" for file in files)
+    files = sorted(file for pattern in OF_FOLDER for file in path.glob(pattern))
+    lines = "".join(f"{hash_artifact(file)}  {file.relative_to(path).as_posix()}\n" for file in files)
     return hashlib.sha256(lines.encode()).hexdigest()

@@ -1,10 +1,10 @@
 """Shows the society's work: each node's step as cards."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from chimera.core.quotes import occurs
-from chimera.core.types import SOURCE_NAMES, Decision, ResearchTask
+from chimera.core.types import SOURCE_NAMES, Decision, Option, ResearchTask
 from chimera.run.policies import BY_MODEL
 from chimera.show.card import Card
 
@@ -71,7 +71,13 @@ def task_card(task: ResearchTask) -> Card:
     """The card of a task: its question, its abstract, and its answer key, which no role ever sees."""
     level = () if task.level is None else (("level", str(task.level)),)
     sections = tuple((section.label.lower(), section.text) for section in task.context)
-    return Card(task.goal, (("data", SOURCE_NAMES[task.source]), *level, *sections, ("answer key", task.label)), "cyan")
+    about = (("data", SOURCE_NAMES[task.source]), *level, *sections, *option_lines(task.options))
+    return Card(task.goal, (*about, ("answer key", task.label)), "cyan")
+
+
+def option_lines(options: Iterable[Option]) -> tuple[tuple[str, str], ...]:
+    """One line for each answer that a task offers."""
+    return tuple((f"option {option.name}", option.text) for option in options)
 
 
 def hypothesis_lines(hypothesis: Mapping[str, Any], texts: Texts) -> tuple[tuple[str, str], ...]:

@@ -91,6 +91,8 @@ class Origins:
             return Read(YOURS, text, GIVEN)
         if self.data == "generated":
             return Read(f"invented study {id}", text, title, real=False)
+        if self.data == "own":
+            return Read(f"your data {id}", text, title)
         return Read(f"PubMedQA {id}", text, title, f"https://pubmed.ncbi.nlm.nih.gov/{id}/")
 
 

@@ -21,7 +21,7 @@ from agents.tools.passages import Passage
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.core.plain_json import read_json_object
-from chimera.core.types import Brief, Section
+from chimera.core.types import Brief, Option, Section
 
 FOLDER = "asked"
 THREAD = "question"
@@ -79,8 +79,10 @@ class Kept:
             found = read_json_object(file)
             given = found["brief"]
             context = tuple(Section(**section) for section in given.pop("context"))
+            options = tuple(Option(**option) for option in given.pop("options", ()))
             config = Config.model_validate(found["config"])
-            return cls(parent / name, Brief(**given, context=context), config, found["run"])
+            brief = Brief(**given, context=context, options=options)
+            return cls(parent / name, brief, config, found["run"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{file} is broken ({error}): ask again") from error
 

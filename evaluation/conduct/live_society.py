@@ -238,6 +238,7 @@ def build_library(config: Config, secrets: Mapping[str, str], question: Brief | 
         data = load(config.data)
         documents += data.documents()
         conclusions = data.conclusions()
+        source = data.source
         searched.append(data.describe())
     own = [Document(one["id"], YOURS, one["text"]) for one in (given_sources(question) if question else None) or ()]
     searched += [YOURS] * len(own)

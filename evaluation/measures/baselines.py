@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from chimera.core.reading import DIRECTIONS, SIGNIFICANCES, Passages, direction, significance, stems
-from chimera.core.types import LABELS, Label, ResearchTask, abstract_text
+from chimera.core.types import ResearchTask, abstract_text, labels_of
 from evaluation.records.study import BaselineAnswer
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def title(name: str, calls: int = 0) -> str:
 
 
 def majority(train: Sequence[ResearchTask], tasks: Sequence[ResearchTask]) -> list[BaselineAnswer]:
-    """Answer every task with the commonest label of `train`; in a tie, with the first of yes, no, maybe.
+    """Answer every task with the commonest label of `train`; in a tie, with the first of the labels.
 
     Raises:
         ValueError: There is no training task.
@@ -62,7 +62,7 @@ def majority(train: Sequence[ResearchTask], tasks: Sequence[ResearchTask]) -> li
     if not train:
         raise ValueError("a baseline learns from the training split, but that has no task")
     counts = Counter(task.label for task in train)
-    commonest: Label = max(LABELS, key=lambda label: counts[label])
+    commonest = max(labels_of(train), key=lambda label: counts[label])
     return [BaselineAnswer(MAJORITY, task.id, 0, commonest) for task in tasks]
 
 
@@ -119,8 +119,7 @@ def _regression(
 
     known, asked = features(train, tasks)
     predicted = LogisticRegression(max_iter=1000).fit(known, labels).predict(asked)
-    found: dict[str, Label] = {label: label for label in LABELS}
-    return [BaselineAnswer(name, task.id, 0, found[str(label)]) for task, label in zip(tasks, predicted, strict=True)]
+    return [BaselineAnswer(name, task.id, 0, str(label)) for task, label in zip(tasks, predicted, strict=True)]
 
 
 def _read(tasks: Sequence[ResearchTask]) -> "NDArray[np.float64]":
@@ -150,5 +149,6 @@ def _stop_words() -> frozenset[str]:
 
 
 def _text(task: ResearchTask) -> str:
-    """Question and abstract: exactly what the society is given."""
-    return f"{task.goal} {abstract_text(task.context)}"
+    """Question, abstract and options: exactly what the society is given."""
+    options = " ".join(f"{option.name} {option.text}" for option in task.options)
+    return f"{task.goal} {abstract_text(task.context)} {options}".rstrip()

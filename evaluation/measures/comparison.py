@@ -27,6 +27,7 @@ from evaluation.measures.metrics import (
 )
 from evaluation.measures.paired import paired_difference
 from evaluation.measures.statistics import (
+    Numbers,
     exchange_test,
     f1_rows,
     holm,
@@ -135,7 +136,9 @@ def compare_answers(before: TaskAnswers, after: TaskAnswers, plan: Plan, config:
     exact = all(len(answer) == 1 for rows in given for answer in rows)
     return {
         "alignment": compare_means(hits[0], hits[1], metrics["alignment"], config, exact=exact),
-        MACRO_F1: _of_macro_f1(labels, given[0], given[1], metrics[MACRO_F1], config),
+        MACRO_F1: _of_macro_f1(
+            [f1_rows(zip(labels, rows, strict=True), plan.labels) for rows in given], metrics[MACRO_F1], config
+        ),
     }
 
 
@@ -273,15 +276,10 @@ def compare_means(
     return _comparison(values, ends, deviation, p, n, MCNEMAR if exact else EXCHANGE, metric, config)
 
 
-def _of_macro_f1(
-    labels: Sequence[Label],
-    before: Sequence[Sequence[Label | None]],
-    after: Sequence[Sequence[Label | None]],
-    metric: Metric,
-    config: Config,
-) -> Comparison:
-    settings, n = config.evaluation, len(labels)
-    old, new = (f1_rows(zip(labels, answers, strict=True)) for answers in (before, after))
+def _of_macro_f1(pair: Sequence[Numbers], metric: Metric, config: Config) -> Comparison:
+    """Compare macro-F1; `pair`: the rows of `f1_rows` of both systems, for the same tasks."""
+    old, new = pair
+    settings, n = config.evaluation, len(old)
     first, second = (of_all(rows, macro_f1_of_totals) for rows in (old, new))
     ends, deviation = None, 0.0
     if n > 1:

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from chimera.config.tree import Config, RewardConfig
-from chimera.core.types import DECISIONS, LABELS, Decision, Label
+from chimera.core.types import DECISIONS, LABELS, Decision, Label, decides
 from evaluation.measures.statistics import Mean, bootstrap_mean, bootstrap_statistic, f1_rows, macro_f1_of_totals
 from evaluation.records.rollouts import RolloutRecord, failures, vetoes
 from evaluation.records.study import BaselineAnswer, Plan, StageAnswers
@@ -117,7 +117,7 @@ def answer_metrics(answers: TaskAnswers, plan: Plan, config: Config) -> dict[str
     settings = interval_settings(config)
     return {
         "alignment": bootstrap_mean(hits, share=True, **settings),
-        MACRO_F1: bootstrap_statistic(f1_rows(tasks), macro_f1_of_totals, **settings),
+        MACRO_F1: bootstrap_statistic(f1_rows(tasks, plan.labels), macro_f1_of_totals, **settings),
     }
 
 
@@ -162,10 +162,14 @@ def task_means(values: Mapping[tuple[str, int], float], plan: Plan) -> list[floa
     return [fmean(of_task[task.id]) for task in plan.tasks if task.id in of_task]
 
 
-def outcomes(answers: StageAnswers) -> dict[str, Any]:
+def outcomes(answers: StageAnswers, labels: Sequence[Label] = LABELS) -> dict[str, Any]:
     """How a stage's rollouts ended: counts, failures by reason, answers by label, decisions, and vetoes by reason.
 
     A failed rollout has the answer and the decision `NONE`.
+
+    Args:
+        answers: The stage's rollouts.
+        labels: The labels of the plan.
     """
     records = answers.records
     answered = Counter((record.label, answer_of(record) or NONE) for record in records)
@@ -175,7 +179,7 @@ def outcomes(answers: StageAnswers) -> dict[str, Any]:
         "rollouts": len(records),
         "failed": sum(record.status == "failed" for record in records),
         "failures": dict(failures(records).most_common()),
-        "confusion": {label: {one: answered[label, one] for one in (*LABELS, NONE)} for label in LABELS},
+        "confusion": {label: {one: answered[label, one] for one in (*labels, NONE)} for label in labels},
         "decisions": {one: decided[one] for one in (*DECISIONS, NONE)},
         "vetoed": sum(record.veto is not None for record in records),
         "vetoes": dict(vetoes(records).most_common()),
@@ -202,9 +206,14 @@ def _vetoed(record: RolloutRecord) -> float | None:
 
 
 def _fits(measure: Callable[[Decision, Label], bool]) -> Value:
-    """1 if the decision matches the label, else 0. A missing decision never matches."""
+    """1 if the decision matches the label, else 0; None for a task whose options correspond to no decision.
 
-    def value(record: RolloutRecord) -> float:
+    A missing decision never matches.
+    """
+
+    def value(record: RolloutRecord) -> float | None:
+        if not decides(record.options):
+            return None
         decision = _decision(record)
         return float(decision is not None and measure(decision, record.label))
 

@@ -12,7 +12,7 @@ from agents.tools.sources import given_sources
 from chimera.config.roles import JUNIORS
 from chimera.config.tree import Quotes
 from chimera.core.errors import ModelError, UnreachableError
-from chimera.core.types import ResearchTask
+from chimera.core.types import ResearchTask, shown_options
 from chimera.serving.client import Completion
 from evaluation.records.study import BaselineAnswer
 
@@ -71,7 +71,8 @@ async def single_agent(
         UnreachableError: The model's server cannot be reached, so the model has not answered.
     """
     brief = task.brief()
-    messages = opening(ROLE, brief.goal, sources=quotable(given_sources(brief), quotes))
+    options = shown_options(brief.options)
+    messages = opening(ROLE, brief.goal, options=options, sources=quotable(given_sources(brief), quotes))
     form = answer_format(ROLE, messages, quotes)
     found: list[BaselineAnswer] = []
     together = samples

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.optimize import root_scalar
 from scipy.special import nctdtr, stdtrit
 
-from chimera.core.types import LABELS, Label
+from chimera.core.types import Label
 from evaluation.measures.paired import expanded_percentiles, sign_test
 
 Numbers: TypeAlias = NDArray[np.float64]
@@ -211,30 +211,33 @@ def macro_f1(pairs: Iterable[tuple[Label, Label | None]]) -> float:
     Raises:
         ValueError: There are no pairs.
     """
-    rows = f1_rows([(label, [answer]) for label, answer in pairs])
+    given = list(pairs)
+    labels = sorted({one for pair in given for one in pair if one is not None})
+    rows = f1_rows([(label, [answer]) for label, answer in given], labels)
     if len(rows) == 0:
         raise ValueError("macro-F1 needs at least one task, got none")
     return of_all(rows, macro_f1_of_totals)
 
 
-def f1_rows(tasks: Iterable[tuple[Label, Sequence[Label | None]]]) -> Numbers:
-    """The contribution of each task to the totals of macro-F1, as shares of its answers; shape (tasks, 9).
+def f1_rows(tasks: Iterable[tuple[Label, Sequence[Label | None]]], labels: Sequence[Label]) -> Numbers:
+    """The contribution of each task to the totals of macro-F1, as shares of its answers; shape (tasks, 3 x labels).
 
-    Three columns for each label, in the order of `LABELS`: it is the task's label and was answered (hit); it is the
-    task's label; it was answered.
+    There are three blocks of columns, each in the order of `labels`: it is the task's label and was answered (hit); it
+    is the task's label; it was answered.
     """
-    listed = list(tasks)
-    rows = np.zeros((len(listed), 9))
+    listed, count = list(tasks), len(labels)
+    rows = np.zeros((len(listed), 3 * count))
     for row, (label, answers) in zip(rows, listed, strict=True):
-        for column, one in enumerate(LABELS):
+        for column, one in enumerate(labels):
             answered = sum(answer == one for answer in answers) / len(answers)
-            row[[column, 3 + column, 6 + column]] = answered * (one == label), one == label, answered
+            row[[column, count + column, 2 * count + column]] = answered * (one == label), one == label, answered
     return rows
 
 
 def macro_f1_of_totals(totals: Numbers) -> Numbers:
     """Macro-F1 of each row of totals of `f1_rows`: F1 = 2 hits / (times true + times answered)."""
-    hits, occurring = totals[:, :3], totals[:, 3:6] + totals[:, 6:]
+    hits, true, answered = np.split(totals, 3, axis=1)
+    occurring = true + answered
     occurs = occurring > TIE
     f1 = np.divide(2 * hits, occurring, out=np.zeros_like(hits), where=occurs)
     return f1.sum(axis=1) / np.count_nonzero(occurs, axis=1)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from chimera.core.errors import RunError
-from chimera.core.types import Decision, Label, ResearchTask, Section, Source
+from chimera.core.types import LABELS, Decision, Label, Option, ResearchTask, Section, Source
 
 Status = Literal["succeeded", "failed"]
 
@@ -45,6 +45,7 @@ class RolloutInput:
             "label": self.task.label,
             "source": self.task.source,
             "level": self.task.level,
+            "options": [[option.name, option.text] for option in self.task.options],
             "phase": self.phase,
             "repeat": self.repeat,
             "seed": self.seed,
@@ -55,7 +56,13 @@ class RolloutInput:
         """The inverse of `dump`."""
         context = tuple(Section(section["label"], section["text"]) for section in data["context"])
         task = ResearchTask(
-            data["id"], data["goal"], context, data["label"], source=data["source"], level=data.get("level")
+            data["id"],
+            data["goal"],
+            context,
+            data["label"],
+            source=data["source"],
+            level=data.get("level"),
+            options=tuple(Option(*option) for option in data.get("options", ())),
         )
         return cls(task, data["phase"], data["repeat"], data["seed"])
 
@@ -130,6 +137,7 @@ class RolloutRecord:
 
     Attributes:
         attempt: Number of the last attempt, from 1.
+        options: Names of the answers to choose from; empty if they are yes, no and maybe.
         answer: The society's answer to the question; None if the rollout failed.
         decision: Whether the protocol may run; None if the rollout failed.
         veto: The unresolved CRITICAL reviews, with the first issue of each; None if there is none.
@@ -155,6 +163,7 @@ class RolloutRecord:
     answer: Label | None
     decision: Decision | None
     reward: float | None
+    options: list[Label] = field(default_factory=list)
     veto: str | None = None
     parts: dict[str, float | None] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
@@ -194,6 +203,7 @@ class RolloutRecord:
             status="succeeded" if error is None else "failed",
             error=error,
             label=given.task.label,
+            options=[option.name for option in given.task.options],
             answer=outputs.get("final_answer"),
             decision=outputs.get("final_decision"),
             veto=outputs.get("final_veto"),
@@ -227,16 +237,25 @@ class RolloutRecord:
                 "Chimera recorded it: read this run with that version, or train again"
             )
         try:
-            return _RECORD.validate_python(data)
+            record = _RECORD.validate_python(data)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            raise RunError(
-                f"a line of rollouts/{str(data.get('phase'))[:40]}.jsonl is no rollout: "
-                f"{'.'.join(map(str, first['loc']))}: {first['msg']}; restore the file from a copy of the run"
-            ) from error
+            raise _no_rollout(data, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        labels = record.options or LABELS
+        for name, value in (("label", record.label), ("answer", record.answer)):
+            if value not in labels and (name, value) != ("answer", None):
+                raise _no_rollout(data, f"{name}: {value!r} is not one of {', '.join(labels)}")
+        return record
 
 
 _RECORD = TypeAdapter(RolloutRecord)
+
+
+def _no_rollout(data: Mapping[str, Any], fault: str) -> RunError:
+    return RunError(
+        f"a line of rollouts/{str(data.get('phase'))[:40]}.jsonl is no rollout: {fault}; restore the file from a copy "
+        "of the run"
+    )
 
 
 def failures(records: Iterable[RolloutRecord]) -> Counter[str]:

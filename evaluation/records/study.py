@@ -12,7 +12,7 @@ from typing import Any, Literal
 from chimera.config.evaluation import EvaluationConfig
 from chimera.config.roles import JUNIORS, RolesConfig
 from chimera.config.tree import Config
-from chimera.core.types import Label, ResearchTask, Source
+from chimera.core.types import LABELS, Label, ResearchTask, Source
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from evaluation.records.coalitions import Learned, policies_of
@@ -95,6 +95,7 @@ class Plan:
         official: True if the tasks are all of PubMedQA's official test items.
         alone_slot: The slot whose model also answers alone, as one junior does.
         learned: What each phase learned that was kept, in the order of the run.
+        labels: The answers that the tasks offer.
     """
 
     split: Split
@@ -106,6 +107,7 @@ class Plan:
     official: bool = False
     alone_slot: str = RolesConfig().slots()[JUNIORS[1]]
     learned: Learned = field(default_factory=dict)
+    labels: tuple[Label, ...] = LABELS
 
     @property
     def final(self) -> Stage:
@@ -147,6 +149,7 @@ class Plan:
             "official": self.official,
             "alone_slot": self.alone_slot,
             "learned": {phase: policy.dump() for phase, policy in self.learned.items()},
+            "labels": list(self.labels),
         }
 
     @classmethod
@@ -154,7 +157,8 @@ class Plan:
         """The inverse of `dump`."""
         tasks, stages = (PlannedTask(**task) for task in data["tasks"]), map(Stage.load, data["stages"])
         learned = {phase: Policy.load(policy) for phase, policy in data["learned"].items()}
-        return cls(**{**data, "tasks": tuple(tasks), "stages": tuple(stages), "learned": learned})
+        labels = tuple(data.get("labels", LABELS))
+        return cls(**{**data, "tasks": tuple(tasks), "stages": tuple(stages), "learned": learned, "labels": labels})
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from chimera.config.tree import Config
+from chimera.core.types import Label
 from chimera.run.policies import Place
 from evaluation.measures import baselines, families, official, shapley, standing
 from evaluation.measures.blame import blame
@@ -88,7 +89,7 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
             name: {metric: mean.dump() for metric, mean in stage_metrics(answers, plan, config).items()}
             for name, answers in study.answers.items()
         },
-        "outcomes": {name: _outcome(answers, metrics) for name, answers in study.answers.items()},
+        "outcomes": {name: _outcome(answers, metrics, plan.labels) for name, answers in study.answers.items()},
         "comparisons": {pair: {name: row.dump() for name, row in rows.items()} for pair, rows in compared.items()},
         "pairs": {pair: _pairs(study, *pair.split(":")) for pair in compared},
         "ablation": _ablation(plan, compared, config),
@@ -156,9 +157,9 @@ def _verdict(plan: Plan, compared: Comparisons, config: Config) -> dict[str, Any
     }
 
 
-def _outcome(answers: StageAnswers, metrics: Sequence[Metric]) -> dict[str, Any]:
+def _outcome(answers: StageAnswers, metrics: Sequence[Metric], labels: Sequence[Label]) -> dict[str, Any]:
     """Counts, and one row for each rollout: its result, its value of every metric, and its place."""
-    counts, steps = outcomes(answers), recorded_steps(answers.records)
+    counts, steps = outcomes(answers, labels), recorded_steps(answers.records)
     rows = [
         {
             "id": record.rollout_id,

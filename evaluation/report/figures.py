@@ -81,7 +81,7 @@ def data_words(report: Mapping[str, Any]) -> str:
     """The data of the evaluation, in one line."""
     plan = report["plan"]
     split = {"val": "validation", "test": "test"}[plan["split"]]
-    source = {"generated": "generated", "pubmedqa": "PubMedQA"}[plan["source"]]
+    source = {"generated": "generated", "pubmedqa": "PubMedQA"}.get(plan["source"], "own")
     official = "official " if plan["official"] else ""
     repeats = f", {plan['repeats']} rollouts of each in each stage" if plan["repeats"] > 1 else ""
     return f"{len(plan['tasks'])} {official}{source} {split} tasks{repeats}"

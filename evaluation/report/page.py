@@ -14,7 +14,6 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from chimera.core.types import LABELS
 from evaluation.measures.lost import TITLES
 from evaluation.measures.metrics import NONE
 from evaluation.records.recorded import side_file
@@ -245,10 +244,10 @@ def _columns(report: Report) -> list[dict[str, Any]]:
 def _rollouts(stage: str, found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A stage's rollouts sorted by label and answer, failed ones first, so that each cell of the confusion matrix is a
     block of rows. The first row of a block has its anchors."""
-    answers = list(next(iter(found["confusion"].values())))
+    labels, answers = list(found["confusion"]), list(next(iter(found["confusion"].values())))
 
     def key(row: Mapping[str, Any]) -> tuple[bool, int, int]:
-        return row["status"] != "failed", LABELS.index(row["label"]), answers.index(_answered(row))
+        return row["status"] != "failed", labels.index(row["label"]), answers.index(_answered(row))
 
     rows: list[dict[str, Any]] = []
     known: set[str] = set()

@@ -5,6 +5,7 @@ from typing import Any
 
 from chimera.config.roles import JUDGE
 from chimera.config.tree import Config, ModelConfig
+from chimera.core.toy import toy_parts
 from chimera.run.directory import Run
 from chimera.run.policies import ROLLED_BACK
 from evaluation.conduct.silent_tools import silent_warnings
@@ -64,12 +65,18 @@ def notes(study: Study) -> list[str]:
     """The limits that a reader should know, one sentence each."""
     plan, config = study.plan, study.config
     found: list[str] = [ONE_SEED]
+    if plan.source != "generated" and (toys := toy_parts(config.used())):
+        found.insert(
+            0,
+            f"The bundled model plays {', '.join(toys)}: a toy that knows invented studies only. It keeps the form of "
+            "these tasks and does not understand them, so their figures say nothing about medicine.",
+        )
     if plan.source == "generated":
         found.append(
             "The tasks are generated: sentences in PubMedQA's form whose answer follows from the statistics that they "
             "report. Results say nothing about PubMedQA."
         )
-    elif not plan.official:
+    elif plan.source == "pubmedqa" and not plan.official:
         found.append(
             f"{len(plan.tasks)} {'test' if plan.split == 'test' else 'validation'} items are not PubMedQA's official "
             "test items: published results are not comparable and are left out."

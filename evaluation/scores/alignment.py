@@ -3,7 +3,8 @@
 The answer (yes, no, maybe) states the evidence, and `aligned` measures it. The decision (GO, NO-GO, UNDECIDED) also
 depends on the reviews: a vetoed protocol gets NO-GO whatever the evidence says. The stricter measure
 `decision_aligned_two_way` counts only GO on yes and NO-GO on no, so UNDECIDED and maybe are misses: with PubMedQA's
-label mix no system can exceed 89 %.
+label mix no system can exceed 89 %. Other labels, such as the options A to E, correspond to no decision, so tasks with
+such options have no aligned decision.
 """
 
 from chimera.core.types import DECISION_OF_LABEL, Decision, Label

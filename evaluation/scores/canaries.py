@@ -56,7 +56,9 @@ class Canary:
 
 
 def canaries_of(records: Sequence[RolloutRecord], *, subjects: int = 5) -> list[tuple[str, Work]]:
-    """Canaries from up to `subjects` rollouts: pairs of "<rollout id>/<canary>" and the work to judge.
+    """Canaries from up to `subjects` rollouts: pairs of a name and the work to judge.
+
+    A name is "<rollout id>/<canary>", for "wrong_question" with "/<the other rollout's id>" behind it.
 
     The rollouts are taken evenly from the succeeded ones, by id, so that equal records give equal canaries. Impossible
     canaries are left out: "copied" without a source, "wrong_question" without a rollout of another goal.
@@ -65,9 +67,11 @@ def canaries_of(records: Sequence[RolloutRecord], *, subjects: int = 5) -> list[
     found: list[tuple[str, Work]] = []
     for record in canary_subjects(records, subjects=subjects):
         work = work_of(record)
-        others = (work_of(other) for other in usable if other.outputs["research_goal"] != work["goal"])
-        for name, canary in canaries(work, next(others, None)).items():
-            found.append((f"{record.rollout_id}/{name}", canary))
+        other = next((one for one in usable if one.outputs["research_goal"] != work["goal"]), None)
+        for name, canary in canaries(work, other and work_of(other)).items():
+            # A later evaluation of more tasks may pair the rollout with another one, which makes another canary.
+            paired = f"/{other.rollout_id}" if other and name == "wrong_question" else ""
+            found.append((f"{record.rollout_id}/{name}{paired}", canary))
     return found
 
 

@@ -158,7 +158,7 @@ def clarity(work: Work) -> float:
     agree = _mean(
         float(work.answer == work.expected),
         float(work.final == work.expected),
-        None if work.answer == "maybe" else float(denies == (work.answer == "no")),
+        float(denies == (work.answer == "no")) if work.answer in ("yes", "no") else None,
     )
     phrases = _mean(work.written, concrete(work.claim, "claim", ()), 1.0 - _repeats(work))
     return work.written * _mean(phrases, agree)
@@ -171,11 +171,11 @@ def groundedness(work: Work) -> float:
     stated = figures(f"{work.comparison} {work.claim}") - figures(work.goal)
     values = p_values(" ".join(work.real))
     sure, unsure = any(value < 0.05 for value in values), any(value >= 0.05 for value in values)
-    fits = {"yes": sure, "no": True, "maybe": unsure or len(work.real) > 1}[work.answer]
+    fits = {"yes": sure, "no": True, "maybe": unsure or len(work.real) > 1}.get(work.answer)
     support = _mean(
         _on_question(work),
         overlap(stated, figures(" ".join(work.real))) if stated else None,
-        float(fits) if values else None,
+        float(fits) if values and fits is not None else None,
         float(sure_words(work.comparison) == sure) if len(values) == 1 and "significant" in work.comparison else None,
     )
     return len(work.real) / len(work.evidence) * support

@@ -127,6 +127,7 @@ def finished_work(state: Mapping[str, Any], sources: Sequence[Mapping[str, str]]
         "answer": state["final_answer"],
         "decision": state["final_decision"],
         "rationale": state["final_rationale"],
+        **({"options": state["options"]} if state.get("options") else {}),
         "goal": goal,
     }
 

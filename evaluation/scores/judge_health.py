@@ -62,7 +62,7 @@ def health(study: Study) -> dict[str, Any]:
     }
     first = study.answers[study.plan.stages[0].name]
     subjects = {one.rollout_id for one in canary_subjects(first.records)}
-    judged = [one for one in study.canaries if one.subject.rpartition("/")[0] in subjects]
+    judged = [one for one in study.canaries if one.subject.split("/")[0] in subjects]
     found["canaries"] = [row for canary in CANARIES.values() if (row := _canary(canary, judged, rollouts, weights))]
     return {**found, "warnings": _warnings(found), "notes": _notes(found)}
 
@@ -148,7 +148,7 @@ def _canary(
     canary: Canary, judged: Sequence[Judged], rollouts: Sequence[Scored], weights: Scores
 ) -> dict[str, Any] | None:
     """One row of the table of canaries; None if no judge was shown this canary."""
-    shown = [one for one in judged if one.subject.rpartition("/")[2] == canary.name]
+    shown = [one for one in judged if one.subject.split("/")[1] == canary.name]
     if not shown:
         return None
 

@@ -300,8 +300,11 @@ def _mean_rows(before: Numbers, after: Numbers) -> Numbers:
 
 
 def _f1_rows(pair: Pair, group: Sequence[SeedRun]) -> list[Numbers]:
-    """For each run, shape (tasks, 18): contribution of each task to the totals of macro-F1, before and after."""
-    tasks = _tasks(group)
+    """For each run the contribution of each task to the totals of macro-F1, before and after.
+
+    The shape is (tasks, 6 x labels): first the columns of `f1_rows` before, then those after.
+    """
+    tasks, labels = _tasks(group), group[0].labels
     found: list[Numbers] = []
     for run in group:
         sides: list[Numbers] = []
@@ -310,9 +313,9 @@ def _f1_rows(pair: Pair, group: Sequence[SeedRun]) -> list[Numbers]:
             by_task: dict[str, list[Any]] = {}
             for (task, _), answer in given.items():
                 by_task.setdefault(task, []).append(answer)
-            rows = np.zeros((len(tasks), 9))
+            rows = np.zeros((len(tasks), 3 * len(labels)))
             rows[[tasks.index(task) for task in by_task]] = f1_rows(
-                [(run.tasks[task], by_task[task]) for task in by_task]
+                [(run.tasks[task], by_task[task]) for task in by_task], labels
             )
             sides.append(rows)
         found.append(np.concatenate(sides, axis=1))
@@ -330,8 +333,9 @@ def _mean_side(totals: Numbers, place: Literal[0, 1]) -> float:
 
 def _f1_difference(totals: Numbers) -> Numbers:
     with np.errstate(invalid="ignore"):
-        return macro_f1_of_totals(totals[:, 9:]) - macro_f1_of_totals(totals[:, :9])
+        before, after = np.split(totals, 2, axis=1)
+        return macro_f1_of_totals(after) - macro_f1_of_totals(before)
 
 
 def _f1_side(totals: Numbers, place: Literal[0, 1]) -> float:
-    return float(macro_f1_of_totals(totals[:, 9 * place : 9 * place + 9])[0])
+    return float(macro_f1_of_totals(np.split(totals, 2, axis=1)[place])[0])

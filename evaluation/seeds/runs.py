@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from chimera.core.errors import RunError
 from chimera.core.plain_json import parse_json
-from chimera.core.types import Label
+from chimera.core.types import LABELS, Label
 from chimera.run.policies import Policy
 from evaluation.records.coalitions import policies_of
 from evaluation.records.plan import ALONE
@@ -60,6 +60,11 @@ class SeedRun:
     def tasks(self) -> dict[str, Label]:
         """Label of each task, by id, in the order of the plan."""
         return {task["id"]: task["label"] for task in self.report["plan"]["tasks"]}
+
+    @cached_property
+    def labels(self) -> tuple[Label, ...]:
+        """The answers that the tasks offer."""
+        return tuple(self.report["plan"].get("labels", LABELS))
 
     @cached_property
     def sequence(self) -> dict[str, str]:

@@ -105,7 +105,14 @@ def _unlike_repair(record: RolloutRecord, repair: Repair, stage: Stage) -> Itera
 def _unlike_task(record: RolloutRecord, seed: int, task: ResearchTask) -> Iterator[str]:
     """Differences between a record's task and the data, and a wrong seed."""
     wanted = RolloutInput.of(task, GATE, record.repeat, seed)
-    stated = {"source": task.source, "level": task.level, "label": task.label, "seed": wanted.seed}
+    options = [option.name for option in task.options]
+    stated = {
+        "source": task.source,
+        "level": task.level,
+        "label": task.label,
+        "options": options,
+        "seed": wanted.seed,
+    }
     for name, value in stated.items():
         if getattr(record, name) != value:
             yield f"its {name} is {getattr(record, name)!r}, but must be {value!r}"

@@ -74,7 +74,18 @@ class AskedEvaluation:
         described = dataset.describe()
         alone = run.config.slot(ROLE.name)
         learned = learned_in(run)
-        plan = Plan(self.split, dataset.source, described, planned, self.repeats, stages, official, alone, learned)
+        plan = Plan(
+            self.split,
+            dataset.source,
+            described,
+            planned,
+            self.repeats,
+            stages,
+            official,
+            alone,
+            learned,
+            dataset.labels,
+        )
         return plan, dataset
 
 

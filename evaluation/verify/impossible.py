@@ -11,7 +11,6 @@ from statistics import fmean
 from typing import Any, TypeGuard
 
 from chimera.config.tree import RewardConfig
-from chimera.core.types import LABELS
 from evaluation.scores.judge import CRITERIA
 
 COUNTED_SHARES = ("success", "alignment", "decision_alignment", "decision_two_way")
@@ -145,7 +144,7 @@ def _counted(
     total = sum(cells.values())
     if not total:
         return
-    right = sum(cells.get(pair, 0) for pair in ((label, label) for label in LABELS))
+    right = sum(count for (label, answer), count in cells.items() if label == answer)
     again = {"alignment": right / total}
     if _number(failed):
         again["success"] = 1 - failed / total

@@ -17,7 +17,7 @@ LARGEST = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Learned:
+class _LearnedCall:
     """One call that an update learned from; `update` is the name of its weights after it, None if not known."""
 
     record: TokenRecord
@@ -46,20 +46,22 @@ def gradient_lines(run: Run, tree: Tree, pieces: Mapping[str, Sequence[str]]) ->
     return found
 
 
-def _learned(tree: Tree) -> Iterator[_Learned]:
+def _learned(tree: Tree) -> Iterator[_LearnedCall]:
     for visit in tree.visits:
         for call in visit.calls:
             prompt = call.exchange.prompt_ids if call.exchange else None
             if prompt is None or call.exchange is None:
                 continue
             if call.tokens is not None and call.exchange.response_ids:
-                yield _Learned(call.tokens, prompt, call.exchange.response_ids, visit.model, None)
+                yield _LearnedCall(call.tokens, prompt, call.exchange.response_ids, visit.model, None)
             for branch in call.branches:
                 if branch.tokens is not None and branch.ids:
-                    yield _Learned(branch.tokens, prompt, branch.ids, visit.model, f"{branch.phase}-{branch.update}")
+                    yield _LearnedCall(
+                        branch.tokens, prompt, branch.ids, visit.model, f"{branch.phase}-{branch.update}"
+                    )
 
 
-def _line(run: Run, one: _Learned, models: CallGradients, texts: Sequence[str] | None) -> str:
+def _line(run: Run, one: _LearnedCall, models: CallGradients, texts: Sequence[str] | None) -> str:
     record, objective = one.record, one.record.objective
     if objective is None:
         return "gradient: an earlier version of Chimera recorded the call without its objective"

@@ -15,7 +15,7 @@ from agents.prompting import Message, dump, opening, tool_message
 from agents.roles import DESIGNER, LITERATURE, REFINER, ROLES, SUPERVISOR
 from agents.schemas import ExperimentProtocol, Hypothesis
 from chimera.config.roles import JUNIORS
-from chimera.core.types import Label, ResearchTask, abstract_text
+from chimera.core.types import Label, ResearchTask, YesNoMaybe, abstract_text
 from chimera.data.generated.tasks import Finding, GeneratedTask
 from chimera.data.generated.vocabulary import ENDPOINTS
 
@@ -81,7 +81,7 @@ def hypothesis(item: GeneratedTask, findings: Sequence[Finding], answer: Label) 
         evidence=[f.sentence for f in findings],
         comparison=f"asked {facts.asked}; {found}",
         claim=f"{facts.therapy} {verb} {facts.asked} {facts.endpoint}",
-        answer=answer,
+        answer=cast(YesNoMaybe, answer),
     )
 
 
@@ -204,7 +204,7 @@ def concrete(item: GeneratedTask, expected: Label, rng: random.Random) -> Experi
         if facts.endpoint in SHARES
         else "analysis of covariance at the 5% level",
         safeguards="informed consent, adverse event monitoring and a stopping rule",
-        expected=expected,
+        expected=cast(YesNoMaybe, expected),
     )
 
 

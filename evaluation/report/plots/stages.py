@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from chimera.core.types import LABELS, Label
+from chimera.core.types import Label
 from evaluation.measures.comparison import Comparison, Comparisons
 from evaluation.measures.metrics import NONE, outcomes
 from evaluation.measures.statistics import Mean
@@ -71,10 +71,11 @@ def confusion(study: Study) -> Drawing | str:
     answers = [study.answers[stage.name] for stage in _shown(study.plan)]
     if not any(one.records for one in answers):
         return "No rollout is recorded, so no answer met a label."
-    counts: dict[str, Confusion] = {one.stage.name: outcomes(one)["confusion"] for one in answers}
+    counts: dict[str, Confusion] = {one.stage.name: outcomes(one, study.plan.labels)["confusion"] for one in answers}
     failed = any(row[NONE] for found in counts.values() for row in found.values())
-    columns = [*LABELS, *([NONE] if failed else [])]
-    rows: list[Label] = [label for label in LABELS if any(any(found[label].values()) for found in counts.values())]
+    labels = study.plan.labels
+    columns = [*labels, *([NONE] if failed else [])]
+    rows = [label for label in labels if any(any(found[label].values()) for found in counts.values())]
     figure, grid = panels(len(answers), 2, 0.6 + 0.36 * len(rows))
     for axes, (name, found) in zip(grid, counts.items(), strict=True):
         _matrix(axes, found, rows, columns)

@@ -407,6 +407,7 @@ URL = st.from_regex(r"https?://[a-z0-9.]{1,12}(:[0-9]{2,4})?/v1", fullmatch=True
 SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "base_url": URL,
     "api_key_env": st.from_regex(r"[A-Z][A-Z0-9_]{0,9}", fullmatch=True),
+    "labels": st.lists(TEXT.filter(lambda text: text.strip() == text != "none"), min_size=2, max_size=4, unique=True),
 }
 
 

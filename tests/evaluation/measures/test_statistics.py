@@ -145,7 +145,10 @@ def test_the_exchange_test_of_macro_f1_is_the_count_over_all_exchanges():
     for exchange in range(2**7):
         pairs = [(b, a) if exchange >> i & 1 else (a, b) for i, (a, b) in enumerate(zip(first, second, strict=True))]
         reached += gap(*zip(*pairs, strict=True)) >= gap(first, second) - 1e-12
-    rows = [f1_rows((label, [one]) for label, one in zip(labels, answers, strict=True)) for answers in (first, second)]
+    rows = [
+        f1_rows(((label, [one]) for label, one in zip(labels, answers, strict=True)), LABELS)
+        for answers in (first, second)
+    ]
     found = exchange_test(*rows, macro_f1_of_totals, permutations=40000, seed=0)
     assert found == pytest.approx(reached / 2**7, abs=0.01)
 
@@ -297,7 +300,7 @@ def test_macro_f1_weighs_repeats_as_shares_of_a_task():
     tasks = [("yes", ["yes", "no"]), ("no", ["no", "no"])]
     once = [("yes", ["yes", "no"] * 3), ("no", ["no"])]
     expected = (2 * 0.5 / 1.5 + 2 * 1 / 2.5) / 2
-    for rows in (f1_rows(tasks), f1_rows(once)):
+    for rows in (f1_rows(tasks, LABELS), f1_rows(once, LABELS)):
         assert macro_f1_of_totals(rows.sum(axis=0)[None])[0] == pytest.approx(expected)
 
 

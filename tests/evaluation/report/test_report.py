@@ -24,6 +24,7 @@ from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Plan, PlannedTask, Stage
 from evaluation.report import table as report_table
 from evaluation.report.build import build, compare_all, stage_pairs
+from evaluation.report.figures import data_words
 from evaluation.report.files import write_report
 from evaluation.report.gave import gave, lost_words, replaced
 from evaluation.report.page import inlined, page
@@ -741,3 +742,10 @@ def test_roles_that_never_searched_are_named_on_the_report(study, report):
     answers = {**study.answers, "sft": replace(study.answers["sft"], records=tuple(silent))}
     (note,) = [note for note in notes(replace(study, answers=answers)) if "never called a tool" in note]
     assert note.startswith("after sft: Geneticist (12 rollouts) never called a tool")
+
+
+def test_the_bundled_model_is_called_a_toy_where_the_tasks_are_not_generated(study):
+    assert not any("toy" in note for note in notes(study))
+    own = replace(study, plan=replace(study.plan, source="own"))
+    assert "a toy that knows invented studies only" in notes(own)[0]
+    assert "own test tasks" in data_words({"plan": {**own.plan.dump(), "split": "test"}})

@@ -212,7 +212,7 @@ def test_what_cannot_be_made_is_left_out():
 def test_the_same_records_in_any_order_give_the_same_canaries():
     assert canaries_of(RECORDS, subjects=2) == canaries_of(RECORDS[::-1], subjects=2)
     subjects = [subject.split("/") for subject, _ in canaries_of(RECORDS, subjects=2)]
-    assert len({rollout for rollout, _ in subjects}) == 2
+    assert len({rollout for rollout, *_ in subjects}) == 2
     assert len(subjects) == 2 * len(CANARIES)
 
 

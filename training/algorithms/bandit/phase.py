@@ -72,7 +72,7 @@ class _Rounds:
         from agents.policies.bandit import BanditPolicy, Settings
 
         plan, bench = self._plan, self._bench
-        policy = BanditPolicy(Settings.of(self._settings, bench.config.seed))
+        policy = BanditPolicy(Settings.of(self._settings, bench.config.seed, bench.dataset.labels))
         logged = await asyncio.to_thread(policy.examples, _choices(await self._earlier()))
         if len(logged) < self._settings.min_events:
             raise RunError(

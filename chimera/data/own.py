@@ -1,0 +1,287 @@
+"""Tasks from a user's own table: which columns hold what, which answers there are, and what is wrong with a row.
+
+Each error names the file, the row and what to do.
+"""
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from chimera.config.data import FAILED, Columns, ColumnsConfig, DataConfig
+from chimera.core.errors import DataError
+from chimera.core.types import LABELS, Label, Option, ResearchTask, Section
+from chimera.data.tables import Table, TableRow, open_table
+
+USUAL: Mapping[str, tuple[str, ...]] = {
+    "goal": ("goal", "question"),
+    "label": ("label",),
+    "context": ("context",),
+    "id": ("id",),
+    "options": ("options",),
+    "long_answer": ("long_answer",),
+    "level": (),
+}
+"""The columns that are taken for a part of a task unless `data.columns` names others; the first that exists counts."""
+REQUIRED = ("goal", "label")
+_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """The columns of a table by the part of a task that they hold; None for a part that the table does not have."""
+
+    goal: str
+    label: str
+    context: Columns
+    id: str | None
+    options: Columns
+    long_answer: str | None
+    level: str | None
+
+    @classmethod
+    def of(cls, asked: ColumnsConfig, table: Table) -> "Mapped":
+        """The columns that `data.columns` names, or else the usual ones.
+
+        Raises:
+            DataError: The table lacks a column.
+        """
+        if not table.columns:
+            raise DataError(f"{table.place}: no records; expected one row for each question")
+        found = {field.name: _column(field.name, getattr(asked, field.name), table) for field in fields(cls)}
+        return cls(**found)
+
+    @property
+    def needed(self) -> list[str]:
+        """The columns that have to be read."""
+        names = [getattr(self, field.name) for field in fields(self)]
+        single = [name for one in names if one is not None for name in ((one,) if isinstance(one, str) else one)]
+        return list(dict.fromkeys(single))
+
+
+def _column(part: str, asked: Columns, table: Table) -> Any:
+    """The column, or columns, of one part.
+
+    Raises:
+        DataError: It does not exist.
+    """
+    if asked is None:
+        usual = [name for name in USUAL[part] if name in table.columns]
+        if usual or part not in REQUIRED:
+            return usual[0] if usual else None
+        names = " or ".join(map(repr, USUAL[part]))
+        raise _no_column(part, f"there is no column {names} for the {WORDS[part]}", USUAL[part][-1], table)
+    for name in (asked,) if isinstance(asked, str) else asked:
+        if name not in table.columns and name.partition(".")[0] not in table.columns:
+            raise _no_column(part, f"there is no column {name!r}", name, table)
+    return asked
+
+
+WORDS = {"goal": "question", "label": "right answer"}
+
+
+def _no_column(part: str, fault: str, wanted: str, table: Table) -> DataError:
+    listed = ", ".join(table.columns[:_SHOWN]) + (", ..." if len(table.columns) > _SHOWN else "")
+    lower = {name.lower(): name for name in table.columns}
+    near = lower[difflib.get_close_matches(wanted.lower(), lower, n=1, cutoff=0.0)[0]]
+    return DataError(f"{table.place}: {fault}; it has {listed}: set data.columns.{part}, such as {near}")
+
+
+def load_own(config: DataConfig) -> list[ResearchTask]:
+    """The tasks of the user's own data.
+
+    Raises:
+        DataError: The data cannot be read, lack a column, or have a faulty row.
+    """
+    return tasks_of(open_table(config.path, config.subset, config.split), config.columns, config.labels)
+
+
+def tasks_of(table: Table, columns: ColumnsConfig, labels: Sequence[Label] | None) -> list[ResearchTask]:
+    """The tasks of a table.
+
+    Args:
+        table: The rows.
+        columns: Which columns hold what.
+        labels: The answers that the data offer; None: the options' names, or yes, no and maybe.
+
+    Raises:
+        DataError: A column is missing, a row is faulty, an id occurs twice, or there is no row.
+    """
+    reader = _Reader(table.place, Mapped.of(columns, table), tuple(labels) if labels else None)
+    tasks: list[ResearchTask] = []
+    rows: dict[str, str] = {}
+    for row in table.rows(_heads(reader.columns.needed, table)):
+        task = reader.task(row)
+        if (first := rows.setdefault(task.id, row.where)) != row.where:
+            raise DataError(
+                f"{table.place}: {row.where}: id {task.id!r} occurs in {first} too; ids must be unique: correct them, "
+                "or name another column with data.columns.id"
+            )
+        tasks.append(task)
+    if not tasks:
+        raise DataError(f"{table.place}: no records; expected one row for each question")
+    return tasks
+
+
+def _heads(names: Sequence[str], table: Table) -> list[str]:
+    """The table's columns that hold `names`, some of which may lead into nested records."""
+    heads = (name if name in table.columns else name.partition(".")[0] for name in names)
+    return list(dict.fromkeys(heads))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Makes tasks of the rows of one table."""
+
+    place: str
+    columns: Mapped
+    labels: tuple[Label, ...] | None
+
+    def task(self, row: TableRow) -> ResearchTask:
+        """The task of one row.
+
+        Raises:
+            DataError: A part of it is missing or wrong.
+        """
+        options = self._options(row)
+        names = tuple(option.name for option in options) or LABELS
+        return ResearchTask(
+            id=self._id(row),
+            goal=self._text(row, self.columns.goal, "question"),
+            context=tuple(self._sections(row)),
+            label=self._label(row, names),
+            source="own",
+            long_answer=self._optional(row, self.columns.long_answer),
+            level=self._level(row),
+            options=options,
+        )
+
+    def _id(self, row: TableRow) -> str:
+        if self.columns.id is None:
+            return row.where.replace(" ", "-")
+        value = self._value(row, self.columns.id)
+        if isinstance(value, bool) or not isinstance(value, int | str) or not str(value).strip():
+            raise self._fault(row, f"the id in column {self.columns.id!r} is {value!r}; give each row an id")
+        return str(value).strip()
+
+    def _label(self, row: TableRow, names: Sequence[Label]) -> Label:
+        column = self.columns.label
+        value = self._value(row, column)
+        given = str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else ""
+        if value is None or (isinstance(value, str) and not given):
+            raise self._fault(row, f"the label in column {column!r} is empty; fill it in, or remove the row")
+        same = [name for name in names if name == given] or [name for name in names if name.lower() == given.lower()]
+        if len(same) != 1:
+            shown = f"{value!r:.60}"
+            raise self._fault(
+                row,
+                f"the label in column {column!r} is {shown}, but must be one of {', '.join(names)}; correct it, name "
+                "another column with data.columns.label, or list the labels of your data in data.labels",
+            )
+        return same[0]
+
+    def _options(self, row: TableRow) -> tuple[Option, ...]:
+        """The answers to choose from; empty for yes, no and maybe."""
+        column = self.columns.options
+        if column is None:
+            return () if self.labels in (None, LABELS) else tuple(map(Option, self.labels or ()))
+        pairs = self._pairs(row, column)
+        names = [name for name, _ in pairs]
+        if len(names) < 2 or len(set(names)) < len(names) or FAILED in names:
+            raise self._fault(
+                row,
+                f"the options are {', '.join(names) or 'empty'}; there must be at least two, with different names, and "
+                f"none named {FAILED!r}",
+            )
+        if self.labels and (other := [name for name in names if name not in self.labels]):
+            raise self._fault(
+                row, f"option {other[0]!r} is not in data.labels ({', '.join(self.labels)}); add it there"
+            )
+        return tuple(Option(name, text) for name, text in pairs)
+
+    def _pairs(self, row: TableRow, column: str | tuple[str, ...]) -> list[tuple[str, str]]:
+        """Name and text of each option; an option without a text is left out."""
+        if not isinstance(column, str):
+            return self._labelled(row, [self._value(row, one) for one in column])
+        value = self._value(row, column)
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                value = None
+        if isinstance(value, Mapping) and set(value) == {"label", "text"}:
+            value = dict(zip(value["label"], value["text"], strict=False))
+        if isinstance(value, list) and value and all(isinstance(one, Mapping) and "key" in one for one in value):
+            value = {one["key"]: one.get("value") for one in value}
+        if isinstance(value, Mapping):
+            return [(str(name).strip(), str(text).strip()) for name, text in value.items() if text is not None]
+        if isinstance(value, list):
+            return self._labelled(row, value)
+        raise self._fault(
+            row, f"the options in column {column!r} must be texts by name or a list of texts; correct the row"
+        )
+
+    def _labelled(self, row: TableRow, texts: Sequence[Any]) -> list[tuple[str, str]]:
+        if self.labels is None or len(texts) > len(self.labels):
+            known = "no labels" if self.labels is None else f"{len(self.labels)} labels"
+            raise self._fault(row, f"{len(texts)} options but {known}; name them with data.labels=[A, B, ...]")
+        pairs = zip(self.labels, texts, strict=False)
+        return [(name, str(text).strip()) for name, text in pairs if text is not None and str(text).strip()]
+
+    def _sections(self, row: TableRow) -> Iterator[Section]:
+        column = self.columns.context
+        if column is None:
+            return
+        if not isinstance(column, str):
+            parts: Any = {name: self._value(row, name) for name in column}
+        else:
+            parts = self._value(row, column)
+        if isinstance(parts, Mapping) and {"contexts", "labels"} <= set(parts):
+            pairs: list[tuple[str, Any]] = list(zip(parts["labels"], parts["contexts"], strict=False))
+        elif isinstance(parts, Mapping):
+            pairs = [(str(heading), text) for heading, text in parts.items()]
+        else:
+            pairs = [("", text) for text in (parts if isinstance(parts, list) else [parts])]
+        for heading, text in pairs:
+            if text is not None and not isinstance(text, str):
+                raise self._fault(
+                    row, f"the context in column {column!r} holds {text!r:.40} instead of a text; correct it"
+                )
+            if text and text.strip():
+                yield Section(heading, text.strip())
+
+    def _level(self, row: TableRow) -> int | None:
+        column = self.columns.level
+        value = None if column is None else self._value(row, column)
+        if value is None or value == "":
+            return None
+        try:
+            return int(value)
+        except (TypeError, ValueError) as error:
+            raise self._fault(
+                row, f"column {column!r} holds {value!r:.40}, but data.columns.level must name whole numbers"
+            ) from error
+
+    def _optional(self, row: TableRow, column: str | None) -> str:
+        value = None if column is None else self._value(row, column)
+        return value.strip() if isinstance(value, str) else ""
+
+    def _text(self, row: TableRow, column: str, what: str) -> str:
+        value = self._value(row, column)
+        if not isinstance(value, str) or not value.strip():
+            shown = "empty" if value is None or value == "" else f"{value!r:.40}"
+            raise self._fault(row, f"the {what} in column {column!r} is {shown}; give a text, or remove the row")
+        return value.strip()
+
+    def _value(self, row: TableRow, column: str) -> Any:
+        """The value of a (dotted) column; None if the row does not have it."""
+        if column in row.values:
+            return row.values[column]
+        value: Any = row.values
+        for name in column.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
+
+    def _fault(self, row: TableRow, problem: str) -> DataError:
+        return DataError(f"{self.place}: {row.where}: {problem}")

@@ -1,0 +1,209 @@
+"""Reading tables row by row: CSV, TSV, JSONL and Parquet files, folders of them, and data sets of the hub.
+
+Rows are read one after the other, and only the columns that are needed, so that a large file is not held in memory
+beside the tasks that are made from it.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chimera.core.errors import DataError
+from chimera.data.pubmedqa import check_file
+
+CSV, TSV, JSONL, PARQUET = ".csv", ".tsv", (".jsonl", ".ndjson"), ".parquet"
+SUFFIXES = (CSV, TSV, *JSONL, PARQUET)
+DELIMITERS = {CSV: ",", TSV: "\t"}
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+BATCH = 1000
+"""Rows of a Parquet file in memory at a time."""
+_SAVED = ("dataset_dict.json", "state.json")
+"""A folder with one of these was written by `datasets`' own `save_to_disk`."""
+_REASON = 300
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """One row: `where` is its place in words, such as "line 7"; `values` are by column."""
+
+    where: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows that can be read.
+
+    Attributes:
+        place: The file or data set, for errors.
+        columns: Its columns. Of a JSONL file, the keys of all its records.
+        rows: Reads the rows. Its argument names the columns that are needed; other columns may be missing.
+    """
+
+    place: str
+    columns: tuple[str, ...]
+    rows: Callable[[Sequence[str]], Iterator[TableRow]]
+
+
+def is_hub_name(path: str) -> bool:
+    """True if `path` has the form owner/name and is neither a file nor a folder here."""
+    return bool(HUB_NAME.fullmatch(path)) and not path.endswith((*SUFFIXES, ".json")) and not Path(path).exists()
+
+
+def open_table(path: str, subset: str | None = None, split: str = "train") -> Table:
+    """The table at `path`: a file, a folder, or a data set's name on the hub.
+
+    Args:
+        path: As `data.path`.
+        subset: Configuration of a hub's or a folder's data set.
+        split: Which of its splits.
+
+    Raises:
+        DataError: It cannot be read, or is of another type.
+    """
+    if is_hub_name(path):
+        return _of_datasets(path, subset, split)
+    file = Path(path).expanduser()
+    if file.is_dir():
+        return _of_datasets(str(file), subset, split)
+    check_file(file, "give your file, a folder, owner/name of the hub, or data.path=generated")
+    suffix = file.suffix.lower()
+    if suffix in DELIMITERS:
+        return Table(path, _header(file), lambda _: _csv_rows(file))
+    if suffix in JSONL:
+        keys = dict.fromkeys(key for row in _json_rows(file) for key in row.values)
+        return Table(path, tuple(keys), lambda _: _json_rows(file))
+    if suffix == PARQUET:
+        return Table(path, _parquet_columns(file), lambda columns: _parquet_rows(file, columns))
+    raise DataError(
+        f"{path}: unknown file type {file.suffix!r}; data.path takes {', '.join(SUFFIXES)}, PubMedQA's .json, a "
+        "folder, owner/name of the hub, 'hub' or 'generated'"
+    )
+
+
+def _csv_lines(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """Each record that is not blank, with the number of its last line."""
+    with _readable(file), file.open(newline="", encoding="utf-8-sig") as opened:
+        reader = csv.reader(opened, strict=True, delimiter=DELIMITERS[file.suffix.lower()])
+        try:
+            for fields in reader:
+                if fields:
+                    yield reader.line_num, fields
+        except csv.Error as error:
+            raise DataError(
+                f"{file}: line {reader.line_num}: {error}; is a quotation mark missing, or is it another type of file?"
+            ) from error
+
+
+def _header(file: Path) -> tuple[str, ...]:
+    _, names = next(_csv_lines(file), (0, []))
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{file}: line 1: column {twice[0]!r} occurs twice; rename one of them")
+    return tuple(names)
+
+
+def _csv_rows(file: Path) -> Iterator[TableRow]:
+    lines = _csv_lines(file)
+    _, names = next(lines, (0, []))
+    for number, fields in lines:
+        if len(fields) != len(names):
+            raise DataError(
+                f"{file}: line {number}: {len(fields)} fields, but the first line names {len(names)} columns; put "
+                "texts with commas or line breaks into quotation marks"
+            )
+        yield TableRow(f"line {number}", dict(zip(names, fields, strict=True)))
+
+
+def _json_rows(file: Path) -> Iterator[TableRow]:
+    with _readable(file), file.open("rb") as opened:
+        for number, line in enumerate(opened, 1):
+            if not line.strip():
+                continue
+            where = f"line {number}"
+            try:
+                record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except (json.JSONDecodeError, RecursionError) as error:
+                what = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+                raise DataError(
+                    f"{file}: {where}: not valid JSON ({what}); each line must hold one JSON object"
+                ) from error
+            if not isinstance(record, dict):
+                raise DataError(f"{file}: {where}: a {type(record).__name__}; each line must hold one JSON object")
+            yield TableRow(where, record)
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Turn the errors of reading a text file into sentences."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: not UTF-8 text (byte {error.start}: {error.reason}); save it as UTF-8") from error
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read: {error.strerror}") from error
+
+
+def _parquet_columns(file: Path) -> tuple[str, ...]:
+    with _parquet(file):
+        from pyarrow import parquet
+
+        return tuple(parquet.read_schema(file).names)
+
+
+def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[TableRow]:
+    number = 0
+    with _parquet(file):
+        from pyarrow import parquet
+
+        with parquet.ParquetFile(file) as opened:
+            for batch in opened.iter_batches(BATCH, columns=list(columns)):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield TableRow(f"row {number}", values)
+
+
+@contextmanager
+def _parquet(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:  # pyarrow's errors are among these
+        raise DataError(
+            f"{file}: not a readable Parquet file ({_first_line(error)}); make or download it again"
+        ) from error
+
+
+def _of_datasets(path: str, subset: str | None, split: str) -> Table:
+    """A folder, or a data set of the hub, through the library `datasets`. Neither runs code of the data set."""
+    try:
+        import datasets
+
+        datasets.disable_progress_bars()
+        if Path(path).is_dir() and any((Path(path) / name).exists() for name in _SAVED):
+            loaded: Any = datasets.load_from_disk(path)
+            loaded = loaded[split] if isinstance(loaded, dict) else loaded
+        else:
+            loaded = datasets.load_dataset(path, subset, split=split)
+    except Exception as error:  # the library raises errors of many kinds, also of its own dependencies
+        where = "this folder" if Path(path).is_dir() else "the hub (there is no such file or folder here)"
+        raise DataError(
+            f"data.path={path}: cannot be loaded from {where}, split {split!r}: {type(error).__name__}: "
+            f"{_first_line(error)}; check name, data.subset and data.split, or give a file"
+        ) from error
+    names = {name: one for name, one in loaded.features.items() if hasattr(one, "int2str")}
+
+    def rows(columns: Sequence[str]) -> Iterator[TableRow]:
+        for number, values in enumerate(loaded.select_columns(list(columns)), 1):
+            named = {key: one.int2str(values[key]) for key, one in names.items() if values.get(key) is not None}
+            yield TableRow(f"row {number}", {**values, **named})
+
+    return Table(path, tuple(loaded.column_names), rows)
+
+
+def _first_line(error: Exception) -> str:
+    """The first line of an error's message, without its last full stop."""
+    return (str(error).strip().splitlines() or ["no reason given"])[0][:_REASON].rstrip(".")

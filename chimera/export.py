@@ -1,0 +1,352 @@
+"""`python -m chimera export RUN --role ROLE`: writes what a role has learned as a folder that other programs load.
+
+Weights become a Hugging Face folder (weights, tokenizer, chat template, generation settings) that transformers, vLLM
+and `models.<slot>.path` load; adapters were merged when the phase saved them. A learned choice among hypotheses becomes
+a folder with its parameters. Both get a model card (README.md), the role's prompt (role.json) and the origin
+(chimera.json).
+"""
+
+import argparse
+import json
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chimera.core.cli import parse_arguments
+from chimera.core.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from chimera.config.tree import Config, ModelConfig
+    from chimera.run.directory import Run
+    from chimera.run.policies import Policy
+    from chimera.show.model_card import Gain
+
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+SETTINGS = ("config.json", "tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "*.jinja", "*.model")
+"""Files of a model folder that are copied beside its weights."""
+GENERATION = "generation_config.json"
+CARD, ROLE_FILE, ORIGIN = "README.md", "role.json", "chimera.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedRole:
+    """What a role of a run has learned: the policy, the phase that made it, and the slot whose model plays the role."""
+
+    run: "Run"
+    config: "Config"
+    role: str
+    slot: str
+    policy: "Policy"
+    phase: str
+
+    @property
+    def is_weights(self) -> bool:
+        """True for weights, False for a choice among hypotheses."""
+        return self.policy.part == "weights"
+
+
+def main(argv: list[str]) -> int | None:
+    """Write what a role has learned as a folder that other programs load."""
+    arguments = _parse(argv)
+    from chimera.run.directory import Run
+    from chimera.run.seals import checked
+
+    given = Path(arguments.run)
+    folder = Path(arguments.runs_dir or (given.parent if given.parent != Path() else "runs"))
+    run = Run.latest(folder) if arguments.run == "latest" else Run.open(given.name, folder)
+    learned = find_learned(run, arguments.role)
+    out = Path(arguments.out or f"{run.name}-{learned.role}")
+    check_free(out)
+    source = checked(run, learned.policy.folder)
+    command = shlex.join(["python", "-m", "chimera", "export", *argv])
+    write(learned, source, out, command)
+    what = "weights" if learned.is_weights else "policy"
+    print(f"{out}: {what} {learned.policy.version} of run {run.name}, for {learned.role}; {CARD} is its model card")
+    return None
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m chimera.export", description=main.__doc__)
+    parser.add_argument("run", help="the run's name or folder, or 'latest'")
+    parser.add_argument("--role", required=True, help="the role, such as HypothesisRefiner")
+    parser.add_argument("--out", metavar="DIR", help="the folder to write, new or empty (default RUN-ROLE)")
+    parser.add_argument("--runs-dir", metavar="DIR", help="where runs are (default runs)")
+    return parse_arguments(parser, argv)
+
+
+def find_learned(run: "Run", role: str) -> LearnedRole:
+    """What `role` has learned in `run` and uses at its end.
+
+    Raises:
+        ConfigError: There is no such role, or its model is not on this machine.
+        RunError: The role has learned nothing.
+    """
+    from difflib import get_close_matches
+
+    from chimera.config.roles import RolesConfig
+    from chimera.run.policies import WENT_LIVE, live
+
+    config = run.config
+    roles = list(RolesConfig.model_fields)
+    if role not in roles:
+        near = get_close_matches(role, roles, n=1, cutoff=0.0)[0]
+        raise ConfigError(f"--role {role}: there is no such role; did you mean {near}? (roles: {', '.join(roles)})")
+    slot = config.slot(role)
+    events = list(run.events())
+    policies = live(events)
+    policy = policies.get(("choice", role)) or policies.get(("weights", slot))
+    if policy is None:
+        kept = sorted(
+            name for name in roles if ("choice", name) in policies or ("weights", config.slot(name)) in policies
+        )
+        kind = config.models[slot].kind
+        played = f"models.{slot}, which is {'an endpoint' if kind == 'endpoint' else kind}"
+        raise RunError(
+            f"{role} has learned nothing in run {run.name!r}: it is played by {played}, as it was at the start; "
+            f"roles that learned: {', '.join(kept) or 'none'}"
+        )
+    made = [event for event in events if event["event"] == WENT_LIVE and event["policy"]["version"] == policy.version]
+    return LearnedRole(run, config, role, slot, policy, str(made[-1]["phase"]))
+
+
+def check_free(out: Path) -> None:
+    """Refuse a folder that exists and is not empty, or a file.
+
+    Raises:
+        ConfigError: `out` cannot be written without touching what is there.
+    """
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is a file: name a new folder")
+    if out.is_dir() and any(out.iterdir()):
+        raise ConfigError(f"--out {out} is not empty: name a new folder, or empty this one yourself")
+
+
+def write(learned: LearnedRole, source: Path, out: Path, command: str) -> None:
+    """Write the folder, whole or not at all.
+
+    Args:
+        learned: What is exported.
+        source: The policy's folder in the run, compared with the ledger's hashes.
+        out: The new folder.
+        command: The command, for the card.
+
+    Raises:
+        RunError: The disk is full, or the run's report was changed.
+    """
+    draft = out.with_name(f".{out.name}.draft")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        _fill(learned, source, draft, command)
+        if out.exists():
+            out.rmdir()
+        draft.rename(out)
+    except OSError as error:
+        raise RunError(f"{out} cannot be written ({error.strerror}): make room, or name another folder") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _fill(learned: LearnedRole, source: Path, draft: Path, command: str) -> None:
+    from chimera.run.hashes import hash_artifact
+
+    model = learned.config.models[learned.slot]
+    for file in _files(source, learned.is_weights):
+        shutil.copyfile(file, draft / file.name)
+    if learned.is_weights:
+        _dump(draft / GENERATION, generation_settings(source / GENERATION, model))
+    _dump(draft / ROLE_FILE, role_settings(learned.role, learned.config))
+    files = {file.name: hash_artifact(file) for file in sorted(draft.iterdir())}
+    origin = {
+        "run": learned.run.name,
+        "role": learned.role,
+        "slot": learned.slot,
+        "part": learned.policy.part,
+        "version": learned.policy.version,
+        "phase": learned.phase,
+        "base": model.path,
+        "environment": {key: learned.run.environment.get(key) for key in ("created", "commit", "python")},
+        "command": command,
+        "sha256": files,
+    }
+    _dump(draft / ORIGIN, origin)
+    (draft / CARD).write_text(_card(learned, command), encoding="utf-8")
+
+
+def _files(source: Path, weights: bool) -> list[Path]:
+    patterns = (*WEIGHTS, *SETTINGS) if weights else ("*",)
+    found = {file for pattern in patterns for file in source.glob(pattern) if file.is_file()}
+    return sorted(file for file in found if not file.name.startswith("."))
+
+
+def _dump(file: Path, value: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def generation_settings(file: Path, model: "ModelConfig") -> dict[str, Any]:
+    """The model's generation settings, with the sampling that the run used."""
+    from chimera.core.plain_json import read_json_object
+
+    found = read_json_object(file) if file.exists() else {}
+    found.pop("_from_model_config", None)
+    sampled = {"do_sample": False}
+    if model.temperature > 0:
+        sampled = {"do_sample": True, "temperature": model.temperature, "top_p": model.top_p, "top_k": 0}
+    return {**found, **sampled, "max_new_tokens": model.max_tokens}
+
+
+def role_settings(name: str, config: "Config") -> dict[str, Any]:
+    """The prompt, the tools and the response format with which the role was trained."""
+    from agents.prompting import prompt_with_options, response_format
+    from agents.roles import ROLES
+    from chimera.core.types import LABELS
+    from evaluation.scores import judge
+
+    role, labels = {**ROLES, judge.ROLE.name: judge.ROLE}[name], config.data.labels
+    own = labels if labels and labels != LABELS else ()
+    prompt = prompt_with_options(role.prompt, own) if own else role.prompt
+    tools, form = list(role.tools), response_format(role, tuple(own))
+    return {"role": name, "prompt": prompt, "tools": tools, "response_format": form}
+
+
+def _card(learned: LearnedRole, command: str) -> str:
+    from chimera.core.toy import is_bundled
+    from chimera.show.model_card import CardFacts, model_card
+
+    run, config, model = learned.run, learned.config, learned.config.models[learned.slot]
+    toy = model.kind == "embedded" and is_bundled(model.path)
+    report = _report(run)
+    sharing = [name for name in type(config.roles).model_fields if config.slot(name) == learned.slot]
+    commit = str(run.environment.get("commit") or "unknown")[:12]
+    return model_card(
+        CardFacts(
+            name=f"{learned.role} of {run.name}",
+            version=learned.policy.version,
+            run=run.name,
+            role=learned.role,
+            roles=sharing if learned.is_weights else [learned.role],
+            base="Chimera's bundled model, nano" if model.path == "nano" else model.path,
+            licence=licence_of(model.path) if learned.is_weights else "mit",
+            learned=_algorithm(learned),
+            data=_data(config, report),
+            warning="A toy that knows invented studies only. It does not understand medicine." if toy else "",
+            measured=None if report is None else f"{len(report['plan']['tasks'])} {report['plan']['split']} tasks",
+            alone=report is not None and learned.phase in _sequence(report),
+            gains=[] if report is None else list(gains(report, learned.phase)),
+            confidence=0.95 if report is None else float(report["settings"]["confidence"]),
+            use=USE_WEIGHTS if learned.is_weights else USE_CHOICE,
+            command=command,
+            made=f"Chimera at commit {commit}, run of {run.environment['created'][:10]}",
+        )
+    )
+
+
+USE_WEIGHTS = f"""```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model, tokenizer = AutoModelForCausalLM.from_pretrained("FOLDER"), AutoTokenizer.from_pretrained("FOLDER")
+```
+
+```bash
+vllm serve FOLDER --generation-config FOLDER
+python -m chimera train models.junior.path=FOLDER          # or any other slot
+```
+
+`{ROLE_FILE}` holds the prompt, the names of the tools and the JSON schema with which the role was trained.
+"""
+USE_CHOICE = """This folder holds no language model. It is the supervisor's learned choice among the juniors'
+hypotheses: `policy.json` (settings) and `arrays.safetensors` (the reward model's parameters).
+
+```python
+from pathlib import Path
+from agents.context import Candidates
+from agents.policies.bandit import load_policy
+chances = load_policy(Path("FOLDER")).probabilities(Candidates(goal, hypotheses, sources), greedy=True)
+```
+
+No setting loads it into another run: `python -m chimera ask --run` and `eval --run` use it from the run itself.
+"""
+
+
+def _algorithm(learned: LearnedRole) -> str:
+    """The algorithm of the phase, and whether an adapter was merged."""
+    phase = learned.config.pipeline[learned.phase]
+    words = f"`{phase.algorithm or learned.phase}` (phase `{learned.phase}`)"
+    if not learned.is_weights:
+        return words
+    rank, start = getattr(phase, "lora_rank", 0), getattr(phase, "start", None)
+    what = f"LoRA of rank {rank}, merged into the weights" if rank else "all weights"
+    return f"{words}, {what}{f', beginning with the weights of {start!r} at that time' if start else ''}"
+
+
+def _data(config: "Config", report: Mapping[str, Any] | None) -> str:
+    if report is not None:
+        return str(report["plan"]["data"])
+    names = {"generated": "generated tasks (invented studies)", "hub": "PubMedQA (qiaojin/PubMedQA)"}
+    return f"{names.get(config.data.path, config.data.path)}, seed {config.data.seed}"
+
+
+def licence_of(path: str) -> str | None:
+    """The licence of a base model: MIT for the bundled one, or what the model card in its folder says; else None."""
+    if path == "nano":
+        return "mit"
+    card = Path(path).expanduser() / CARD
+    if not card.is_file():
+        return None
+    lines = card.read_text(encoding="utf-8", errors="replace").splitlines()[:60]
+    named = [line.partition(":")[2].strip().strip("\"'") for line in lines if line.startswith("license:")]
+    return next((name for name in named if name and name != "other"), None)
+
+
+def _report(run: "Run") -> dict[str, Any] | None:
+    """The run's report, compared with the ledger's hashes; None if there is none.
+
+    Raises:
+        RunError: It was changed, or cannot be read.
+    """
+    from chimera.core.plain_json import read_json_object
+    from chimera.run.seals import checked
+
+    file = run.path / "report" / "report.json"
+    if not file.exists():
+        return None
+    checked(run, "report", "evaluate the run again")
+    try:
+        return read_json_object(file)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{file} is no report ({error}): evaluate the run again") from error
+
+
+def _sequence(report: Mapping[str, Any]) -> list[str]:
+    """The phases of the report's stages, in the order of the run, after "base"."""
+    return [stage["own_name"] for stage in report["plan"]["stages"] if stage["kind"] == "sequence"]
+
+
+def gains(report: Mapping[str, Any], phase: str) -> "Iterator[Gain]":
+    """The comparisons of a report about `phase`: its stage beside the stage before it, and the whole run beside base.
+
+    The last is also there if the report lacks the stage of the phase, because it is part of the whole.
+    """
+    from chimera.show.model_card import METRICS, Gain
+
+    names = _sequence(report)
+    stages = [stage for stage in report["plan"]["stages"] if stage["kind"] == "sequence"]
+    pairs: dict[str, str] = {}
+    if phase in names[1:]:
+        at = names.index(phase)
+        pairs[f"{stages[at - 1]['name']}:{stages[at]['name']}"] = f"after {phase}, beside {stages[at - 1]['title']}"
+    if len(stages) > 1:
+        pairs.setdefault(f"{stages[0]['name']}:{stages[-1]['name']}", "the whole run, beside base")
+    for pair, title in pairs.items():
+        if pair in report["comparisons"]:
+            found = report["comparisons"][pair]
+            yield Gain(title, {name: found[name] for name in METRICS if name in found})
+
+
+if __name__ == "__main__":
+    from chimera.core.cli import run_command
+
+    run_command(main)

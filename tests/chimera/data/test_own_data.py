@@ -1,0 +1,378 @@
+"""Your own data: every form gives the same tasks; a fault is one sentence with the file, the row and a remedy."""
+
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from chimera.config.data import ColumnsConfig, DataConfig
+from chimera.config.tree import load_config
+from chimera.core.errors import ConfigError, DataError
+from chimera.core.types import Option, ResearchTask, Section
+from chimera.data.own import load_own
+from chimera.data.tasks import load
+
+REPOSITORY = Path(__file__).parents[3]
+ROWS = [
+    {"id": "a", "question": "Does tea help?", "context": "Pain was lower, as told (p=0.01).", "label": "yes"},
+    {"id": "b", "question": "Does rain help?", "context": 'It was "the same"\nfor all (p=0.7).', "label": "no"},
+    {"id": "c", "question": "Does é help?", "context": "", "label": "maybe"},
+]
+TASKS = [
+    ResearchTask("a", "Does tea help?", (Section("", "Pain was lower, as told (p=0.01)."),), "yes", "own"),
+    ResearchTask("b", "Does rain help?", (Section("", 'It was "the same"\nfor all (p=0.7).'),), "no", "own"),
+    ResearchTask("c", "Does é help?", (), "maybe", "own"),
+]
+CSV = 'id,question,context,label\na,Does tea help?,"Pain was lower, as told (p=0.01).",yes\n'
+LETTERS = {"A": "iron", "B": "zinc"}
+
+
+def csv_of(rows) -> str:
+    """As spreadsheets write it, with every text in quotation marks."""
+    cells = (('"' + str(row[name]).replace('"', '""') + '"' for name in rows[0]) for row in rows)
+    return ",".join(rows[0]) + "\n" + "".join(",".join(row) + "\n" for row in cells)
+
+
+def jsonl_of(rows) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def written(folder: Path, name: str, content: str | bytes | list) -> Path:
+    path = folder / name
+    if name.endswith(".parquet"):
+        parquet.write_table(pyarrow.Table.from_pylist(content), path)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.write_text(content if isinstance(content, str) else jsonl_of(content), encoding="utf-8")
+    return path
+
+
+def read(path: Path, *, columns=None, **settings) -> list[ResearchTask]:
+    return load_own(DataConfig(path=str(path), columns=ColumnsConfig(**(columns or {})), **settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("d.csv", csv_of(ROWS)),
+        ("d.csv", "\ufeff" + csv_of(ROWS)),
+        ("d.CSV", csv_of(ROWS).replace("\n", "\r\n").replace('same""\r\n', 'same""\n')),
+        (
+            "d.tsv",
+            csv_of(ROWS).replace('","', '"\t"').replace("id,question,context,label", "id\tquestion\tcontext\tlabel"),
+        ),
+        ("d.jsonl", jsonl_of(ROWS)),
+        ("d.ndjson", "\n" + jsonl_of(ROWS).replace("\n", "\n\n")),
+        ("d.parquet", ROWS),
+    ],
+)
+def test_every_form_of_file_gives_the_same_tasks(tmp_path, name, content):
+    assert read(written(tmp_path, name, content)) == TASKS
+
+
+def test_a_folder_is_read_through_datasets(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "mine").mkdir()
+    written(tmp_path / "mine", "train.jsonl", ROWS)
+    assert read(tmp_path / "mine") == TASKS
+    with pytest.raises(
+        DataError, match=r"cannot be loaded from this folder, split 'test': .*; check name, data.subset"
+    ):
+        read(tmp_path / "mine", split="test")
+
+
+def test_a_folder_that_datasets_saved_is_read_with_the_names_of_its_classes(tmp_path):
+    import datasets
+
+    labels = datasets.ClassLabel(names=["no", "yes"])
+    rows = datasets.Dataset.from_list([{**ROWS[0], "label": "yes"}]).cast_column("label", labels)
+    datasets.DatasetDict({"train": rows}).save_to_disk(tmp_path / "saved")
+    assert read(tmp_path / "saved") == TASKS[:1]
+
+
+def test_a_hub_name_without_network_is_one_sentence():
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "chimera", "data", "data.path=nobody/nothing-here", "data.split=test"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY, check=False)
+    assert done.returncode == DataError.exit_code
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith(
+        "error: data.path=nobody/nothing-here: cannot be loaded from the hub (there is no such"
+    )
+    assert "data.split" in done.stderr
+
+
+def test_files_are_read_without_the_libraries_of_the_hub(tmp_path):
+    path = written(tmp_path, "d.csv", csv_of(ROWS))
+    code = (
+        "import sys; from chimera.data.own import load_own; from chimera.config.data import DataConfig; "
+        f"load_own(DataConfig(path={str(path)!r})); assert not {{'datasets', 'pyarrow', 'torch'}} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY)
+
+
+def test_columns_are_mapped(tmp_path):
+    record = {"meta": {"pmid": 7}, "q": "Why?", "intro": "Because.", "end": "It ended.", "truth": "Yes", "year": 2010}
+    columns = {"goal": "q", "context": ("intro", "end"), "label": "truth", "id": "meta.pmid", "level": "year"}
+    columns["long_answer"] = "end"
+    sections = (Section("intro", "Because."), Section("end", "It ended."))
+    expected = ResearchTask("7", "Why?", sections, "yes", "own", "It ended.", 2010)
+    assert read(written(tmp_path, "d.jsonl", [record]), columns=columns) == [expected]
+    assert read(written(tmp_path, "d.parquet", [record]), columns=columns) == [expected]
+
+
+def test_a_key_that_only_later_records_have_is_read_too(tmp_path):
+    first = {name: value for name, value in ROWS[2].items() if name != "context"}
+    assert read(written(tmp_path, "d.jsonl", [first, *ROWS[:2]])) == [TASKS[2], *TASKS[:2]]
+
+
+def test_rows_without_ids_are_numbered_by_their_place(tmp_path):
+    path = written(tmp_path, "d.csv", "question,label\nOne?,yes\n\nTwo?,no\n")
+    assert [task.id for task in read(path)] == ["line-2", "line-4"]
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        ["Bread.", "Butter."],
+        {"contexts": ["Bread.", "Butter."], "labels": ["", ""], "meshes": []},
+        {"": "Bread.", " ": "Butter."},
+    ],
+)
+def test_contexts_may_be_lists_and_records(tmp_path, context):
+    (task,) = read(written(tmp_path, "d.jsonl", [{**ROWS[0], "context": context}]))
+    assert [section.text for section in task.context] == ["Bread.", "Butter."]
+
+
+@pytest.mark.parametrize(
+    ("options", "columns", "labels"),
+    [
+        ({"options": LETTERS}, {}, None),
+        ({"options": LETTERS}, {}, ("A", "B", "C")),
+        ({"options": json.dumps(LETTERS)}, {}, None),
+        ({"options": [{"key": "A", "value": "iron"}, {"key": "B", "value": "zinc"}]}, {}, None),
+        ({"choices": {"label": ["A", "B"], "text": ["iron", "zinc"]}}, {"options": "choices"}, None),
+        ({"options": ["iron", "zinc"]}, {}, ("A", "B")),
+        ({"opa": "iron", "opb": "zinc", "opc": ""}, {"options": ("opa", "opb", "opc")}, ("A", "B", "C")),
+    ],
+)
+def test_options_are_read_in_every_usual_form(tmp_path, options, columns, labels):
+    path = written(tmp_path, "d.jsonl", [{"question": "Which?", "label": "b", **options}])
+    (task,) = read(path, columns=columns, labels=labels)
+    assert (task.label, task.options) == ("B", (Option("A", "iron"), Option("B", "zinc")))
+
+
+def test_labels_without_texts_are_the_options_of_every_task(tmp_path):
+    path = written(tmp_path, "d.csv", "question,label\nWhich?,low\n")
+    (task,) = read(path, labels=("low", "high"))
+    assert task.options == (Option("low"), Option("high"))
+    assert read(written(tmp_path, "y.csv", CSV), labels=("yes", "no", "maybe")) == TASKS[:1]
+
+
+FAULTS = [
+    (
+        "d.csv",
+        "id,quest,label\n1,Why?,yes\n",
+        {},
+        r"there is no column 'goal' or 'question' for .*; it has id, quest, label: .*, such as quest$",
+    ),
+    (
+        "d.csv",
+        CSV,
+        {"columns": {"label": "verdict"}},
+        r"there is no column 'verdict'; it has id, .*: set data.columns.label, such as ",
+    ),
+    (
+        "d.jsonl",
+        [{"q": "Why?", "Label": "yes"}],
+        {"columns": {"goal": "q"}},
+        r"no column 'label' for the right answer; it has q, Label: .* such as Label$",
+    ),
+    (
+        "d.csv",
+        "question,label\nWhy?,yes\nHow?,\n",
+        {},
+        r"line 3: the label in column 'label' is empty; fill it in, or remove the row$",
+    ),
+    ("d.jsonl", [ROWS[0], {"id": 2, "question": "Why?"}], {}, r"line 2: the label in column 'label' is empty"),
+    (
+        "d.csv",
+        "question,label\nWhy?,perhaps\n",
+        {},
+        r"line 2: the label in column 'label' is 'perhaps', but must be one of yes, no, maybe;",
+    ),
+    (
+        "d.jsonl",
+        [{"question": "Why?", "label": True}],
+        {},
+        r"line 1: the label in column 'label' is True, but must be one of",
+    ),
+    (
+        "d.jsonl",
+        [{"question": "Why?", "options": LETTERS, "label": "E"}],
+        {},
+        r"line 1: .* is 'E', but must be one of A, B;",
+    ),
+    (
+        "d.jsonl",
+        [{"question": "Why?", "options": LETTERS, "label": "A"}],
+        {"labels": ("A", "C")},
+        r"line 1: option 'B' is not in data.labels \(A, C\); add it there$",
+    ),
+    (
+        "d.jsonl",
+        [{"question": "Why?", "options": ["x", "y"], "label": "A"}],
+        {},
+        r"line 1: 2 options but no labels; name them with data.labels=",
+    ),
+    (
+        "d.jsonl",
+        [{"question": "Why?", "options": {"A": "x"}, "label": "A"}],
+        {},
+        r"line 1: the options are A; there must be at least two",
+    ),
+    (
+        "d.jsonl",
+        [{"question": "Why?", "options": "A or B", "label": "A"}],
+        {},
+        r"line 1: the options in column 'options' must be texts by name or a list",
+    ),
+    ("d.csv", CSV + CSV.splitlines()[1] + "\n", {}, r"line 3: id 'a' occurs in line 2 too; ids must be unique"),
+    ("d.csv", "question,label\n,yes\n", {}, r"line 2: the question in column 'question' is empty; give a text"),
+    ("d.csv", "id,question,label\n,Why?,yes\n", {}, r"line 2: the id in column 'id' is ''; give each row an id$"),
+    (
+        "d.csv",
+        "question,label,year\nWhy?,yes,soon\n",
+        {"columns": {"level": "year"}},
+        r"line 2: column 'year' holds 'soon', but data.columns.level must name whole",
+    ),
+    (
+        "d.jsonl",
+        [{"question": "Why?", "label": "yes", "context": [7]}],
+        {},
+        r"line 1: the context in column 'context' holds 7 instead of a text",
+    ),
+    (
+        "d.csv",
+        "question,label\nWhy, though?,yes\n",
+        {},
+        r"line 2: 3 fields, but the first line names 2 columns; put texts with commas",
+    ),
+    ("d.csv", 'question,label\n"Why?,yes\n', {}, r"line 2: unexpected end of data; is a quotation mark missing"),
+    ("d.csv", "question,question\nWhy?,yes\n", {}, r"line 1: column 'question' occurs twice"),
+    ("d.csv", "question,label\nWhy?,yes\n".encode("utf-16"), {}, r"not UTF-8 text \(byte 0: .*\); save it as UTF-8$"),
+    (
+        "d.jsonl",
+        '{"question": "Why?", "label": "yes"}\n{"question": \n',
+        {},
+        r"line 2: not valid JSON \(.*\); each line must hold one JSON object$",
+    ),
+    ("d.jsonl", "[1]\n", {}, r"line 1: a list; each line must hold one JSON object$"),
+    ("d.csv", "", {}, r"no records; expected one row for each question$"),
+    ("d.csv", "question,label\n", {}, r"no records; expected one row for each question$"),
+    ("d.jsonl", "", {}, r"no records"),
+    ("d.xlsx", "PK", {}, r"unknown file type '.xlsx'; data.path takes .csv, .tsv, .jsonl"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "settings", "problem"), FAULTS)
+def test_a_fault_is_one_sentence_with_the_place_and_the_remedy(tmp_path, name, content, settings, problem):
+    path = written(tmp_path, name, content)
+    with pytest.raises(DataError, match=problem) as caught:
+        read(path, **settings)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_broken_parquet_file_is_one_sentence(tmp_path):
+    path = tmp_path / "d.parquet"
+    with pytest.raises(DataError, match=r"d.parquet: not a readable Parquet file \(.*\); make or download it again$"):
+        read(written(tmp_path, "d.bin", written(tmp_path, "e.parquet", ROWS).read_bytes()[:-20]).rename(path))
+
+
+def test_a_large_file_is_not_held_in_memory_beside_its_tasks(tmp_path):
+    text = "The rate was lower in those who drank tea than in those who did not. " * 60
+    with (tmp_path / "d.csv").open("w") as file:
+        file.write("question,context,label,note\n")
+        for number in range(2000):
+            file.write(f"Question {number}?,Study {number}. {text},yes,{text}\n")
+    kept = 2000 * len(text)
+    tracemalloc.start()
+    try:
+        tasks = read(tmp_path / "d.csv")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(tasks) == 2000
+    assert peak < 1.4 * kept
+
+
+def test_own_data_is_split_like_any_other(tmp_path):
+    rows = [
+        {"question": f"Which {number}?", "context": f"Text {number // 2}.", "label": "AB"[number % 2]}
+        for number in range(40)
+    ]
+    path = written(tmp_path, "d.jsonl", rows)
+    dataset = load(DataConfig(path=str(path), labels=("A", "B"), validation_share=0.25, test_share=0.25))
+    sizes = [len(part) for part in (dataset.train, dataset.validation, dataset.test)]
+    assert (sizes, dataset.source, dataset.official, dataset.labels) == ([20, 10, 10], "own", False, ("A", "B"))
+    where = {task.context: part for part in ("train", "validation", "test") for task in getattr(dataset, part)}
+    assert all(task in getattr(dataset, where[task.context]) for task in dataset.tasks)
+    assert dataset.describe() == "your data, d.jsonl, seed 0: 20 train / 10 validation / 10 test"
+
+
+def test_many_levels_do_not_spoil_the_mix_of_labels(tmp_path):
+    rows = [{"question": f"Q {n}?", "label": ("yes", "no")[n % 2], "year": 1990 + n % 30} for n in range(60)]
+    dataset = load(DataConfig(path=str(written(tmp_path, "d.jsonl", rows)), columns=ColumnsConfig(level="year")))
+    assert [sum(task.label == "yes" for task in part) for part in (dataset.validation, dataset.test)] == [6, 6]
+
+
+def test_own_test_ids_are_not_called_official(tmp_path):
+    path, ids = written(tmp_path, "d.csv", csv_of(ROWS)), written(tmp_path, "ids.txt", "c")
+    with pytest.raises(DataError, match="validation; both need tasks"):
+        load(DataConfig(path=str(path), test_ids=ids))
+    more = [{**ROWS[0], "id": str(number), "question": f"Q {number}?", "context": ""} for number in range(9)]
+    dataset = load(DataConfig(path=str(written(tmp_path, "e.csv", csv_of([*ROWS, *more]))), test_ids=ids))
+    assert ([task.id for task in dataset.test], dataset.official) == (["c"], False)
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("data.labels=[A, A]", "each label must occur once"),
+        ("data.labels=[A, none]", "no label may be 'none'"),
+        ("data.labels=[A, '']", "must not be empty"),
+        ("data.columns.context=[]", "must name a column"),
+        ("data.columns.question=q", "unknown key data.columns.question .*nearest key is data.columns"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(override, problem):
+    with pytest.raises(ConfigError, match=problem):
+        load_config(None, ["data.path=d.csv", override])
+
+
+@pytest.mark.parametrize("path", ["generated", "hub"])
+def test_columns_of_data_that_have_their_own_form_have_no_effect(path):
+    with pytest.raises(ConfigError, match=r"data.columns.goal on the command line has no effect"):
+        load_config(None, [f"data.path={path}", "data.columns.goal=q"])
+
+
+@pytest.mark.parametrize("name", ["own_csv", "medqa"])
+def test_the_examples_are_read_and_are_what_their_script_writes(name, monkeypatch, tmp_path):
+    import examples.make_data
+
+    monkeypatch.chdir(REPOSITORY)
+    config = load_config(Path("configs") / f"{name}.yaml")
+    dataset = load(config.data)
+    assert [len(part) for part in (dataset.train, dataset.validation, dataset.test)] == [24, 18, 18]
+    assert dataset.labels == (("A", "B", "C", "D", "E") if name == "medqa" else ("yes", "no", "maybe"))
+    monkeypatch.setattr(examples.make_data, "FOLDER", tmp_path)
+    examples.make_data.main()
+    assert (tmp_path / Path(config.data.path).name).read_bytes() == Path(config.data.path).read_bytes()

@@ -1,0 +1,52 @@
+"""The examples with your own data, as a user runs them: train, evaluate, verify, export what was learned."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chimera.run.directory import Run
+from chimera.run.policies import live
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+REPOSITORY = Path(__file__).parents[2]
+SMALLER = ["rollouts.runners=2", "wandb.mode=disabled", "gate.enabled=false"]
+QUICK = ["evaluation.resamples=200", "evaluation.permutations=200", "evaluation.self_consistency=false"]
+
+
+def command(module, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False, cwd=REPOSITORY
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ["own_csv", "medqa"])
+def test_an_example_trains_evaluates_and_is_exported(name, tmp_path):
+    config = tmp_path / "config.yaml"
+    lines = (REPOSITORY / "configs" / f"{name}.yaml").read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if not line.startswith("gate:")))
+    here = f"runs_dir={tmp_path}"
+    command("chimera.train", "--config", str(config), "--name", name, here, *SMALLER)
+    run = Run(tmp_path / name)
+    assert {policy.target for policy in live(run.events()).values()} == {"junior", "refiner", "senior", "Supervisor"}
+    command("chimera.eval", "--run", name, "--stages", "base,final", "--limit", "8", here, *QUICK)
+    report = json.loads((run.path / "report" / "report.json").read_text())
+    labels = ["A", "B", "C", "D", "E"] if name == "medqa" else ["yes", "no", "maybe"]
+    assert report["plan"]["labels"] == labels
+    for stage in ("base", "final"):
+        outcome = report["outcomes"][stage]
+        assert (outcome["failed"], list(outcome["confusion"])) == (0, labels)
+        assert ("decision_alignment" in report["stages"][stage]) == (name == "own_csv")
+    assert report["notes"][0].startswith("The bundled model plays junior") or "bundled model" in str(report["notes"])
+    assert "and is the same" in command("chimera.eval", "--verify", str(run.path / "report"))
+    command("chimera.export", str(run.path), "--role", "HypothesisRefiner", "--out", str(tmp_path / "refiner"))
+    assert "the whole run, beside base" in (tmp_path / "refiner" / "README.md").read_text()
+    exported = f"models.junior.path={tmp_path / 'refiner'}"
+    asked = command(
+        "chimera.ask", "--task", "T002" if name == "own_csv" else "line-3", "--config", str(config), exported
+    )
+    assert "option A" in asked or name == "own_csv"
