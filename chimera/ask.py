@@ -108,7 +108,7 @@ def _check_readable(config: "Config", *, has_context: bool) -> None:
             "set society.evidence=given and give --context FILE, or allow a tool call"
         )
     live = (tools.literature, tools.trials) != ("local", "local")
-    if config.data.path == "generated" and not live and not has_context:
+    if config.data.path == "generated" and not (live or has_context or config.roles.foreign()):
         raise ConfigError(
             "there is nothing to answer your question from, because generated tasks are invented studies: "
             f"give {SOURCES}; --task generated-0-5 shows the society at work on an invented study"

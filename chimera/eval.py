@@ -181,7 +181,9 @@ def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again:
         plan=plan,
         config=config,
         dataset=dataset,
-        toolbox=build_toolbox(config.tools, dataset.documents(), secrets, conclusions=dataset.conclusions()),
+        toolbox=build_toolbox(
+            config.tools, dataset.documents(), secrets, roles=config.roles, conclusions=dataset.conclusions()
+        ),
         auditor=_auditor(config.evaluation, second),
         progress=make_view(console, config.evaluation.concurrency),
         again=again,

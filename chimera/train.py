@@ -49,6 +49,10 @@ def main(argv: list[str]) -> int | None:
     secrets = load_secrets(api_key_names(config.model_dump()["models"]))
     dataset = load(config.data)
     check_models(config.served(), secrets)
+    if config.roles.foreign():
+        from agents.tools.toolbox import foreign_tools
+
+        foreign_tools(config.tools, config.roles)  # Here a mistake is one sentence; in runners it would be their end.
     allow_files("rollouts.runners", config.rollouts.runners)
     check_families(config)
     phases = make_phases(names, config, dataset)

@@ -13,7 +13,7 @@ from chimera.config.evaluation import EvaluationConfig
 from chimera.config.learning import GateConfig, WandbConfig
 from chimera.config.loader import ConfigSection, check_keys, effective, overlay, validate, without_effect
 from chimera.config.pipeline import DEFAULT, PhaseSettings, Pipeline, algorithm_of, find_algorithm
-from chimera.config.roles import GRADING, RolesConfig
+from chimera.config.roles import GRADING, JUDGE, RolesConfig
 from chimera.config.source import COMMAND_LINE, Setting, parse_overrides, read_yaml, to_yaml
 from chimera.core.errors import ConfigError
 
@@ -215,17 +215,27 @@ class ToolsConfig(ConfigSection):
     )
     results: int = Field(default=1, ge=1, le=10, description="passages that one search returns")
     max_chars: int = Field(default=1200, ge=100, le=1_000_000, description="length limit of one passage, in characters")
-    timeout_s: float = Field(default=10.0, gt=0, le=604_800, description="seconds that one live request may take")
+    timeout_s: float = Field(
+        default=10.0,
+        gt=0,
+        le=604_800,
+        description="seconds that one live request, or one call of a LangChain tool, may take",
+    )
     retries: int = Field(default=2, ge=0, le=100, description="further tries after 429 or 5xx")
     database: Path | None = Field(
         default=None, description="SQLite file of proteins and GO terms; the shipped seed otherwise"
     )
 
+    @property
+    def local(self) -> bool:
+        """True if no back end uses the network."""
+        return (self.literature, self.trials, self.protein, self.ontology) == ("local",) * 4
+
     def unused(self) -> Mapping[str, str]:
-        """Network keys if no back end is live; the database if none of its tools is local."""
+        """Retries if no back end is live; the database if none of its tools is local."""
         found: dict[str, str] = {}
-        if (self.literature, self.trials, self.protein, self.ontology) == ("local",) * 4:
-            found |= dict.fromkeys(("timeout_s", "retries"), "no tool uses the network (all back ends are 'local')")
+        if self.local:
+            found["retries"] = "no back end uses the network (all are 'local')"
         if self.protein != "local" and self.ontology != "local":
             found["database"] = "tools.protein and tools.ontology are both live"
         return found
@@ -377,8 +387,17 @@ class Config(ConfigSection):
             found |= {f"models.{name}.{key}": reason for key in ModelConfig.model_fields}
         if all(model.kind != "embedded" for model in self.served().values()):
             found |= {f"serving.{key}": "no model is 'embedded'" for key in ServingConfig.model_fields}
+        if self.tools.local and not self.roles.foreign():
+            found["tools.timeout_s"] = "all back ends are 'local', and roles have Chimera's own tools only"
+        for role, slot in self.roles.slots().items():
+            if role == JUDGE:
+                found[f"roles.{role}.tools"] = "the judge calls no tools"
+            elif self.models[slot].kind == "rubric":
+                found[f"roles.{role}.tools"] = f"a rubric plays the role (models.{slot}.kind)"
         if self.society.max_tool_calls == 0:
-            found |= {f"tools.{key}": "society.max_tool_calls is 0" for key in ToolsConfig.model_fields}
+            reason = "society.max_tool_calls is 0"
+            found |= {f"tools.{key}": reason for key in ToolsConfig.model_fields}
+            found |= {f"roles.{role}.tools": reason for role in self.roles.slots()}
         return found
 
 

@@ -15,7 +15,7 @@ from agents.society import Society
 from agents.tools.source_log import SourceLog
 from agents.tools.sources import given_sources
 from agents.tools.toolbox import build_toolbox
-from chimera.config.roles import JUDGE
+from chimera.config.roles import JUDGE, tool_name
 from chimera.config.tree import Config
 from chimera.core.cli import keep_loopback_direct
 from chimera.core.secrets import api_key_names, load_secrets
@@ -128,7 +128,8 @@ class LiveSociety:
         abstract = [origins.abstract(one["id"], one["text"]) for one in given_sources(brief) or ()]
         log, model = SourceLog(self._library.toolbox), HttpModel(self.servers.endpoints)
         slots = self._config.roles.slots()
-        society = Society(model, log, self._config.society, slots, evaluate=Judge(model, slots[JUDGE]).evaluate)
+        judge = Judge(model, slots[JUDGE])
+        society = Society(model, log, self._config.society, self._config.roles, evaluate=judge.evaluate)
         evidence: list[str] = []
         number = 0
         try:
@@ -167,6 +168,7 @@ def build_library(config: Config, secrets: Mapping[str, str], question: Brief | 
     documents: list[Document] = []
     conclusions = None
     searched = [LIVE[where] for where in config.tools.model_dump().values() if where in LIVE]
+    searched += [f"your tool {tool_name(reference)}" for reference in config.roles.foreign()]
     source: Source = "generated" if config.data.path == "generated" else "pubmedqa"
     local = "local" in (config.tools.literature, config.tools.trials)
     if question is None or (local and source != "generated"):
@@ -178,7 +180,12 @@ def build_library(config: Config, secrets: Mapping[str, str], question: Brief | 
     searched += [YOURS] * len(own)
     hide = question is None
     toolbox: Tools = build_toolbox(
-        config.tools, [*documents, *own], secrets, conclusions=conclusions if hide else None, block_source=hide
+        config.tools,
+        [*documents, *own],
+        secrets,
+        roles=config.roles,
+        conclusions=conclusions if hide else None,
+        block_source=hide,
     )
     if own and config.society.evidence == "retrieved":
         toolbox = OwnAbstract(toolbox, own[0], config.tools.max_chars)

@@ -8,7 +8,9 @@ from typing import Any, Self
 
 import agentlightning as agl
 
-from agents.tools.toolbox import TOOL_KEYS, DocumentLike, Toolbox, build_toolbox
+from agents.tools.own import TOOL_KEYS
+from agents.tools.passages import DocumentLike
+from agents.tools.toolbox import Toolbox, build_toolbox
 from chimera.config.tree import Config
 from chimera.core.fingerprints import Fingerprint
 from chimera.core.secrets import protect_logging, register_secret
@@ -46,7 +48,10 @@ class RunnerSpec:
 
     def toolbox(self) -> Toolbox:
         """The tools of the society that a runner runs."""
-        return build_toolbox(self.config.tools, self.documents, self.secrets, conclusions=self.conclusions)
+        config = self.config
+        return build_toolbox(
+            config.tools, self.documents, self.secrets, roles=config.roles, conclusions=self.conclusions
+        )
 
 
 def worker_name(number: int) -> str:

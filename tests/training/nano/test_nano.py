@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.prompting import response_format
-from agents.roles import LITERATURE, ROLES
+from agents.roles import ROLES
 from agents.schemas import Hypothesis
 from agents.tools.toolbox import build_toolbox
 from chimera.config.roles import JUNIORS
