@@ -60,7 +60,18 @@ class ModelConfig(ConfigSection):
     path: str = Field(default="nano", min_length=1, description="embedded: 'nano', a folder, or a hub name")
     base_url: str | None = Field(
         default=None,
-        description="endpoint: address of an OpenAI-compatible server, ending in /v1, without user or password",
+        description="endpoint: address of an OpenAI-compatible server, ending in /v1, without user or password; "
+        "with a provider the provider's address, if it is not the usual one",
+    )
+    provider: str | None = Field(
+        default=None,
+        pattern=r"^[a-z][a-z0-9_]*$",
+        description="endpoint: a provider of LangChain's init_chat_model, such as anthropic, openai, azure_openai, "
+        "bedrock_converse, google_genai, ollama; without it any OpenAI-compatible server at base_url",
+    )
+    provider_options: dict[str, Any] = Field(
+        default={},
+        description="provider: further arguments of LangChain's chat model, such as {region_name: eu-central-1}",
     )
     model: str | None = Field(default=None, min_length=1, description="endpoint: the model's name there")
     api_key_env: str | None = Field(
@@ -75,6 +86,18 @@ class ModelConfig(ConfigSection):
     temperature: float = Field(default=1.0, ge=0, le=2, description="sampling temperature; 0 is greedy")
     top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus sampling: share of probability kept")
     max_tokens: int = Field(default=768, ge=1, le=1_000_000, description="longest answer, in tokens")
+    max_completion_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="endpoint: sent in place of max_tokens, for reasoning models; it counts their thoughts too",
+    )
+    reasoning_effort: str | None = Field(
+        default=None, min_length=1, description="endpoint: sent if it is set, such as low, medium or high"
+    )
+    extra_body: dict[str, Any] = Field(
+        default={}, description="endpoint: further fields of each request, such as {top_k: 20}"
+    )
     timeout_s: float = Field(default=60.0, gt=0, le=604_800, description="seconds that one model call may take")
 
     @field_validator("base_url")
@@ -97,8 +120,13 @@ class ModelConfig(ConfigSection):
 
     @model_validator(mode="after")
     def _endpoint_is_complete(self) -> Self:
-        if self.kind == "endpoint" and (self.base_url is None or self.model is None):
-            raise ValueError("kind 'endpoint' needs both base_url and model")
+        if self.kind == "endpoint" and (self.model is None or (self.base_url is None and self.provider is None)):
+            raise ValueError("kind 'endpoint' needs both base_url and model, or provider and model")
+        if self.kind == "endpoint" and self.provider is not None and self.structured == "always":
+            raise ValueError(
+                "structured 'always' cannot work with a provider: LangChain's chat models take a JSON schema or tools, "
+                "not both; leave it at auto"
+            )
         return self
 
     @property
@@ -108,15 +136,34 @@ class ModelConfig(ConfigSection):
             return "final" if self.kind == "endpoint" else "always"
         return self.structured
 
+    @property
+    def request_fields(self) -> dict[str, Any]:
+        """The settings of what OpenAI-compatible servers are sent beyond the usual, by their names."""
+        if self.kind != "endpoint" or self.provider is not None:
+            return {}
+        return {name: getattr(self, name) for name in ("max_completion_tokens", "reasoning_effort", "extra_body")}
+
     def unused(self) -> Mapping[str, str]:
         """The keys that a model of this kind does not read."""
-        return dict.fromkeys(UNUSED_OF_KIND[self.kind], f"the model's kind is {self.kind!r}")
+        found = dict.fromkeys(UNUSED_OF_KIND[self.kind], f"the model's kind is {self.kind!r}")
+        if self.kind == "endpoint" and self.provider is None:
+            found["provider_options"] = "no provider is set"
+        elif self.kind == "endpoint":
+            reason = "LangChain's chat model has its own arguments (provider_options)"
+            found |= dict.fromkeys(("max_completion_tokens", "reasoning_effort", "extra_body"), reason)
+        if self.kind == "endpoint" and self.max_completion_tokens is not None:
+            found.setdefault("max_tokens", "max_completion_tokens is sent in its place")
+        return found
 
 
+OF_ENDPOINTS = (
+    *("base_url", "provider", "provider_options", "model", "api_key_env"),
+    *("max_completion_tokens", "reasoning_effort", "extra_body"),
+)
 UNUSED_OF_KIND: Mapping[str, tuple[str, ...]] = {
-    "embedded": ("base_url", "model", "api_key_env"),
+    "embedded": OF_ENDPOINTS,
     "endpoint": ("path",),
-    "rubric": ("path", "base_url", "model", "api_key_env", "structured", "temperature", "top_p", "max_tokens"),
+    "rubric": ("path", *OF_ENDPOINTS, "structured", "temperature", "top_p", "max_tokens"),
 }
 """Keys of ModelConfig that a kind of model does not read."""
 
@@ -482,7 +529,7 @@ def _shape(settings: Mapping[str, Setting], phases: Sequence[str]) -> Config:
 def _inherit(settings: Mapping[str, Setting]) -> dict[str, Setting]:
     """Let each slot inherit from the slot that its `like` names: the settings that it does not set and its kind reads.
 
-    A slot with its own `base_url` does not inherit the API key, which would be sent to another address.
+    A slot with its own `base_url` or `provider` does not inherit the API key, which would be sent to another address.
 
     Raises:
         ConfigError: Slots are like each other in a circle.
@@ -519,12 +566,23 @@ def _take(merged: dict[str, Setting], name: str, like: str, own: Mapping[str, Se
         source, key = merged.get(f"models.{like}.{field}"), f"models.{name}.{field}"
         if field == "like" or source is None or key in own or field in UNUSED_OF_KIND.get(kind, ()):
             continue
-        if field == "api_key_env" and f"models.{name}.base_url" in own:
+        if field in OF_PLACE and own.keys() & {f"models.{name}.{key}" for key in OF_PLACE[field]}:
             continue
         place = (
             source.place if source.place.startswith("from models.") else f"from models.{like}.{field} {source.place}"
         )
         merged[key] = Setting(source.value, place)
+
+
+OF_PLACE: Mapping[str, tuple[str, ...]] = {
+    "api_key_env": ("base_url", "provider"),
+    "base_url": ("provider",),
+    "provider": ("base_url",),
+    **dict.fromkeys(
+        ("provider_options", "max_completion_tokens", "reasoning_effort", "extra_body"), ("base_url", "provider")
+    ),
+}
+"""Settings that belong to an address: a slot that sets one of the named settings itself does not inherit them."""
 
 
 def _near(name: str, known: Iterable[str]) -> str:
