@@ -407,6 +407,12 @@ class Config(ConfigSection):
         for name, model in self.models.items():
             if model.like is not None and model.like not in self.models:
                 raise ValueError(f"models.{name}.like is {model.like!r}, {_near(model.like, self.models)}")
+        foreign = [name for name, model in self.served().items() if model.kind == "endpoint" and model.provider]
+        if foreign and self.gateway.engine == "litellm":
+            raise ValueError(
+                "gateway.engine=litellm records only OpenAI-compatible servers, and "
+                f"models.{foreign[0]} has a provider: set gateway.engine=thin"
+            )
         if near := self.evaluation.unknown_prices(set(self.models) - {self.roles.Judge.model}):
             raise ValueError(near)
         return self

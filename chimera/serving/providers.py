@@ -36,6 +36,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "seed": ("seed",),
 }
 """The names that chat models of LangChain have for what a request sets."""
+KEYLESS = ("ollama", "bedrock", "anthropic_bedrock", "google_vertexai", "google_anthropic_vertex", "litellm")
+"""Starts of the names of providers that work without a key: local ones, and those with other credentials."""
 LONGEST = 1000
 """Most characters of a provider's error message that are kept."""
 
@@ -67,7 +69,17 @@ def chat_model(endpoint: "Endpoint", setting: str, max_retries: int = 0) -> "Bas
             f"{setting}.provider={endpoint.provider}: LangChain cannot make its model {endpoint.model!r} of these "
             f"settings: {_line(error)}"
         ) from error
+    if not (endpoint.api_key or endpoint.base_url or _keyless(endpoint)):
+        raise ConfigError(
+            f"{setting}.provider={endpoint.provider} needs a key: name its environment variable in "
+            f"{setting}.api_key_env"
+        )
     return model
+
+
+def _keyless(endpoint: "Endpoint") -> bool:
+    """True if the provider's credentials are no key, or it needs none."""
+    return (endpoint.provider or "").startswith(KEYLESS)
 
 
 def _options(endpoint: "Endpoint", max_retries: int) -> dict[str, Any]:
@@ -76,8 +88,8 @@ def _options(endpoint: "Endpoint", max_retries: int) -> dict[str, Any]:
     if endpoint.provider == "ollama":
         key = {"headers": {"Authorization": f"Bearer {endpoint.api_key}"}} if endpoint.api_key else {}
         return options | {"client_kwargs": {"timeout": endpoint.timeout_s, "follow_redirects": False, **key}}
-    if endpoint.api_key:
-        options["api_key"] = endpoint.api_key
+    if endpoint.api_key or not _keyless(endpoint):
+        options["api_key"] = endpoint.api_key or "none"  # LangChain would take a key that the settings do not name.
     if endpoint.provider in ("openai", "azure_openai"):
         from chimera.serving.bounded_http import BoundedClient
 
@@ -202,6 +214,10 @@ def _finish(about: Mapping[str, Any], *, called: bool) -> str:
 def explained(where: str, error: Exception) -> ModelError:
     """A provider's error as one sentence, which says whether another try may succeed."""
     status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
+    if (bad := _bad_answer(error)) is not None:
+        return ModelError(f"{where} {bad}", retriable=True)
+    if isinstance(status, int) and 300 <= status < 400:
+        return ModelError(f"{where} answered {status} and points elsewhere: set base_url to the right address")
     if isinstance(status, int) and status > 0:
         said = f"{where} answered {status}: {_line(error)}"
         if status in REFUSALS:
@@ -210,6 +226,17 @@ def explained(where: str, error: Exception) -> ModelError:
     if isinstance(error, ConnectionError) or "Connect" in type(error).__name__:
         return UnreachableError(f"{where} cannot be reached ({_line(error)}): is its address right?", retriable=True)
     return ModelError(f"{where} failed: {type(error).__name__}: {_line(error)}")
+
+
+def _bad_answer(error: BaseException | None) -> str | None:
+    """What was wrong with an answer that was too long or incomplete; None if the error has another cause."""
+    from chimera.serving.bounded_http import BadAnswer
+
+    while error is not None:
+        if isinstance(error, BadAnswer):
+            return str(error)
+        error = error.__cause__
+    return None
 
 
 def _line(error: Exception) -> str:

@@ -40,7 +40,12 @@ class RefusedRequest(ModelError):
         self.said = message
         self.field = body.get("param") if isinstance(body, Mapping) else None
         if isinstance(body, Mapping):
-            self.said += f" {body.get('code')} {body.get('type')}"
+            self.said = with_codes(message, body)
+
+
+def with_codes(message: str, error: Mapping[str, Any]) -> str:
+    """A server's message with the codes beside it, which may say more plainly what is wrong."""
+    return " ".join(filter(None, (message, *(str(error[key]) for key in ("code", "type") if error.get(key)))))
 
 
 class RefusedFields:

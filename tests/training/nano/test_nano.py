@@ -14,7 +14,7 @@ from agents.prompting import response_format
 from agents.roles import ROLES
 from agents.schemas import Hypothesis
 from agents.tools.toolbox import build_toolbox
-from chimera.config.roles import JUNIORS
+from chimera.config.roles import JUNIORS, LITERATURE
 from chimera.config.tree import DataConfig, ModelConfig, ServingConfig, ToolsConfig
 from chimera.data.generated.tasks import GeneratedTask, generate
 from chimera.data.tasks import Dataset

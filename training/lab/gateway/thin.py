@@ -24,7 +24,7 @@ from chimera.serving.client import Endpoint
 from chimera.serving.door import LOOPBACK, Door
 from chimera.serving.embedded.service import CANDIDATE
 from chimera.serving.providers import ProviderModels, chat_model
-from chimera.serving.refused import REFUSALS, RefusedFields
+from chimera.serving.refused import REFUSALS, RefusedFields, with_codes
 from training.lab.gateway.exchanges import Exchange, Exchanges, RefusedError, StoreAwayError
 from training.lab.gateway.spec import GatewaySpec
 
@@ -290,7 +290,7 @@ def _refusal(body: bytes) -> tuple[str, object]:
     said = body[:MOST_SAID].decode("utf-8", "replace")
     try:
         error = json.loads(body)["error"]
-        return f"{error['message']} {error.get('code')} {error.get('type')}", error.get("param")
+        return with_codes(error["message"], error), error.get("param")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return said, None
 
