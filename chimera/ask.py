@@ -39,6 +39,10 @@ def main(argv: list[str]) -> int | None:
         arguments.overrides.insert(0, arguments.question)
     run = _trained(arguments)
     config = config_from(arguments, own_question=arguments.task is None, reads=READS)
+    if run is not None:
+        from chimera.config.programs import check_confirmed
+
+        check_confirmed(config, arguments.overrides)
     asked = _own_question(arguments, config) if arguments.task is None else _task(arguments, config)
 
     from rich.console import Console
@@ -155,7 +159,7 @@ def answer(asked: Asked, config: "Config", console: "Console", run: "Run | None"
     With a `run`, its learned weights and its supervisor's policy are used. If the bundled model gets a real question,
     a warning is shown before and after the answer, also after an error.
     """
-    from chimera.core.secrets import api_key_names, load_secrets
+    from chimera.core.secrets import load_secrets
     from chimera.core.toy import toy_parts, warning
     from chimera.run.policies import live
     from chimera.run.seals import checked
@@ -163,7 +167,7 @@ def answer(asked: Asked, config: "Config", console: "Console", run: "Run | None"
     from evaluation.conduct.live_society import build_library, open_society
 
     toys = toy_parts(config.used()) if asked.real else []
-    secrets = load_secrets(api_key_names(config.model_dump()["models"]))
+    secrets = load_secrets(config.secret_names())
     library = build_library(config, secrets, asked.brief if asked.task is None else None)
     learned = list(live(run.events()).values()) if run else []
     if run:

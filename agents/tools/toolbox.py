@@ -13,10 +13,11 @@ from langchain_core.tools import BaseTool
 from agents.tools.excerpts import excerpt
 from agents.tools.foreign import foreign_tool, load_tool
 from agents.tools.leaks import is_source
+from agents.tools.mcp import McpServers
 from agents.tools.own import own_tools
 from agents.tools.passages import DocumentLike, Passage, ToolError, clean
 from agents.tools.tool import ArgumentError, Tool, short
-from chimera.config.roles import RolesConfig
+from chimera.config.roles import MCP, RolesConfig
 from chimera.config.tree import ToolsConfig
 from chimera.core.fingerprints import Fingerprint
 from chimera.core.types import Brief
@@ -130,7 +131,7 @@ def build_toolbox(
     Raises ConfigError if a key of a configured back end is missing or malformed, if `tools.database` is not a Chimera
     database, or if a tool cannot be loaded.
     """
-    foreign = foreign_tools(config, roles) if roles else []
+    foreign = foreign_tools(config, roles, McpServers(config.mcp, secrets)) if roles else []
     return Toolbox(
         [*own_tools(config, documents, secrets), *foreign],
         results=config.results,
@@ -140,7 +141,20 @@ def build_toolbox(
     )
 
 
-def foreign_tools(config: ToolsConfig, roles: RolesConfig) -> list[Tool]:
+def check_tools(config: ToolsConfig, roles: RolesConfig, secrets: Mapping[str, str]) -> None:
+    """Load the tools that are not Chimera's own, to see that they are there.
+
+    Raises:
+        ConfigError: One of them cannot be loaded.
+    """
+    servers = McpServers(config.mcp, secrets)
+    try:
+        foreign_tools(config, roles, servers)
+    finally:
+        servers.close()
+
+
+def foreign_tools(config: ToolsConfig, roles: RolesConfig, servers: McpServers) -> list[Tool]:
     """The tools that roles name and that are not Chimera's own.
 
     Raises:
@@ -149,10 +163,11 @@ def foreign_tools(config: ToolsConfig, roles: RolesConfig) -> list[Tool]:
     place = {
         reference: f"roles.{role}.tools" for role, references in roles.references().items() for reference in references
     }
-    return [
-        foreign_tool(reference, load_tool(reference, place[reference]), config.timeout_s)
-        for reference in roles.foreign()
-    ]
+    found: list[Tool] = []
+    for reference in roles.foreign():
+        load = servers.tool if reference.startswith(MCP) else load_tool
+        found.append(foreign_tool(reference, load(reference, place[reference]), config.timeout_s))
+    return found
 
 
 def _invalid(name: str, error: str) -> ToolResult:

@@ -90,6 +90,11 @@ class RolesConfig(ConfigSection):
         named = (reference for references in self.references().values() for reference in references)
         return tuple(dict.fromkeys(filter(is_foreign, named)))
 
+    def mcp(self) -> dict[str, str]:
+        """The MCP server of each tool that belongs to one, by the tool's reference."""
+        of_servers = (reference for reference in self.foreign() if reference.startswith(MCP))
+        return {reference: reference.removeprefix(MCP).partition("/")[0] for reference in of_servers}
+
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
         known = {name: name for name in OWN_TOOLS}

@@ -48,6 +48,20 @@ class DataConfig(ConfigSection):
         return found if self.test_ids is None else {**found, "test_share": "data.test_ids names the test tasks"}
 
 
+def http_address(value: str | None) -> str | None:
+    """`value`, if it is an address that may stand in a configuration."""
+    if value is not None and not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", value):
+        raise ValueError("it must be an http(s) address without user or password, such as http://127.0.0.1:11434/v1")
+    return value
+
+
+def variable_name(value: str | None) -> str | None:
+    """`value`, if it is the name of an environment variable."""
+    if value is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]*", value):
+        raise ValueError("must be the name of an environment variable, such as OPENAI_API_KEY, never the key itself")
+    return value
+
+
 class ModelConfig(ConfigSection):
     """One slot: a named set of weights, or an endpoint, that roles use, and how it is sampled."""
 
@@ -103,20 +117,12 @@ class ModelConfig(ConfigSection):
     @field_validator("base_url")
     @classmethod
     def _address(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", value):
-            raise ValueError(
-                "it must be an http(s) address without user or password, such as http://127.0.0.1:11434/v1"
-            )
-        return value
+        return http_address(value)
 
     @field_validator("api_key_env")
     @classmethod
     def _variable_name(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]*", value):
-            raise ValueError(
-                "must be the name of an environment variable, such as OPENAI_API_KEY, never the key itself"
-            )
-        return value
+        return variable_name(value)
 
     @model_validator(mode="after")
     def _endpoint_is_complete(self) -> Self:
@@ -247,6 +253,40 @@ class SocietyConfig(ConfigSection):
         return found
 
 
+class McpServer(ConfigSection):
+    """One MCP server, whose tools roles may call: a program of this machine, or an address."""
+
+    command: tuple[str, ...] = Field(
+        default=(), description="program with its arguments, which speaks MCP through its input and output"
+    )
+    env: tuple[str, ...] = Field(
+        default=(), description="environment variables that the program gets, besides PATH, HOME and the like"
+    )
+    url: str | None = Field(default=None, description="address of a server that speaks MCP over streamable HTTP")
+    api_key_env: str | None = Field(
+        default=None, description="name of the environment variable with the key of the server at url"
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        return http_address(value)
+
+    @field_validator("env")
+    @classmethod
+    def _names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in value if variable_name(name))
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _variable(cls, value: str | None) -> str | None:
+        return variable_name(value)
+
+    def unused(self) -> Mapping[str, str]:
+        """What a program does not read, or an address."""
+        return {"env": "the server is not started here"} if self.url else {"api_key_env": "the server has no url"}
+
+
 class ToolsConfig(ConfigSection):
     """The tools' back ends. Live ones need the network, and only Tavily needs a key."""
 
@@ -272,6 +312,12 @@ class ToolsConfig(ConfigSection):
     database: Path | None = Field(
         default=None, description="SQLite file of proteins and GO terms; the shipped seed otherwise"
     )
+    mcp: dict[str, McpServer] = Field(default={}, description="MCP servers by free names")
+
+    def secret_names(self) -> tuple[str, ...]:
+        """The environment variables that MCP servers name."""
+        named = [name for server in self.mcp.values() for name in (*server.env, server.api_key_env) if name]
+        return tuple(dict.fromkeys(named))
 
     @property
     def local(self) -> bool:
@@ -404,6 +450,13 @@ class Config(ConfigSection):
             for slot in phase.asks():
                 if slot not in self.models:
                     raise ValueError(f"pipeline.{name} asks the model of {slot!r}, {_near(slot, self.models)}")
+        for reference, name in self.roles.mcp().items():
+            server = self.tools.mcp.get(name)
+            if server is None or bool(server.command) == bool(server.url):
+                fault = (
+                    "which is not in tools.mcp" if server is None else "which needs a command or a url, and not both"
+                )
+                raise ValueError(f"the tool {reference!r} is one of the server {name!r}, {fault}")
         for name, model in self.models.items():
             if model.like is not None and model.like not in self.models:
                 raise ValueError(f"models.{name}.like is {model.like!r}, {_near(model.like, self.models)}")
@@ -431,9 +484,17 @@ class Config(ConfigSection):
         asked = {slot for phase in self.pipeline.values() for slot in phase.asks()}
         return {name: model for name, model in self.models.items() if name in asked or name in self.used()}
 
+    def secret_names(self) -> tuple[str, ...]:
+        """The environment variables that models and MCP servers name."""
+        keys = (model.api_key_env for model in self.models.values())
+        return tuple(sorted({*filter(None, keys), *self.tools.secret_names()}))
+
     def unused(self) -> Mapping[str, str]:
         """Keys that have no effect because of another section's values."""
         found: dict[str, str] = {}
+        for name in set(self.tools.mcp) - set(self.roles.mcp().values()):
+            reason = f"no role has a tool of the server {name!r} (mcp:{name}/tool)"
+            found |= {f"tools.mcp.{name}.{key}": reason for key in McpServer.model_fields}
         serving = {*self.served(), *(model.like for model in self.models.values() if model.like)}
         for name in set(self.models) - serving:
             reason = f"no role uses the slot {name!r} (roles.<role>.model)"
@@ -498,8 +559,8 @@ def _phases(file: Mapping[str, Setting], given: Mapping[str, Setting]) -> tuple[
 
 def _below(settings: Mapping[str, Setting], section: str) -> list[str]:
     """The names directly below `section` in `settings`."""
-    parts = [key.split(".") for key in settings if key.startswith(f"{section}.")]
-    return list(dict.fromkeys(part[1] for part in parts))
+    parts = [key.removeprefix(f"{section}.").split(".") for key in settings if key.startswith(f"{section}.")]
+    return list(dict.fromkeys(part[0] for part in parts))
 
 
 def _in_full(settings: Mapping[str, Setting], phases: Sequence[str]) -> dict[str, Setting]:
@@ -529,7 +590,8 @@ def _shape(settings: Mapping[str, Setting], phases: Sequence[str]) -> Config:
         taken = usual if algorithm == algorithm_of(name) else {key: usual[key] for key in usual if key == "roles"}
         pipeline[name] = kind.model_validate({**taken, "algorithm": algorithm})
     slots = {name: SLOTS.get(name, ModelConfig()) for name in (*SLOTS, *_below(settings, "models"))}
-    return Config.model_construct(**{**dict(Config()), "models": slots, "pipeline": pipeline})
+    tools = ToolsConfig(mcp={name: McpServer() for name in _below(settings, "tools.mcp")})
+    return Config.model_construct(**{**dict(Config()), "models": slots, "pipeline": pipeline, "tools": tools})
 
 
 def _inherit(settings: Mapping[str, Setting]) -> dict[str, Setting]:

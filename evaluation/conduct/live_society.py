@@ -18,7 +18,7 @@ from agents.tools.toolbox import build_toolbox
 from chimera.config.roles import JUDGE, tool_name
 from chimera.config.tree import Config
 from chimera.core.cli import keep_loopback_direct
-from chimera.core.secrets import api_key_names, load_secrets
+from chimera.core.secrets import load_secrets
 from chimera.core.toy import toy_parts
 from chimera.core.types import Brief, Source
 from chimera.data.tasks import Document, load
@@ -210,7 +210,7 @@ def open_society(config: Config, library: Library | None = None) -> Iterator[Liv
         ModelError: The model server did not start. The message names its log, which is kept.
     """
     keep_loopback_direct()
-    secrets = load_secrets(api_key_names(config.model_dump()["models"]))
+    secrets = load_secrets(config.secret_names())
     library = library or build_library(config, secrets)
     descriptor, name = tempfile.mkstemp(prefix="chimera-models-", suffix=".log")
     os.close(descriptor)

@@ -43,7 +43,7 @@ class RunnerSpec:
     @classmethod
     def of(cls, doors: Doors, config: Config, dataset: Dataset, secrets: Mapping[str, str]) -> Self:
         """Make the specification with the parts of `dataset` and `secrets` that runners may have: no keys of models."""
-        known = {name: secrets[name] for name in TOOL_KEYS if name in secrets}
+        known = {name: secrets[name] for name in (*TOOL_KEYS, *config.tools.secret_names()) if name in secrets}
         return cls(doors, config, dataset.documents(), dataset.conclusions(), known)
 
     def toolbox(self) -> Toolbox:
