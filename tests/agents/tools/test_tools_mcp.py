@@ -215,4 +215,6 @@ def test_a_configuration_with_servers_is_written_and_read_back(tmp_path):
     config = configured("tools.mcp.lab.command=[a, -b]", "tools.mcp.lab.env=[LAB_KEY]", tools="[mcp:lab/dose]")
     (tmp_path / "again.yaml").write_text(dump_config(config))
     assert load_config(tmp_path / "again.yaml") == config
+    (tmp_path / "empty.yaml").write_text(dump_config(load_config()))
+    assert load_config(tmp_path / "empty.yaml") == load_config()
     assert config.tools.mcp["lab"] == McpServer(command=("a", "-b"), env=("LAB_KEY",))

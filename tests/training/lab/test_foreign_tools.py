@@ -1,4 +1,4 @@
-"""Tools of others in recorded rollouts, by configuration alone: a LangChain tool with three arguments and one of MCP."""
+"""Tools of others in recorded rollouts, by configuration alone: a LangChain tool, and one of an MCP server."""
 
 import asyncio
 import json
