@@ -5,7 +5,7 @@ compiles one graph for a configuration and uses it for every run.
 """
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
@@ -15,10 +15,14 @@ from agents.context import RunContext
 from agents.nodes import NODES, evaluation_node
 from agents.roles import DESIGNER, PEER_REVIEWER, PRINCIPAL_INVESTIGATOR, REFINER, SAFETY_OFFICER, SUPERVISOR
 from agents.routing import DESTINATIONS, Route, revisions_allowed, route, worst_severity
+from agents.seat import SEAT, seat_node
 from agents.state import ResearchState
 from chimera.config.roles import JUNIORS
 from chimera.config.tree import SocietyConfig
 from chimera.core.errors import ModelError
+
+if TYPE_CHECKING:
+    from langgraph.checkpoint.base import BaseCheckpointSaver
 
 EVALUATION = "Evaluation"
 _FIRST_PASS = 8
@@ -31,10 +35,10 @@ def step_limit(config: SocietyConfig) -> int:
     """The most steps a run can take, for LangGraph's recursion limit (whose default of 10,007 bounds nothing).
 
     The first pass takes eight: juniors, supervisor, refiner, designer, two reviewers, principal investigator and
-    evaluation. Each revision adds at most four: refiner, designer, two reviewers. LangGraph needs one more, because it
-    checks the limit before it notices that no node is left.
+    evaluation; and one more for the seat, if there is one. Each revision adds at most four: refiner, designer, two reviewers. LangGraph needs one more, because
+    it checks the limit before it notices that no node is left.
     """
-    return _FIRST_PASS + _REVISION * revisions_allowed(config) + 1
+    return _FIRST_PASS + bool(config.confirm) + _REVISION * revisions_allowed(config) + 1
 
 
 def _retriable(error: Exception) -> bool:
@@ -42,14 +46,26 @@ def _retriable(error: Exception) -> bool:
     return isinstance(error.__cause__, ModelError) and error.__cause__.retriable
 
 
-def build_graph(config: SocietyConfig, start: str | None = None) -> Graph:
-    """The society for `config`, compiled once in a process. With `start`, only the part from that role on."""
+def build_graph(
+    config: SocietyConfig, start: str | None = None, saver: "BaseCheckpointSaver[Any] | None" = None
+) -> Graph:
+    """The society for `config`, compiled once in a process. With `start`, only the part from that role on.
+
+    With a `saver`, the state is saved after each node, so that the graph can wait for a person and go on later.
+    """
+    if saver is not None:
+        return _graph(config, start).compile(checkpointer=saver)
     return _compile(config, start)  # pyright: ignore[reportArgumentType] - pyright misses the hash of frozen pydantic models
 
 
 @cache
 def _compile(config: SocietyConfig, start: str | None) -> Graph:
+    return _graph(config, start).compile()
 
+
+def _graph(
+    config: SocietyConfig, start: str | None
+) -> "StateGraph[ResearchState, RunContext, ResearchState, ResearchState]":
     def after_reviews(state: ResearchState) -> Route:
         return route(
             worst_severity(state["peer_review"], state["safety_review"]),
@@ -79,6 +95,11 @@ def _compile(config: SocietyConfig, start: str | None) -> Graph:
     graph.add_edge(DESIGNER, PEER_REVIEWER)
     graph.add_edge(PEER_REVIEWER, SAFETY_OFFICER)
     graph.add_conditional_edges(SAFETY_OFFICER, after_reviews, {**DESTINATIONS})
-    graph.add_edge(PRINCIPAL_INVESTIGATOR, EVALUATION)
+    if config.confirm:
+        graph.add_node(SEAT, seat_node(config))
+        graph.add_edge(PRINCIPAL_INVESTIGATOR, SEAT)
+        graph.add_edge(SEAT, EVALUATION)
+    else:
+        graph.add_edge(PRINCIPAL_INVESTIGATOR, EVALUATION)
     graph.add_edge(EVALUATION, END)
-    return graph.compile()
+    return graph

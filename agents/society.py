@@ -1,20 +1,45 @@
 """The society: takes a brief and returns the finished research state."""
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 from langgraph.errors import NodeTimeoutError
+from langgraph.types import Command
 
 from agents.context import Evaluator, RunContext, Selector, SupervisorChoice, Tools
 from agents.graph import Graph, build_graph, step_limit
 from agents.record import Observer, Operation, no_observer, no_operation
 from agents.roles import SUPERVISOR
+from agents.seat import SEAT
 from agents.state import ResearchState, without
 from chimera.config.roles import JUNIORS, RolesConfig
 from chimera.config.tree import SocietyConfig
 from chimera.core.errors import RoleError
 from chimera.core.types import Brief
 from chimera.serving.client import Model
+
+if TYPE_CHECKING:
+    from langgraph.checkpoint.base import BaseCheckpointSaver
+
+
+WAITS = "waits_for"
+"""The key under which `Society.stream` yields what a person has to confirm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Where the state of one question is kept.
+
+    Attributes:
+        saver: LangGraph's checkpointer.
+        thread: Name of the question in it.
+        verdict: A person's verdict as plain data, or `agents.seat.SKIP`, to continue a state that waits for one.
+    """
+
+    saver: "BaseCheckpointSaver[Any]"
+    thread: str
+    verdict: Mapping[str, Any] | str | None = None
 
 
 class Society:
@@ -99,15 +124,31 @@ class Society:
         return await self._invoke(build_graph(self._config, role), state, self._context(brief, seed, select))
 
     async def stream(
-        self, brief: Brief, seed: int | None = None, *, select: Selector | None = None
+        self, brief: Brief, seed: int | None = None, *, select: Selector | None = None, saved: Saved | None = None
     ) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
-        """Yield (node name, its update of the state) as each node ends; arguments and errors as for `run`."""
-        context = self._context(brief, seed, select)
-        updates = self._graph.astream(_input(brief), self._limits(), context=context, stream_mode="updates")
+        """Yield (node name, its update of the state) as each node ends; arguments and errors as for `run`.
+
+        With `saved`, the state is kept after each node. If a person has to confirm the decision, the last pair is
+        (`agents.seat.SEAT`, the fields to confirm): call it again with a verdict.
+        """
+        context, graph, given, limits = self._context(brief, seed, select), self._graph, _input(brief), self._limits()
+        if saved is not None:
+            graph = build_graph(self._config, saver=saved.saver)
+            limits |= {"configurable": {"thread_id": saved.thread}}
+            if saved.verdict is not None:
+                given = Command(resume=saved.verdict)
+            elif (await saved.saver.aget_tuple({"configurable": {"thread_id": saved.thread}})) is not None:
+                given = None  # Go on behind the last node that ended.
+        # By default LangGraph saves a state while the next node works, so that a kill would lose a node's work.
+        kept: dict[str, Any] = {} if saved is None else {"durability": "sync"}
+        updates = graph.astream(given, limits, context=context, stream_mode="updates", **kept)
         try:
             async for step in updates:
                 for node, update in step.items():
-                    yield node, update
+                    if node == "__interrupt__":
+                        yield SEAT, {WAITS: update[0].value}
+                    else:
+                        yield node, update or {}
         except NodeTimeoutError as error:
             raise self._late(error) from error
 

@@ -62,6 +62,8 @@ class ResearchState(TypedDict):
         final_veto: The unresolved CRITICAL reviews, which forbid GO, each with its first issue; None if there are none.
             Writer: PrincipalInvestigator.
         final_rationale: Reasons for the decision. Writer: PrincipalInvestigator.
+        confirmation: A person's verdict on the decision (`agents.seat.PersonVerdict`) with the fields as they were
+            "before". Writer: the seat, which may also change final_answer, final_decision and final_rationale.
         final_evaluation: What the injected evaluator returned. Writer: Evaluation.
     """
 
@@ -85,6 +87,7 @@ class ResearchState(TypedDict):
     final_decision: str
     final_veto: str | None
     final_rationale: str
+    confirmation: dict[str, Any]
     final_evaluation: dict[str, Any]
 
 

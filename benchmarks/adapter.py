@@ -12,7 +12,6 @@ have token ids. Where there is no such trace, one rollout is made with the bundl
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -21,15 +20,14 @@ import time
 from functools import partial
 from pathlib import Path
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-
-import agentlightning as agl
-from agentlightning.semconv import AGL_OBJECT
-
 from chimera.config.roles import JUNIORS
 from chimera.config.tree import RewardConfig
 from training.learning import traces
 from training.learning.adapter import HierarchicalTraceAdapter
+
+# isort: split
+import agentlightning as agl  # after training, which makes it leave out LiteLLM
+from agentlightning.semconv import AGL_OBJECT
 
 SENIORS = ("HypothesisRefiner", "ProtocolDesigner")
 TIMES = (1, 4, 16, 64)

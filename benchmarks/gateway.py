@@ -10,20 +10,17 @@ import asyncio
 import itertools
 import json
 import logging
-import os
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # Before the imports: LiteLLM would ask the network.
-
 import aiohttp
 import psutil
 import uvicorn
-from agentlightning.types import EnqueueRolloutRequest
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +33,11 @@ from evaluation.traces.spans import EXCHANGE
 from training.lab.gateway.process import Gateway
 from training.lab.store import LabStore
 
+# isort: split
+from agentlightning.types import EnqueueRolloutRequest  # after training, which makes it leave out LiteLLM
+
 ROLLOUTS = 16
+THERE_AND_BACK = ("litellm", "thin", "thin", "litellm")
 WORDS = "The rate of events was lower in the treated group than in the control group. " * 12
 ASKED: dict[str, Any] = {
     "model": "senior",
@@ -172,8 +173,8 @@ def spent(process: psutil.Process) -> float:
     return times.user + times.system
 
 
-async def compare(calls: int, at_once: int, folder: Path) -> dict[str, Cost]:
-    """Both gateways, there and back."""
+async def compare(calls: int, at_once: int, folder: Path, order: Sequence[str] = THERE_AND_BACK) -> dict[str, Cost]:
+    """Each of the gateways that are named, in this order."""
     receiver, sender = forks.pipe()
     port = free_port()
     backend = forks.Fork("canned server", canned_server, (port, sender), folder / "backend.log")
@@ -184,7 +185,7 @@ async def compare(calls: int, at_once: int, folder: Path) -> dict[str, Cost]:
     await store.start()
     total = {"litellm": Cost(), "thin": Cost()}
     try:
-        for engine in ("litellm", "thin", "thin", "litellm"):
+        for engine in order:
             cost = await measure(engine, f"http://127.0.0.1:{port}/v1", store, folder, calls, at_once)
             sum_ = total[engine]
             sum_.calls, sum_.wall = sum_.calls + cost.calls, sum_.wall + cost.wall
@@ -200,14 +201,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=500, help="calls in each of two rounds a gateway")
     parser.add_argument("--at-once", type=int, default=24, help="as many as eight rollouts make at most")
-    parser.add_argument("--tiny", action="store_true", help="10 calls: shows that it runs, not what it costs")
+    parser.add_argument("--tiny", action="store_true", help="10 calls, one way: shows that it runs, not what it costs")
     arguments = parser.parse_args()
+    order = THERE_AND_BACK
     if arguments.tiny:
-        arguments.calls, arguments.at_once = 10, 4
+        arguments.calls, arguments.at_once, order = 10, 4, THERE_AND_BACK[:2]
     forks.prepare()
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
-        total = asyncio.run(compare(arguments.calls, arguments.at_once, Path(folder)))
+        total = asyncio.run(compare(arguments.calls, arguments.at_once, Path(folder), order))
     table = Table(title=f"{total['thin'].calls} calls, {arguments.at_once} at once; every exchange is in the store")
     for column in ("gateway", "calls/s", "calls/s at most", "CPU ms a call", "CPU ms of store and caller"):
         table.add_column(column, justify="left" if column == "gateway" else "right")

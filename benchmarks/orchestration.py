@@ -214,17 +214,18 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=80)
     parser.add_argument("--runners", type=int, default=8)
     parser.add_argument(
-        "--tiny", action="store_true", help="2 rollouts, 1 runner: shows that it runs, not what it costs"
+        "--tiny", action="store_true", help="2 rollouts, 1 runner, no LiteLLM: shows that it runs, not what it costs"
     )
     arguments = parser.parse_args()
+    engines = ("litellm", "thin")
     if arguments.tiny:
-        arguments.rollouts, arguments.runners = 2, 1
+        arguments.rollouts, arguments.runners, engines = 2, 1, ("thin",)
     forks.prepare()
     with tempfile.TemporaryDirectory() as folder, canned(Path(folder)) as url:
         models = {
             key: {"kind": "endpoint", "base_url": url, "model": "canned", "structured": "always"} for key in SLOTS
         }
-        settings = {
+        settings: dict[str, Any] = {
             "runs_dir": folder,
             "models": models,
             "pipeline": {"gather": {"tasks": arguments.rollouts}},
@@ -237,9 +238,9 @@ def main() -> None:
             table.add_column(column, justify="left" if column in ("", "of which") else "right")
         plain = asyncio.run(direct(config, dataset))
         table.add_row("graph invoked directly", *plain.row())
-        for engine, runners in sorted({("thin", 1), *((engine, arguments.runners) for engine in ("litellm", "thin"))}):
-            extras = {"rollouts": {"runners": runners}, "gateway": {"engine": engine}}
-            config = Config.model_validate({**settings, **extras})
+        for engine, runners in sorted({("thin", 1), *((engine, arguments.runners) for engine in engines)}):
+            rollouts = {**settings["rollouts"], "runners": runners}
+            config = Config.model_validate({**settings, "rollouts": rollouts, "gateway": {"engine": engine}})
             cost = asyncio.run(orchestrated(config, dataset, Path(folder)))
             table.add_row(f"store + {engine} gateway + {runners} runner(s)", *cost.row())
             extra = 1000 * (sum(cost.cpu.values()) - sum(plain.cpu.values())) / cost.rollouts

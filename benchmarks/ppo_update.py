@@ -40,10 +40,10 @@ def main() -> None:
     parser.add_argument("--mini-batch", type=int, default=32, help="calls of one optimiser step")
     parser.add_argument("--budget", type=int, default=8192, help="tokens of one micro-batch")
     parser.add_argument("--repeats", type=int, default=5, help="timed updates of each")
-    parser.add_argument("--tiny", action="store_true", help="8 calls, 1 repeat: shows that it runs, not how fast")
+    parser.add_argument("--tiny", action="store_true", help="4 calls, 1 repeat: shows that it runs, not how fast")
     options = parser.parse_args()
     if options.tiny:
-        options.calls, options.mini_batch, options.repeats = 8, 4, 1
+        options.calls, options.mini_batch, options.repeats = 4, 4, 1
     config = PpoSettings(
         ppo_mini_batch_size=options.mini_batch,
         ppo_max_token_len_per_gpu=options.budget,

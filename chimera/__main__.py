@@ -12,6 +12,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("chimera.eval", "evaluate a run's stages on held-out tasks and write a report; verify one"),
     "study": ("chimera.study", "train and evaluate with several seeds, and report over all of them"),
     "ask": ("chimera.ask", "put one question to the society and see how it decides"),
+    "doctor": ("chimera.doctor", "try every model, tool and resource of a configuration before a run"),
     "trace": ("chimera.trace", "show what happened in a rollout, call by call and token by token"),
     "data": ("chimera.data.tasks", "show the tasks: source, splits and a sample"),
     "graph": ("chimera.graph", "draw the society as PNG, SVG and Mermaid"),

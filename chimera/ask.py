@@ -2,29 +2,35 @@
 
 import argparse
 import asyncio
-from collections.abc import Mapping
+import json
+import sys
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chimera.core.cli import add_config_arguments, config_from, parse_arguments
-from chimera.core.errors import ConfigError
-from chimera.core.types import SOURCE_NAMES, Brief, ResearchTask
+from chimera.core.errors import ConfigError, RunError
+from chimera.core.types import DECISIONS, SOURCE_NAMES, Brief, ResearchTask
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.console import Console
 
     from agents.context import Selector
+    from agents.seat import PersonVerdict
     from chimera.config.tree import Config, ModelConfig
     from chimera.run.directory import Run
     from chimera.run.policies import Policy
     from chimera.serving.process import ModelServers
     from chimera.show.card import Card
+    from evaluation.conduct.asked import Outcome
+    from evaluation.conduct.kept import Kept
     from evaluation.conduct.live_society import LiveSociety
 
+WITHHELD, WAITS = 7, 8
+"""Exit codes: no source supports an answer; the decision waits for a person."""
 QUESTION = "question"
 """Id of the brief, and of its abstract in the literature index."""
 READS = ("seed", "runs_dir", "data", "models", "roles", "serving", "society", "tools")
@@ -34,9 +40,13 @@ SOURCES = "--context FILE with an abstract, data.path=hub (PubMedQA) or tools.li
 def main(argv: list[str]) -> int | None:
     """Ask the society one question."""
     arguments = parse_arguments(_parser(), argv)
-    if arguments.task is not None and arguments.question is not None:
+    if (arguments.task or arguments.go_on) is not None and arguments.question is not None:
         # argparse takes the first setting for the question, because the question is left out here.
         arguments.overrides.insert(0, arguments.question)
+    if arguments.confirm:
+        arguments.overrides.append("society.confirm=[GO]")
+    if arguments.go_on is not None:
+        return _go_on(arguments)
     run = _trained(arguments)
     config = config_from(arguments, own_question=arguments.task is None, reads=READS)
     if run is not None:
@@ -45,10 +55,64 @@ def main(argv: list[str]) -> int | None:
         check_confirmed(config, arguments.overrides)
     asked = _own_question(arguments, config) if arguments.task is None else _task(arguments, config)
 
+    return answer(asked, config, _console(arguments), run, out=_out(arguments))
+
+
+def _go_on(arguments: argparse.Namespace) -> int:
+    """Continue a question that is kept, with the person's verdict if it waits for one."""
+    from chimera.run.directory import Run
+    from evaluation.conduct.kept import Kept
+
+    runs_dir = config_from(arguments, own_question=True).runs_dir
+    kept = Kept.open(runs_dir, arguments.go_on)
+    asked = Asked(kept.brief) if kept.brief.id == QUESTION else _task_named(kept.brief.id, kept.config)
+    run = Run.open(kept.run, runs_dir) if kept.run else None
+    said = _said(arguments)
+    return answer(asked, kept.config, _console(arguments), run, kept=kept, said=said, out=_out(arguments))
+
+
+def _said(arguments: argparse.Namespace) -> "PersonVerdict | None":
+    """The verdict on the command line.
+
+    Raises:
+        ConfigError: It is not complete.
+    """
+    from pydantic import ValidationError
+
+    from agents.seat import PersonVerdict
+
+    if arguments.verdict is None:
+        return None
+    given = {"action": arguments.verdict, "decision": arguments.decision, "answer": arguments.answer}
+    try:
+        return PersonVerdict(**given, reason=arguments.reason or "")
+    except ValidationError as error:
+        raise ConfigError(
+            f"--verdict {arguments.verdict}: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
+        ) from None
+
+
+def _console(arguments: argparse.Namespace) -> "Console":
+    """Where people read: stderr if stdout is JSON for a program."""
     from rich.console import Console
 
-    answer(asked, config, Console(highlight=False), run)
-    return None
+    return Console(highlight=False, stderr=arguments.json)
+
+
+def _out(arguments: argparse.Namespace) -> "Callable[[Mapping[str, Any]], None]":
+    """Writes the result as JSON where the arguments ask for it."""
+
+    def write(result: "Mapping[str, Any]") -> None:
+        text = json.dumps(result, ensure_ascii=False, indent=2)
+        if arguments.json:
+            print(text)
+        if arguments.out is not None:
+            try:
+                arguments.out.write_text(text + "\n", encoding="utf-8")
+            except OSError as error:
+                raise RunError(f"--out {arguments.out} cannot be written: {error}") from error
+
+    return write
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,6 +127,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--run", metavar="NAME", help="ask the society as this run trained it: its settings, weights and policy"
     )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON; cards go to stderr")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON into this file")
+    seat = parser.add_argument_group(
+        "a person in the principal investigator's seat",
+        "The work is kept, so that it can be continued after the process has ended in any way.",
+    )
+    seat.add_argument(
+        "--confirm",
+        action="store_true",
+        help="GO takes effect only when you have confirmed it; other decisions by society.confirm=[GO,NO-GO]",
+    )
+    seat.add_argument("--continue", dest="go_on", metavar="NAME", help="continue a question that is kept")
+    seat.add_argument("--verdict", choices=("approve", "edit", "reject"), help="your verdict, instead of being asked")
+    seat.add_argument("--decision", choices=DECISIONS, help="edit: the decision instead")
+    seat.add_argument("--answer", help="edit: the answer instead")
+    seat.add_argument("--reason", help="edit, reject: why")
     add_config_arguments(parser)
     return parser
 
@@ -125,14 +205,18 @@ def _task(arguments: argparse.Namespace, config: "Config") -> Asked:
     Raises:
         ConfigError: There is no such task, or `--context` is given too.
     """
-    from chimera.data.tasks import load
-
     if arguments.context is not None:
         raise ConfigError("--context is for a question of yours: --task brings its own abstract")
+    return _task_named(arguments.task, config)
+
+
+def _task_named(name: str, config: "Config") -> Asked:
+    from chimera.data.tasks import load
+
     tasks = {task.id: task for task in load(config.data).tasks}
-    if arguments.task not in tasks:
-        raise ConfigError(f"--task={arguments.task} is not in the data; there are {', '.join(list(tasks)[:3])}, ...")
-    return Asked(tasks[arguments.task].brief(), tasks[arguments.task])
+    if name not in tasks:
+        raise ConfigError(f"--task={name} is not in the data; there are {', '.join(list(tasks)[:3])}, ...")
+    return Asked(tasks[name].brief(), tasks[name])
 
 
 def _trained(arguments: argparse.Namespace) -> "Run | None":
@@ -153,17 +237,31 @@ def _trained(arguments: argparse.Namespace) -> "Run | None":
     return run
 
 
-def answer(asked: Asked, config: "Config", console: "Console", run: "Run | None" = None) -> None:
+def answer(
+    asked: Asked,
+    config: "Config",
+    console: "Console",
+    run: "Run | None" = None,
+    *,
+    kept: "Kept | None" = None,
+    said: "PersonVerdict | None" = None,
+    out: "Callable[[Mapping[str, Any]], None] | None" = None,
+) -> int:
     """Start the models, let the society answer the question, and show each step when it is done.
 
     With a `run`, its learned weights and its supervisor's policy are used. If the bundled model gets a real question,
     a warning is shown before and after the answer, also after an error.
+
+    Returns:
+        0, or `WITHHELD` if no source supports an answer, or `WAITS` if a person has to confirm the decision.
     """
     from chimera.core.secrets import load_secrets
     from chimera.core.toy import toy_parts, warning
     from chimera.run.policies import live
     from chimera.run.seals import checked
     from chimera.show.card import show
+    from evaluation.conduct.asked import Outcome
+    from evaluation.conduct.kept import Kept
     from evaluation.conduct.live_society import build_library, open_society
 
     toys = toy_parts(config.used()) if asked.real else []
@@ -173,16 +271,25 @@ def answer(asked: Asked, config: "Config", console: "Console", run: "Run | None"
     if run:
         for policy in learned:
             checked(run, policy.folder)
+    if config.society.confirm and kept is None:
+        kept = Kept.create(config, asked.brief, run.name if run else None)
     try:
         if toys:
             show(console, warning(toys, "below"))
         show(console, _about(asked, config, library.searched, run, learned))
         with open_society(config, library) as society:
             selector = _put_live(run, config, society.servers, learned) if run else None
-            asyncio.run(_work(society, asked.brief, config, console, selector))
+            earlier = asyncio.run(kept.state()) if kept else {}
+            outcome = Outcome(asked.brief.goal, real=asked.real, toys=toys, earlier=earlier)
+            work = _Work(society, asked.brief, config, console, selector, kept, outcome)
+            asyncio.run(work.to_the_end(said))
+        _close(outcome, asked, config, console, kept)
     finally:
         if toys:
             show(console, warning(toys, "above"))
+    if out is not None:
+        out(outcome.result(kept.name if kept else None))
+    return WAITS if outcome.waits else WITHHELD if outcome.withheld else 0
 
 
 def _about(asked: Asked, config: "Config", searched: str, run: "Run | None", learned: "Sequence[Policy]") -> "Card":
@@ -207,26 +314,71 @@ def _put_live(run: "Run", config: "Config", servers: "ModelServers", learned: "S
     return live.selector()
 
 
-async def _work(
-    society: "LiveSociety", brief: Brief, config: "Config", console: "Console", selector: "Selector | None"
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The work on one question, up to its end or until it waits for a person who is not here."""
+
+    society: "LiveSociety"
+    brief: Brief
+    config: "Config"
+    console: "Console"
+    selector: "Selector | None"
+    kept: "Kept | None"
+    outcome: "Outcome"
+
+    async def to_the_end(self, said: "PersonVerdict | None") -> None:
+        """Work; put a decision that has to be confirmed to the person at the terminal, if there is one."""
+        from agents.seat import refused
+
+        if self.kept is not None and said is not None:
+            state = await self.kept.state()
+            if "final_decision" not in state:
+                raise RunError(f"{self.kept.name} waits for no verdict yet: continue it without --verdict")
+            if reason := refused(said, state):
+                raise RunError(f"{self.kept.name}: {reason}")
+            self.kept.prefer(state, said)
+        await self._go_on(said)
+        if self.outcome.waits and self.kept is not None and sys.stdin.isatty() and self.console.is_terminal:
+            from evaluation.conduct.person import ask_person
+
+            await self.to_the_end(await asyncio.to_thread(ask_person, self.console, await self.kept.state()))
+
+    async def _go_on(self, said: "PersonVerdict | None") -> None:
+        from chimera.show.card import show
+
+        working = self.console.status("the juniors read") if self.console.is_terminal else nullcontext()
+        answer = self.society.answer(self.brief, self.config.seed, select=self.selector, kept=self.kept, said=said)
+        async with aclosing(answer) as steps:
+            with working as status:
+                async for step in steps:
+                    for card in step.cards:
+                        show(self.console, card)
+                    if status is not None:
+                        status.update(f"{step.node} is done, the next one works")
+                    self.outcome.add(step)
+
+
+def _close(outcome: "Outcome", asked: Asked, config: "Config", console: "Console", kept: "Kept | None") -> None:
+    """What is shown below the last step."""
     from chimera.show.card import Card, show
+    from evaluation.conduct.asked import NOTICE
     from evaluation.conduct.silent_tools import never_searched
 
-    last = None
-    working = console.status("the juniors read") if console.is_terminal else nullcontext()
-    async with aclosing(society.answer(brief, config.seed, select=selector)) as steps:
-        with working as status:
-            async for step in steps:
-                for card in step.cards:
-                    show(console, card)
-                if status is not None:
-                    status.update(f"{step.node} is done, the next one works")
-                last = step
+    last = outcome.last
     if last is not None:
         show(console, last.sources)
-        if last.tool_calls == 0 and (silent := never_searched(config)):
+        if last.tool_calls == 0 and not last.read and (silent := never_searched(config)):
             show(console, Card("WARNING: no role searched", (("why", silent),), "red3"))
+    if outcome.waits and kept is not None:
+        command = f"python -m chimera ask --continue {kept.name}"
+        lines = (
+            ("approve", f"{command} --verdict approve"),
+            ("change", f'{command} --verdict edit --decision NO-GO --reason "..."'),
+            ("reject", f'{command} --verdict reject --reason "..."'),
+        )
+        show(console, Card("The decision waits for you", lines, "yellow"))
+    if asked.real and not outcome.toys:  # The warning about toys says so itself.
+        show(console, Card("Not medical advice", (("note", NOTICE.partition(": ")[2]),), "yellow"))
 
 
 def _players(models: "Mapping[str, ModelConfig]") -> str:

@@ -30,6 +30,7 @@ def main(argv: list[str]) -> int | None:
     name, phase_list = arguments.name, arguments.phases
 
     gc.disable()  # The collector would look through all that is loaded again and again: a third of the imports' time.
+    from agents.seat import check_unattended
     from chimera.core.limits import allow_files
     from chimera.core.secrets import load_secrets
     from chimera.data.tasks import load
@@ -56,6 +57,7 @@ def main(argv: list[str]) -> int | None:
             config.tools, config.roles, secrets
         )  # Here a mistake is one sentence; in runners it would be their end.
     allow_files("rollouts.runners", config.rollouts.runners)
+    check_unattended(config.society)
     check_families(config)
     phases = make_phases(names, config, dataset)
     if any(phase.learns for phase in phases):

@@ -13,6 +13,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+import training  # noqa: F401  before Agent Lightning, which so leaves LiteLLM out
 from agents.roles import ROLES
 from agents.tools.toolbox import Passage, ToolResult
 from chimera.core.types import Brief, Section

@@ -1,4 +1,4 @@
-"""Servers of other providers for tests: Anthropic's Messages API and Ollama's chat API, on loopback."""
+"""Servers of providers for tests, on loopback: Anthropic's Messages API, Ollama's chat API, and OpenAI's."""
 
 import json
 import threading
@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Providers:
-    """Answers both APIs by `play`, which takes a request in OpenAI's form and returns a text, or a list of tool calls
+    """Answers all APIs by `play`, which takes a request in OpenAI's form and returns a text, or a list of tool calls
     [(name, arguments)], or (status, body). `requests` holds (path, headers, body) of each request."""
 
     def __init__(self, play):
@@ -29,6 +29,9 @@ class Providers:
             ended = {"done": True, "done_reason": "stop", "created_at": "2026-01-01T00:00:00Z"}
             return 200, {"model": body["model"], "message": message, **ended, **counts}
         number = len(self.requests)
+        if path == "/v1/chat/completions":
+            choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+            return 200, {"id": f"openai-{number}", "choices": [choice]}
         if body.get("tool_choice"):  # A structured answer: LangChain offers its schema as a tool that must be called.
             calls = [(body["tool_choice"]["name"], json.loads(text))]
         content = [

@@ -16,6 +16,7 @@ from chimera.config.pipeline import DEFAULT, PhaseSettings, Pipeline, algorithm_
 from chimera.config.roles import GRADING, JUDGE, RolesConfig
 from chimera.config.source import COMMAND_LINE, Setting, parse_overrides, read_yaml, to_yaml
 from chimera.core.errors import ConfigError
+from chimera.core.types import Decision
 
 
 class DataConfig(ConfigSection):
@@ -231,6 +232,9 @@ class SocietyConfig(ConfigSection):
     max_major_revisions: int = Field(default=1, ge=0, le=100, description="returns to the protocol designer")
     max_critical_revisions: int = Field(default=1, ge=0, le=100, description="returns to the hypothesis refiner")
     max_revisions: int = Field(default=2, ge=0, le=200, description="returns in total")
+    confirm: tuple[Decision, ...] = Field(
+        default=(), description="ask: decisions that take effect only when a person has confirmed them, such as [GO]"
+    )
     node_timeout_s: float = Field(
         default=180.0, gt=0, le=604_800, description="seconds that one role may take in one visit"
     )

@@ -19,8 +19,7 @@ from chimera.core.errors import ModelError, UnreachableError
 from chimera.serving.refused import REFUSALS, RefusedFields, RefusedRequest
 
 if TYPE_CHECKING:
-    from openai import APIStatusError, AsyncOpenAI
-
+    from chimera.serving.connections import Connections, HttpAnswer
     from chimera.serving.providers import ProviderModels
 
 LONGEST_MESSAGE = 1000
@@ -113,31 +112,11 @@ class HttpModel:
         self._tell = tell
         self._refused = RefusedFields()
         self._providers: ProviderModels | None = None
-        self._connections: AsyncOpenAI | None = None
-        self._clients: dict[tuple[str, str], AsyncOpenAI] = {}
+        self._connections: Connections | None = None
 
     def route(self, endpoints: Mapping[str, Endpoint]) -> None:
-        """Use other endpoints from now on. Connections are kept (a new client would cost 17 ms)."""
+        """Use other endpoints from now on. Connections are kept."""
         self.endpoints = dict(endpoints)
-        self._clients.clear()
-
-    def _client(self, key: str) -> "AsyncOpenAI":
-        from openai import AsyncOpenAI
-
-        from chimera.serving.bounded_http import BoundedClient
-
-        endpoint = self.endpoints[key]
-        # Two models at one address may have different keys.
-        place = endpoint.base_url, endpoint.api_key
-        if place not in self._clients:
-            if self._connections is None:
-                self._connections = AsyncOpenAI(
-                    base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=BoundedClient()
-                )
-            self._clients[place] = self._connections.copy(
-                base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=self._max_retries
-            )
-        return self._clients[place]
 
     async def complete(
         self,
@@ -233,30 +212,27 @@ class HttpModel:
     async def _send(self, key: str, request: Mapping[str, Any]) -> bytes:
         if self._endpoint(key).provider is not None:
             return await self._ask_provider(key, request)
-        import httpx
-        import openai
-
-        from chimera.serving.bounded_http import BadAnswer
+        from chimera.serving.connections import BadAnswerError, Connections, NoAnswerError
 
         endpoint, where = self._endpoint(key), self.where(key)
+        if self._connections is None:
+            self._connections = Connections()
+        url = f"{endpoint.base_url.rstrip('/')}/chat/completions"
         try:
-            # `chat.completions.create` walks through all messages and tool schemas to rename keys. This is not needed
-            # here and takes half of a call's time. It also accepts any JSON or text as a completion.
-            response = await self._client(key).post(
-                "/chat/completions", cast_to=httpx.Response, body=request, options={"timeout": endpoint.timeout_s}
+            answer = await self._connections.post(
+                url, endpoint.api_key, request, limit_s=endpoint.timeout_s, retries=self._max_retries
             )
-        except openai.APITimeoutError as error:
+        except TimeoutError as error:
             raise ModelError(f"{where} did not answer within {endpoint.timeout_s:g} s", retriable=True) from error
-        except openai.APIConnectionError as error:
-            if isinstance(error.__cause__, BadAnswer):
-                raise ModelError(f"{where} {error.__cause__}", retriable=True) from error
+        except BadAnswerError as error:
+            raise ModelError(f"{where} {error}", retriable=True) from error
+        except NoAnswerError as error:
             raise UnreachableError(f"{where} cannot be reached: is the server running?", retriable=True) from error
-        except openai.APIStatusError as error:
-            if error.status_code in REFUSALS:
-                raise RefusedRequest(f"{where} {_refused(error)}", error.body) from error
-            retriable = error.status_code == 429 or error.status_code >= 500
-            raise ModelError(f"{where} {_refused(error)}", retriable=retriable) from error
-        return response.content
+        if answer.status in REFUSALS:
+            raise RefusedRequest(f"{where} {_refused(answer)}", answer.error())
+        if not 200 <= answer.status < 300:
+            raise ModelError(f"{where} {_refused(answer)}", retriable=answer.retriable)
+        return answer.content
 
     async def _ask_provider(self, key: str, request: Mapping[str, Any]) -> bytes:
         from chimera.serving.providers import ProviderModels
@@ -278,25 +254,20 @@ class HttpModel:
     async def aclose(self) -> None:
         """Close the connections."""
         if self._connections is not None:
-            await self._connections.close()
+            await self._connections.aclose()
         self._connections = None
         self._providers = None
-        self._clients.clear()
 
 
-def _refused(error: "APIStatusError") -> str:
-    """The server's own message, which it sent instead of a completion. A redirection is named, not followed."""
-    if 300 <= error.status_code < 400:
-        place = error.response.headers.get("location", "")[:SHOWN]
+def _refused(answer: "HttpAnswer") -> str:
+    """What the server sent instead of a completion. A redirection is named, not followed."""
+    if 300 <= answer.status < 400:
+        place = answer.headers.get("location", "")[:SHOWN]
         return (
-            f"answered {error.status_code} and points to {place!r}: prompts go to the configured address only, so set "
+            f"answered {answer.status} and points to {place!r}: prompts go to the configured address only, so set "
             "base_url to the right one"
         )
-    # `error.message` is the whole body, as Python writes it.
-    message = error.body.get("message") if isinstance(error.body, dict) else None
-    said = message if isinstance(message, str) and message else error.message
-    line = " ".join(said.encode("utf-8", "replace").decode().split())
-    return f"answered {error.status_code}: {line[:LONGEST_MESSAGE]}"
+    return f"answered {answer.status}: {answer.refusal(LONGEST_MESSAGE)}"
 
 
 class _AnswerPart(BaseModel):

@@ -59,6 +59,8 @@ def cards(update: Mapping[str, Any], texts: Texts) -> Iterator[Card]:
             issues = tuple(("issue", issue) for issue in review["issues"]) or (("issues", "none"),)
             colour = SEVERITY_COLOURS[review["severity"]]
             yield Card(f"{name}: {review['verdict']}, severity {review['severity']}", issues, colour)
+    if "confirmation" in update:
+        yield _confirmation(update["confirmation"])
     if "final_decision" in update:
         yield _decision(update)
     if "final_evaluation" in update:
@@ -96,6 +98,13 @@ def _decision(update: Mapping[str, Any]) -> Card:
     veto = (("veto", update["final_veto"]),) if update["final_veto"] else ()
     lines = (*grounds, *caution, ("protocol", decision), *veto, ("rationale", update["final_rationale"]), *amendments)
     return Card(f"Answer: {update['final_answer']}; protocol: {decision}", lines, DECISION_COLOURS[decision])
+
+
+def _confirmation(said: Mapping[str, Any]) -> Card:
+    did = {"approve": "approved", "edit": "changed", "reject": "rejected"}[said["action"]]
+    why = (("why", said["reason"]),) if said["reason"] else ()
+    before = f"answer {said['before']['final_answer']}, protocol {said['before']['final_decision']}"
+    return Card(f"A person {did} the decision", (("it was", before), *why), "yellow")
 
 
 def _withheld(society: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -2,16 +2,19 @@
 
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.jupyter import JupyterMixin
 
 from agents.context import Selector, Tools
-from agents.society import Society
+from agents.saver import open_saver
+from agents.seat import SKIP, PersonVerdict
+from agents.society import WAITS, Saved, Society
+from agents.tools.passages import Passage
 from agents.tools.source_log import SourceLog
 from agents.tools.sources import given_sources
 from agents.tools.toolbox import build_toolbox
@@ -26,7 +29,8 @@ from chimera.serving.client import HttpModel
 from chimera.serving.process import ModelServers, serve
 from chimera.show.ask import cards, source_lines
 from chimera.show.card import Card
-from evaluation.conduct.grounds import LIVE, YOURS, Origins, Rule
+from evaluation.conduct.grounds import LIVE, YOURS, Origins, Read, Rule
+from evaluation.conduct.kept import THREAD, Kept
 from evaluation.conduct.own_abstract import OwnAbstract
 from evaluation.scores.judge import Judge
 
@@ -67,6 +71,8 @@ class Step(JupyterMixin):
         sources: The passages that the society has found so far, as a further card.
         tool_calls: Number of tool calls so far.
         slot: The slot whose model plays the node; None if the node is not a role.
+        waits_for: What a person has to confirm before the work goes on (see `agents.seat`); None otherwise.
+        read: What the society has read so far.
     """
 
     number: int
@@ -76,6 +82,8 @@ class Step(JupyterMixin):
     sources: Card
     tool_calls: int = 0
     slot: str | None = None
+    waits_for: Mapping[str, Any] | None = None
+    read: tuple[Read, ...] = ()
 
     @property
     def wrote(self) -> tuple[str, ...]:
@@ -112,43 +120,100 @@ class LiveSociety:
         self._library = library
 
     async def answer(
-        self, brief: Brief, seed: int | None = None, *, select: Selector | None = None
+        self,
+        brief: Brief,
+        seed: int | None = None,
+        *,
+        select: Selector | None = None,
+        kept: Kept | None = None,
+        said: PersonVerdict | None = None,
     ) -> AsyncGenerator[Step, None]:
         """Work on `brief` and yield each node's step as it ends.
+
+        With `kept`, the work goes on where it was left. If a person has to confirm the decision, the last step has
+        `waits_for`.
 
         Args:
             brief: The question and the material that the society may see.
             seed: Seed of everything random.
             select: Chooses the hypothesis instead of the supervisor's model.
+            kept: Where the work is kept.
+            said: A person's verdict on the decision that the kept work waits with.
 
         Raises:
             RoleError: A role failed or ran out of time; the message names it.
         """
-        origins, rule = self._library.origins, self._library.rule
-        abstract = [origins.abstract(one["id"], one["text"]) for one in given_sources(brief) or ()]
         log, model = SourceLog(self._library.toolbox), HttpModel(self.servers.endpoints)
         slots = self._config.roles.slots()
         judge = Judge(model, slots[JUDGE])
         society = Society(model, log, self._config.society, self._config.roles, evaluate=judge.evaluate)
-        evidence: list[str] = []
-        number = 0
-        try:
-            async for node, written in society.stream(brief, seed, select=select):
-                number += 1
-                read = [origins.of(tool, passage) for tool, passage in log.found]
-                if self._config.society.evidence == "given":
-                    read = abstract + read
-                # Tools may cut a long abstract. A quote from the part that was cut is still the person's own sentence.
-                known = abstract + read if rule else read
-                evidence = written.get("refined_hypothesis", {"evidence": evidence})["evidence"]
-                update = written
-                if rule and "final_decision" in written:
-                    update = rule.apply(written, evidence, known)
-                texts = [(one.where, one.text) for one in known]
-                sources = Card("Sources", source_lines(read), "cyan")
-                yield Step(number, node, update, tuple(cards(update, texts)), sources, log.calls, slots.get(node))
-        finally:
-            await model.aclose()
+        desk = _Desk(self._config, self._library, log, brief)
+        where = None
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(model.aclose)
+            if kept is not None:
+                desk.take_up(await kept.state(), kept.sources())
+                saver = await stack.enter_async_context(open_saver(kept.states))
+                where = Saved(saver, THREAD, said.model_dump() if said else None)
+            async for node, written in _nodes(society, brief, seed, select, where, desk):
+                if kept is not None:
+                    kept.keep_sources(log.found)
+                yield desk.step(node, written, slots.get(node))
+
+
+class _Desk:
+    """Makes the steps of one question from what the nodes wrote."""
+
+    def __init__(self, config: Config, library: Library, log: SourceLog, brief: Brief) -> None:
+        self._library, self._log = library, log
+        origins = library.origins
+        self._abstract = [origins.abstract(one["id"], one["text"]) for one in given_sources(brief) or ()]
+        self._given = config.society.evidence == "given"
+        self._evidence: list[str] = []
+        self._decided: dict[str, Any] = {}
+        self._number = 0
+        self.withheld = False
+        """True once a decision was withheld."""
+
+    def take_up(self, state: Mapping[str, Any], sources: Sequence[tuple[str, Passage]]) -> None:
+        """Begin with what an earlier process had reached."""
+        self._log.found += sources
+        self._decided = {name: value for name, value in state.items() if name.startswith("final_")}
+        self._evidence = state.get("refined_hypothesis", {"evidence": []})["evidence"]
+
+    def step(self, node: str, written: Mapping[str, Any], slot: str | None) -> Step:
+        """The step of one node."""
+        self._number += 1
+        rule = self._library.rule
+        read = [self._library.origins.of(tool, passage) for tool, passage in self._log.found]
+        if self._given:
+            read = self._abstract + read
+        # Tools may cut a long abstract. A quote from the part that was cut is still the person's own sentence.
+        known = self._abstract + read if rule else read
+        self._evidence = written.get("refined_hypothesis", {"evidence": self._evidence})["evidence"]
+        # The seat writes only what a person changed.
+        update = {**self._decided, **written} if "confirmation" in written else written
+        if rule and "final_decision" in update:
+            update = rule.apply(update, self._evidence, known)
+            self.withheld = "final_withheld" in update
+        texts = [(one.where, one.text) for one in known]
+        sources = Card("Sources", source_lines(read), "cyan")
+        shown, waits_for = tuple(cards(update, texts)), update.get(WAITS)
+        return Step(self._number, node, update, shown, sources, self._log.calls, slot, waits_for, tuple(read))
+
+
+async def _nodes(
+    society: Society, brief: Brief, seed: int | None, select: Selector | None, saved: Saved | None, desk: _Desk
+) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
+    """What each node wrote. A decision that is withheld from the person is not put to the person."""
+    skipped = False
+    async for node, written in society.stream(brief, seed, select=select, saved=saved):
+        skipped = WAITS in written and desk.withheld
+        if not skipped:
+            yield node, written
+    if saved is not None and skipped:
+        async for node, written in society.stream(brief, seed, select=select, saved=replace(saved, verdict=SKIP)):
+            yield node, written
 
 
 def build_library(config: Config, secrets: Mapping[str, str], question: Brief | None = None) -> Library:

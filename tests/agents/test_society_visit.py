@@ -1,8 +1,8 @@
 import json
 
-import httpx
 import pytest
-import respx
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -323,24 +323,25 @@ async def test_seeds_depend_on_run_role_visit_and_step_only(society_kit):
     assert {seed for role in none.values() for seed in role} == {None}
 
 
-@respx.mock
 async def test_over_http_an_empty_tool_list_is_never_sent(society_kit):
     """Several servers reject `tools: []`, which is what binding no tools sends."""
     by_schema = {role.schema.model_json_schema()["title"]: society_kit.answers[role.name] for role in ROLES.values()}
     bodies = []
 
-    def answer(request):
-        body = json.loads(request.content)
+    async def answer(request):
+        body = await request.json()
         bodies.append(body)
         content = json.dumps(by_schema[body["response_format"]["json_schema"]["name"]])
         message = {"role": "assistant", "content": content}
-        return httpx.Response(200, json={"id": "1", "choices": [{"message": message, "finish_reason": "stop"}]})
+        return web.json_response({"id": "1", "choices": [{"message": message, "finish_reason": "stop"}]})
 
-    respx.post("http://model.test/v1/chat/completions").mock(side_effect=answer)
-    endpoints = {slot: Endpoint("http://model.test/v1", slot, "key") for slot in RolesConfig().slots().values()}
-    model = HttpModel(endpoints)
-    state = await society_kit.make(model).run(society_kit.brief)
-    await model.aclose()
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    async with TestServer(app) as server:
+        url = str(server.make_url("/v1"))
+        model = HttpModel({slot: Endpoint(url, slot, "key") for slot in RolesConfig().slots().values()})
+        state = await society_kit.make(model).run(society_kit.brief)
+        await model.aclose()
     assert state["final_decision"] == "GO"
     assert len(bodies) == 9
     with_tools = [body for body in bodies if "tools" in body]

@@ -253,10 +253,13 @@ class PpoEngine:
         from verl.workers.utils.padding import no_padding_2_padding
 
         budget = max(self._verl.engine.infer_max_token_len_per_gpu, *batch.sizes)
-        data = batch.packed(range(len(batch)), compute_loss=False, max_token_len_per_gpu=budget, **settings)
+        bundles = batch.bundles(budget)
+        data = batch.packed(bundles, compute_loss=False, max_token_len_per_gpu=budget, **settings)
         output = worker.infer_batch(data)
         names = [name for name in ("log_probs", "entropy", "values") if name in output]
-        return {name: no_padding_2_padding(tu.get(output, name), data).float() for name in names}
+        rows = [row for bundle in bundles for row in bundle]
+        order = sorted(range(len(rows)), key=rows.__getitem__)
+        return {name: no_padding_2_padding(tu.get(output, name), data).float()[order] for name in names}
 
     def _train(
         self, worker: "TrainingWorker", batch: Batch, columns: Sequence[str], verl: Any, prefix: str, step: int
@@ -269,22 +272,24 @@ class PpoEngine:
         """
         from verl.utils import tensordict_utils as tu
 
+        budget = max(self._config.ppo_max_token_len_per_gpu, *batch.sizes)
+        bundles = batch.bundles(budget)
         parts = [
             part
             for epoch in range(verl.ppo_epochs)
             for part in mini_batches(
-                len(batch), verl.ppo_mini_batch_size, seed=(self._seed, step, epoch), shuffle=verl.shuffle
+                bundles, verl.ppo_mini_batch_size, seed=(self._seed, step, epoch), shuffle=verl.shuffle
             )
         ]
         entropy = bool(verl.get("calculate_entropy")) or bool(verl.get("entropy_coeff"))
         outputs = []
         with worker.engine.train_mode():
-            for number, rows in enumerate(parts, start=1):
+            for number, part in enumerate(parts, start=1):
                 data = batch.packed(
-                    rows,
+                    part,
                     columns,
-                    global_batch_size=len(rows),
-                    max_token_len_per_gpu=max(self._config.ppo_max_token_len_per_gpu, *batch.sizes),
+                    global_batch_size=sum(map(len, part)),
+                    max_token_len_per_gpu=budget,
                     calculate_entropy=entropy,
                     update_lr_scheduler=number == len(parts),
                     disable_auto_offload=True,

@@ -13,7 +13,7 @@ from chimera.run.parent import ends_with_parent
 gc.disable()  # The collector would look through all that was loaded again and again: a third of the imports' time.
 with ends_with_parent():
     import agentlightning  # noqa: F401  imported for its side effect: loaded modules
-    import openai  # noqa: F401  as above
+    import aiohttp  # noqa: F401  as above
     import sklearn.feature_extraction.text  # noqa: F401  as above
 
     import training.lab.gateway.process

@@ -65,7 +65,7 @@ def stuck_library(folder: Path, name: str) -> Path:
     ("library", "script", "command"),
     [
         ("pydantic", PARENT, [*CHILD, "chimera.serving.embedded.__main__", "--fd", "FD"]),
-        ("trl", PARENT, [*CHILD, "training.algorithms.sft.child", "--unsloth", "never"]),
+        ("torch", PARENT, [*CHILD, "training.algorithms.sft.child", "--unsloth", "never"]),
         ("yaml", PARENT, [*CHILD, "chimera.train"]),
         ("agentlightning", FORK_SERVER, []),
     ],

@@ -239,56 +239,43 @@ REFUSALS = {
 }
 
 
-@respx.mock
+def lean(server, told, **options):
+    return HttpModel({"junior": Endpoint(f"{server.url}/v1", "m1", "key", **options)}, max_retries=0, tell=told.append)
+
+
 @pytest.mark.parametrize("case", REFUSALS)
 async def test_a_field_that_a_server_refused_is_left_out_from_then_on_and_told_once(case):
     error, field = REFUSALS[case]
-
-    def answer(request):
-        if field in json.loads(request.content):
-            return httpx.Response(400, json={"error": error})
-        choice = {"message": {"role": "assistant", "content": "{}"}, "finish_reason": "stop"}
-        return httpx.Response(200, json={"id": "a", "choices": [choice]})
-
-    route = respx.post("http://models.test/v1/chat/completions").mock(side_effect=answer)
     told = []
     options = {"temperature": 0.5, "reasoning_effort": "low", "extra_body": {"top_k": 20}}
-    model = HttpModel({"junior": Endpoint("http://models.test/v1", "m1", "key", **options)}, tell=told.append)
     form = answer_format(ROLES["Geneticist"], MESSAGES, "read")
-    for _ in range(3):
-        await model.complete("junior", MESSAGES, response_format=form, seed=1)
-    assert route.call_count == 4
+    with serve(lambda request: (400, {"error": error}) if field in request else "{}") as server:
+        model = lean(server, told, **options)
+        for _ in range(3):
+            await model.complete("junior", MESSAGES, response_format=form, seed=1)
+        await model.aclose()
+    assert len(server.requests) == 4
     (sentence,) = told
-    assert sentence.startswith(
-        f"models.junior (m1 at http://models.test/v1) does not take {field!r}, which is no longer sent: "
-    )
-    sent = json.loads(route.calls.last.request.content)
+    place = f"models.junior (m1 at {server.url}/v1)"
+    assert sentence.startswith(f"{place} does not take {field!r}, which is no longer sent: ")
+    sent = server.requests[-1][2]
     others = {"temperature", "seed", "reasoning_effort", "top_k", "response_format", "max_tokens"} - {field}
     assert field not in sent
     assert others <= set(sent)
-    await model.aclose()
 
 
-@respx.mock
 async def test_a_limit_that_a_server_refuses_gets_the_name_that_it_wants():
     message = (
-        "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+        "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens'."
     )
-
-    def answer(request):
-        if "max_tokens" in json.loads(request.content):
-            return httpx.Response(400, json={"error": {"message": message, "param": "max_tokens"}})
-        choice = {"message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}
-        return httpx.Response(200, json={"id": "a", "choices": [choice]})
-
-    route = respx.post("http://models.test/v1/chat/completions").mock(side_effect=answer)
-    model = HttpModel({"junior": Endpoint("http://models.test/v1", "m1", "key", max_tokens=55)}, tell=print)
-    await model.complete("junior", MESSAGES)
-    assert json.loads(route.calls.last.request.content)["max_completion_tokens"] == 55
-    await model.aclose()
+    error = {"message": message, "param": "max_tokens"}
+    with serve(lambda request: (400, {"error": error}) if "max_tokens" in request else "yes") as server:
+        model = lean(server, [], max_tokens=55)
+        await model.complete("junior", MESSAGES)
+        await model.aclose()
+    assert server.requests[-1][2]["max_completion_tokens"] == 55
 
 
-@respx.mock
 @pytest.mark.parametrize(
     "message",
     [
@@ -298,25 +285,23 @@ async def test_a_limit_that_a_server_refuses_gets_the_name_that_it_wants():
     ],
 )
 async def test_a_refusal_about_something_else_is_an_error_and_costs_no_field(message):
-    route = respx.post("http://models.test/v1/chat/completions").respond(400, json={"error": {"message": message}})
     told = []
-    model = HttpModel({"junior": Endpoint("http://models.test/v1", "m1", "key")}, tell=told.append)
-    with pytest.raises(ModelError) as caught:
-        await model.complete("junior", MESSAGES, tools=[SEARCH], seed=1)
+    with serve(lambda _request: (400, {"error": {"message": message}})) as server:
+        model = lean(server, told)
+        with pytest.raises(ModelError) as caught:
+            await model.complete("junior", MESSAGES, tools=[SEARCH], seed=1)
+        await model.aclose()
     assert message in str(caught.value)
-    assert (route.call_count, told, caught.value.retriable) == (1, [], False)
-    await model.aclose()
+    assert (len(server.requests), told, caught.value.retriable) == (1, [], False)
 
 
-@respx.mock
 async def test_the_fields_of_a_slot_are_sent():
-    choice = {"message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}
-    route = respx.post("http://x.test/v1/chat/completions").respond(200, json={"id": "a", "choices": [choice]})
     fields = {"max_completion_tokens": 99, "reasoning_effort": "low", "extra_body": "{top_k: 20}"}
-    junior = load_config(None, slots(base_url="http://x.test/v1", **fields)).models["junior"]
-    model = HttpModel({"junior": user_endpoint("models.junior", junior, {})})
-    await model.complete("junior", MESSAGES)
-    sent = json.loads(route.calls.last.request.content)
+    with serve(lambda _request: "yes") as server:
+        junior = load_config(None, slots(base_url=f"{server.url}/v1", **fields)).models["junior"]
+        model = HttpModel({"junior": user_endpoint("models.junior", junior, {})})
+        await model.complete("junior", MESSAGES)
+        await model.aclose()
+    sent = server.requests[-1][2]
     assert (sent["max_completion_tokens"], sent["reasoning_effort"], sent["top_k"]) == (99, "low", 20)
     assert "max_tokens" not in sent
-    await model.aclose()

@@ -117,7 +117,7 @@ def abstract(tmp_path):
 
 
 def ask(*arguments):
-    main([str(argument) for argument in arguments])
+    return main([str(argument) for argument in arguments])
 
 
 def test_a_question_with_an_abstract_from_hypotheses_to_sources(answers, abstract, capsys):
@@ -137,6 +137,7 @@ def test_a_question_with_an_abstract_from_hypotheses_to_sources(answers, abstrac
         "Answer: yes; protocol: GO",
         "Judge",
         "Sources",
+        "Not medical advice",
     ]
     assert blocks[0][2] == "  searches  your abstract"
     assert f"  evidence    “{QUOTE}” [your abstract]" in blocks[1]
@@ -158,7 +159,7 @@ def test_given_evidence_is_in_the_prompt_and_listed_as_a_source(answers, abstrac
     with_sources = [payload["sources"] for payload in payloads if "sources" in payload]
     assert with_sources == [[{"id": "question", "text": " ".join(ABSTRACT.split())}]] * 6
     out = capsys.readouterr().out
-    assert out.rstrip().endswith("Sources\n  your abstract  given with your question")
+    assert "Sources\n  your abstract  given with your question\n\nNot medical advice\n" in out
     assert f"“{QUOTE}” [your abstract]" in out
 
 

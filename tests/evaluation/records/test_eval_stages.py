@@ -41,7 +41,8 @@ def command(*arguments):
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    config = load_config(None, [f"runs_dir={folder}", "data.size=40", "gate.tasks=2"])
+    few = ["evaluation.permutations=200", "evaluation.resamples=200"]
+    config = load_config(None, [f"runs_dir={folder}", "data.size=40", "gate.tasks=2", *few])
     with Run.create("trained", config) as run:
         began = {**BASE, "selection": "supervisor's model"}
         run.ledger("phase_started", phase="gather", policy_versions=began)

@@ -302,16 +302,17 @@ async def test_the_child_learns_to_prefer_and_makes_the_same_bits_again(tmp_path
     from safetensors.torch import load_file
 
     rows, found = rows_of(4, seed=1), []
-    for name in ("one", "two"):
+    for name in ("one", "two"):  # In this process, which has the libraries already.
         (folder := tmp_path / name).mkdir()
-        spec = spec_of(folder, serving_model(), rows, [], epochs=4)
-        async with SftProcess(folder / "dpo.log", "never", CHILD) as process:
-            reports = [report async for report in process.train(spec)]
-        assert [report["event"] for report in reports] == ["begin", *["step"] * 4, "end"]
-        assert not any("held_out" in name for name in reports[-1])
+        child.train(spec_of(folder, serving_model(), rows, [], epochs=4), io.StringIO())
         found.append(load_file(folder / "out" / "model.safetensors"))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-    margins = margins_of(model_of(tmp_path / "one" / "out"), model_of(serving_model()), rows, 0.3)
+    spec = spec_of(tmp_path, serving_model(), rows, [], epochs=4)
+    async with SftProcess(tmp_path / "dpo.log", "never", CHILD) as process:
+        reports = [report async for report in process.train(spec)]
+    assert [report["event"] for report in reports] == ["begin", *["step"] * 4, "end"]
+    assert not any("held_out" in name for name in reports[-1])
+    margins = margins_of(model_of(tmp_path / "out"), model_of(serving_model()), rows, 0.3)
     assert min(margins) > 0
 
 

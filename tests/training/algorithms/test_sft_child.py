@@ -41,7 +41,18 @@ from training.learning.base import PhasePlan
 from training.learning.episodes import Episode
 from training.nano.transcripts import careful, junior
 
-SETTINGS = {"epochs": 2, "batch_size": 24, "micro_batch_size": 8, "lr": 1e-3, "warmup_ratio": 0, "quantile": 0.5}
+ROLLOUTS = 8
+EXAMPLES = ROLLOUTS // 2 * len(JUNIORS)
+"""Of the good half of the rollouts, each junior's conversation."""
+SETTINGS = {
+    "min_examples": 8,
+    "epochs": 2,
+    "batch_size": EXAMPLES,
+    "micro_batch_size": 4,
+    "lr": 1e-3,
+    "warmup_ratio": 0,
+    "quantile": 0.5,
+}
 
 
 # --- a run with rollouts of juniors who were right
@@ -86,12 +97,12 @@ def write_trace(path, rollout_id, talks):
 
 
 def rollouts(run):
-    """16 rollouts, each with all juniors' conversations; only every second is good."""
+    """Rollouts, each with all juniors' conversations; only every second is good."""
     rng = random.Random(0)
-    items = generate(17, seed=3)
+    items = generate(ROLLOUTS + 1, seed=3)
     records = []
-    for number, item in enumerate(items[:16]):
-        talks = [(role, junior(item, items[16], role, careful(item), rng)) for role in JUNIORS]
+    for number, item in enumerate(items[:ROLLOUTS]):
+        talks = [(role, junior(item, items[ROLLOUTS], role, careful(item), rng)) for role in JUNIORS]
         trace = f"traces/gather/ro-{number}.jsonl.gz"
         write_trace(run.path / trace, f"ro-{number}", talks)
         records.append(
@@ -171,7 +182,7 @@ def test_the_first_loss_is_that_of_the_assistants_tokens_alone(trained):
     ours, of_all = loss_of(model_of(NANO), examples(lab))
     phase, step, figures = lab.logged[0]
     assert (phase, step) == ("sft", 1)
-    # One step sees all 24 examples; the processor may compute in bfloat16.
+    # One step sees all examples; the processor may compute in bfloat16.
     assert figures["loss"] == pytest.approx(ours, rel=0.03)
     assert of_all > 5 * ours
 
@@ -192,7 +203,7 @@ def test_good_rollouts_are_learned_and_the_model_fits_them_better(trained):
     good = {record.task_id for record in lab.earlier if record.reward == 2.0}
     assert {row["task_id"] for row in rows} == good
     assert {row["role"] for row in rows} == set(JUNIORS)
-    assert len(rows) == result.figures["selected"] == 24
+    assert len(rows) == result.figures["selected"] == EXAMPLES
     folder = lab.run.path / result.policy.folder
     before, _ = loss_of(model_of(NANO), rows)
     after, _ = loss_of(model_of(folder), rows)
@@ -236,7 +247,7 @@ def test_every_step_is_shown_and_logged(trained):
     assert [step for _, step, _ in lab.logged] == [1, 2]
     assert lab.logged[0][2]["lr"] == pytest.approx(1e-3)
     assert result.figures["steps"] == 2
-    assert result.figures["credited"] == result.figures["of_good_rollouts"] == 24
+    assert result.figures["credited"] == result.figures["of_good_rollouts"] == EXAMPLES
 
 
 # --- a run that is continued

@@ -1,7 +1,9 @@
 """Credit: what each senior call gets of its rollout's reward, against closed forms."""
 
+import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from chimera.config.tree import RewardConfig
 from evaluation.records.rollouts import RolloutRecord
 from training.algorithms.ppo.settings import PpoSettings
 from training.credit.calls import AUTOMATIC, credit
+from training.credit.sub_goals import reached
 from training.learning.experience import Call
 
 LABELS = ("yes", "no", "maybe")
@@ -122,3 +125,72 @@ def test_nothing_is_learned_from_a_rollout_without_a_reward():
     assert credit([call()], unscored, config(), RewardConfig()) == []
     failed = replace(record({"alignment": 1.0}), status="failed")
     assert credit([call()], failed, config(), RewardConfig()) == []
+
+
+# --- sub-goals
+
+
+def exchange(content, found="Zorbex lowered relapse (12% versus 25%)."):
+    """A traced call that has read one sentence."""
+    read = json.dumps({"results": [{"id": "1", "text": found}], "goal": "?"})
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": '{"goal": "?"}'},
+        {"role": "tool", "content": read},
+    ]
+    return SimpleNamespace(messages=messages, choice={"message": {"role": "assistant", "content": content}})
+
+
+def hypothesis(*evidence, answer="yes"):
+    return json.dumps({"evidence": list(evidence), "comparison": "lower", "claim": "It helps.", "answer": answer})
+
+
+TRUE, FALSE = "Zorbex lowered relapse (12% versus 25%).", "Zorbex lowered relapse (2% versus 25%)."
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (hypothesis(TRUE), {"readable": True, "quotes": True, "verbatim": True}),
+        (hypothesis(TRUE, FALSE), {"readable": True, "quotes": True, "verbatim": False}),
+        (hypothesis(), {"readable": True, "quotes": False, "verbatim": True}),
+        ("no idea", {"readable": False}),
+    ],
+)
+def test_the_sub_goals_of_a_hypothesis(content, expected):
+    assert reached(replace(call(), asked=exchange(content))) == expected
+
+
+@pytest.mark.parametrize(("expected_answer", "handed", "found"), [("yes", "yes", True), ("no", "yes", False)])
+def test_a_protocol_expects_what_it_was_handed(expected_answer, handed, found):
+    fields = ("design", "population", "intervention", "comparator", "outcome", "analysis", "safeguards")
+    content = json.dumps({**dict.fromkeys(fields, "x"), "sample_size": 100, "expected": expected_answer})
+    one = replace(call("ProtocolDesigner", handed=handed), asked=exchange(content))
+    assert reached(one) == {"readable": True, "expects": found}
+
+
+def test_sub_goals_add_their_share_and_discount_the_end_by_the_calls_that_follow():
+    """Two calls with r = .05 each, R without its automatic parts is 1; half of the second one's sub-goals fail."""
+    first = replace(call(), asked=exchange(hypothesis(TRUE)))
+    second = replace(call(), asked=exchange(hypothesis(FALSE)))
+    settings = PpoSettings(credit="sub_goals", sub_goal_weight=0.3, gamma=0.5, role_baseline=False)
+    found = credit([first, second], record({"alignment": 1.0, "parsed": 0.1}), settings, RewardConfig())
+    assert [one.reward for one in found] == pytest.approx([0.3 + 0.5 + 0.05, 0.2 + 1.0 + 0.05])
+
+
+# --- counterfactual
+
+
+@given(calls, parts, parts)
+def test_counterfactual_is_the_difference_to_the_replay(calls, parts, others):
+    settings = config("counterfactual")
+    plain = credit(calls, record(parts), config("calls"), RewardConfig())
+    rest = math.fsum(value for name, value in others.items() if name not in AUTOMATIC)
+    found = credit(calls, record(parts), settings, RewardConfig(), without=record(others))
+    for one, other in zip(found, plain, strict=True):
+        assert one.reward == pytest.approx(other.reward - (rest if one.call.outcome else 0.0))
+
+
+@pytest.mark.parametrize("without", [None, record({"alignment": None}), record({"alignment": 1.0}, status="failed")])
+def test_without_a_reward_of_the_replay_nothing_is_credited(without):
+    assert credit([call()], record({"alignment": 1.0}), config("counterfactual"), RewardConfig(), without=without) == []

@@ -11,6 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chimera.core.errors import ConfigError, RunError
 from chimera.serving.embedded.checkpoint import NANO, load_checkpoint
@@ -264,13 +266,81 @@ def test_samples_without_peers_or_tokens_are_errors(engine):
         Sample((1,), (2,), float("nan"), "g", "t")
 
 
-@pytest.mark.parametrize(("count", "sizes"), [(128, [64, 64]), (70, [70]), (97, [49, 48]), (3, [3])])
-def test_mini_batches_are_equal_and_near_the_size(count, sizes):
-    parts = mini_batches(count, 64, seed=(0, 1, 0), shuffle=True)
-    assert [len(part) for part in parts] == sizes
-    assert sorted(row for part in parts for row in part) == list(range(count))
-    assert parts == mini_batches(count, 64, seed=(0, 1, 0), shuffle=True)
-    assert parts != mini_batches(count, 64, seed=(0, 2, 0), shuffle=True)
+@pytest.mark.parametrize(
+    ("count", "peers", "sizes"),
+    [(128, 1, [64, 64]), (70, 1, [70]), (97, 1, [49, 48]), (3, 1, [3]), (104, 8, [56, 48]), (72, 72, [72])],
+)
+def test_mini_batches_are_near_the_size_and_keep_peers_together(count, peers, sizes):
+    bundles = [list(range(first, first + peers)) for first in range(0, count, peers)]
+    parts = mini_batches(bundles, 64, seed=(0, 1, 0), shuffle=True)
+    assert [sum(map(len, part)) for part in parts] == sizes
+    assert sorted(bundle for part in parts for bundle in part) == bundles
+    assert parts == mini_batches(bundles, 64, seed=(0, 1, 0), shuffle=True)
+    assert len(bundles) == 1 or parts != mini_batches(bundles, 64, seed=(0, 2, 0), shuffle=True)
+
+
+def branches(seed, prompts, peers, length=12):
+    """Answers to the same prompts; some are equal, some begin alike."""
+    numbers = np.random.default_rng(seed)
+    asked = [tuple(numbers.integers(0, 400, 30).tolist()) for _ in range(prompts)]
+    samples = []
+    for number, prompt in enumerate(asked):
+        first = numbers.integers(0, 400, length).tolist()
+        for peer in range(peers):
+            kept = int(numbers.integers(0, length + 1))
+            answer = first[:kept] + numbers.integers(0, 400, int(numbers.integers(1, length))).tolist()
+            samples.append(Sample(prompt, tuple(answer), float(numbers.normal()), f"g{number}", f"t{number}-{peer}"))
+    return samples
+
+
+@pytest.mark.parametrize("budget", [90, 300, 10_000])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_answers_to_one_prompt_learn_as_if_each_were_computed_alone(
+    engine, serving_model, tmp_path, monkeypatch, budget, temperature
+):
+    """Shared beginnings are computed once: equal weights and metrics, from fewer tokens."""
+    from training.engines.verl_tree import TreeEngine
+
+    samples, results, computed = branches(5, prompts=4, peers=3), [], []
+    ask = TreeEngine.prepare_model_inputs
+
+    def counted(self, micro_batch):
+        inputs, outputs = ask(self, micro_batch)
+        computed[-1] += inputs["input_ids"].shape[1]
+        return inputs, outputs
+
+    monkeypatch.setattr(TreeEngine, "prepare_model_inputs", counted)
+    for shared in (True, False):
+        if not shared:
+            monkeypatch.setattr(TreeEngine, "_fits", lambda self, micro_batch: False)
+        one = engine(ppo_max_token_len_per_gpu=budget, temperature=temperature, ppo_epochs=2)
+        computed.append(0)
+        figures = [one.update(samples, step) for step in (1, 2)]
+        results.append((figures, exported(one, tmp_path / f"{shared}")))
+    (with_tree, weights), (alone, others) = results
+    assert computed[0] < (0.7 if budget > 90 else 1.0) * computed[1]
+    for name, value in alone[1].items():
+        if "timing" not in name and "perf/" not in name and "memory" not in name:
+            assert with_tree[1][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+    assert all(np.allclose(weights[name], others[name], atol=2e-5) for name in others)
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=6))
+def test_a_tree_keeps_each_beginning_once_and_every_token_sees_its_own_sequence(sequences):
+    import torch
+
+    from training.engines.prefix_tree import grow
+
+    tree = grow(torch.tensor([token for one in sequences for token in one]), [len(one) for one in sequences])
+    prefixes = {tuple(one[: depth + 1]) for one in sequences for depth in range(len(one))}
+    assert len(tree.kept) == len(prefixes) == sum(run.size for run in tree.runs)
+    flat = [tuple(one[: depth + 1]) for one in sequences for depth in range(len(one))]
+    assert [flat[tree.kept[place]] for place in tree.place.tolist()] == flat
+    begins = np.cumsum([0, *(run.size for run in tree.runs)]).tolist()
+    for number, run in enumerate(tree.runs):
+        seen = [begins[earlier] + depth for earlier, size in run.before for depth in range(size)]
+        own = flat[tree.kept[begins[number]]]
+        assert [flat[tree.kept[place]] for place in seen] == [own[: depth + 1] for depth in range(len(own) - 1)]
 
 
 # --- learning

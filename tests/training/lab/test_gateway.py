@@ -11,6 +11,7 @@ import httpx
 import pytest
 import uvicorn
 from agentlightning.types import EnqueueRolloutRequest
+from idle_child import tell_modules
 
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError
@@ -339,3 +340,14 @@ async def test_a_run_without_its_store_ends_in_words_and_nobody_got_an_unrecorde
 def test_what_no_span_can_hold_is_encoded_all_the_same():
     strange = {"id": "half \ud800", "created": 2**70, "usage": {"a": [1]}, "nothing": None, "yes": True, "t": 0.5}
     assert encode([Exchange("ro-1", "at-1", {}, strange, 1, 2)])
+
+
+async def test_no_process_loads_litellm_unless_it_is_the_gateway(tmp_path):
+    """It takes seven seconds of processor time, and would be loaded with Agent Lightning."""
+    receiver, sender = forks.pipe()
+    child = forks.Fork("teller", tell_modules, (sender,), tmp_path / "teller.log")
+    child.start()
+    loaded = await forks.receive(receiver, child, seconds=3600)
+    child.join()
+    assert {"agentlightning", "training.lab.gateway.process", "training.lab.runner"} < loaded
+    assert "litellm" not in loaded

@@ -66,11 +66,30 @@ class Batch:
         """Number of tokens of each call, prompt and response together."""
         return [len(one.prompt_ids) + len(one.response_ids) for one in self.samples]
 
-    def packed(self, rows: Sequence[int], columns: Sequence[str] = (), **settings: Any) -> "TensorDict":
-        """The jagged batch of some rows for VeRL's engine.
+    def bundles(self, budget: int) -> list[list[int]]:
+        """Rows with one prompt, by their first row. They stay together, so that their prompt is computed once.
 
         Args:
-            rows: Indices of the calls.
+            budget: A prompt whose rows have more tokens has several bundles, of nearly equal numbers of rows.
+        """
+        import numpy as np
+
+        found: dict[tuple[int, ...], list[int]] = {}
+        for row, one in enumerate(self.samples):
+            found.setdefault(one.prompt_ids, []).append(row)
+        bundles: list[list[int]] = []
+        for rows in found.values():
+            most = max(1, budget // max(self.sizes[row] for row in rows))
+            bundles += [part.tolist() for part in np.array_split(rows, math.ceil(len(rows) / most))]
+        return bundles
+
+    def packed(self, bundles: Sequence[Sequence[int]], columns: Sequence[str] = (), **settings: Any) -> "TensorDict":
+        """The jagged batch of some rows for VeRL's engine.
+
+        A bundle's rows come into one micro-batch, if all bundles have equally many rows.
+
+        Args:
+            bundles: Indices of the calls, by bundles.
             columns: Names of the `columns` to include.
             settings: Further settings of the engine for this batch.
         """
@@ -80,6 +99,8 @@ class Batch:
         def jagged(parts: "list[Tensor]") -> "Tensor":
             return torch.nested.as_nested_tensor(parts, layout=torch.jagged)
 
+        rows = [row for bundle in bundles for row in bundle]
+        peers = {len(bundle) for bundle in bundles}
         chosen = [self.samples[row] for row in rows]
         ones = [torch.ones(len(one.response_ids), dtype=torch.long) for one in chosen]
         tensors: dict[str, Any] = {
@@ -101,6 +122,7 @@ class Batch:
                 "temperature": self.temperature,
                 "pad_mode": "no_padding",
                 "global_token_num": [self.sizes[row] for row in rows],
+                "force_group_size": peers.pop() if len(peers) == 1 else 1,
                 **settings,
             },
         )
@@ -127,16 +149,21 @@ class Batch:
         }
 
 
-def mini_batches(count: int, size: int, *, seed: Sequence[int], shuffle: bool) -> list[list[int]]:
-    """Split `count` rows into mini-batches of nearly equal size (within one row) that is as near to `size` as possible.
+def mini_batches(
+    bundles: Sequence[Sequence[int]], size: int, *, seed: Sequence[int], shuffle: bool
+) -> list[list[Sequence[int]]]:
+    """Split bundles of rows into mini-batches whose number of rows is as near to `size` as possible.
 
-    VeRL needs a whole number of full mini-batches, but the number of calls varies. A small last mini-batch would cause
-    a full optimiser step from few calls, and padding would change the means of the loss.
+    Bundles stay whole, and the mini-batches have nearly equally many of them (within one). VeRL needs a whole number of
+    full mini-batches, but the number of calls varies. A small last mini-batch would cause a full optimiser step from
+    few calls, and padding would change the means of the loss.
     """
     import numpy as np
 
-    order = np.random.default_rng(list(seed)).permutation(count) if shuffle else np.arange(count)
-    return [part.tolist() for part in np.array_split(order, max(1, round(count / size)))]
+    count = sum(map(len, bundles))
+    order = np.random.default_rng(list(seed)).permutation(len(bundles)) if shuffle else np.arange(len(bundles))
+    parts = np.array_split(order, min(len(bundles), max(1, round(count / size))))
+    return [[bundles[number] for number in part] for part in parts]
 
 
 def reduce(outputs: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -19,6 +19,8 @@ from chimera.run.seals import checked, seal
 from training.learning.base import PhasePlan
 from training.learning.curriculum import Course
 
+FIRST = "first"
+"""Ends the name of the weights that a phase began with, where they are needed beside the live ones."""
 STATE = "phase.json"
 ENGINE = "engine"
 
@@ -104,7 +106,7 @@ class Checkpoints:
         kept = [live, *(self._progress(self._folder / str(step)).live for step in self._steps())]
         folders = {self._run.path / policy.folder for policy in kept if policy is not None}
         for folder in (self._run.path / "models" / self._plan.slot).glob(f"{self._plan.name}-*"):
-            if folder not in folders:
+            if folder not in folders and folder.name != f"{self._plan.name}-{FIRST}":
                 shutil.rmtree(folder)
 
     def _steps(self) -> list[int]:

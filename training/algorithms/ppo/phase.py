@@ -25,7 +25,7 @@ from chimera.run.seals import seal
 from evaluation.records.rollouts import RolloutRecord
 from training.algorithms.ppo import steps as ppo_steps
 from training.algorithms.ppo.batch import Sample
-from training.algorithms.ppo.checkpoints import Checkpoints, Progress
+from training.algorithms.ppo.checkpoints import FIRST, Checkpoints, Progress
 from training.algorithms.ppo.settings import PpoSettings
 from training.algorithms.ppo.sources import BranchSource, RolloutSource, SampleSource
 from training.algorithms.ppo.tokens import forget_update, record_update
@@ -151,7 +151,16 @@ class _Loop:
     def _source(self) -> SampleSource:
         if self._settings.states:
             return BranchSource(self._plan, self._settings, self._bench, self._progress.course)
-        return RolloutSource(self._plan, self._settings, self._bench)
+        first = self._first() if self._settings.credit == "counterfactual" else None
+        return RolloutSource(self._plan, self._settings, self._bench, first)
+
+    def _first(self) -> Policy:
+        """The weights that the phase began with, as a candidate for replays."""
+        policy = Policy.made("weights", self._plan.slot, f"{self._plan.name}-{FIRST}")
+        if not (self._bench.run.path / policy.folder).exists():
+            copy_model(self._first_weights, self._bench.run.path / policy.folder)
+            seal(self._bench.run, policy.folder)
+        return policy
 
     async def _steps(self, source: SampleSource, opened: "asyncio.Future[None]") -> None:
         bench, settings, progress = self._bench, self._settings, self._progress

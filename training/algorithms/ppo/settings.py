@@ -8,7 +8,7 @@ from pydantic import Field
 from training.learning.curriculum import Order
 from training.learning.groups import BranchSettings
 
-ROLLOUT_KEYS = ("tasks_per_step", "credit", "role_baseline", "step_timeout_s", "min_good_share")
+ROLLOUT_KEYS = ("tasks_per_step", "credit", "sub_goal_weight", "role_baseline", "step_timeout_s", "min_good_share")
 BRANCH_KEYS = ("tasks", "value", "curriculum")
 CRITIC_KEYS = ("critic_lr", "critic_warmup", "cliprange_value", "lam")
 
@@ -39,11 +39,14 @@ class PpoSettings(BranchSettings):
     steps: int = Field(default=6, ge=1, le=1_000_000, description="online steps: rollouts, then one update")
     tasks_per_step: int = Field(default=8, ge=1, le=1_000_000, description="training tasks of one step of rollouts")
     n: int = Field(default=4, ge=1, le=10_000, description="rollouts per task, or answers to each of `states`")
-    credit: Literal["broadcast", "calls", "return_to_go"] = Field(
+    credit: Literal["broadcast", "calls", "return_to_go", "sub_goals", "counterfactual"] = Field(
         default="calls",
         description="broadcast: every call gets the rollout's reward; calls: each call gets its own parsed, call_valid "
-        "and tool_succeeded rewards plus the rest of the rollout's; return_to_go: also those of its role's later calls",
+        "and tool_succeeded rewards plus the rest of the rollout's; return_to_go: also its role's later ones; "
+        "sub_goals: also some for what its answer has, such as true quotes, and less of the rest by gamma for each "
+        "later call; counterfactual: less the rest of a replay with the weights that the phase began with",
     )
+    sub_goal_weight: float = Field(default=0.2, gt=0, le=1000, description="sub_goals: what all of an answer's earn")
     role_baseline: bool = Field(
         default=True,
         description="subtract what the hypothesis that a role was handed would have earned in alignment unchanged",
@@ -112,11 +115,15 @@ class PpoSettings(BranchSettings):
             found |= dict.fromkeys(ROLLOUT_KEYS, "states is set, so it learns from answers and not from rollouts")
         else:
             found |= dict.fromkeys(BRANCH_KEYS, "states is 0, so it learns from rollouts")
+            if self.credit == "counterfactual":
+                found["role_baseline"] = "credit is 'counterfactual', which subtracts what the first weights earn"
+            if self.credit != "sub_goals":
+                found["sub_goal_weight"] = f"credit is {self.credit!r}"
         if self.adv_estimator != "gae":
             found |= dict.fromkeys(CRITIC_KEYS, f"adv_estimator is {self.adv_estimator!r}")
         if self.adv_estimator != "grpo":
             found["norm_adv_by_std_in_grpo"] = f"adv_estimator is {self.adv_estimator!r}"
-        if self.adv_estimator in ("grpo", "rloo"):
+        if self.adv_estimator in ("grpo", "rloo") and (self.states or self.credit != "sub_goals"):
             found["gamma"] = f"adv_estimator is {self.adv_estimator!r}, which does not discount"
         if not self.use_kl_loss:
             found |= dict.fromkeys(("kl_loss_coef", "kl_loss_type"), "use_kl_loss is false")

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from evaluation.records.rollouts import RolloutInput
+from agents.roles import ROLES
+from chimera.run.policies import Policy
+from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from training.algorithms.ppo import steps as ppo_steps
 from training.algorithms.ppo.batch import Sample
 from training.algorithms.ppo.settings import PpoSettings
@@ -57,10 +59,11 @@ class RolloutSource:
         plan: The phase.
         settings: Its settings.
         bench: Its bench.
+        first: counterfactual credit: the weights that the phase began with.
     """
 
-    def __init__(self, plan: PhasePlan, settings: PpoSettings, bench: Bench) -> None:
-        self._plan, self._settings, self._bench = plan, settings, bench
+    def __init__(self, plan: PhasePlan, settings: PpoSettings, bench: Bench, first: Policy | None = None) -> None:
+        self._plan, self._settings, self._bench, self._first = plan, settings, bench, first
         self._tasks = ppo_steps.draw(bench.dataset.train, settings.tasks_per_step, f"{bench.config.seed}/{plan.name}")
         self._passed = 0
 
@@ -76,7 +79,8 @@ class RolloutSource:
         self._passed = step
         inputs = ppo_steps.inputs_of(next(self._tasks), plan.name, step, settings.n, seed)
         found = ppo_steps.sort_out(inputs, await self._episodes(inputs))
-        samples, stale = await asyncio.to_thread(self._samples, found.good, version)
+        without = await self._without(found.good, self._first) if self._first is not None else {}
+        samples, stale = await asyncio.to_thread(self._samples, found.good, version, without)
         metrics = ppo_steps.figures(found, samples)
         return Taken(samples, metrics, ppo_steps.why_skip(found, samples, settings, plan.name), stale, found.left_out)
 
@@ -94,7 +98,16 @@ class RolloutSource:
                 raise
         return episodes
 
-    def _samples(self, episodes: Sequence[Episode], version: str) -> tuple[list[Sample], int]:
+    async def _without(self, episodes: Sequence[Episode], first: Policy) -> dict[str, RolloutRecord]:
+        """By rollout, the same rollout with the phase's first weights from the role's first visit on."""
+        role = next(name for name in ROLES if name in self._plan.roles)
+        replays = (self._bench.replay(episode, at=role, policies=(first,)) for episode in episodes)
+        found = await asyncio.gather(*replays)
+        return {episode.record.rollout_id: one.record for episode, one in zip(episodes, found, strict=True)}
+
+    def _samples(
+        self, episodes: Sequence[Episode], version: str, without: Mapping[str, RolloutRecord]
+    ) -> tuple[list[Sample], int]:
         """The roles' calls with their credit, and the number of calls left out because other weights sampled them."""
         samples: list[Sample] = []
         stale = 0
@@ -102,7 +115,8 @@ class RolloutSource:
             calls = episode.calls(self._plan.roles)
             own = [call for call in calls if call.weights_version == version]
             stale += len(calls) - len(own)
-            credited = credit(own, episode.record, self._settings, self._bench.config.reward)
+            other = without.get(episode.record.rollout_id)
+            credited = credit(own, episode.record, self._settings, self._bench.config.reward, without=other)
             samples += ppo_steps.samples_of(credited, episode.record.task_id)
         return samples, stale
 

@@ -22,7 +22,6 @@ from chimera.config.tree import ModelConfig
 from chimera.serving.client import Endpoint
 from chimera.serving.door import Door
 from training.lab.gateway.spec import START_SECONDS, GatewaySpec
-from training.lab.gateway.telemetry import ExchangeTelemetry
 from training.lab.store import KeyedStoreClient
 from training.lab.telemetry import use_plain_resources
 
@@ -64,13 +63,15 @@ def plain_error(text: str) -> str:
 
 def serve(spec: GatewaySpec, port: int, ready: Connection) -> None:
     """The gateway process: serve until SIGTERM. It sends a message through `ready` once it answers."""
+    from training.lab.gateway.telemetry import ExchangeTelemetry  # It loads LiteLLM, which only this process needs.
+
     use_plain_resources()
     _silence_banner()
     os.environ["LITELLM_MASTER_KEY"] = spec.key
     ExchangeTelemetry.store_key = spec.store_key
     for name, endpoint in spec.endpoints.items():
         os.environ[_key_variable(name)] = endpoint.api_key
-    asyncio.run(_serve(spec, port, ready))
+    asyncio.run(_serve(spec, port, ready, ExchangeTelemetry))
 
 
 def _silence_banner() -> None:
@@ -87,7 +88,7 @@ def _key_variable(name: str) -> str:
     return f"CHIMERA_BACKEND_KEY_{name.upper()}"
 
 
-async def _serve(spec: GatewaySpec, port: int, ready: Connection) -> None:
+async def _serve(spec: GatewaySpec, port: int, ready: Connection, telemetry: type[Any]) -> None:
     launcher = PythonServerLauncherArgs(
         port=port,
         host="127.0.0.1",
@@ -103,7 +104,7 @@ async def _serve(spec: GatewaySpec, port: int, ready: Connection) -> None:
         model_list=model_list(spec.models, spec.endpoints),  # pyright: ignore[reportArgumentType]  a private TypedDict
         # The society retries failed calls. A cool-down would refuse calls to a server that is up again.
         litellm_config={"router_settings": {"disable_cooldowns": True, "num_retries": 0}},
-        callbacks=[ExchangeTelemetry],
+        callbacks=[telemetry],
         middlewares=["rollout_attempt"],
         launcher_args=launcher,
     )

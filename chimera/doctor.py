@@ -1,0 +1,151 @@
+"""`python -m chimera doctor`: try every model, tool and resource of a configuration, and say what each phase can do."""
+
+import argparse
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chimera.core.cli import add_config_arguments, config_from, parse_arguments, run_command
+
+if TYPE_CHECKING:
+    from agents.context import Tools
+    from chimera.config.tree import Config
+    from chimera.data.tasks import Dataset
+    from chimera.serving.client import Endpoint
+    from evaluation.probes.finding import Finding
+
+MARKS = {"ok": "[green]ok[/]", "note": "[dim]note[/]", "warning": "[yellow]warning[/]", "fault": "[bold red]FAULT[/]"}
+
+WIDTHS = 7, 28
+"""Columns of a line: the level, then what was tried."""
+
+
+def main(argv: list[str]) -> int | None:
+    """Run the command; exit code 1 if the configured run cannot work."""
+    parser = argparse.ArgumentParser(prog="python -m chimera doctor", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    add_config_arguments(parser)
+    arguments = parse_arguments(parser, argv)
+    config = config_from(arguments)
+    found: list[Finding] = []
+    for finding in findings(config):
+        found.append(finding)
+        if not arguments.json:
+            _show(finding)
+    if arguments.json:
+        print(json.dumps([asdict(finding) for finding in found], indent=2))
+    faults = [f"{one.area} ({one.what})" for one in found if one.level == "fault"]
+    if not arguments.json:
+        warnings = sum(one.level == "warning" for one in found)
+        print(
+            f"the configured run cannot work: {', '.join(faults)}"
+            if faults
+            else f"the configured run can work{f', with {warnings} warnings' if warnings else ''}"
+        )
+    return 1 if faults else 0
+
+
+def findings(config: "Config") -> "Iterator[Finding]":
+    """Everything that is found, one after another as it is found.
+
+    Raises:
+        ConfigError: A setting is wrong, such as a model's folder.
+        DataError: The tasks cannot be read.
+    """
+    from chimera.core.secrets import load_secrets
+    from chimera.data.tasks import load
+    from evaluation.probes.finding import Finding, Level
+    from evaluation.probes.machine import machine_findings
+
+    secrets = load_secrets([*config.secret_names(), "WANDB_API_KEY"])
+    yield from machine_findings(config, secrets)
+    dataset = load(config.data)
+    yield Finding("data", config.data.path, Level.OK, dataset.describe())
+    yield from _phases(config, dataset)
+    yield from _models(config, dataset, secrets)
+
+
+def _phases(config: "Config", dataset: "Dataset") -> "Iterator[Finding]":
+    """Whether each phase can run with these models and tasks."""
+    from chimera.core.errors import ConfigError
+    from evaluation.probes.finding import Finding, Level
+    from training.learning.plans import make_phases
+
+    for name, settings in config.pipeline.items():
+        try:
+            (phase,) = make_phases([name], config, dataset)
+        except ConfigError as error:
+            yield Finding("pipeline", name, Level.FAULT, f"{error}")
+            continue
+        roles = ", ".join(phase.plan.roles)
+        text = f"{settings.algorithm} can train {roles}" if roles else f"{settings.algorithm} can run"
+        yield Finding("pipeline", name, Level.OK, text)
+
+
+def _models(config: "Config", dataset: "Dataset", secrets: Mapping[str, str]) -> "Iterator[Finding]":
+    """What each server does, and whether the society works with them."""
+    from agents.tools.toolbox import build_toolbox
+    from chimera.core.errors import ChimeraError
+    from chimera.serving.process import serve
+    from evaluation.probes.finding import Finding, Level
+
+    with _folder() as folder:
+        try:
+            tools = build_toolbox(
+                config.tools, dataset.documents(), secrets, roles=config.roles, conclusions=dataset.conclusions()
+            )
+            with serve(config.served(), config.serving, secrets, log_file=folder / "models.log") as servers:
+                yield from asyncio.run(_ask(config, dataset, servers.endpoints, tools))
+        except ChimeraError as error:
+            yield Finding("models", "start", Level.FAULT, str(error))
+
+
+async def _ask(
+    config: "Config", dataset: "Dataset", endpoints: "Mapping[str, Endpoint]", tools: "Tools"
+) -> "Sequence[Finding]":
+    from chimera.serving.client import HttpModel
+    from evaluation.probes.finding import Level
+    from evaluation.probes.models import ModelProbe
+    from evaluation.probes.rollout import rollout_finding
+
+    task = dataset.train[0]
+    found = []
+    for slot in config.used():
+        if config.models[slot].kind != "rubric":
+            found += await ModelProbe(config, slot, endpoints[slot], tools, task.goal).findings()
+    if any(one.level is Level.FAULT for one in found):
+        return found
+    model = HttpModel(endpoints)
+    try:
+        return [*found, await rollout_finding(config, model, tools, task.brief())]
+    finally:
+        await model.aclose()
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def _show(finding: "Finding") -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    line = Table.grid(padding=(0, 1))
+    for width in (WIDTHS[0], WIDTHS[1]):
+        line.add_column(width=width)
+    line.add_column(ratio=1)
+    line.add_row(MARKS[finding.level], f"{escape(finding.area)}: {escape(finding.what)}", escape(finding.text))
+    Console(highlight=False).print(line)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,172 @@
+"""The HTTP connections of model calls: they limit the time and the size of an answer, and follow no redirection.
+
+A rollout takes half the processor time that it took with the OpenAI client (`benchmarks.orchestration`).
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp.http_exceptions import ContentEncodingError
+from pydantic_core import to_json
+
+from chimera.serving.door import LOOPBACK
+
+MAX_BYTES = 32 * 2**20
+"""Longest answer that is read, in decompressed bytes. Log-probabilities of a long conversation are far smaller."""
+FIRST_WAIT, LONGEST_WAIT, LONGEST_ASKED_WAIT = 0.5, 8.0, 60.0
+"""Seconds before the first further try, at most, and at most when the server names a time."""
+BUSY = frozenset({408, 409, 429})
+"""Statuses below 500 after which the same request may succeed."""
+
+
+class BadAnswerError(Exception):
+    """A server sent no whole HTTP answer. The message continues a sentence that begins with the server's name."""
+
+
+class NoAnswerError(Exception):
+    """No server answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """A whole HTTP answer; `headers` have names in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    @property
+    def retriable(self) -> bool:
+        """True if the same request may succeed later."""
+        return self.status in BUSY or self.status >= 500
+
+    def error(self) -> object:
+        """What stands under "error" in the answer, or the whole answer if nothing does; None if it is no JSON."""
+        try:
+            body = json.loads(self.content)
+        except (ValueError, RecursionError):
+            return None
+        return body.get("error", body) if isinstance(body, dict) else None
+
+    def refusal(self, shown: int) -> str:
+        """The server's own message in one line of at most `shown` characters; else its whole answer."""
+        text, error = self.content.decode("utf-8", "replace"), self.error()
+        message = error.get("message") if isinstance(error, dict) else error
+        said = message if isinstance(message, str) and message else text
+        return " ".join(said.encode("utf-8", "replace").decode().split())[:shown]
+
+
+class Connections:
+    """Connections to model servers. Those to this machine do not use the environment's proxy."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
+
+    async def post(self, url: str, key: str, body: Mapping[str, Any], *, limit_s: float, retries: int) -> HttpAnswer:
+        """Post `body` as JSON, up to `retries` times more if the server is busy or gives no whole answer.
+
+        Args:
+            url: The address.
+            key: Sent as bearer token.
+            body: The request.
+            limit_s: Seconds for one try, until the last byte of its answer.
+            retries: Further tries.
+
+        Raises:
+            BadAnswerError: The answer is too long, incomplete or not HTTP.
+            TimeoutError: The answer did not come in time.
+            NoAnswerError: No server answered.
+        """
+        encoded = to_json(body, inf_nan_mode="constants")
+        for number in range(retries):
+            try:
+                answer = await self._try(url, key, encoded, limit_s)
+            except (BadAnswerError, NoAnswerError, TimeoutError):
+                wait = None
+            else:
+                if not answer.retriable:
+                    return answer
+                wait = _asked_wait(answer.headers)
+            if wait is None:
+                wait = min(LONGEST_WAIT, FIRST_WAIT * 2**number) * random.uniform(0.75, 1.0)
+            await asyncio.sleep(wait)
+        return await self._try(url, key, encoded, limit_s)
+
+    async def _try(self, url: str, key: str, body: bytes, limit_s: float) -> HttpAnswer:
+        """Post once, and again if the server has closed a connection that was kept: it has not read the request."""
+        try:
+            return await self._once(url, key, body, limit_s)
+        except NoAnswerError as error:
+            if isinstance(error.__cause__, aiohttp.ClientConnectorError):
+                raise
+        return await self._once(url, key, body, limit_s)
+
+    async def _once(self, url: str, key: str, body: bytes, limit_s: float) -> HttpAnswer:
+        headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=None)
+        try:
+            # A redirection would send prompts and key to any address that an answer names.
+            async with self._session(url).post(
+                url, data=body, headers=headers, timeout=timeout, allow_redirects=False
+            ) as answer:
+                content = await _content(answer)
+                return HttpAnswer(
+                    answer.status, {name.lower(): value for name, value in answer.headers.items()}, content
+                )
+        except TimeoutError as error:
+            raise TimeoutError(f"no whole answer within {limit_s:g} s") from error
+        except (aiohttp.ClientPayloadError, aiohttp.ClientResponseError) as error:
+            if isinstance(error.__cause__, ContentEncodingError):
+                raise BadAnswerError("sent an answer that cannot be decompressed") from error
+            # aiohttp puts the whole rest of the answer behind this mark.
+            said = _line(error).partition(": <")[0]
+            raise BadAnswerError(f"sent an answer that is broken off or no HTTP: {said}") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise NoAnswerError(_line(error)) from error
+
+    def _session(self, url: str) -> aiohttp.ClientSession:
+        elsewhere = urlsplit(url).hostname not in LOOPBACK
+        if elsewhere not in self._sessions:
+            self._sessions[elsewhere] = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), trust_env=elsewhere, cookie_jar=aiohttp.DummyCookieJar()
+            )
+        return self._sessions[elsewhere]
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        sessions = list(self._sessions.values())
+        self._sessions.clear()
+        for session in sessions:
+            await session.close()
+
+
+async def _content(answer: aiohttp.ClientResponse) -> bytes:
+    parts, size = [], 0
+    async for part in answer.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > MAX_BYTES:
+            raise BadAnswerError(f"sent more than {MAX_BYTES // 2**20} MiB: no chat completion is so long")
+    return b"".join(parts)
+
+
+def _asked_wait(headers: Mapping[str, str]) -> float | None:
+    """Seconds that the server asks to wait, None if it names no time, or too long a one."""
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers.get(name, "")) * unit
+        except ValueError:
+            continue
+        if 0 < seconds <= LONGEST_ASKED_WAIT:
+            return seconds
+    return None
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,53 @@
+"""The result of one question as plain data, for programs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from evaluation.conduct.live_society import Step
+
+NOTICE = "Not medical advice: language models wrote this, and they err. Ask a doctor before you act on it."
+FIELDS = {"answer": "final_answer", "decision": "final_decision", "rationale": "final_rationale", "veto": "final_veto"}
+MORE = {"caution": "final_caution", "withheld": "final_withheld", "confirmation": "confirmation"}
+
+
+class Outcome:
+    """Collects the steps of one question."""
+
+    def __init__(self, question: str, *, real: bool, toys: list[str], earlier: Mapping[str, Any]) -> None:
+        self._question, self._real = question, real
+        self.toys = toys
+        self._state: dict[str, Any] = dict(earlier)
+        self.last: Step | None = None
+
+    def add(self, step: Step) -> None:
+        """Take one step in."""
+        self._state |= step.update
+        self.last = step
+
+    @property
+    def withheld(self) -> bool:
+        """True if no source supports the society's decision, so that there is no answer."""
+        return self._state.get("final_withheld") is not None
+
+    @property
+    def waits(self) -> bool:
+        """True if a person has to confirm the decision."""
+        return self.last is not None and self.last.waits_for is not None
+
+    def result(self, kept: str | None) -> dict[str, Any]:
+        """The result; `kept` is the name under which the work is kept, if it is."""
+        state = self._state
+        sources = {
+            one.where: {"where": one.where, "title": one.title, "url": one.url, "real": one.real}
+            for one in (self.last.read if self.last else ())
+        }
+        return {
+            "question": self._question,
+            **{name: state.get(field) for name, field in {**FIELDS, **MORE}.items()},
+            "waits_for_a_person": self.waits,
+            "kept_as": kept,
+            "evidence": [{"quote": quote, "where": where} for quote, where in state.get("final_grounds", ())],
+            "sources": list(sources.values()),
+            "toy_models": self.toys,
+            "notice": NOTICE if self._real else None,
+        }

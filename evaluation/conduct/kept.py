@@ -1,0 +1,160 @@
+"""A question that waits for a person, on disk: it can be answered after the process has ended in any way.
+
+<runs_dir>/asked/<name>/question.json     the brief, the configuration and the run that answers
+                        state.sqlite      the society's state after each node (LangGraph's checkpointer)
+                        sources.json      the passages that were read, with their origins
+                        preferences.jsonl what the person changed or rejected, as preference data
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from agents.roles import PRINCIPAL_INVESTIGATOR
+from agents.saver import saved_state
+from agents.seat import PersonVerdict
+from agents.tools.passages import Passage
+from chimera.config.tree import Config
+from chimera.core.errors import RunError
+from chimera.core.plain_json import read_json_object
+from chimera.core.types import Brief, Section
+
+FOLDER = "asked"
+THREAD = "question"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One kept question.
+
+    Attributes:
+        path: Its folder.
+        brief: What was asked.
+        config: The configuration that it was asked with.
+        run: Name of the run whose weights answer; None for the base models.
+    """
+
+    path: Path
+    brief: Brief
+    config: Config
+    run: str | None
+
+    @classmethod
+    def create(cls, config: Config, brief: Brief, run: str | None) -> Self:
+        """Make the folder of a new question, readable by its owner only.
+
+        Raises:
+            RunError: The folder cannot be written.
+        """
+        made = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        parent = config.runs_dir / FOLDER
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            path = next(one for one in _names(parent, made) if _made(one))
+            question = {"brief": asdict(brief), "config": config.model_dump(mode="json"), "run": run}
+            (path / "question.json").write_text(json.dumps(question, ensure_ascii=False), encoding="utf-8")
+        except OSError as error:
+            raise RunError(
+                f"the question cannot be kept in {parent} ({error}): set runs_dir to another folder"
+            ) from error
+        return cls(path, brief, config, run)
+
+    @classmethod
+    def open(cls, runs_dir: Path, name: str) -> Self:
+        """The question of that name.
+
+        Raises:
+            RunError: There is none, or its file is broken.
+        """
+        parent = runs_dir / FOLDER
+        there = sorted(one.name for one in parent.iterdir()) if parent.is_dir() else []
+        if name not in there:
+            raise RunError(f"no question {name!r} is kept in {parent}; there are {', '.join(there) or 'none'}")
+        file = parent / name / "question.json"
+        try:
+            found = read_json_object(file)
+            given = found["brief"]
+            context = tuple(Section(**section) for section in given.pop("context"))
+            config = Config.model_validate(found["config"])
+            return cls(parent / name, Brief(**given, context=context), config, found["run"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{file} is broken ({error}): ask again") from error
+
+    @property
+    def name(self) -> str:
+        """Its name, for `--continue`."""
+        return self.path.name
+
+    @property
+    def states(self) -> Path:
+        """The file of the society's states."""
+        return self.path / "state.sqlite"
+
+    def sources(self) -> list[tuple[str, Passage]]:
+        """The passages that were read so far, each with the tool that found it.
+
+        Raises:
+            RunError: The file is broken.
+        """
+        file = self.path / "sources.json"
+        try:
+            found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+            return [(tool, Passage(**passage)) for tool, passage in found]
+        except (OSError, ValueError, TypeError) as error:
+            raise RunError(f"{file} is broken ({error}): ask again") from error
+
+    def keep_sources(self, found: Sequence[tuple[str, Passage]]) -> None:
+        """Write the passages that were read, whole or not at all."""
+        draft = self.path / "sources.json.tmp"
+        draft.write_text(json.dumps([(tool, asdict(one)) for tool, one in found]), encoding="utf-8")
+        draft.replace(self.path / "sources.json")
+
+    async def state(self) -> Mapping[str, Any]:
+        """The society's state as it was saved last; empty if nothing was saved."""
+        return await saved_state(self.states, THREAD)
+
+    def prefer(self, state: Mapping[str, Any], verdict: PersonVerdict) -> None:
+        """Keep what a person changed or rejected, as preference data.
+
+        Args:
+            state: The society's state while it waits.
+            verdict: What the person said. An approval is no preference.
+        """
+        if verdict.action == "approve":
+            return
+        rejected = {
+            "amendments": state["final_protocol"]["amendments"],
+            "rationale": state["final_rationale"],
+            "answer": state["final_answer"],
+            "decision": state["final_decision"],
+        }
+        changed = {"answer": verdict.answer or rejected["answer"], "decision": verdict.decision or rejected["decision"]}
+        chosen = {**rejected, **changed, "rationale": verdict.reason} if verdict.action == "edit" else None
+        record = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "role": PRINCIPAL_INVESTIGATOR,
+            "prompt": state["messages"][PRINCIPAL_INVESTIGATOR][:-1],
+            "rejected": rejected,
+            "chosen": chosen,
+            "reason": verdict.reason,
+        }
+        with (self.path / "preferences.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _names(parent: Path, first: str) -> "list[Path]":
+    return [parent / first, *(parent / f"{first}-{number}" for number in range(2, 1000))]
+
+
+def _made(path: Path) -> bool:
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        return False
+    return True

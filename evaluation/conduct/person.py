@@ -1,0 +1,48 @@
+"""Puts a decision to the person at the terminal."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from chimera.core.types import DECISIONS
+from chimera.show.card import Card, show
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from agents.seat import PersonVerdict
+
+
+def ask_person(console: "Console", state: Mapping[str, Any]) -> "PersonVerdict":
+    """The person's verdict. Questions that have no usable answer are asked again.
+
+    Args:
+        console: The terminal.
+        state: The society's state, with the decision that waits.
+    """
+    from pydantic import ValidationError
+    from rich.prompt import Prompt
+
+    from agents.seat import PersonVerdict, refused
+
+    lines = (("answer", str(state["final_answer"])), ("protocol", state["final_decision"]))
+    show(console, Card("Does this decision take effect?", (*lines, ("why", state["final_rationale"])), "yellow"))
+    while True:
+        action = Prompt.ask("your verdict", choices=["approve", "edit", "reject"], console=console)
+        given: dict[str, Any] = {"action": action}
+        if action == "edit":
+            current = state["final_decision"]
+            decision = Prompt.ask("decision", choices=list(DECISIONS), default=current, console=console)
+            answer = Prompt.ask("answer", default=state["final_answer"], console=console)
+            given |= {"decision": decision if decision != current else None}
+            given |= {"answer": answer if answer != state["final_answer"] else None}
+        if action != "approve":
+            given["reason"] = Prompt.ask("why", console=console)
+        try:
+            verdict = PersonVerdict(**given)
+        except ValidationError as error:
+            console.print(error.errors()[0]["msg"].removeprefix("Value error, "))
+            continue
+        if reason := refused(verdict, state):
+            console.print(reason)
+            continue
+        return verdict

@@ -1,0 +1,30 @@
+"""What a probe found."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Level(StrEnum):
+    """How bad a finding is. With a FAULT the configured run cannot work."""
+
+    OK = "ok"
+    NOTE = "note"
+    WARNING = "warning"
+    FAULT = "fault"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result.
+
+    Attributes:
+        area: What was tried, such as `models.junior`.
+        what: The ability or resource.
+        level: How bad it is.
+        text: The result in one sentence; for warnings and faults with the remedy.
+    """
+
+    area: str
+    what: str
+    level: Level
+    text: str

@@ -1,0 +1,44 @@
+"""One whole rollout of the society on one task, with the configured models and tools."""
+
+import time
+from collections import Counter
+
+from agents.context import Tools
+from agents.record import CallRecord, ModelCall, ToolUse
+from agents.society import Society
+from chimera.config.roles import JUDGE
+from chimera.config.tree import Config
+from chimera.core.errors import ChimeraError
+from chimera.core.types import Brief
+from chimera.serving.client import Model
+from evaluation.probes.finding import Finding, Level
+from evaluation.scores.judge import Judge
+
+
+async def rollout_finding(config: Config, model: Model, tools: Tools, brief: Brief) -> Finding:
+    """Whether the society reaches a decision, with its calls, tool calls, tokens and time."""
+    calls: list[CallRecord] = []
+    slots = config.roles.slots()
+    judge = Judge(model, slots[JUDGE]).evaluate
+    society = Society(model, tools, config.society, slots, evaluate=judge, observe=calls.append)
+    started = time.perf_counter()
+    try:
+        state = await society.run(brief, config.seed)
+    except ChimeraError as error:
+        return Finding("rollout", "one task", Level.FAULT, f"it failed: {error}")
+    seconds = time.perf_counter() - started
+    made = [call for call in calls if isinstance(call, ModelCall)]
+    used = Counter(call.tool for call in calls if isinstance(call, ToolUse) and call.ok)
+    broken = sorted({call.error for call in calls if isinstance(call, ToolUse) and not call.ok and call.error})
+    tokens = sum(call.prompt_tokens + call.completion_tokens for call in made)
+    searches = ", ".join(f"{count} {name}" for name, count in used.items()) or "no tool call"
+    text = (
+        f"answer {state['final_answer']}, decision {state['final_decision']} in {seconds:.1f} s: {len(made)} model "
+        f"calls, {tokens:,} tokens, {searches}"
+    )
+    repaired = sum(call.repair for call in made)
+    faults = [f"{repaired} answers had to be asked for again"] if repaired else []
+    faults += [f"tools failed: {'; '.join(broken)[:300]}"] if broken else []
+    if faults:
+        return Finding("rollout", "one task", Level.WARNING, f"{text}; {'; '.join(faults)}")
+    return Finding("rollout", "one task", Level.OK, text)

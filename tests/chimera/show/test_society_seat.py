@@ -1,0 +1,170 @@
+"""`ask` for programs and with a person in the principal investigator's seat: JSON, exit codes, waiting, verdicts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from test_society_ask import ABSTRACT, QUESTION, QUOTE, FakeServer, ask
+
+from chimera.ask import WAITS, WITHHELD
+from chimera.config.roles import JUNIORS
+from chimera.core.errors import ConfigError, RunError
+from chimera.train import main as train
+
+REASON = "the trial was too small"
+
+
+@pytest.fixture
+def answers(society_kit):
+    quoted = {name: {**society_kit.answers[name], "evidence": [QUOTE]} for name in (*JUNIORS, "HypothesisRefiner")}
+    return {**society_kit.answers, **quoted}
+
+
+@pytest.fixture
+def asked(tmp_path, answers, capsys):
+    """Asks on a server of its own; gives exit code, result and what people read."""
+    abstract = tmp_path / "abstract.txt"
+    abstract.write_text(ABSTRACT, encoding="utf-8")
+    with FakeServer(answers) as server:
+
+        def run(*arguments, question=(QUESTION, "--context", abstract, *server.overrides)):
+            code = ask(*question, "--json", *arguments, f"runs_dir={tmp_path}")
+            out, err = capsys.readouterr()
+            return code, json.loads(out), err
+
+        run.server = server
+        yield run
+
+
+def kept(tmp_path):
+    (folder,) = (tmp_path / "asked").iterdir()
+    return folder
+
+
+def test_a_program_gets_the_answer_with_its_sources(asked, tmp_path):
+    code, result, read_by_people = asked("--out", tmp_path / "answer.json")
+    assert code == 0
+    assert (result["answer"], result["decision"], result["withheld"]) == ("yes", "GO", None)
+    assert result["evidence"] == [{"quote": QUOTE, "where": "your abstract"}]
+    assert result["sources"] == [
+        {"where": "your abstract", "title": "given with your question", "url": None, "real": True}
+    ]
+    assert result["notice"].startswith("Not medical advice")
+    assert result["toy_models"] == []
+    assert json.loads((tmp_path / "answer.json").read_text()) == result
+    assert "Refined hypothesis: yes" in read_by_people
+
+
+def test_without_evidence_the_exit_code_says_so(asked, answers):
+    answers["HypothesisRefiner"]["evidence"] = ["Nobody wrote this."]
+    code, result, _ = asked()
+    assert code == WITHHELD
+    assert (result["answer"], result["decision"], result["evidence"]) == (None, "UNDECIDED", [])
+    assert result["withheld"]["decision"] == "GO"
+
+
+def test_a_decision_that_needs_no_confirmation_does_not_wait(asked, tmp_path):
+    code, result, _ = asked("society.confirm=[NO-GO,UNDECIDED]")
+    assert (code, result["decision"], result["confirmation"]) == (0, "GO", None)
+    assert not (kept(tmp_path) / "preferences.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("verdict", "decision", "answer"),
+    [
+        (("approve",), "GO", "yes"),
+        (("edit", "--decision", "NO-GO", "--answer", "maybe", "--reason", REASON), "NO-GO", "maybe"),
+        (("reject", "--reason", REASON), "UNDECIDED", "yes"),
+    ],
+)
+def test_a_decision_waits_for_a_verdict_and_takes_effect_with_it(asked, tmp_path, verdict, decision, answer):
+    code, result, read_by_people = asked("--confirm")
+    name = kept(tmp_path).name
+    assert (code, result["waits_for_a_person"], result["kept_as"]) == (WAITS, True, name)
+    assert f"python -m chimera ask --continue {name} --verdict approve" in read_by_people
+    calls = len(asked.server.bodies)
+    code, result, _ = asked("--continue", name, "--verdict", *verdict, question=())
+    assert (code, result["decision"], result["answer"]) == (0, decision, answer)
+    assert result["waits_for_a_person"] is False
+    assert result["confirmation"]["action"] == verdict[0]
+    assert result["confirmation"]["before"]["final_decision"] == "GO"
+    assert len(asked.server.bodies) == calls + 1, "only the judge is asked after the verdict"
+    preferences = kept(tmp_path) / "preferences.jsonl"
+    if verdict[0] == "approve":
+        assert not preferences.exists()
+        return
+    (one,) = [json.loads(line) for line in preferences.read_text().splitlines()]
+    assert (one["role"], one["reason"], one["rejected"]["decision"]) == ("PrincipalInvestigator", REASON, "GO")
+    assert one["prompt"][0]["role"] == "system"
+    chosen = one["chosen"] and (one["chosen"]["decision"], one["chosen"]["answer"])
+    assert chosen == (("NO-GO", "maybe") if verdict[0] == "edit" else None)
+    assert REASON in result["rationale"]
+
+
+def test_a_killed_process_that_waited_or_worked_goes_on(tmp_path, answers):
+    """kill -9 in the middle of the work: what had ended is not done again."""
+    abstract = tmp_path / "abstract.txt"
+    abstract.write_text(ABSTRACT, encoding="utf-8")
+    with FakeServer(answers) as server:
+        command = [sys.executable, "-m", "chimera", "ask"]
+        first = [QUESTION, "--context", str(abstract), "--confirm", *server.overrides, f"runs_dir={tmp_path}"]
+        process = subprocess.Popen([*command, *first], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("Protocol"):
+                os.kill(process.pid, signal.SIGKILL)
+                break
+        process.wait()
+        process.stdout.close()
+        name, before = kept(tmp_path).name, len(server.bodies)
+        go_on = [*command, "--continue", name, "--json", f"runs_dir={tmp_path}"]
+        done = subprocess.run(go_on, capture_output=True, text=True, check=False)
+        assert done.returncode == WAITS, done.stderr
+        asked_again = [body["messages"][0]["content"].partition(".")[0] for body in server.bodies[before:]]
+        assert not [one for one in asked_again if any(junior in one for junior in JUNIORS)]
+        done = subprocess.run([*go_on, "--verdict", "approve"], capture_output=True, text=True, check=False)
+        result = json.loads(done.stdout)
+        assert (done.returncode, result["decision"]) == (0, "GO")
+        assert result["evidence"] == [{"quote": QUOTE, "where": "your abstract"}]
+
+
+def test_a_critical_review_forbids_go_to_a_person_too(asked, tmp_path, answers):
+    answers["SafetyOfficer"] = {"issues": ["no stopping rule"], "severity": "CRITICAL", "verdict": "REVISE"}
+    code, _, _ = asked("society.confirm=[NO-GO]")
+    assert code == WAITS
+    verdict = ("--verdict", "edit", "--decision", "GO", "--reason", REASON)
+    with pytest.raises(RunError, match=r"GO is not possible: a CRITICAL review is unresolved .*no stopping rule"):
+        asked("--continue", kept(tmp_path).name, *verdict, question=())
+
+
+def test_a_withheld_decision_is_not_put_to_a_person(asked, answers):
+    answers["HypothesisRefiner"]["evidence"] = ["Nobody wrote this."]
+    code, result, _ = asked("--confirm")
+    assert (code, result["waits_for_a_person"], result["decision"]) == (WITHHELD, False, "UNDECIDED")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "message"),
+    [
+        (("reject",), "reject needs a reason"),
+        (("edit", "--reason", REASON), "an edit names another decision or another answer"),
+        (("approve", "--decision", "NO-GO"), "only an edit names a decision"),
+    ],
+)
+def test_a_verdict_must_be_complete(asked, tmp_path, verdict, message):
+    asked("--confirm")
+    with pytest.raises(ConfigError, match=message):
+        asked("--continue", kept(tmp_path).name, "--verdict", *verdict, question=())
+
+
+def test_an_unknown_question_is_named_with_those_that_are_kept(tmp_path):
+    with pytest.raises(RunError, match=r"no question 'x' is kept in .*; there are none"):
+        ask("--continue", "x", f"runs_dir={tmp_path}")
+
+
+def test_training_does_not_wait_for_people(tmp_path):
+    with pytest.raises(ConfigError, match=r"society\.confirm=\['GO'\] waits for a person"):
+        train(["society.confirm=[GO]", f"runs_dir={tmp_path}"])

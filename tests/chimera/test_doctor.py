@@ -1,0 +1,114 @@
+"""`python -m chimera doctor`: what it finds out about servers, tools and the machine before a run."""
+
+import json
+
+import pytest
+
+from chimera import doctor
+
+SLOTS = ("junior", "supervisor", "senior", "board", "principal", "judge")
+
+
+@pytest.fixture
+def asked(scripted_openai, tmp_path, monkeypatch, capsys):
+    """Runs the command against the scripted server; gives exit code and findings by area and name."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("WANDB_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    scripted_openai.hooks.clear()
+
+    def run(*overrides, hook=None, url=None):
+        scripted_openai.hooks[:] = [hook] if hook else []
+        models = {
+            key: {"kind": "endpoint", "base_url": url or scripted_openai.url, "model": "m", "structured": "always"}
+            for key in SLOTS
+        }
+        config = {"models": models, "data": {"size": 40}, "pipeline": {"gather": {"tasks": 4}}}
+        (tmp_path / "c.yaml").write_text(json.dumps(config))
+        code = doctor.main(["--json", "--config", "c.yaml", *overrides])
+        found = json.loads(capsys.readouterr().out)
+        return code, {(one["area"], one["what"]): (one["level"], one["text"]) for one in found}
+
+    yield run
+    scripted_openai.hooks.clear()
+
+
+def test_servers_that_can_do_everything(asked):
+    code, found = asked()
+    assert code == 0
+    assert not [one for one in found.values() if one[0] in ("warning", "fault")]
+    level, text = found["models.junior", "tools"]
+    assert (level, text) == (
+        "ok",
+        "Geneticist: without a JSON schema it calls a tool; beside one it calls a tool",
+    )
+    assert found["pipeline", "gather"] == ("ok", "gather can run")
+    level, text = found["rollout", "one task"]
+    assert level == "ok"
+    assert "decision GO" in text
+    assert "literature_search" in text
+    assert found["models.board", "answers"][0] == "ok"
+    assert ("models.board", "tools") not in found, "no role of this slot has tools"
+
+
+def test_a_server_that_never_calls_a_tool_beside_a_schema_is_named_with_the_setting(asked):
+    def silent(request):
+        if request.get("tools") and "response_format" in request:
+            return {"evidence": ["x"], "comparison": "x", "claim": "x", "answer": "yes"}
+        return None
+
+    code, found = asked(hook=silent)
+    level, text = found["models.junior", "tools"]
+    assert level == "warning"
+    assert text.endswith("beside one it calls none; set models.junior.structured=final")
+    assert code == 0
+
+
+def test_a_server_that_refuses_schemas_cannot_work_unless_none_are_sent(asked):
+    def refusing(request):
+        return (400, "response_format is not known here") if "response_format" in request else None
+
+    code, found = asked(hook=refusing)
+    level, text = found["models.junior", "JSON schema"]
+    assert (code, level) == (1, "fault")
+    assert "response_format is not known here" in text
+    assert text.endswith("set models.junior.structured=never")
+    assert ("rollout", "one task") not in found
+
+
+def test_a_server_that_is_not_there_is_said_for_each_slot(asked):
+    code, found = asked(url="http://127.0.0.1:9/v1")
+    assert code == 1
+    for slot in ("junior", "senior", "judge"):
+        level, text = found[f"models.{slot}", "answers"]
+        assert level == "fault"
+        assert "http://127.0.0.1:9/v1) cannot be reached: is the server running?" in text
+
+
+def test_a_phase_that_cannot_run_is_a_fault_with_its_reason(asked):
+    code, found = asked("pipeline.sft={roles: [juniors]}")
+    level, text = found["pipeline", "sft"]
+    assert (code, level) == (1, "fault")
+    assert "models.junior" in text
+
+
+def test_weights_and_biases_needs_a_key_to_be_online(asked):
+    code, found = asked("wandb.mode=online")
+    assert (code, found["wandb", "online"][0]) == (1, "fault")
+    assert "WANDB_API_KEY" in found["wandb", "online"][1]
+
+
+def test_a_missing_key_is_one_sentence(asked):
+    code, found = asked("models.junior.api_key_env=OPENAI_API_KEY")
+    level, text = found["models", "start"]
+    assert (code, level) == (1, "fault")
+    assert "OPENAI_API_KEY" in text
+
+
+def test_the_bundled_model_works_as_configured(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text("data: {size: 40}\npipeline: {gather: {tasks: 4}}\n")
+    assert doctor.main(["--config", "c.yaml"]) == 0
+    said = capsys.readouterr().out
+    assert "models.junior: token ids" in said
+    assert said.rstrip().endswith("the configured run can work")
