@@ -232,7 +232,7 @@ def build_library(config: Config, secrets: Mapping[str, str], question: Brief | 
     """
     documents: list[Document] = []
     conclusions = None
-    searched = [LIVE[where] for where in config.tools.model_dump().values() if where in LIVE]
+    searched = [LIVE[where] for where in map(str, config.tools.model_dump().values()) if where in LIVE]
     searched += [f"your tool {tool_name(reference)}" for reference in config.roles.foreign()]
     source: Source = "generated" if config.data.path == "generated" else "pubmedqa"
     local = "local" in (config.tools.literature, config.tools.trials)
