@@ -35,8 +35,8 @@ def step_limit(config: SocietyConfig) -> int:
     """The most steps a run can take, for LangGraph's recursion limit (whose default of 10,007 bounds nothing).
 
     The first pass takes eight: juniors, supervisor, refiner, designer, two reviewers, principal investigator and
-    evaluation; and one more for the seat, if there is one. Each revision adds at most four: refiner, designer, two reviewers. LangGraph needs one more, because
-    it checks the limit before it notices that no node is left.
+    evaluation; and one more for the seat, if there is one. Each revision adds at most four: refiner, designer, two
+    reviewers. LangGraph needs one more, because it checks the limit before it notices that no node is left.
     """
     return _FIRST_PASS + bool(config.confirm) + _REVISION * revisions_allowed(config) + 1
 

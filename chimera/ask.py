@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from chimera.run.policies import Policy
     from chimera.serving.process import ModelServers
     from chimera.show.card import Card
-    from evaluation.conduct.asked import Outcome
+    from evaluation.conduct.asked import AskOutcome
     from evaluation.conduct.kept import Kept
     from evaluation.conduct.live_society import LiveSociety
 
@@ -260,7 +260,7 @@ def answer(
     from chimera.run.policies import live
     from chimera.run.seals import checked
     from chimera.show.card import show
-    from evaluation.conduct.asked import Outcome
+    from evaluation.conduct.asked import AskOutcome
     from evaluation.conduct.kept import Kept
     from evaluation.conduct.live_society import build_library, open_society
 
@@ -280,7 +280,7 @@ def answer(
         with open_society(config, library) as society:
             selector = _put_live(run, config, society.servers, learned) if run else None
             earlier = asyncio.run(kept.state()) if kept else {}
-            outcome = Outcome(asked.brief.goal, real=asked.real, toys=toys, earlier=earlier)
+            outcome = AskOutcome(asked.brief.goal, real=asked.real, toys=toys, earlier=earlier)
             work = _Work(society, asked.brief, config, console, selector, kept, outcome)
             asyncio.run(work.to_the_end(said))
         _close(outcome, asked, config, console, kept)
@@ -324,7 +324,7 @@ class _Work:
     console: "Console"
     selector: "Selector | None"
     kept: "Kept | None"
-    outcome: "Outcome"
+    outcome: "AskOutcome"
 
     async def to_the_end(self, said: "PersonVerdict | None") -> None:
         """Work; put a decision that has to be confirmed to the person at the terminal, if there is one."""
@@ -358,7 +358,7 @@ class _Work:
                     self.outcome.add(step)
 
 
-def _close(outcome: "Outcome", asked: Asked, config: "Config", console: "Console", kept: "Kept | None") -> None:
+def _close(outcome: "AskOutcome", asked: Asked, config: "Config", console: "Console", kept: "Kept | None") -> None:
     """What is shown below the last step."""
     from chimera.show.card import Card, show
     from evaluation.conduct.asked import NOTICE

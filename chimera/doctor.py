@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from chimera.config.tree import Config
     from chimera.data.tasks import Dataset
     from chimera.serving.client import Endpoint
-    from evaluation.probes.finding import Finding
+    from evaluation.probes.probed import Probed
 
 MARKS = {"ok": "[green]ok[/]", "note": "[dim]note[/]", "warning": "[yellow]warning[/]", "fault": "[bold red]FAULT[/]"}
 
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int | None:
     add_config_arguments(parser)
     arguments = parse_arguments(parser, argv)
     config = config_from(arguments)
-    found: list[Finding] = []
+    found: list[Probed] = []
     for finding in findings(config):
         found.append(finding)
         if not arguments.json:
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int | None:
     return 1 if faults else 0
 
 
-def findings(config: "Config") -> "Iterator[Finding]":
+def findings(config: "Config") -> "Iterator[Probed]":
     """Everything that is found, one after another as it is found.
 
     Raises:
@@ -58,40 +58,40 @@ def findings(config: "Config") -> "Iterator[Finding]":
     """
     from chimera.core.secrets import load_secrets
     from chimera.data.tasks import load
-    from evaluation.probes.finding import Finding, Level
     from evaluation.probes.machine import machine_findings
+    from evaluation.probes.probed import Level, Probed
 
     secrets = load_secrets([*config.secret_names(), "WANDB_API_KEY"])
     yield from machine_findings(config, secrets)
     dataset = load(config.data)
-    yield Finding("data", config.data.path, Level.OK, dataset.describe())
+    yield Probed("data", config.data.path, Level.OK, dataset.describe())
     yield from _phases(config, dataset)
     yield from _models(config, dataset, secrets)
 
 
-def _phases(config: "Config", dataset: "Dataset") -> "Iterator[Finding]":
+def _phases(config: "Config", dataset: "Dataset") -> "Iterator[Probed]":
     """Whether each phase can run with these models and tasks."""
     from chimera.core.errors import ConfigError
-    from evaluation.probes.finding import Finding, Level
+    from evaluation.probes.probed import Level, Probed
     from training.learning.plans import make_phases
 
     for name, settings in config.pipeline.items():
         try:
             (phase,) = make_phases([name], config, dataset)
         except ConfigError as error:
-            yield Finding("pipeline", name, Level.FAULT, f"{error}")
+            yield Probed("pipeline", name, Level.FAULT, f"{error}")
             continue
         roles = ", ".join(phase.plan.roles)
         text = f"{settings.algorithm} can train {roles}" if roles else f"{settings.algorithm} can run"
-        yield Finding("pipeline", name, Level.OK, text)
+        yield Probed("pipeline", name, Level.OK, text)
 
 
-def _models(config: "Config", dataset: "Dataset", secrets: Mapping[str, str]) -> "Iterator[Finding]":
+def _models(config: "Config", dataset: "Dataset", secrets: Mapping[str, str]) -> "Iterator[Probed]":
     """What each server does, and whether the society works with them."""
     from agents.tools.toolbox import build_toolbox
     from chimera.core.errors import ChimeraError
     from chimera.serving.process import serve
-    from evaluation.probes.finding import Finding, Level
+    from evaluation.probes.probed import Level, Probed
 
     with _folder() as folder:
         try:
@@ -101,15 +101,15 @@ def _models(config: "Config", dataset: "Dataset", secrets: Mapping[str, str]) ->
             with serve(config.served(), config.serving, secrets, log_file=folder / "models.log") as servers:
                 yield from asyncio.run(_ask(config, dataset, servers.endpoints, tools))
         except ChimeraError as error:
-            yield Finding("models", "start", Level.FAULT, str(error))
+            yield Probed("models", "start", Level.FAULT, str(error))
 
 
 async def _ask(
     config: "Config", dataset: "Dataset", endpoints: "Mapping[str, Endpoint]", tools: "Tools"
-) -> "Sequence[Finding]":
+) -> "Sequence[Probed]":
     from chimera.serving.client import HttpModel
-    from evaluation.probes.finding import Level
     from evaluation.probes.models import ModelProbe
+    from evaluation.probes.probed import Level
     from evaluation.probes.rollout import rollout_finding
 
     task = dataset.train[0]
@@ -134,7 +134,7 @@ def _folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _show(finding: "Finding") -> None:
+def _show(finding: "Probed") -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

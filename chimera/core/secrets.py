@@ -27,6 +27,7 @@ SETTINGS: Mapping[str, str] = {
     "HF_HOME": "folder in which the Hugging Face libraries keep models and data sets (default ~/.cache/huggingface)",
     "HF_HUB_OFFLINE": "1 keeps the Hugging Face libraries off the network: what is in HF_HOME has to do",
     "LITELLM_LOCAL_MODEL_COST_MAP": "set to True unless you set it: LiteLLM then starts without asking the network",
+    "WANDB_BASE_URL": "address of a Weights & Biases server of your own",
     "OMP_WAIT_POLICY": "set to PASSIVE unless you set it: waiting threads then leave the cores to other processes",
     "CUDA_VISIBLE_DEVICES": "the GPUs that may be used; the juniors are fine-tuned on the first of them",
     "HTTP_PROXY": "proxy for the web (also HTTPS_PROXY and ALL_PROXY); calls to this machine never go through it",

@@ -10,7 +10,7 @@ FIELDS = {"answer": "final_answer", "decision": "final_decision", "rationale": "
 MORE = {"caution": "final_caution", "withheld": "final_withheld", "confirmation": "confirmation"}
 
 
-class Outcome:
+class AskOutcome:
     """Collects the steps of one question."""
 
     def __init__(self, question: str, *, real: bool, toys: list[str], earlier: Mapping[str, Any]) -> None:

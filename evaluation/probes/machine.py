@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from chimera.config.tree import Config
 from chimera.serving.devices import gpus
-from evaluation.probes.finding import Finding, Level
+from evaluation.probes.probed import Level, Probed
 
 DISTRIBUTION = "chimera-lab"
 FREE_BYTES = 2 * 2**30
@@ -25,12 +25,12 @@ WANDB_HOST = "https://api.wandb.ai"
 CONNECT_SECONDS = 3.0
 
 
-def machine_findings(config: Config, secrets: Mapping[str, str]) -> list[Finding]:
+def machine_findings(config: Config, secrets: Mapping[str, str]) -> list[Probed]:
     """All findings about this machine."""
     return [_versions(), _memory(), _disk(config.runs_dir), _gpu(), _wandb(config, secrets)]
 
 
-def _versions() -> Finding:
+def _versions() -> Probed:
     """Whether the installed packages are those that this version was made for."""
     wrong = []
     for line in importlib.metadata.requires(DISTRIBUTION) or ():
@@ -46,56 +46,56 @@ def _versions() -> Finding:
             wrong.append(f"{needed.name} is {found}, not {needed.specifier}")
     if wrong:
         remedy = "install with `make setup`, or pip install -e . -c constraints.txt"
-        return Finding("machine", "versions", Level.FAULT, f"{'; '.join(wrong)}: {remedy}")
-    return Finding("machine", "versions", Level.OK, f"Python {platform.python_version()}, all packages in their ranges")
+        return Probed("machine", "versions", Level.FAULT, f"{'; '.join(wrong)}: {remedy}")
+    return Probed("machine", "versions", Level.OK, f"Python {platform.python_version()}, all packages in their ranges")
 
 
-def _memory() -> Finding:
+def _memory() -> Probed:
     free, cores = psutil.virtual_memory().available, len(os.sched_getaffinity(0))
     text = f"{_gigabytes(free)} of memory free, {cores} cores"
     if free < MEMORY_BYTES:
-        return Finding(
+        return Probed(
             "machine", "memory", Level.WARNING, f"{text}: a default run takes up to {_gigabytes(MEMORY_BYTES)}"
         )
-    return Finding("machine", "memory", Level.OK, text)
+    return Probed("machine", "memory", Level.OK, text)
 
 
-def _disk(folder: Path) -> Finding:
+def _disk(folder: Path) -> Probed:
     place = folder.absolute()
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
     text = f"{_gigabytes(free)} free for {folder}"
     if not os.access(place, os.W_OK):
-        return Finding("machine", "disk", Level.FAULT, f"{place} cannot be written: set runs_dir to another folder")
+        return Probed("machine", "disk", Level.FAULT, f"{place} cannot be written: set runs_dir to another folder")
     if free < FREE_BYTES:
-        return Finding("machine", "disk", Level.WARNING, f"{text}: make room, or set runs_dir to another disk")
-    return Finding("machine", "disk", Level.OK, text)
+        return Probed("machine", "disk", Level.WARNING, f"{text}: make room, or set runs_dir to another disk")
+    return Probed("machine", "disk", Level.OK, text)
 
 
-def _gpu() -> Finding:
+def _gpu() -> Probed:
     names = gpus()
     if not names:
-        return Finding("machine", "GPU", Level.NOTE, "torch sees none: everything runs on CPU")
-    return Finding("machine", "GPU", Level.OK, f"{', '.join(names)}: used by fine-tuning and PPO")
+        return Probed("machine", "GPU", Level.NOTE, "torch sees none: everything runs on CPU")
+    return Probed("machine", "GPU", Level.OK, f"{', '.join(names)}: used by fine-tuning and PPO")
 
 
-def _wandb(config: Config, secrets: Mapping[str, str]) -> Finding:
+def _wandb(config: Config, secrets: Mapping[str, str]) -> Probed:
     mode, keyed = config.wandb.mode, bool(secrets.get("WANDB_API_KEY"))
     if mode == "auto":
         mode = "online" if keyed else "offline"
     if mode != "online":
         text = "nothing is logged" if mode == "disabled" else "logged into the run's folder; `wandb sync` uploads it"
-        return Finding("wandb", mode, Level.OK, text)
+        return Probed("wandb", mode, Level.OK, text)
     if not keyed:
-        return Finding("wandb", mode, Level.FAULT, "WANDB_API_KEY is not set: set it, or set wandb.mode=offline")
+        return Probed("wandb", mode, Level.FAULT, "WANDB_API_KEY is not set: set it, or set wandb.mode=offline")
     host = urlsplit(os.environ.get("WANDB_BASE_URL", WANDB_HOST))
     try:
         socket.create_connection((host.hostname or "", host.port or 443), CONNECT_SECONDS).close()
     except OSError as error:
         text = f"{host.hostname} cannot be reached ({error}): the run would be logged offline, and training goes on"
-        return Finding("wandb", mode, Level.WARNING, text)
-    return Finding("wandb", mode, Level.OK, f"{host.hostname} is reached; the key is tried when a run starts")
+        return Probed("wandb", mode, Level.WARNING, text)
+    return Probed("wandb", mode, Level.OK, f"{host.hostname} is reached; the key is tried when a run starts")
 
 
 def _gigabytes(size: int) -> str:

@@ -17,7 +17,7 @@ from agents.roles import ROLES, Role
 from chimera.config.tree import Config
 from chimera.core.errors import ModelError
 from chimera.serving.client import Completion, Endpoint, HttpModel
-from evaluation.probes.finding import Finding, Level
+from evaluation.probes.probed import Level, Probed
 
 SEED = 7
 LONG_CALL_SECONDS = 120.0
@@ -38,7 +38,7 @@ class ModelProbe:
         self._config, self._slot, self._endpoint, self._tools, self._goal = config, slot, endpoint, tools, goal
         self._area = f"models.{slot}"
 
-    async def findings(self) -> list[Finding]:
+    async def findings(self) -> list[Probed]:
         """All findings on the slot; if its server does not answer, only that."""
         played = [role for name, role in ROLES.items() if self._config.slot(name) == self._slot]
         first = await self._reached(played[0] if played else None)
@@ -52,7 +52,7 @@ class ModelProbe:
         found += [await self._repeats(played[0]), await self._token_ids(played[0])]
         return found
 
-    async def _reached(self, role: Role | None) -> Finding:
+    async def _reached(self, role: Role | None) -> Probed:
         """Whether the server answers; `role` is None for a slot that only grades."""
         started = time.perf_counter()
         try:
@@ -73,7 +73,7 @@ class ModelProbe:
             )
         return self._finding("answers", Level.OK, text)
 
-    async def _schema(self, role: Role) -> Finding:
+    async def _schema(self, role: Role) -> Probed:
         sends = self._config.models[self._slot].sends_schema
         remedy = f"set {self._area}.structured=never"
         try:
@@ -88,7 +88,7 @@ class ModelProbe:
             return self._finding("JSON schema", level, f"an answer of {role.name} did not follow it ({error})")
         return self._finding("JSON schema", Level.OK, f"an answer of {role.name} follows it")
 
-    async def _searches(self, role: Role) -> Finding:
+    async def _searches(self, role: Role) -> Probed:
         """Whether a role with tools calls one in the way that rollouts ask it to."""
         config = self._config.models[self._slot]
         if self._config.society.evidence == "given" or self._config.society.max_tool_calls == 0:
@@ -117,7 +117,7 @@ class ModelProbe:
             return str(error)
         return bool(completion.tool_calls)
 
-    async def _repeats(self, role: Role) -> Finding:
+    async def _repeats(self, role: Role) -> Probed:
         """Whether equal seeds give equal answers, which repeated and paired rollouts rely on."""
         try:
             one, other = [(await self._ask(role, seed=SEED)).content for _ in range(2)]
@@ -129,7 +129,7 @@ class ModelProbe:
             "seed", Level.NOTE, "equal seeds gave different answers, so a rollout made again is another rollout"
         )
 
-    async def _token_ids(self, role: Role) -> Finding:
+    async def _token_ids(self, role: Role) -> Probed:
         """Whether the server tells the token ids, which training on a slot's own tokens needs."""
         model = HttpModel({self._slot: self._endpoint}, max_retries=0)
         request = model.request(self._slot, opening(role, self._goal)) | {"return_token_ids": True}
@@ -158,8 +158,8 @@ class ModelProbe:
         finally:
             await model.aclose()
 
-    def _finding(self, what: str, level: Level, text: str) -> Finding:
-        return Finding(self._area, what, level, text)
+    def _finding(self, what: str, level: Level, text: str) -> Probed:
+        return Probed(self._area, what, level, text)
 
 
 def _said(called: bool | str) -> str:

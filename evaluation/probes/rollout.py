@@ -11,11 +11,11 @@ from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError
 from chimera.core.types import Brief
 from chimera.serving.client import Model
-from evaluation.probes.finding import Finding, Level
+from evaluation.probes.probed import Level, Probed
 from evaluation.scores.judge import Judge
 
 
-async def rollout_finding(config: Config, model: Model, tools: Tools, brief: Brief) -> Finding:
+async def rollout_finding(config: Config, model: Model, tools: Tools, brief: Brief) -> Probed:
     """Whether the society reaches a decision, with its calls, tool calls, tokens and time."""
     calls: list[CallRecord] = []
     slots = config.roles.slots()
@@ -25,7 +25,7 @@ async def rollout_finding(config: Config, model: Model, tools: Tools, brief: Bri
     try:
         state = await society.run(brief, config.seed)
     except ChimeraError as error:
-        return Finding("rollout", "one task", Level.FAULT, f"it failed: {error}")
+        return Probed("rollout", "one task", Level.FAULT, f"it failed: {error}")
     seconds = time.perf_counter() - started
     made = [call for call in calls if isinstance(call, ModelCall)]
     used = Counter(call.tool for call in calls if isinstance(call, ToolUse) and call.ok)
@@ -40,5 +40,5 @@ async def rollout_finding(config: Config, model: Model, tools: Tools, brief: Bri
     faults = [f"{repaired} answers had to be asked for again"] if repaired else []
     faults += [f"tools failed: {'; '.join(broken)[:300]}"] if broken else []
     if faults:
-        return Finding("rollout", "one task", Level.WARNING, f"{text}; {'; '.join(faults)}")
-    return Finding("rollout", "one task", Level.OK, text)
+        return Probed("rollout", "one task", Level.WARNING, f"{text}; {'; '.join(faults)}")
+    return Probed("rollout", "one task", Level.OK, text)

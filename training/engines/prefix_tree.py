@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TokenRun:
     """New tokens of one sequence.
 
     Attributes:
@@ -37,7 +37,7 @@ class PrefixTree:
         place: (N,) for each token of the pack, which of the M it equals.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[TokenRun, ...]
     kept: "Tensor"
     place: "Tensor"
 
@@ -56,7 +56,7 @@ def grow(tokens: "Tensor", lengths: Sequence[int]) -> PrefixTree:
     sequences = [ids[begin : begin + length] for begin, length in zip(begins, lengths, strict=True)]
     place = [0] * len(ids)
     kept: list[int] = []
-    runs: list[Run] = []
+    runs: list[TokenRun] = []
     path: tuple[tuple[int, int], ...] = ()
     before: list[int] = []
     last = 0
@@ -70,7 +70,7 @@ def grow(tokens: "Tensor", lengths: Sequence[int]) -> PrefixTree:
             kept.append(begin + depth)
         path = _first(path, shared)
         if shared < len(sequence):
-            runs.append(Run(len(sequence) - shared, path))
+            runs.append(TokenRun(len(sequence) - shared, path))
             path = (*path, (len(runs) - 1, len(sequence) - shared))
         before, last = sequence, begin
     return PrefixTree(tuple(runs), torch.tensor(kept), torch.tensor(place))

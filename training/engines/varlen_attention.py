@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from training.engines.prefix_tree import PrefixTree, Run
+from training.engines.prefix_tree import PrefixTree, TokenRun
 
 NAME = "packed_sdpa"
 """The value for `attn_implementation`, valid after this module is imported."""
@@ -71,19 +71,19 @@ def packed_sdpa(
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
 
 
-def _sequences(positions: Tensor) -> list[Run]:
+def _sequences(positions: Tensor) -> list[TokenRun]:
     begins = F.pad(positions[1:] != positions[:-1] + 1, (1, 0), value=True).nonzero()[:, 0].tolist()
-    return [Run(end - begin, ()) for begin, end in zip(begins, [*begins[1:], len(positions)], strict=True)]
+    return [TokenRun(end - begin, ()) for begin, end in zip(begins, [*begins[1:], len(positions)], strict=True)]
 
 
-def _seen(parts: tuple[Tensor, ...], run: Run, number: int) -> Tensor:
+def _seen(parts: tuple[Tensor, ...], run: TokenRun, number: int) -> Tensor:
     """Keys or values that a run attends to: those of the runs it continues, then its own."""
     if not run.before:
         return parts[number]
     return torch.cat([*(parts[earlier][:, :, :size] for earlier, size in run.before), parts[number]], dim=2)
 
 
-def _mask(run: Run, like: Tensor) -> Tensor:
+def _mask(run: TokenRun, like: Tensor) -> Tensor:
     """(tokens, tokens seen): True where a token of the run may look."""
     before = sum(size for _, size in run.before)
     return torch.ones(run.size, before + run.size, dtype=torch.bool, device=like.device).tril(before)

@@ -14,7 +14,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Probed:
     """One result.
 
     Attributes:
