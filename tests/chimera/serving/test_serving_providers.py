@@ -265,9 +265,7 @@ async def test_a_field_that_a_server_refused_is_left_out_from_then_on_and_told_o
 
 
 async def test_a_limit_that_a_server_refuses_gets_the_name_that_it_wants():
-    message = (
-        "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens'."
-    )
+    message = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens'."
     error = {"message": message, "param": "max_tokens"}
     with serve(lambda request: (400, {"error": error}) if "max_tokens" in request else "yes") as server:
         model = lean(server, [], max_tokens=55)
