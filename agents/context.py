@@ -80,12 +80,16 @@ class SupervisorChoice:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """One run's brief, seed and services; `slots` maps each role to the slot whose model plays it."""
+    """One run's brief, seed and services.
+
+    `slots` maps each role to the slot whose model plays it, `tools` to the names of the tools that it may call.
+    """
 
     brief: Brief
     seed: int | None
     config: SocietyConfig
     slots: Mapping[str, str]
+    tools: Mapping[str, Sequence[str]]
     model: Model
     toolbox: Tools
     evaluate: Evaluator

@@ -115,11 +115,16 @@ class Visit:
         reply = _Reply()
         while reply.used_tools:
             left = self._tool_calls < self.context.config.max_tool_calls
-            reply = await self._ask(self.role.tools if left else ())
+            reply = await self._ask(self._tools if left else ())
         if reply.error is not None:
             self.messages.append(repair_message(reply.error, self.context.brief.goal))
             reply = await self._ask((), repair=True)
         return Turn(reply.answer, reply.error, self.messages)
+
+    @property
+    def _tools(self) -> Sequence[str]:
+        """Names of the tools that the role may call."""
+        return self.context.tools[self.role.name]
 
     async def _ask(self, tools: Sequence[str], *, repair: bool = False) -> _Reply:
         """Make one model call, record it, and answer every tool call in it."""
@@ -168,7 +173,7 @@ class Visit:
     def _refusal(self, call: ToolCall, position: int, offered: Sequence[str]) -> str | None:
         """Why a call is refused, as the answer to the model; None if it runs. `position`: its index in the visit."""
         limit = self.context.config.max_tool_calls
-        if self.role.tools and position >= limit:
+        if self._tools and position >= limit:
             return f"tool call limit reached ({limit} per turn): answer now with the JSON object"
         if call.name not in offered:
             return f"no tool {call.name!r} here: the tools are {', '.join(offered) or 'none'}"

@@ -1,7 +1,7 @@
 """Records of each model call and tool call; rewards and traces are made from them."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
@@ -119,8 +119,11 @@ def by_visit(records: Sequence[CallRecord]) -> dict[str, dict[str, int]]:
     return found
 
 
-def tool_calls(records: Sequence[CallRecord]) -> dict[str, int]:
-    """Tool calls of each role that made model calls and has tools; invalid calls count, 0 if it made none."""
+def tool_calls(records: Sequence[CallRecord], tools: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Tool calls of each role that made model calls and has tools; invalid calls count, 0 if it made none.
+
+    `tools` holds the names of each role's tools.
+    """
     worked = {record.role for record in records if isinstance(record, ModelCall)}
     used = Counter(record.role for record in records if isinstance(record, ToolUse))
-    return {name: used[name] for name, role in ROLES.items() if role.tools and name in worked}
+    return {name: used[name] for name in ROLES if tools[name] and name in worked}

@@ -1,7 +1,8 @@
-"""The society in one table: each role's prompt, output schema and tools.
+"""The society in one table: each role's prompt and output schema.
 
-Adding a role is one entry here, its slot in `chimera.config.roles`, and one edge in `agents.graph`. The model that
-plays a role is set by `roles.<role>.model`, the algorithm that trains it by `pipeline.<phase>.roles`.
+Adding a role is one entry here, its slot and tools in `chimera.config.roles`, and one edge in `agents.graph`. The model
+that plays a role is set by `roles.<role>.model`, its tools by `roles.<role>.tools`, the algorithm that trains it by
+`pipeline.<phase>.roles`.
 
 The first line of a prompt names the role; the rest says what to do. User messages are one JSON object (see
 `agents.prompting`), so a prompt never contains data.
@@ -101,9 +102,6 @@ def prompt_with_options(prompt: str, names: Iterable[Label]) -> str:
     return prompt
 
 
-LITERATURE, TRIALS, PROTEIN, ONTOLOGY = "literature_search", "clinical_trials", "protein_lookup", "gene_ontology"
-
-
 @dataclass(frozen=True, slots=True)
 class Role:
     """One member of the society.
@@ -114,7 +112,6 @@ class Role:
     name: str
     prompt: str
     schema: type[Answer]
-    tools: tuple[str, ...] = ()
 
 
 SUPERVISOR, REFINER, DESIGNER = "Supervisor", "HypothesisRefiner", "ProtocolDesigner"
@@ -124,12 +121,12 @@ PRINCIPAL_INVESTIGATOR = "PrincipalInvestigator"
 ROLES: dict[str, Role] = {
     role.name: role
     for role in (
-        Role("Geneticist", GENETICIST_PROMPT, Hypothesis, (LITERATURE, PROTEIN, ONTOLOGY)),
-        Role("Pharmacologist", PHARMACOLOGIST_PROMPT, Hypothesis, (LITERATURE, TRIALS, PROTEIN)),
-        Role("Neurologist", NEUROLOGIST_PROMPT, Hypothesis, (LITERATURE, TRIALS, ONTOLOGY)),
+        Role("Geneticist", GENETICIST_PROMPT, Hypothesis),
+        Role("Pharmacologist", PHARMACOLOGIST_PROMPT, Hypothesis),
+        Role("Neurologist", NEUROLOGIST_PROMPT, Hypothesis),
         Role(SUPERVISOR, SUPERVISOR_PROMPT, Selection),
-        Role(REFINER, REFINER_PROMPT, Hypothesis, (LITERATURE,)),
-        Role(DESIGNER, DESIGNER_PROMPT, ExperimentProtocol, (LITERATURE, TRIALS)),
+        Role(REFINER, REFINER_PROMPT, Hypothesis),
+        Role(DESIGNER, DESIGNER_PROMPT, ExperimentProtocol),
         Role(PEER_REVIEWER, PEER_REVIEWER_PROMPT, PeerReview),
         Role(SAFETY_OFFICER, SAFETY_OFFICER_PROMPT, SafetyReview),
         Role(PRINCIPAL_INVESTIGATOR, PRINCIPAL_INVESTIGATOR_PROMPT, FinalDecision),

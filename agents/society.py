@@ -13,7 +13,7 @@ from agents.record import Observer, Operation, no_observer, no_operation
 from agents.roles import SUPERVISOR
 from agents.seat import SEAT
 from agents.state import ResearchState, without
-from chimera.config.roles import JUNIORS
+from chimera.config.roles import JUNIORS, RolesConfig
 from chimera.config.tree import SocietyConfig
 from chimera.core.errors import RoleError
 from chimera.core.types import Brief, shown_options
@@ -49,7 +49,7 @@ class Society:
         model: Answers the chat messages of every logical model.
         toolbox: Runs the tool calls.
         config: How the society works: evidence, limits of revisions, time-outs.
-        slots: By role, the slot whose model plays it.
+        roles: The slot whose model plays each role, and the tools that it may call.
         evaluate: Scores each finished state; fills `final_evaluation`.
         operation: Opens a span around each visit of a role, with attributes role, model, visit and attempt.
         observe: Called with each model call and tool call as it ends.
@@ -61,7 +61,7 @@ class Society:
         model: Model,
         toolbox: Tools,
         config: SocietyConfig,
-        slots: Mapping[str, str],
+        roles: RolesConfig,
         *,
         evaluate: Evaluator,
         operation: Operation = no_operation,
@@ -71,7 +71,8 @@ class Society:
         self._model = model
         self._toolbox = toolbox
         self._config = config
-        self._slots = slots
+        self._slots = roles.slots()
+        self._tools = roles.tool_names()
         self._evaluate = evaluate
         self._operation = operation
         self._observe = observe
@@ -164,6 +165,7 @@ class Society:
             seed=seed,
             config=self._config,
             slots=self._slots,
+            tools=self._tools,
             model=self._model,
             toolbox=self._toolbox,
             evaluate=self._evaluate,

@@ -160,8 +160,8 @@ async def direct(config: Config, dataset: Dataset) -> Cost:
     """The graph invoked in this process, one task after another."""
     model = DirectModel()
     toolbox = build_toolbox(config.tools, dataset.documents(), {})
-    slots = config.roles.slots()
-    society = Society(model, toolbox, config.society, slots, evaluate=Judge(model, slots[JUDGE]).evaluate)
+    judge = Judge(model, config.slot(JUDGE))
+    society = Society(model, toolbox, config.society, config.roles, evaluate=judge.evaluate)
     chosen = inputs(dataset, config)
     await society.run(chosen[0].task.brief(), seed=0)
     wall, cpu = time.perf_counter(), time.process_time()

@@ -97,15 +97,15 @@ async def asked(
     tasks: Sequence[ResearchTask],
 ) -> list[Outcome]:
     """The society's outcome on every task, working in one way."""
-    society, slots = config.society.model_copy(update=WAYS[way]), config.roles.slots()
+    society, roles = config.society.model_copy(update=WAYS[way]), config.roles
     toolbox = build_toolbox(config.tools, load(config.data).documents(), {})
     model, free = HttpModel(servers.endpoints), asyncio.Semaphore(AT_ONCE)
-    judge = Judge(model, slots[JUDGE])
+    judge = Judge(model, config.slot(JUDGE))
 
     async def outcome(task: ResearchTask) -> Outcome:
         records: list[CallRecord] = []
         seed = RolloutInput.of(task, GATE, 0, config.seed).seed
-        team = Society(model, toolbox, society, slots, evaluate=judge.evaluate, observe=records.append, select=selector)
+        team = Society(model, toolbox, society, roles, evaluate=judge.evaluate, observe=records.append, select=selector)
         async with free:
             try:
                 return measured(await team.run(task.brief(), seed), task, records)

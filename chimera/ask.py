@@ -49,6 +49,10 @@ def main(argv: list[str]) -> int | None:
         return _go_on(arguments)
     run = _trained(arguments)
     config = config_from(arguments, own_question=arguments.task is None, reads=READS)
+    if run is not None:
+        from chimera.config.programs import check_confirmed
+
+        check_confirmed(config, arguments.overrides)
     asked = _own_question(arguments, config) if arguments.task is None else _task(arguments, config)
 
     return answer(asked, config, _console(arguments), run, out=_out(arguments))
@@ -188,7 +192,7 @@ def _check_readable(config: "Config", *, has_context: bool) -> None:
             "set society.evidence=given and give --context FILE, or allow a tool call"
         )
     live = (tools.literature, tools.trials) != ("local", "local")
-    if config.data.path == "generated" and not live and not has_context:
+    if config.data.path == "generated" and not (live or has_context or config.roles.foreign()):
         raise ConfigError(
             "there is nothing to answer your question from, because generated tasks are invented studies: "
             f"give {SOURCES}; --task generated-0-5 shows the society at work on an invented study"
@@ -251,7 +255,7 @@ def answer(
     Returns:
         0, or `WITHHELD` if no source supports an answer, or `WAITS` if a person has to confirm the decision.
     """
-    from chimera.core.secrets import api_key_names, load_secrets
+    from chimera.core.secrets import load_secrets
     from chimera.core.toy import toy_parts, warning
     from chimera.run.policies import live
     from chimera.run.seals import checked
@@ -261,7 +265,7 @@ def answer(
     from evaluation.conduct.live_society import build_library, open_society
 
     toys = toy_parts(config.used()) if asked.real else []
-    secrets = load_secrets(api_key_names(config.model_dump()["models"]))
+    secrets = load_secrets(config.secret_names())
     library = build_library(config, secrets, asked.brief if asked.task is None else None)
     learned = list(live(run.events()).values()) if run else []
     if run:

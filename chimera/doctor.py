@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from chimera.core.cli import add_config_arguments, config_from, parse_arguments, run_command
 
 if TYPE_CHECKING:
-    from agents.context import Tools
+    from agents.tools.toolbox import Toolbox
     from chimera.config.tree import Config
     from chimera.data.tasks import Dataset
     from chimera.serving.client import Endpoint
@@ -56,12 +56,12 @@ def findings(config: "Config") -> "Iterator[Probed]":
         ConfigError: A setting is wrong, such as a model's folder.
         DataError: The tasks cannot be read.
     """
-    from chimera.core.secrets import api_key_names, load_secrets
+    from chimera.core.secrets import load_secrets
     from chimera.data.tasks import load
     from evaluation.probes.machine import machine_findings
     from evaluation.probes.probed import Level, Probed
 
-    secrets = load_secrets([*api_key_names(config.model_dump()["models"]), "WANDB_API_KEY"])
+    secrets = load_secrets([*config.secret_names(), "WANDB_API_KEY"])
     yield from machine_findings(config, secrets)
     dataset = load(config.data)
     yield Probed("data", config.data.path, Level.OK, dataset.describe())
@@ -99,7 +99,9 @@ def _models(config: "Config", dataset: "Dataset", secrets: Mapping[str, str]) ->
 
     with _folder() as folder:
         try:
-            tools = build_toolbox(config.tools, dataset.documents(), secrets, conclusions=dataset.conclusions())
+            tools = build_toolbox(
+                config.tools, dataset.documents(), secrets, roles=config.roles, conclusions=dataset.conclusions()
+            )
             with serve(config.served(), config.serving, secrets, log_file=folder / "models.log") as servers:
                 yield from asyncio.run(_ask(config, dataset, servers.endpoints, tools))
         except ChimeraError as error:
@@ -107,15 +109,16 @@ def _models(config: "Config", dataset: "Dataset", secrets: Mapping[str, str]) ->
 
 
 async def _ask(
-    config: "Config", dataset: "Dataset", endpoints: "Mapping[str, Endpoint]", tools: "Tools"
+    config: "Config", dataset: "Dataset", endpoints: "Mapping[str, Endpoint]", tools: "Toolbox"
 ) -> "Sequence[Probed]":
     from chimera.serving.client import HttpModel
     from evaluation.probes.models import ModelProbe
     from evaluation.probes.probed import Level
     from evaluation.probes.rollout import rollout_finding
+    from evaluation.probes.tools import tool_findings
 
     task = dataset.train[0]
-    found = []
+    found = await tool_findings(config, tools, task.brief())
     for slot in config.used():
         if config.models[slot].kind != "rubric":
             found += await ModelProbe(config, slot, endpoints[slot], tools, task.goal).findings()

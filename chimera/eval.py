@@ -46,10 +46,12 @@ def main(argv: list[str]) -> int | None:
         return _verify(arguments)
     run, config = _open(arguments)
 
+    from chimera.config.programs import check_confirmed
     from evaluation.measures.families import check as check_families
     from evaluation.verify.asked import AskedEvaluation
 
     asked = AskedEvaluation.of(arguments.split, arguments.limit, arguments.seeds, arguments.stages, config.data)
+    check_confirmed(config, arguments.overrides)
     check_families(config)
     plan, dataset = asked.plan(run, config.evaluation)
     lines = _lines(run, arguments.wandb)
@@ -133,13 +135,14 @@ def _count(text: str) -> int:
 
 def _open(arguments: argparse.Namespace) -> "tuple[Run, Config]":
     """The run and its configuration, with the overrides of the command line."""
+    from chimera.config.programs import is_confirmation
     from chimera.config.tree import load_config
     from chimera.run.directory import Run
 
     overrides = [*arguments.overrides, *_judge_settings(arguments.judge)]
     for override in overrides:
         key = override.partition("=")[0].strip()
-        if key.partition(".")[0] not in READS:
+        if key.partition(".")[0] not in READS and not is_confirmation(key):
             raise ConfigError(
                 f"{key} cannot be changed here, because it is part of what is evaluated: only {', '.join(READS)} can"
             )
@@ -173,7 +176,7 @@ def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again:
     from training.watch.view import make_view
 
     auditor_settings = {"auditor": config.evaluation.auditor.model_dump()}
-    secrets = load_secrets(api_key_names(config.model_dump()["models"] | auditor_settings))
+    secrets = load_secrets((*config.secret_names(), *api_key_names(auditor_settings)))
     check_models(config.used(), secrets)
     allow_files("evaluation.concurrency", config.evaluation.concurrency)
     second = _second_judge(config.evaluation, secrets)
@@ -182,7 +185,9 @@ def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again:
         plan=plan,
         config=config,
         dataset=dataset,
-        toolbox=build_toolbox(config.tools, dataset.documents(), secrets, conclusions=dataset.conclusions()),
+        toolbox=build_toolbox(
+            config.tools, dataset.documents(), secrets, roles=config.roles, conclusions=dataset.conclusions()
+        ),
         auditor=_auditor(config.evaluation, second),
         progress=make_view(console, config.evaluation.concurrency),
         again=again,

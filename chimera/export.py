@@ -209,7 +209,7 @@ def role_settings(name: str, config: "Config") -> dict[str, Any]:
     role, labels = {**ROLES, judge.ROLE.name: judge.ROLE}[name], config.data.labels
     own = labels if labels and labels != LABELS else ()
     prompt = prompt_with_options(role.prompt, own) if own else role.prompt
-    tools, form = list(role.tools), response_format(role, tuple(own))
+    tools, form = list(config.roles.tool_names()[name]), response_format(role, tuple(own))
     return {"role": name, "prompt": prompt, "tools": tools, "response_format": form}
 
 

@@ -54,6 +54,7 @@ class Job:
         arguments: Command-line arguments of each run: its configuration file and settings.
         stages: The stages to evaluate; None for all.
         keys: Names of the environment variables with API keys that the configuration names.
+        programs: Overrides that confirm the programs that the configuration starts.
     """
 
     folder: Path
@@ -62,6 +63,7 @@ class Job:
     arguments: tuple[str, ...]
     stages: str | None
     keys: tuple[str, ...]
+    programs: tuple[str, ...] = ()
 
 
 def main(argv: list[str]) -> int | None:
@@ -114,6 +116,7 @@ def _job(arguments: argparse.Namespace, config: "Config") -> Job:
         ConfigError: The data cannot have several seeds, or phases are wrong.
         RunError: The name is not a safe file name, or it is the name of a run.
     """
+    from chimera.config.programs import confirmations
     from chimera.run.directory import check_name
     from training.learning.plans import choose_names
 
@@ -132,7 +135,8 @@ def _job(arguments: argparse.Namespace, config: "Config") -> Job:
         one for one in arguments.overrides if one.partition("=")[0].strip() not in ("seed", "data.seed", "runs_dir")
     ]
     file = ["--config", str(arguments.config)] if arguments.config else []
-    return Job(folder, runs, choose_names(arguments.phases, config), (*file, *given), arguments.stages, _keys(config))
+    names = choose_names(arguments.phases, config)
+    return Job(folder, runs, names, (*file, *given), arguments.stages, _keys(config), confirmations(config))
 
 
 def _begin(job: Job, config: "Config") -> None:
@@ -176,7 +180,14 @@ def _make(job: Job, wanted: Wanted, place: str) -> None:
         print(f"{place} {wanted.name}: finished before", flush=True)
         return
     stages = [] if job.stages is None else ["--stages", job.stages]
-    _child(job, wanted, place, "evaluation", "chimera.eval", ["--run", wanted.name, *stages, f"runs_dir={job.folder}"])
+    _child(
+        job,
+        wanted,
+        place,
+        "evaluation",
+        "chimera.eval",
+        ["--run", wanted.name, *stages, f"runs_dir={job.folder}", *job.programs],
+    )
     _note(job, "evaluated", run=wanted.name, stages=job.stages, report=_hash(report))
 
 
@@ -186,7 +197,11 @@ def _training_arguments(job: Job, wanted: Wanted) -> list[str]:
     resume = (run / "config.yaml").is_file()
     if run.exists() and not resume:
         shutil.rmtree(run)  # It was killed before its configuration was written, so it is empty.
-    own = ["--resume"] if resume else [*job.arguments, f"seed={wanted.seed}", f"data.seed={wanted.data_seed}"]
+    own = (
+        ["--resume", *job.programs]
+        if resume
+        else [*job.arguments, f"seed={wanted.seed}", f"data.seed={wanted.data_seed}"]
+    )
     return ["--name", wanted.name, "--phases", ",".join(job.phases), *own, f"runs_dir={job.folder}"]
 
 
@@ -210,7 +225,7 @@ def _keys(config: "Config") -> tuple[str, ...]:
     """Names of the environment variables with API keys that a configuration names."""
     from chimera.core.secrets import api_key_names
 
-    return api_key_names({**config.model_dump()["models"], "auditor": config.evaluation.auditor.model_dump()})
+    return (*config.secret_names(), *api_key_names({"auditor": config.evaluation.auditor.model_dump()}))
 
 
 def _wait_until_free(job: Job, wanted: Wanted) -> None:

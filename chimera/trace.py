@@ -21,11 +21,11 @@ def main(argv: list[str]) -> int | None:
     arguments = _parse(argv)
     from rich.console import Console
 
-    from chimera.core.secrets import api_key_names, load_secrets
+    from chimera.core.secrets import load_secrets
     from evaluation.records.rollout_index import find, recorded_rollouts
 
     run = _run(arguments)
-    load_secrets(api_key_names(run.config.model_dump()["models"]))  # `redact` then hides them in all output.
+    load_secrets(run.config.secret_names())  # `redact` then hides them in all output.
     console = Console(highlight=False)
     records = recorded_rollouts(run, arguments.phase)
     if arguments.rollout is None:

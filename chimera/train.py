@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int | None:
     gc.disable()  # The collector would look through all that is loaded again and again: a third of the imports' time.
     from agents.seat import check_unattended
     from chimera.core.limits import allow_files
-    from chimera.core.secrets import api_key_names, load_secrets
+    from chimera.core.secrets import load_secrets
     from chimera.data.tasks import load
     from chimera.run.chain import head
     from chimera.run.directory import LEDGER, Run
@@ -52,9 +52,15 @@ def main(argv: list[str]) -> int | None:
     if arguments.resume:
         name, phase_list, config = _continued(arguments, config)
     names = choose_names(phase_list, config)
-    secrets = load_secrets(api_key_names(config.model_dump()["models"]))
+    secrets = load_secrets(config.secret_names())
     dataset = load(config.data)
     check_models(config.served(), secrets)
+    if config.roles.foreign():
+        from agents.tools.toolbox import check_tools
+
+        check_tools(
+            config.tools, config.roles, secrets
+        )  # Here a mistake is one sentence; in runners it would be their end.
     allow_files("rollouts.runners", config.rollouts.runners)
     check_unattended(config.society)
     check_families(config)
@@ -98,6 +104,10 @@ def _continued(arguments: argparse.Namespace, given: "Config") -> "tuple[str, st
     if phases is None:
         print(f"run {run.name} was stopped before its phases were written: it runs all of them")
     config = load_config(arguments.config or run.config_file, arguments.overrides)
+    if arguments.config is None:
+        from chimera.config.programs import check_confirmed
+
+        check_confirmed(config, arguments.overrides)
     # Use the folder in which the run was found, because it may have been moved.
     return run.name, phases, config.model_copy(update={"runs_dir": given.runs_dir})
 

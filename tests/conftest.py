@@ -184,8 +184,8 @@ def society_kit():
         extras = {name: value for name, value in extras.items() if value is not None}
         # The standard answers quote a sentence that nobody has read.
         config = {"quotes": "free", "refiner": "trusts", **config}
-        slots = RolesConfig().slots()
-        return Society(model, toolbox or FakeToolbox(), SocietyConfig(**config), slots, evaluate=evaluate, **extras)
+        roles = RolesConfig()
+        return Society(model, toolbox or FakeToolbox(), SocietyConfig(**config), roles, evaluate=evaluate, **extras)
 
     return SimpleNamespace(
         Model=ScriptedSocietyModel,

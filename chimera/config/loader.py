@@ -65,6 +65,14 @@ def sections(section: ConfigSection) -> dict[str, ConfigSection]:
     return found
 
 
+def tables(section: ConfigSection, prefix: str = "") -> list[str]:
+    """The dotted keys of the tables below `section`."""
+    found = [f"{prefix}{name}" for name, field in type(section).model_fields.items() if _is_table(field)]
+    for name, one in sections(section).items():
+        found += tables(one, f"{prefix}{name}.")
+    return found
+
+
 def _is_table(field: FieldInfo) -> bool:
     """True if a field is a table: sections by names that the user chooses."""
     if get_origin(field.annotation) is not dict:
@@ -157,6 +165,9 @@ def check_keys(tree: ConfigSection, settings: Mapping[str, Setting]) -> dict[str
                 raise ConfigError(
                     f"{key} {setting.place} is a section: set one of its keys, such as {_below(key, names)}"
                 )
+        elif key in tables(tree):
+            if setting.value not in (None, {}):
+                raise ConfigError(f"{key} {setting.place} is a table: set its entries, such as {key}.NAME")
         else:
             raise ConfigError(_unknown(key, setting, names))
     return checked

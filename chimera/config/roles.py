@@ -1,29 +1,73 @@
-"""The slot whose model plays each role, and the names of groups of roles."""
+"""The slot whose model plays each role, its tools, and the names of groups of roles."""
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from chimera.config.loader import ConfigSection
 from chimera.core.errors import ConfigError
+
+LITERATURE, TRIALS, PROTEIN, ONTOLOGY = "literature_search", "clinical_trials", "protein_lookup", "gene_ontology"
+OWN_TOOLS = (LITERATURE, TRIALS, PROTEIN, ONTOLOGY)
+"""Chimera's own tools; `tools` names their back ends."""
+MCP = "mcp:"
+"""Start of the reference to an MCP server's tool: mcp:SERVER/TOOL."""
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""The names of tools that OpenAI-compatible servers accept."""
+
+
+def tool_name(reference: str) -> str:
+    """The name by which models know a tool: its own name, or what follows the colon (module:name, mcp:server/name)."""
+    return re.split("[:/]", reference)[-1]
+
+
+def is_foreign(reference: str) -> bool:
+    """True if a tool is a LangChain tool (module:name) or an MCP server's, false if it is one of Chimera's own."""
+    return ":" in reference
 
 
 class RoleConfig(ConfigSection):
     """One role of the society, or the judge."""
 
     model: str = Field(min_length=1, description="the slot (models.<slot>) whose model plays this role")
+    tools: tuple[str, ...] = Field(
+        default=(),
+        description=f"tools that it may call: {', '.join(OWN_TOOLS)}, module:name (any LangChain tool), or "
+        "mcp:server/tool (a server in tools.mcp)",
+    )
+
+    @field_validator("tools")
+    @classmethod
+    def _are_tools(cls, references: tuple[str, ...]) -> tuple[str, ...]:
+        for reference in references:
+            if not is_foreign(reference) and reference not in OWN_TOOLS:
+                near = get_close_matches(reference, OWN_TOOLS, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(OWN_TOOLS)}"
+                raise ValueError(
+                    f"there is no tool {reference!r}: {hint} (or module:name of a LangChain tool, or mcp:server/tool)"
+                )
+            if reference.startswith(MCP) and not re.fullmatch(rf"{MCP}\w+/.+", reference):
+                raise ValueError(f"{reference!r} must be mcp:server/tool, with a server of tools.mcp")
+            if not _NAME.fullmatch(tool_name(reference)):
+                raise ValueError(
+                    f"the name {tool_name(reference)!r} of the tool {reference!r} is not one that model servers accept "
+                    "(1 to 64 letters, digits, _ and -)"
+                )
+        return references
 
 
 class RolesConfig(ConfigSection):
-    """The slot of each role."""
+    """The slot and the tools of each role."""
 
-    Geneticist: RoleConfig = RoleConfig(model="junior")
-    Pharmacologist: RoleConfig = RoleConfig(model="junior")
-    Neurologist: RoleConfig = RoleConfig(model="junior")
+    Geneticist: RoleConfig = RoleConfig(model="junior", tools=(LITERATURE, PROTEIN, ONTOLOGY))
+    Pharmacologist: RoleConfig = RoleConfig(model="junior", tools=(LITERATURE, TRIALS, PROTEIN))
+    Neurologist: RoleConfig = RoleConfig(model="junior", tools=(LITERATURE, TRIALS, ONTOLOGY))
     Supervisor: RoleConfig = RoleConfig(model="supervisor")
-    HypothesisRefiner: RoleConfig = RoleConfig(model="refiner")
-    ProtocolDesigner: RoleConfig = RoleConfig(model="senior")
+    HypothesisRefiner: RoleConfig = RoleConfig(model="refiner", tools=(LITERATURE,))
+    ProtocolDesigner: RoleConfig = RoleConfig(model="senior", tools=(LITERATURE, TRIALS))
     PeerReviewer: RoleConfig = RoleConfig(model="board")
     SafetyOfficer: RoleConfig = RoleConfig(model="board")
     PrincipalInvestigator: RoleConfig = RoleConfig(model="principal")
@@ -32,6 +76,36 @@ class RolesConfig(ConfigSection):
     def slots(self) -> dict[str, str]:
         """The slot of each role, by the role's name."""
         return {name: getattr(self, name).model for name in type(self).model_fields}
+
+    def references(self) -> dict[str, tuple[str, ...]]:
+        """The tools of each role, by the role's name, as the configuration names them."""
+        return {name: tuple(dict.fromkeys(getattr(self, name).tools)) for name in type(self).model_fields}
+
+    def tool_names(self) -> dict[str, tuple[str, ...]]:
+        """The tools of each role, by the role's name, as models know them."""
+        return {role: tuple(map(tool_name, references)) for role, references in self.references().items()}
+
+    def foreign(self) -> tuple[str, ...]:
+        """The tools of all roles that are not Chimera's own, each once."""
+        named = (reference for references in self.references().values() for reference in references)
+        return tuple(dict.fromkeys(filter(is_foreign, named)))
+
+    def mcp(self) -> dict[str, str]:
+        """The MCP server of each tool that belongs to one, by the tool's reference."""
+        of_servers = (reference for reference in self.foreign() if reference.startswith(MCP))
+        return {reference: reference.removeprefix(MCP).partition("/")[0] for reference in of_servers}
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        known = {name: name for name in OWN_TOOLS}
+        for reference in self.foreign():
+            name = tool_name(reference)
+            if known.setdefault(name, reference) != reference:
+                raise ValueError(
+                    f"two tools are called {name!r}, {known[name]} and {reference}: models know tools by this name, so "
+                    "give one of them another"
+                )
+        return self
 
 
 JUDGE = "Judge"

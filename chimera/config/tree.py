@@ -14,10 +14,24 @@ from chimera.config.evaluation import EvaluationConfig
 from chimera.config.learning import GateConfig, WandbConfig
 from chimera.config.loader import ConfigSection, check_keys, effective, overlay, validate, without_effect
 from chimera.config.pipeline import DEFAULT, PhaseSettings, Pipeline, algorithm_of, find_algorithm
-from chimera.config.roles import GRADING, RolesConfig
+from chimera.config.roles import GRADING, JUDGE, RolesConfig
 from chimera.config.source import COMMAND_LINE, Setting, parse_overrides, read_yaml, to_yaml
 from chimera.core.errors import ConfigError
 from chimera.core.types import Decision
+
+
+def http_address(value: str | None) -> str | None:
+    """`value`, if it is an address that may stand in a configuration."""
+    if value is not None and not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", value):
+        raise ValueError("it must be an http(s) address without user or password, such as http://127.0.0.1:11434/v1")
+    return value
+
+
+def variable_name(value: str | None) -> str | None:
+    """`value`, if it is the name of an environment variable."""
+    if value is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]*", value):
+        raise ValueError("must be the name of an environment variable, such as OPENAI_API_KEY, never the key itself")
+    return value
 
 
 class ModelConfig(ConfigSection):
@@ -32,7 +46,18 @@ class ModelConfig(ConfigSection):
     path: str = Field(default="nano", min_length=1, description="embedded: 'nano', a folder, or a hub name")
     base_url: str | None = Field(
         default=None,
-        description="endpoint: address of an OpenAI-compatible server, ending in /v1, without user or password",
+        description="endpoint: address of an OpenAI-compatible server, ending in /v1, without user or password; "
+        "with a provider the provider's address, if it is not the usual one",
+    )
+    provider: str | None = Field(
+        default=None,
+        pattern=r"^[a-z][a-z0-9_]*$",
+        description="endpoint: a provider of LangChain's init_chat_model, such as anthropic, openai, azure_openai, "
+        "bedrock_converse, google_genai, ollama; without it any OpenAI-compatible server at base_url",
+    )
+    provider_options: dict[str, Any] = Field(
+        default={},
+        description="provider: further arguments of LangChain's chat model, such as {region_name: eu-central-1}",
     )
     model: str | None = Field(default=None, min_length=1, description="endpoint: the model's name there")
     api_key_env: str | None = Field(
@@ -47,30 +72,39 @@ class ModelConfig(ConfigSection):
     temperature: float = Field(default=1.0, ge=0, le=2, description="sampling temperature; 0 is greedy")
     top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus sampling: share of probability kept")
     max_tokens: int = Field(default=768, ge=1, le=1_000_000, description="longest answer, in tokens")
+    max_completion_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="endpoint: sent in place of max_tokens, for reasoning models; it counts their thoughts too",
+    )
+    reasoning_effort: str | None = Field(
+        default=None, min_length=1, description="endpoint: sent if it is set, such as low, medium or high"
+    )
+    extra_body: dict[str, Any] = Field(
+        default={}, description="endpoint: further fields of each request, such as {top_k: 20}"
+    )
     timeout_s: float = Field(default=60.0, gt=0, le=604_800, description="seconds that one model call may take")
 
     @field_validator("base_url")
     @classmethod
     def _address(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", value):
-            raise ValueError(
-                "it must be an http(s) address without user or password, such as http://127.0.0.1:11434/v1"
-            )
-        return value
+        return http_address(value)
 
     @field_validator("api_key_env")
     @classmethod
     def _variable_name(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]*", value):
-            raise ValueError(
-                "must be the name of an environment variable, such as OPENAI_API_KEY, never the key itself"
-            )
-        return value
+        return variable_name(value)
 
     @model_validator(mode="after")
     def _endpoint_is_complete(self) -> Self:
-        if self.kind == "endpoint" and (self.base_url is None or self.model is None):
-            raise ValueError("kind 'endpoint' needs both base_url and model")
+        if self.kind == "endpoint" and (self.model is None or (self.base_url is None and self.provider is None)):
+            raise ValueError("kind 'endpoint' needs both base_url and model, or provider and model")
+        if self.kind == "endpoint" and self.provider is not None and self.structured == "always":
+            raise ValueError(
+                "structured 'always' cannot work with a provider: LangChain's chat models take a JSON schema or tools, "
+                "not both; leave it at auto"
+            )
         return self
 
     @property
@@ -80,15 +114,34 @@ class ModelConfig(ConfigSection):
             return "final" if self.kind == "endpoint" else "always"
         return self.structured
 
+    @property
+    def request_fields(self) -> dict[str, Any]:
+        """The settings of what OpenAI-compatible servers are sent beyond the usual, by their names."""
+        if self.kind != "endpoint" or self.provider is not None:
+            return {}
+        return {name: getattr(self, name) for name in ("max_completion_tokens", "reasoning_effort", "extra_body")}
+
     def unused(self) -> Mapping[str, str]:
         """The keys that a model of this kind does not read."""
-        return dict.fromkeys(UNUSED_OF_KIND[self.kind], f"the model's kind is {self.kind!r}")
+        found = dict.fromkeys(UNUSED_OF_KIND[self.kind], f"the model's kind is {self.kind!r}")
+        if self.kind == "endpoint" and self.provider is None:
+            found["provider_options"] = "no provider is set"
+        elif self.kind == "endpoint":
+            reason = "LangChain's chat model has its own arguments (provider_options)"
+            found |= dict.fromkeys(("max_completion_tokens", "reasoning_effort", "extra_body"), reason)
+        if self.kind == "endpoint" and self.max_completion_tokens is not None:
+            found.setdefault("max_tokens", "max_completion_tokens is sent in its place")
+        return found
 
 
+OF_ENDPOINTS = (
+    *("base_url", "provider", "provider_options", "model", "api_key_env"),
+    *("max_completion_tokens", "reasoning_effort", "extra_body"),
+)
 UNUSED_OF_KIND: Mapping[str, tuple[str, ...]] = {
-    "embedded": ("base_url", "model", "api_key_env"),
+    "embedded": OF_ENDPOINTS,
     "endpoint": ("path",),
-    "rubric": ("path", "base_url", "model", "api_key_env", "structured", "temperature", "top_p", "max_tokens"),
+    "rubric": ("path", *OF_ENDPOINTS, "structured", "temperature", "top_p", "max_tokens"),
 }
 """Keys of ModelConfig that a kind of model does not read."""
 
@@ -175,6 +228,40 @@ class SocietyConfig(ConfigSection):
         return found
 
 
+class McpServer(ConfigSection):
+    """One MCP server, whose tools roles may call: a program of this machine, or an address."""
+
+    command: tuple[str, ...] = Field(
+        default=(), description="program with its arguments, which speaks MCP through its input and output"
+    )
+    env: tuple[str, ...] = Field(
+        default=(), description="environment variables that the program gets, besides PATH, HOME and the like"
+    )
+    url: str | None = Field(default=None, description="address of a server that speaks MCP over streamable HTTP")
+    api_key_env: str | None = Field(
+        default=None, description="name of the environment variable with the key of the server at url"
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        return http_address(value)
+
+    @field_validator("env")
+    @classmethod
+    def _names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in value if variable_name(name))
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _variable(cls, value: str | None) -> str | None:
+        return variable_name(value)
+
+    def unused(self) -> Mapping[str, str]:
+        """What a program does not read, or an address."""
+        return {"env": "the server is not started here"} if self.url else {"api_key_env": "the server has no url"}
+
+
 class ToolsConfig(ConfigSection):
     """The tools' back ends. Live ones need the network, and only Tavily needs a key."""
 
@@ -190,17 +277,33 @@ class ToolsConfig(ConfigSection):
     )
     results: int = Field(default=1, ge=1, le=10, description="passages that one search returns")
     max_chars: int = Field(default=1200, ge=100, le=1_000_000, description="length limit of one passage, in characters")
-    timeout_s: float = Field(default=10.0, gt=0, le=604_800, description="seconds that one live request may take")
+    timeout_s: float = Field(
+        default=10.0,
+        gt=0,
+        le=604_800,
+        description="seconds that one live request, or one call of a LangChain tool, may take",
+    )
     retries: int = Field(default=2, ge=0, le=100, description="further tries after 429 or 5xx")
     database: Path | None = Field(
         default=None, description="SQLite file of proteins and GO terms; the shipped seed otherwise"
     )
+    mcp: dict[str, McpServer] = Field(default={}, description="MCP servers by free names")
+
+    def secret_names(self) -> tuple[str, ...]:
+        """The environment variables that MCP servers name."""
+        named = [name for server in self.mcp.values() for name in (*server.env, server.api_key_env) if name]
+        return tuple(dict.fromkeys(named))
+
+    @property
+    def local(self) -> bool:
+        """True if no back end uses the network."""
+        return (self.literature, self.trials, self.protein, self.ontology) == ("local",) * 4
 
     def unused(self) -> Mapping[str, str]:
-        """Network keys if no back end is live; the database if none of its tools is local."""
+        """Retries if no back end is live; the database if none of its tools is local."""
         found: dict[str, str] = {}
-        if (self.literature, self.trials, self.protein, self.ontology) == ("local",) * 4:
-            found |= dict.fromkeys(("timeout_s", "retries"), "no tool uses the network (all back ends are 'local')")
+        if self.local:
+            found["retries"] = "no back end uses the network (all are 'local')"
         if self.protein != "local" and self.ontology != "local":
             found["database"] = "tools.protein and tools.ontology are both live"
         return found
@@ -322,9 +425,22 @@ class Config(ConfigSection):
             for slot in phase.asks():
                 if slot not in self.models:
                     raise ValueError(f"pipeline.{name} asks the model of {slot!r}, {_near(slot, self.models)}")
+        for reference, name in self.roles.mcp().items():
+            server = self.tools.mcp.get(name)
+            if server is None or bool(server.command) == bool(server.url):
+                fault = (
+                    "which is not in tools.mcp" if server is None else "which needs a command or a url, and not both"
+                )
+                raise ValueError(f"the tool {reference!r} is one of the server {name!r}, {fault}")
         for name, model in self.models.items():
             if model.like is not None and model.like not in self.models:
                 raise ValueError(f"models.{name}.like is {model.like!r}, {_near(model.like, self.models)}")
+        foreign = [name for name, model in self.served().items() if model.kind == "endpoint" and model.provider]
+        if foreign and self.gateway.engine == "litellm":
+            raise ValueError(
+                "gateway.engine=litellm records only OpenAI-compatible servers, and "
+                f"models.{foreign[0]} has a provider: set gateway.engine=thin"
+            )
         if near := self.evaluation.unknown_prices(set(self.models) - {self.roles.Judge.model}):
             raise ValueError(near)
         return self
@@ -343,17 +459,34 @@ class Config(ConfigSection):
         asked = {slot for phase in self.pipeline.values() for slot in phase.asks()}
         return {name: model for name, model in self.models.items() if name in asked or name in self.used()}
 
+    def secret_names(self) -> tuple[str, ...]:
+        """The environment variables that models and MCP servers name."""
+        keys = (model.api_key_env for model in self.models.values())
+        return tuple(sorted({*filter(None, keys), *self.tools.secret_names()}))
+
     def unused(self) -> Mapping[str, str]:
         """Keys that have no effect because of another section's values."""
         found: dict[str, str] = {}
+        for name in set(self.tools.mcp) - set(self.roles.mcp().values()):
+            reason = f"no role has a tool of the server {name!r} (mcp:{name}/tool)"
+            found |= {f"tools.mcp.{name}.{key}": reason for key in McpServer.model_fields}
         serving = {*self.served(), *(model.like for model in self.models.values() if model.like)}
         for name in set(self.models) - serving:
             reason = f"no role uses the slot {name!r} (roles.<role>.model)"
             found |= {f"models.{name}.{key}": reason for key in ModelConfig.model_fields}
         if all(model.kind != "embedded" for model in self.served().values()):
             found |= {f"serving.{key}": "no model is 'embedded'" for key in ServingConfig.model_fields}
+        if self.tools.local and not self.roles.foreign():
+            found["tools.timeout_s"] = "all back ends are 'local', and roles have Chimera's own tools only"
+        for role, slot in self.roles.slots().items():
+            if role == JUDGE:
+                found[f"roles.{role}.tools"] = "the judge calls no tools"
+            elif self.models[slot].kind == "rubric":
+                found[f"roles.{role}.tools"] = f"a rubric plays the role (models.{slot}.kind)"
         if self.society.max_tool_calls == 0:
-            found |= {f"tools.{key}": "society.max_tool_calls is 0" for key in ToolsConfig.model_fields}
+            reason = "society.max_tool_calls is 0"
+            found |= {f"tools.{key}": reason for key in ToolsConfig.model_fields}
+            found |= {f"roles.{role}.tools": reason for role in self.roles.slots()}
         return found
 
 
@@ -401,8 +534,8 @@ def _phases(file: Mapping[str, Setting], given: Mapping[str, Setting]) -> tuple[
 
 def _below(settings: Mapping[str, Setting], section: str) -> list[str]:
     """The names directly below `section` in `settings`."""
-    parts = [key.split(".") for key in settings if key.startswith(f"{section}.")]
-    return list(dict.fromkeys(part[1] for part in parts))
+    parts = [key.removeprefix(f"{section}.").split(".") for key in settings if key.startswith(f"{section}.")]
+    return list(dict.fromkeys(part[0] for part in parts))
 
 
 def _in_full(settings: Mapping[str, Setting], phases: Sequence[str]) -> dict[str, Setting]:
@@ -432,13 +565,14 @@ def _shape(settings: Mapping[str, Setting], phases: Sequence[str]) -> Config:
         taken = usual if algorithm == algorithm_of(name) else {key: usual[key] for key in usual if key == "roles"}
         pipeline[name] = kind.model_validate({**taken, "algorithm": algorithm})
     slots = {name: SLOTS.get(name, ModelConfig()) for name in (*SLOTS, *_below(settings, "models"))}
-    return Config.model_construct(**{**dict(Config()), "models": slots, "pipeline": pipeline})
+    tools = ToolsConfig(mcp={name: McpServer() for name in _below(settings, "tools.mcp")})
+    return Config.model_construct(**{**dict(Config()), "models": slots, "pipeline": pipeline, "tools": tools})
 
 
 def _inherit(settings: Mapping[str, Setting]) -> dict[str, Setting]:
     """Let each slot inherit from the slot that its `like` names: the settings that it does not set and its kind reads.
 
-    A slot with its own `base_url` does not inherit the API key, which would be sent to another address.
+    A slot with its own `base_url` or `provider` does not inherit the API key, which would be sent to another address.
 
     Raises:
         ConfigError: Slots are like each other in a circle.
@@ -475,12 +609,23 @@ def _take(merged: dict[str, Setting], name: str, like: str, own: Mapping[str, Se
         source, key = merged.get(f"models.{like}.{field}"), f"models.{name}.{field}"
         if field == "like" or source is None or key in own or field in UNUSED_OF_KIND.get(kind, ()):
             continue
-        if field == "api_key_env" and f"models.{name}.base_url" in own:
+        if field in OF_PLACE and own.keys() & {f"models.{name}.{key}" for key in OF_PLACE[field]}:
             continue
         place = (
             source.place if source.place.startswith("from models.") else f"from models.{like}.{field} {source.place}"
         )
         merged[key] = Setting(source.value, place)
+
+
+OF_PLACE: Mapping[str, tuple[str, ...]] = {
+    "api_key_env": ("base_url", "provider"),
+    "base_url": ("provider",),
+    "provider": ("base_url",),
+    **dict.fromkeys(
+        ("provider_options", "max_completion_tokens", "reasoning_effort", "extra_body"), ("base_url", "provider")
+    ),
+}
+"""Settings that belong to an address: a slot that sets one of the named settings itself does not inherit them."""
 
 
 def _near(name: str, known: Iterable[str]) -> str:

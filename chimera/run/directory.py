@@ -26,7 +26,7 @@ from chimera.config.source import read_yaml, to_yaml
 from chimera.config.tree import Config, load_config
 from chimera.core.errors import RunError
 from chimera.core.plain_json import read_json_object
-from chimera.core.secrets import api_key_names, load_secrets, redact_tree
+from chimera.core.secrets import load_secrets, redact_tree
 from chimera.run.chain import read_events
 from chimera.run.environment import describe_environment, now
 from chimera.run.hashes import hash_artifact
@@ -67,7 +67,7 @@ class Run:
             RunError: the folder cannot be made, the name is unsafe or taken, another process writes the run, or
                 `resume` would change its tasks.
         """
-        load_secrets(api_key_names(config.model_dump()["models"]))
+        load_secrets(config.secret_names())
         try:
             path = _new_folder(config.runs_dir) if name is None else _named_folder(name, config.runs_dir, resume)
         except OSError as error:

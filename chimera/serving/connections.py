@@ -46,14 +46,17 @@ class HttpAnswer:
         """True if the same request may succeed later."""
         return self.status in BUSY or self.status >= 500
 
-    def refusal(self, shown: int) -> str:
-        """The server's own message in one line of at most `shown` characters; else its whole answer."""
-        text = self.content.decode("utf-8", "replace")
+    def error(self) -> object:
+        """What stands under "error" in the answer, or the whole answer if nothing does; None if it is no JSON."""
         try:
             body = json.loads(self.content)
         except (ValueError, RecursionError):
-            body = None
-        error = body.get("error", body) if isinstance(body, dict) else None
+            return None
+        return body.get("error", body) if isinstance(body, dict) else None
+
+    def refusal(self, shown: int) -> str:
+        """The server's own message in one line of at most `shown` characters; else its whole answer."""
+        text, error = self.content.decode("utf-8", "replace"), self.error()
         message = error.get("message") if isinstance(error, dict) else error
         said = message if isinstance(message, str) and message else text
         return " ".join(said.encode("utf-8", "replace").decode().split())[:shown]

@@ -103,11 +103,16 @@ def check_models(models: Mapping[str, ModelConfig], secrets: Mapping[str, str]) 
     """Check, before anything is started, what `serve` would refuse. Downloads hub models.
 
     Raises:
-        ConfigError: an endpoint's key is not set, or a model's folder does not exist.
+        ConfigError: an endpoint's key is not set, its provider's package is missing or refuses the settings, or a
+            model's folder does not exist.
     """
     for key, model in models.items():
         if model.kind == "endpoint":
-            user_endpoint(f"models.{key}", model, secrets)
+            endpoint = user_endpoint(f"models.{key}", model, secrets)
+            if endpoint.provider is not None:
+                from chimera.serving.providers import chat_model
+
+                chat_model(endpoint, f"models.{key}")
         elif model.kind == "embedded":
             locate(model.path)
 
@@ -238,17 +243,16 @@ def user_endpoint(setting: str, model: ModelConfig, secrets: Mapping[str, str]) 
     Raises:
         ConfigError: its key is not set.
     """
-    assert model.base_url is not None
     assert model.model is not None
     # Servers without keys (Ollama, a local vLLM) ignore the value, but OpenAI's client needs one.
-    api_key = "none"
+    api_key = "none" if model.provider is None else ""
     if model.api_key_env is not None:
         api_key = secrets.get(model.api_key_env, "")
         if not api_key:
             raise ConfigError(
                 f"{setting}.api_key_env names {model.api_key_env}, which is not set: put it in the environment or .env"
             )
-    return _endpoint(model.base_url, model.model, api_key, model)
+    return _endpoint(model.base_url or "", model.model, api_key, model)
 
 
 def _endpoint(base_url: str, name: str, api_key: str, model: ModelConfig) -> Endpoint:
@@ -261,4 +265,7 @@ def _endpoint(base_url: str, name: str, api_key: str, model: ModelConfig) -> End
         top_p=model.top_p,
         max_tokens=model.max_tokens,
         timeout_s=model.timeout_s,
+        **model.request_fields,
+        provider=model.provider,
+        provider_options=model.provider_options,
     )

@@ -74,6 +74,8 @@ class Origins:
         """A passage that `tool` returned, with its origin."""
         if passage.id == self.own:
             return self.abstract(passage.id, passage.text)
+        if tool not in SETTING_OF_TOOL:
+            return Read(f"your tool {tool}", passage.text, passage.title, passage.url)
         setting = SETTING_OF_TOOL[tool]
         live = LIVE.get(getattr(self.tools, setting))
         if live is not None:

@@ -18,10 +18,10 @@ from agents.tools.passages import Passage
 from agents.tools.source_log import SourceLog
 from agents.tools.sources import given_sources
 from agents.tools.toolbox import build_toolbox
-from chimera.config.roles import JUDGE
+from chimera.config.roles import JUDGE, tool_name
 from chimera.config.tree import Config
 from chimera.core.cli import keep_loopback_direct
-from chimera.core.secrets import api_key_names, load_secrets
+from chimera.core.secrets import load_secrets
 from chimera.core.toy import toy_parts
 from chimera.core.types import Brief, Source
 from chimera.data.tasks import Document, load
@@ -145,7 +145,8 @@ class LiveSociety:
         """
         log, model = SourceLog(self._library.toolbox), HttpModel(self.servers.endpoints)
         slots = self._config.roles.slots()
-        society = Society(model, log, self._config.society, slots, evaluate=Judge(model, slots[JUDGE]).evaluate)
+        judge = Judge(model, slots[JUDGE])
+        society = Society(model, log, self._config.society, self._config.roles, evaluate=judge.evaluate)
         desk = _Desk(self._config, self._library, log, brief)
         where = None
         async with AsyncExitStack() as stack:
@@ -231,7 +232,8 @@ def build_library(config: Config, secrets: Mapping[str, str], question: Brief | 
     """
     documents: list[Document] = []
     conclusions = None
-    searched = [LIVE[where] for where in config.tools.model_dump().values() if where in LIVE]
+    searched = [LIVE[where] for where in map(str, config.tools.model_dump().values()) if where in LIVE]
+    searched += [f"your tool {tool_name(reference)}" for reference in config.roles.foreign()]
     source: Source = "generated" if config.data.path == "generated" else "pubmedqa"
     local = "local" in (config.tools.literature, config.tools.trials)
     if question is None or (local and source != "generated"):
@@ -244,7 +246,12 @@ def build_library(config: Config, secrets: Mapping[str, str], question: Brief | 
     searched += [YOURS] * len(own)
     hide = question is None
     toolbox: Tools = build_toolbox(
-        config.tools, [*documents, *own], secrets, conclusions=conclusions if hide else None, block_source=hide
+        config.tools,
+        [*documents, *own],
+        secrets,
+        roles=config.roles,
+        conclusions=conclusions if hide else None,
+        block_source=hide,
     )
     if own and config.society.evidence == "retrieved":
         toolbox = OwnAbstract(toolbox, own[0], config.tools.max_chars)
@@ -269,7 +276,7 @@ def open_society(config: Config, library: Library | None = None) -> Iterator[Liv
         ModelError: The model server did not start. The message names its log, which is kept.
     """
     keep_loopback_direct()
-    secrets = load_secrets(api_key_names(config.model_dump()["models"]))
+    secrets = load_secrets(config.secret_names())
     library = library or build_library(config, secrets)
     descriptor, name = tempfile.mkstemp(prefix="chimera-models-", suffix=".log")
     os.close(descriptor)

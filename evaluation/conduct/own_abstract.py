@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from agents.context import Tools
-from agents.roles import LITERATURE
 from agents.tools.excerpts import excerpt
 from agents.tools.passages import DocumentLike, Passage, clean
 from agents.tools.toolbox import ToolResult
+from chimera.config.roles import LITERATURE
 from chimera.core.types import Brief
 
 

@@ -81,7 +81,7 @@ class RolloutMaker:
             self,
             toolbox,
             config.society,
-            config.roles.slots(),
+            config.roles,
             evaluate=Judge(self, config.slot(JUDGE)).evaluate,
             operation=self._operation,
             observe=self._observe,
@@ -155,7 +155,7 @@ class RolloutMaker:
             counts=count(self._records),
             tokens=tokens(self._records),
             visits=by_visit(self._records),
-            tool_calls=tool_calls(self._records),
+            tool_calls=tool_calls(self._records, self._config.roles.tool_names()),
             calls=[dump(record) for record in self._records],
             seconds=round(time.perf_counter() - started, 3),
         )

@@ -38,11 +38,8 @@ def searchers(config: Config) -> list[str]:
     """
     if config.society.evidence == "given" or config.society.max_tool_calls == 0:
         return []
-    return [
-        name
-        for name, role in ROLES.items()
-        if role.tools and (name in JUNIORS or _prevented(config.models[config.slot(name)]))
-    ]
+    tools = config.roles.tool_names()
+    return [name for name in ROLES if tools[name] and (name in JUNIORS or _prevented(config.models[config.slot(name)]))]
 
 
 def _prevented(model: ModelConfig) -> bool:

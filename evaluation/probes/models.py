@@ -46,7 +46,7 @@ class ModelProbe:
         if first.level is Level.FAULT or not played:
             return found
         found.append(await self._schema(played[0]))
-        searching = [role for role in played if role.tools]
+        searching = [role for role in played if self._config.roles.tool_names()[role.name]]
         if searching:
             found.append(await self._searches(searching[0]))
         found += [await self._repeats(played[0]), await self._token_ids(played[0])]
@@ -112,7 +112,7 @@ class ModelProbe:
     async def _calls(self, role: Role, *, schema: bool) -> bool | str:
         """Whether the model called a tool; the server's refusal if it refused."""
         try:
-            completion = await self._ask(role, schema=schema, tools=role.tools)
+            completion = await self._ask(role, schema=schema, tools=self._config.roles.tool_names()[role.name])
         except ModelError as error:
             return str(error)
         return bool(completion.tool_calls)

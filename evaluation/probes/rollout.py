@@ -18,9 +18,8 @@ from evaluation.scores.judge import Judge
 async def rollout_finding(config: Config, model: Model, tools: Tools, brief: Brief) -> Probed:
     """Whether the society reaches a decision, with its calls, tool calls, tokens and time."""
     calls: list[CallRecord] = []
-    slots = config.roles.slots()
-    judge = Judge(model, slots[JUDGE]).evaluate
-    society = Society(model, tools, config.society, slots, evaluate=judge, observe=calls.append)
+    judge = Judge(model, config.slot(JUDGE)).evaluate
+    society = Society(model, tools, config.society, config.roles, evaluate=judge, observe=calls.append)
     started = time.perf_counter()
     try:
         state = await society.run(brief, config.seed)

@@ -62,7 +62,7 @@ class Replay:
             self,
             self,
             config.society,
-            config.roles.slots(),
+            config.roles,
             evaluate=Judge(self, config.slot(JUDGE)).evaluate,
             operation=self._operation,
             observe=self._observe,

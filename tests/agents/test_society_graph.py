@@ -587,6 +587,7 @@ async def test_no_node_changes_the_state_it_was_given(society_kit):
         seed=1,
         config=SocietyConfig(),
         slots=RolesConfig().slots(),
+        tools=RolesConfig().tool_names(),
         model=society_kit.Model(Geneticist=[[(SEARCH, {"query": "a"})]], Supervisor=["?"]),
         toolbox=society_kit.Toolbox(),
         evaluate=society_kit.evaluate,

@@ -62,7 +62,7 @@ async def test_tools_are_offered_until_the_limit_is_used_up_one_by_one(society_k
     await society_kit.make(model, toolbox, max_tool_calls=2).run(society_kit.brief)
     requests = model.of("Neurologist")
     assert [bool(request.tools) for request in requests] == [True, True, False]
-    assert [spec["function"]["name"] for spec in requests[0].tools] == list(ROLES["Neurologist"].tools)
+    assert [spec["function"]["name"] for spec in requests[0].tools] == list(RolesConfig().Neurologist.tools)
     assert [name for name, _ in toolbox.calls] == [SEARCH, "clinical_trials"]
 
 

@@ -79,6 +79,7 @@ def endpoints(
             top_p=sampling["top_p"],
             max_tokens=sampling["max_tokens"],
             timeout_s=models[name].timeout_s,
+            **models[name].request_fields,
         )
     return found
 

@@ -8,7 +8,9 @@ from typing import Any, Self
 
 import agentlightning as agl
 
-from agents.tools.toolbox import TOOL_KEYS, DocumentLike, Toolbox, build_toolbox
+from agents.tools.own import TOOL_KEYS
+from agents.tools.passages import DocumentLike
+from agents.tools.toolbox import Toolbox, build_toolbox
 from chimera.config.tree import Config
 from chimera.core.fingerprints import Fingerprint
 from chimera.core.secrets import protect_logging, register_secret
@@ -41,12 +43,15 @@ class RunnerSpec:
     @classmethod
     def of(cls, doors: Doors, config: Config, dataset: Dataset, secrets: Mapping[str, str]) -> Self:
         """Make the specification with the parts of `dataset` and `secrets` that runners may have: no keys of models."""
-        known = {name: secrets[name] for name in TOOL_KEYS if name in secrets}
+        known = {name: secrets[name] for name in (*TOOL_KEYS, *config.tools.secret_names()) if name in secrets}
         return cls(doors, config, dataset.documents(), dataset.conclusions(), known)
 
     def toolbox(self) -> Toolbox:
         """The tools of the society that a runner runs."""
-        return build_toolbox(self.config.tools, self.documents, self.secrets, conclusions=self.conclusions)
+        config = self.config
+        return build_toolbox(
+            config.tools, self.documents, self.secrets, roles=config.roles, conclusions=self.conclusions
+        )
 
 
 def worker_name(number: int) -> str:

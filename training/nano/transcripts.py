@@ -9,12 +9,12 @@ designer is often vague.
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from agents.prompting import Message, dump, opening, tool_message
-from agents.roles import DESIGNER, LITERATURE, REFINER, ROLES, SUPERVISOR
+from agents.roles import DESIGNER, REFINER, ROLES, SUPERVISOR
 from agents.schemas import ExperimentProtocol, Hypothesis
-from chimera.config.roles import JUNIORS
+from chimera.config.roles import JUNIORS, LITERATURE, RolesConfig
 from chimera.core.types import Label, ResearchTask, YesNoMaybe, abstract_text
 from chimera.data.generated.tasks import Finding, GeneratedTask
 from chimera.data.generated.vocabulary import ENDPOINTS
@@ -22,6 +22,8 @@ from chimera.data.generated.vocabulary import ENDPOINTS
 EXPERT = dict(zip(("gene", "drug", "behaviour"), JUNIORS, strict=True))
 """The junior that is careful, by kind of exposure."""
 
+TOOLS = RolesConfig().tool_names()
+"""Names of the tools that each role is offered."""
 SHARES = frozenset(endpoint.name for endpoint in ENDPOINTS if endpoint.unit == "%")
 """Endpoints that are shares of people. They need another analysis than means."""
 
@@ -111,7 +113,7 @@ def junior(
     final: Message = {"role": "assistant", "content": dump(answer.model_dump())}
     if rng.random() < 0.08:
         given = opening(role, goal, sources=[document])
-        return Transcript(author, (*given, final), role.tools)
+        return Transcript(author, (*given, final), TOOLS[author])
     query = rng.choice((f"{item.facts.therapy} {item.facts.endpoint}", item.facts.therapy))
     results = [document]
     if rng.random() < 0.1:
@@ -125,7 +127,7 @@ def junior(
         ],
     }
     return Transcript(
-        author, (*opening(role, goal), call, tool_message("call", {"results": results}, goal), final), role.tools
+        author, (*opening(role, goal), call, tool_message("call", {"results": results}, goal), final), TOOLS[author]
     )
 
 

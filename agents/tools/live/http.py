@@ -29,6 +29,7 @@ SPARE = 3
 
 Answer = TypeVar("Answer", bound=BaseModel)
 Sleep = Callable[[float], Awaitable[Any]]
+_FORWARDED = ("authorization", "content-type", "x-client-source")
 _Response = tuple[int, Mapping[str, str], bytes]
 
 
@@ -93,6 +94,33 @@ class LiveHttp:
             await self.sleep(delay)
             status, headers, body = await exchange()
         return status, body
+
+
+@dataclass(frozen=True)
+class LiveTransport(httpx.AsyncBaseTransport):
+    """Lets the client of another library send its requests through `LiveHttp`, with its limits, retries and errors.
+
+    The library gets only answers with status 200 that fit the model `answer`; everything else is a ToolError.
+    """
+
+    http: LiveHttp
+    service: str
+    answer: type[BaseModel]
+    key_name: str
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send the request with the headers of the library's own making."""
+        headers = {name: value for name, value in request.headers.items() if name in _FORWARDED}
+        found = await self.http.json(
+            self.service,
+            request.method,
+            str(request.url),
+            self.answer,
+            key_name=self.key_name,
+            content=await request.aread(),
+            headers=headers,
+        )
+        return httpx.Response(200, json=found.model_dump(mode="json"), request=request)
 
 
 def retry_after(value: str | None) -> float | None:

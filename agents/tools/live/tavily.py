@@ -1,11 +1,12 @@
-"""Web search through Tavily, for literature or restricted to trial registries."""
+"""Web search through Tavily's own client, for literature or restricted to trial registries."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import httpx
 from pydantic import BaseModel
 
-from agents.tools.live.http import SPARE, LiveHttp, SearchCache
+from agents.tools.live.http import SPARE, LiveHttp, LiveTransport, SearchCache
 from agents.tools.markup import text_of
 from agents.tools.passages import Passage, Query
 
@@ -33,7 +34,7 @@ class Tavily:
     """
 
     def __init__(self, http: LiveHttp, results: int, key: str, base_url: str = "https://api.tavily.com") -> None:
-        self._http = http
+        self._transport = LiveTransport(http, SERVICE, _TavilyAnswer, TAVILY_KEY)
         self._wanted = min(_MOST, results + SPARE)
         self._key = key
         self._base_url = base_url
@@ -48,24 +49,20 @@ class Tavily:
         return await self._cache.get(("trials", query), lambda: self._search(query, REGISTRIES))
 
     async def _search(self, query: str, domains: Sequence[str]) -> list[Passage]:
-        body: dict[str, Any] = {
-            "query": query,
-            "search_depth": "basic",
-            "max_results": self._wanted,
-            "include_answer": False,
-            "include_raw_content": False,
-        }
-        if domains:
-            body["include_domains"] = list(domains)
-        answer = await self._http.json(
-            SERVICE,
-            "POST",
-            f"{self._base_url}/search",
-            _TavilyAnswer,
-            json=body,
-            headers={"Authorization": f"Bearer {self._key}"},
-            key_name=TAVILY_KEY,
-        )
+        from tavily import AsyncTavilyClient
+
+        restricted: dict[str, Any] = {"include_domains": domains} if domains else {}
+        async with httpx.AsyncClient(transport=self._transport) as connection:
+            client = AsyncTavilyClient(self._key, api_base_url=self._base_url, client=connection)
+            found = await client.search(
+                query,
+                search_depth="basic",
+                max_results=self._wanted,
+                include_answer=False,
+                include_raw_content=False,
+                **restricted,
+            )
+        answer = _TavilyAnswer.model_validate(found)
         return [
             Passage(hit.url, text_of(hit.title), _shown(text_of(hit.title), text_of(hit.content)), hit.url)
             for hit in answer.results

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.roles import ROLES
 from agents.tools.excerpts import GAP, excerpt, split_sentences
 from agents.tools.fulltext import Database
 from agents.tools.literature import LiteratureIndex, describes_trial
+from agents.tools.own import own_tool
 from agents.tools.passages import MAX_QUERY, Passage, Query, ToolError, clean
-from agents.tools.toolbox import Tool, Toolbox, ToolResult, build_toolbox
+from agents.tools.toolbox import Toolbox, ToolResult, build_toolbox
+from chimera.config.roles import RolesConfig
 from chimera.config.tree import ToolsConfig
 from chimera.core.errors import ConfigError
 from chimera.core.types import Brief
@@ -67,8 +68,8 @@ async def ids(toolbox: Toolbox, tool: str, text: str) -> list[str]:
 
 
 def test_every_tool_in_the_role_table_exists(toolbox):
-    for role in ROLES.values():
-        assert [spec["function"]["name"] for spec in toolbox.specs(role.tools)] == list(role.tools)
+    for names in RolesConfig().tool_names().values():
+        assert [spec["function"]["name"] for spec in toolbox.specs(names)] == list(names)
 
 
 def test_specs_are_openai_tools_whose_description_is_the_docstring(toolbox):
@@ -105,7 +106,7 @@ def test_a_tool_without_docstring_is_refused():
         return []
 
     with pytest.raises(TypeError, match="silent has no docstring"):
-        Tool.of(silent, live=False)
+        own_tool(silent, live=False)
 
 
 # --- arguments
@@ -147,7 +148,7 @@ async def test_a_failing_back_end_is_a_valid_call_that_is_not_ok():
         """Search."""
         raise ToolError(f"the library is closed\x1b[31m for {query}")
 
-    toolbox = Toolbox([Tool.of(literature_search, live=False)], results=1, max_chars=200)
+    toolbox = Toolbox([own_tool(literature_search, live=False)], results=1, max_chars=200)
     result = await toolbox.call("literature_search", {"query": "zinc"}, brief=BRIEF)
     assert (result.valid, result.ok) == (True, False)
     assert result.content() == {"error": "the library is closed [31m for zinc"}
@@ -158,7 +159,7 @@ async def test_a_bug_in_a_back_end_is_not_hidden():
         """Search."""
         raise ZeroDivisionError
 
-    toolbox = Toolbox([Tool.of(literature_search, live=False)], results=1, max_chars=200)
+    toolbox = Toolbox([own_tool(literature_search, live=False)], results=1, max_chars=200)
     with pytest.raises(ZeroDivisionError):
         await toolbox.call("literature_search", {"query": "zinc"}, brief=BRIEF)
 

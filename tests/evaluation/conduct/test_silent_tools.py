@@ -3,6 +3,7 @@
 import pytest
 
 from agents.record import ModelCall, ToolUse, tool_calls
+from chimera.config.roles import RolesConfig
 from chimera.config.tree import load_config
 from evaluation.conduct.silent_tools import ENOUGH, Watch, never_searched, silent_warnings
 from evaluation.records.rollouts import RolloutRecord
@@ -94,5 +95,6 @@ def test_calls_are_counted_by_role_with_zeros_and_only_for_roles_with_tools():
         return ModelCall(role, "junior", 1, 1, "r", None, "stop", 1, 1, 0.1, parsed=True, repair=False)
 
     use = ToolUse("Neurologist", 1, 1, "nonsense", "{}", valid=False, ok=False, results=(), error="no", seconds=0.1)
-    found = tool_calls([call("Geneticist"), call("Neurologist"), use, use, call("Supervisor")])
+    calls = [call("Geneticist"), call("Neurologist"), use, use, call("Supervisor")]
+    found = tool_calls(calls, RolesConfig().tool_names())
     assert found == {"Geneticist": 0, "Neurologist": 2}

@@ -112,7 +112,7 @@ async def gateway():
                 "hasty": Endpoint(f"{url}/v1", "served", "sk-behind", timeout_s=0.2),
                 "gone": Endpoint("http://127.0.0.1:9/v1", "served", "sk-behind"),
             }
-            app = ThinGateway(endpoints, frozenset({"junior"}), exchanges)
+            app = ThinGateway(endpoints, frozenset({"junior"}), exchanges, print)
             path = CALL.format(held.rollout_id, held.attempt.attempt_id)
             transport = httpx.ASGITransport(app=app)
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=None) as client:
@@ -249,7 +249,9 @@ def ThinGatewayOf(kit):
     async def app(scope, receive, send):
         endpoints = {"junior": Endpoint(f"{kit.url}/v1", "served", "sk-behind", timeout_s=3600.0)}
         async with aiohttp.ClientSession() as session:
-            inner = ThinGateway(endpoints, frozenset(), Exchanges(session, kit.store.endpoint, kit.store.key, 60.0))
+            inner = ThinGateway(
+                endpoints, frozenset(), Exchanges(session, kit.store.endpoint, kit.store.key, 60.0), print
+            )
             await inner(scope, receive, send)
             await inner.close()
 

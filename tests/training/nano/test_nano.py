@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.prompting import response_format
-from agents.roles import LITERATURE, ROLES
+from agents.roles import ROLES
 from agents.schemas import Hypothesis
 from agents.tools.toolbox import build_toolbox
-from chimera.config.roles import JUNIORS
+from chimera.config.roles import JUNIORS, LITERATURE
 from chimera.config.tree import DataConfig, ModelConfig, ServingConfig, ToolsConfig
 from chimera.data.generated.tasks import GeneratedTask, generate
 from chimera.data.tasks import Dataset

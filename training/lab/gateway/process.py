@@ -7,6 +7,7 @@ to the server behind the logical model, and writes the exchange with its token i
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from chimera.config.tree import Config
@@ -32,7 +33,7 @@ class Gateway:
         store_url: Address of the store for exchanges.
         store_key: Its key.
         log_file: File for the process's output.
-        on_restart: Called with the reason of the gateway's end when it is restarted.
+        on_warning: Called with a sentence for the user, such as the reason of the gateway's end when it is restarted.
         on_failure: Called with the error if the gateway cannot be kept running.
     """
 
@@ -43,7 +44,7 @@ class Gateway:
         store_url: str,
         store_key: str,
         log_file: Path,
-        on_restart: Callable[[str], None],
+        on_warning: Callable[[str], None],
         on_failure: Callable[[ChimeraError], None],
     ) -> None:
         self.key = f"sk-{secrets.token_hex(24)}"
@@ -51,9 +52,10 @@ class Gateway:
         self.url = f"http://127.0.0.1:{self._port}"
         self._spec = GatewaySpec(config.gateway, store_url, config.models, endpoints, self.key, store_key)
         self._log_file = log_file
-        self._on_restart = on_restart
+        self._on_warning = on_warning
         self._on_failure = on_failure
         self._child: forks.Fork | None = None
+        self._voice: Connection | None = None
         self._restarts = 0
         self._restarting: asyncio.Task[None] | None = None
 
@@ -76,7 +78,7 @@ class Gateway:
         self._child = child
         sender.close()
         await forks.receive(receiver, child, seconds=START_SECONDS)
-        receiver.close()
+        self._listen(receiver)
         asyncio.get_running_loop().add_reader(child.sentinel, self._died, child)
 
     def stop(self) -> None:
@@ -86,7 +88,23 @@ class Gateway:
         child, self._child = self._child, None
         if child is not None:
             asyncio.get_running_loop().remove_reader(child.sentinel)
+            self._listen(None)
             stop([child])
+
+    def _listen(self, voice: Connection | None) -> None:
+        """Pass on what the process says from now on; None: no more."""
+        loop, old, self._voice = asyncio.get_running_loop(), self._voice, voice
+        if old is not None:
+            loop.remove_reader(old.fileno())
+            old.close()
+        if voice is not None:
+            loop.add_reader(voice.fileno(), self._hear, voice)
+
+    def _hear(self, voice: Connection) -> None:
+        try:
+            self._on_warning(voice.recv())
+        except (EOFError, OSError):
+            self._listen(None)
 
     def _died(self, child: forks.Fork) -> None:
         asyncio.get_running_loop().remove_reader(child.sentinel)
@@ -103,7 +121,7 @@ class Gateway:
                 ending = child.ending() if child.killed() else f"{child.ending()}: {child.last_words()}"
                 if self._restarts > MAX_RESTARTS:
                     raise RunError(f"{ending}, after {MAX_RESTARTS} restarts (see {self._log_file})")
-                self._on_restart(f"{ending}; restart {self._restarts} of {MAX_RESTARTS} (see {self._log_file})")
+                self._on_warning(f"{ending}; restart {self._restarts} of {MAX_RESTARTS} (see {self._log_file})")
                 await self.start()
         except RunError as error:
             self._on_failure(error)

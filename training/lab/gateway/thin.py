@@ -19,9 +19,12 @@ from urllib.parse import urlsplit
 import aiohttp
 import uvicorn
 
+from chimera.core.errors import ModelError
 from chimera.serving.client import Endpoint
 from chimera.serving.door import LOOPBACK, Door
 from chimera.serving.embedded.service import CANDIDATE
+from chimera.serving.providers import ProviderModels, chat_model
+from chimera.serving.refused import REFUSALS, RefusedFields, with_codes
 from training.lab.gateway.exchanges import Exchange, Exchanges, RefusedError, StoreAwayError
 from training.lab.gateway.spec import GatewaySpec
 
@@ -29,6 +32,8 @@ PATH = re.compile(r"/rollout/([\w.-]+)/attempt/([\w.-]+)/v1/chat/completions")
 MOST_BYTES = 32 * 2**20
 """Size limit of a request or an answer."""
 STOP_SECONDS = 1
+MOST_SAID = 4000
+"""Most bytes of a refusal that are looked at."""
 STORE_AWAY = 3
 """Exit code of a gateway that can no longer write to the store. Restarting it would not help."""
 PASSED_ON = ("content-type", "retry-after", "retry-after-ms")
@@ -54,12 +59,22 @@ class ThinGateway:
         endpoints: The server behind each logical model.
         with_ids: Logical models whose servers are asked for token ids. Other servers may refuse the unknown option.
         exchanges: Records exchanges.
+        tell: Called with a sentence for the user when a server does not take a field.
     """
 
-    def __init__(self, endpoints: Mapping[str, Endpoint], with_ids: frozenset[str], exchanges: Exchanges) -> None:
+    def __init__(
+        self,
+        endpoints: Mapping[str, Endpoint],
+        with_ids: frozenset[str],
+        exchanges: Exchanges,
+        tell: Callable[[str], None],
+    ) -> None:
         self._endpoints = endpoints
         self._with_ids = with_ids
         self._exchanges = exchanges
+        self._tell = tell
+        self._refused = RefusedFields()
+        self._providers = ProviderModels()
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,7 +113,7 @@ class ThinGateway:
         if name in self._with_ids:
             asked["return_token_ids"] = True
         started = time.time_ns()
-        reply = await self._forward(endpoint, json.dumps(asked).encode())
+        asked, reply = await self._answered(name, endpoint, asked)
         if reply.status != 200:
             return reply
         try:
@@ -107,7 +122,7 @@ class ThinGateway:
             answer = None
         if not isinstance(answer, dict):
             shown = reply.body[:100].decode("utf-8", "replace")
-            return _said(502, f"{_where(endpoint)} answered 200 with what is no JSON object: {shown!r}")
+            return _said(502, f"{endpoint.place} answered 200 with what is no JSON object: {shown!r}")
         exchange = Exchange(rollout_id, attempt_id, asked, answer, started, time.time_ns())
         try:
             await self._exchanges.record(exchange)
@@ -122,7 +137,25 @@ class ThinGateway:
         slot, mark, version = model.partition(CANDIDATE)
         return (slot, mark + version) if model not in self._endpoints and slot in self._with_ids else (model, "")
 
-    async def _forward(self, endpoint: Endpoint, body: bytes) -> Reply:
+    async def _answered(
+        self, name: str, endpoint: Endpoint, asked: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Reply]:
+        """The request as the server took it, and its reply. Fields that it does not take are left out."""
+        while True:
+            sent = self._refused.without(endpoint.place, asked)
+            reply = await self._forward(endpoint, sent)
+            if reply.status not in REFUSALS:
+                return sent, reply
+            said, field = _refusal(reply.body)
+            lacking = self._refused.learn(endpoint.place, sent, said, field)
+            if lacking is None:
+                return sent, reply
+            self._tell(f"models.{name} {lacking}")
+
+    async def _forward(self, endpoint: Endpoint, request: Mapping[str, Any]) -> Reply:
+        if endpoint.provider is not None:
+            return await self._ask_provider(endpoint, request)
+        body = json.dumps(request).encode()
         headers = {"authorization": f"Bearer {endpoint.api_key}", "content-type": "application/json"}
         timeout = aiohttp.ClientTimeout(total=endpoint.timeout_s)
         try:
@@ -136,18 +169,23 @@ class ThinGateway:
             ) as answer:
                 if 300 <= answer.status < 400:
                     place = answer.headers.get("location", "")
-                    return _said(
-                        502, f"{_where(endpoint)} redirects to {place!r}, which is not followed: name it there"
-                    )
+                    return _said(502, f"{endpoint.place} redirects to {place!r}, which is not followed: name it there")
                 content = await _content(answer)
                 if content is None:
-                    return _said(502, f"{_where(endpoint)} answered with more than {MOST_BYTES} bytes")
+                    return _said(502, f"{endpoint.place} answered with more than {MOST_BYTES} bytes")
                 kept = {key: value for key, value in answer.headers.items() if key.lower() in PASSED_ON}
                 return Reply(answer.status, content, kept)
         except TimeoutError:
-            return _said(504, f"{_where(endpoint)} did not answer within {endpoint.timeout_s:g} s")
+            return _said(504, f"{endpoint.place} did not answer within {endpoint.timeout_s:g} s")
         except (aiohttp.ClientError, ValueError) as error:
-            return _said(503, f"{_where(endpoint)} cannot be reached, or broke off: {type(error).__name__}")
+            return _said(503, f"{endpoint.place} cannot be reached, or broke off: {type(error).__name__}")
+
+    async def _ask_provider(self, endpoint: Endpoint, request: Mapping[str, Any]) -> Reply:
+        try:
+            answer = await self._providers.answer(endpoint, request, endpoint.place)
+        except ModelError as error:
+            return _said(503 if error.retriable else 400, str(error))
+        return Reply(200, json.dumps(answer).encode(), {})
 
     def _session(self, endpoint: Endpoint) -> aiohttp.ClientSession:
         """The HTTP session of a server. Servers on this machine are reached without the environment's proxy."""
@@ -160,7 +198,10 @@ class ThinGateway:
 
 
 def serve(spec: GatewaySpec, port: int, ready: Connection) -> None:
-    """The gateway process: serve until SIGTERM. Sends something through `ready` once it answers."""
+    """The gateway process: serve until SIGTERM.
+
+    Sends something through `ready` once it answers, and after that sentences for the user.
+    """
     code = asyncio.run(_serve(spec, port, ready))
     if code:
         sys.exit(code)
@@ -170,7 +211,10 @@ async def _serve(spec: GatewaySpec, port: int, ready: Connection) -> int:
     with_ids = frozenset(name for name in spec.endpoints if spec.models[name].kind != "endpoint")
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         exchanges = Exchanges(session, spec.store_url, spec.store_key, spec.gateway.store_timeout_s)
-        gateway = ThinGateway(spec.endpoints, with_ids, exchanges)
+        gateway = ThinGateway(spec.endpoints, with_ids, exchanges, ready.send)
+        for name, endpoint in spec.endpoints.items():
+            if endpoint.provider is not None:  # Imports take seconds, in which no other call would be answered.
+                chat_model(endpoint, f"models.{name}")
         config = uvicorn.Config(
             Door(gateway, spec.key),
             host="127.0.0.1",
@@ -241,8 +285,14 @@ async def _answer(send: Send, reply: Reply) -> None:
     await send({"type": "http.response.body", "body": reply.body})
 
 
-def _where(endpoint: Endpoint) -> str:
-    return f"{endpoint.model} at {endpoint.base_url}"
+def _refusal(body: bytes) -> tuple[str, object]:
+    """What a server said in a refusal, and the field that it names as the fault, if it names one apart."""
+    said = body[:MOST_SAID].decode("utf-8", "replace")
+    try:
+        error = json.loads(body)["error"]
+        return with_codes(error["message"], error), error.get("param")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return said, None
 
 
 def _said(status: int, message: str) -> Reply:

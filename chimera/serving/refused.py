@@ -1,0 +1,93 @@
+"""Fields of requests that a server does not take: they are found in its refusals, and not sent to it again."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from chimera.core.errors import ModelError
+
+REFUSALS = (400, 422)
+"""Statuses of servers that refuse a request's fields."""
+LIMIT, NEW_LIMIT = "max_tokens", "max_completion_tokens"
+CONSEQUENCES = {
+    "seed": "equal requests may be answered differently",
+    "temperature": "the server's own is used",
+    "top_p": "the server's own is used",
+    "reasoning_effort": "the server's own is used",
+    "response_format": "the form of answers is only asked for in the prompt",
+    LIMIT: f"{NEW_LIMIT} is sent in its place",
+}
+"""Fields that a request may lack, and what their absence means."""
+_KEEP = ("model", "messages", "tools", NEW_LIMIT)
+_NOT_TAKEN = re.compile(
+    r"unsupported|not support|n.t support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed|extra_forbidden"
+    r"|only the default|cannot both",
+    re.IGNORECASE,
+)
+_SHOWN = 160
+
+
+class RefusedRequest(ModelError):
+    """A server refused a request for what it holds.
+
+    Attributes:
+        said: All that the server said.
+        field: The field that it names as the fault, if it names one in the way of OpenAI ("param").
+    """
+
+    def __init__(self, message: str, body: object) -> None:
+        super().__init__(message)
+        self.said = message
+        self.field = body.get("param") if isinstance(body, Mapping) else None
+        if isinstance(body, Mapping):
+            self.said = with_codes(message, body)
+
+
+def with_codes(message: str, error: Mapping[str, Any]) -> str:
+    """A server's message with the codes beside it, which may say more plainly what is wrong."""
+    return " ".join(filter(None, (message, *(str(error[key]) for key in ("code", "type") if error.get(key)))))
+
+
+class RefusedFields:
+    """The fields that servers have refused, by model and address."""
+
+    def __init__(self) -> None:
+        self._of_place: dict[str, set[str]] = {}
+
+    def without(self, place: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """`request` without the fields that the server at `place` does not take."""
+        sent = dict(request)
+        for name in self._of_place.get(place, ()):
+            if name == LIMIT and LIMIT in sent:
+                sent.setdefault(NEW_LIMIT, sent[LIMIT])
+            sent.pop(name, None)
+        return sent
+
+    def learn(self, place: str, sent: Mapping[str, Any], said: str, field: object = None) -> str | None:
+        """Find the field that a refusal is about; it is left out from now on.
+
+        Args:
+            place: The server.
+            sent: The refused request.
+            said: What the server said.
+            field: The field that it names, if it does so apart from its message.
+
+        Returns:
+            A sentence for the user, which begins with a verb; None if the refusal is about something else.
+        """
+        name = next((name for name in sent if name not in _KEEP and _is_about(name, said, field)), None)
+        if name is None:
+            return None
+        self._of_place.setdefault(place, set()).add(name)
+        means = CONSEQUENCES.get(name, "it has no effect")
+        shown = " ".join(said.split())
+        shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+        return f"({place}) does not take {name!r}, which is no longer sent: {means} ({shown})"
+
+
+def _is_about(name: str, said: str, field: object) -> bool:
+    """True if a refusal says that the server does not take the field `name`."""
+    if name == LIMIT:  # An answer needs a limit, and a prompt that is too long is often told with its name.
+        return NEW_LIMIT in said and bool(_NOT_TAKEN.search(said))
+    named = field == name or (len(name) > 1 and bool(re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", said)))
+    return named and bool(_NOT_TAKEN.search(said))

@@ -1,0 +1,220 @@
+"""Tools of MCP servers: a program's and those at an address, what they get, how they fail and how they end."""
+
+import shlex
+import subprocess
+import sys
+from contextlib import suppress
+
+import psutil
+import pytest
+from mcp_kit import serve_http, write_program
+
+from agents.tools.mcp import McpServers
+from agents.tools.toolbox import Toolbox, build_toolbox, check_tools, foreign_tools
+from chimera.config.programs import check_confirmed, confirmations
+from chimera.config.tree import McpServer, dump_config, load_config
+from chimera.core.errors import ConfigError
+from chimera.core.types import Brief
+
+BRIEF = Brief("10101010", "Does zinc speed up the healing of surgical wounds?", ())
+ALL = "[mcp:lab/dose, mcp:lab/environment, mcp:lab/broken, mcp:lab/end, mcp:lab/hang]"
+KEY = "a-key-of-the-lab-4711"
+
+
+def configured(*settings, tools=ALL):
+    return load_config(None, [f"roles.Geneticist.tools={tools}", "tools.max_chars=100000", *settings])
+
+
+def command(program):
+    return f"tools.mcp.lab.command={list(program)}"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    return write_program(tmp_path_factory.mktemp("mcp"))
+
+
+@pytest.fixture(scope="module")
+def toolbox(program):
+    """The tools of a program; its server is started once."""
+    config = configured(command(program), "tools.mcp.lab.env=[LAB_KEY]", "tools.timeout_s=600")
+    servers = McpServers(config.tools.mcp, {"LAB_KEY": KEY, "OTHER_KEY": "x"})
+    yield Toolbox(foreign_tools(config.tools, config.roles, servers), results=3, max_chars=100_000)
+    servers.close()
+
+
+async def test_a_tool_is_offered_with_its_schema_and_called_with_its_arguments(toolbox):
+    (spec,) = toolbox.specs(["dose"])
+    function = spec["function"]
+    assert function["description"].startswith("Say how much of a drug was given. Three arguments")
+    assert function["parameters"]["required"] == ["drug", "milligrams"]
+    assert list(function["parameters"]["properties"]) == ["drug", "milligrams", "days"]
+    given = {"drug": "zinc", "milligrams": 12.5, "days": 4}
+    result = await toolbox.call("dose", given, brief=BRIEF)
+    text = "Patients took 50 mg of zinc altogether, over 4 days."
+    assert result.content() == {"results": [{"id": "dose", "text": text}]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        ({"drug": "zinc"}, "'milligrams' is a required property"),
+        ({"drug": 7, "milligrams": 1}, "drug: 7 is not of type 'string'"),
+        ({"drug": "zinc", "milligrams": 1, "hours": 2}, "hours: extra inputs are not permitted"),
+    ],
+)
+async def test_arguments_are_checked_by_the_servers_own_schema(toolbox, arguments, fault):
+    result = await toolbox.call("dose", arguments, brief=BRIEF)
+    assert (result.ok, result.valid) == (False, False)
+    expected = '{"drug": text, "milligrams": number, "days": whole number (may be left out)}'
+    assert result.error == f"dose takes {expected}; {fault}"
+
+
+async def test_a_program_gets_only_the_environment_that_it_is_given(toolbox, monkeypatch):
+    (passage,) = (await toolbox.call("environment", {}, brief=BRIEF)).passages
+    *names, key, _pid = passage.text.split()
+    assert key == KEY
+    assert set(names) <= {"LAB_KEY", "HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LC_CTYPE"}
+
+
+async def test_a_tool_that_fails_is_told_and_the_session_goes_on(toolbox):
+    result = await toolbox.call("broken", {}, brief=BRIEF)
+    assert (result.ok, result.valid) == (False, True)
+    assert "broken failed" in str(result.error)
+    assert (await toolbox.call("dose", {"drug": "iron", "milligrams": 1}, brief=BRIEF)).ok
+
+
+async def test_a_server_that_ends_fails_its_call_and_is_started_again(toolbox):
+    assert not (await toolbox.call("end", {}, brief=BRIEF)).ok
+    assert (await toolbox.call("dose", {"drug": "copper", "milligrams": 1}, brief=BRIEF)).ok
+
+
+async def test_a_tool_that_hangs_is_given_up(program):
+    config = configured(command(program), "tools.timeout_s=0.1", tools="[mcp:lab/hang]")
+    result = await build_toolbox(config.tools, (), {}, roles=config.roles).call("hang", {}, brief=BRIEF)
+    assert result.error == "hang did not answer within 0.1 s (tools.timeout_s)"
+
+
+async def test_a_server_at_an_address_gets_the_key_that_is_named(monkeypatch):
+    with serve_http() as (url, keys):
+        config = configured(f"tools.mcp.lab.url={url}", "tools.mcp.lab.api_key_env=LAB_KEY", tools="[mcp:lab/dose]")
+        assert config.secret_names() == ("LAB_KEY",)
+        servers = McpServers(config.tools.mcp, {"LAB_KEY": KEY})
+        toolbox = Toolbox(foreign_tools(config.tools, config.roles, servers), results=1, max_chars=400)
+        result = await toolbox.call("dose", {"drug": "zinc", "milligrams": 1}, brief=BRIEF)
+        servers.close()
+    assert result.passages[0].text == "Patients took 1 mg of zinc altogether, over 1 days."
+    assert set(keys) == {f"Bearer {KEY}"}
+
+
+def test_a_program_ends_with_its_parent_however_that_ends(program, tmp_path):
+    script = f"""
+import asyncio, os, signal
+from agents.tools.mcp import McpServers
+from chimera.config.programs import check_confirmed, confirmations
+from chimera.config.tree import McpServer
+servers = McpServers({{"lab": McpServer(command={tuple(program)!r})}}, {{}})
+tool = servers.tool("mcp:lab/environment", "x")
+print(asyncio.run(tool.ainvoke({{}})).split()[-1], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert found.returncode == -9, found.stderr
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(found.stdout)).wait(600)
+
+
+def test_a_check_leaves_no_program_behind(program):
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    config = configured(command(program), tools="[mcp:lab/dose]")
+    check_tools(config.tools, config.roles, {})
+    assert {child.pid for child in psutil.Process().children(recursive=True)} - before == set()
+
+
+# --- the configuration
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            ["tools.mcp.lab.command=[/no/such/program]"],
+            "(/no/such/program) does not work as an MCP server: /no/such/program",
+        ),
+        (["tools.mcp.lab.command=[sh, -c, 'echo I need a licence >&2; exit 4']"], "an MCP server: I need a licence"),
+        (["tools.mcp.lab.url=http://127.0.0.1:9/mcp"], "(http://127.0.0.1:9/mcp) does not work as an MCP server: "),
+        (
+            ["tools.mcp.lab.command=[sh]", "tools.mcp.lab.env=[NO_SUCH_KEY]"],
+            "tools.mcp.lab names NO_SUCH_KEY, which is not set",
+        ),
+    ],
+)
+def test_a_server_that_does_not_work_is_one_sentence(settings, said):
+    config = configured(*settings, tools="[mcp:lab/dose]")
+    with pytest.raises(ConfigError) as caught:
+        check_tools(config.tools, config.roles, {})
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tool_that_a_server_does_not_have_is_one_sentence(program):
+    config = configured(command(program), tools="[mcp:lab/magic]")
+    with pytest.raises(ConfigError) as caught:
+        check_tools(config.tools, config.roles, {})
+    there = "dose, environment, broken, end, hang"
+    assert str(caught.value) == (
+        f"roles.Geneticist.tools names 'mcp:lab/magic', but the tools of tools.mcp.lab are {there}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ([], "one of the server 'lab', which is not in tools.mcp"),
+        (["tools.mcp.lab.env=[X]"], "which needs a command or a url, and not both"),
+        (
+            ["tools.mcp.lab.url=http://x/mcp", "tools.mcp.lab.command=[a]"],
+            "which needs a command or a url, and not both",
+        ),
+        (["tools.mcp.lab.url=x"], "it must be an http(s) address"),
+        (["tools.mcp.lab.url=http://x/mcp", "tools.mcp.lab.api_key_env=sk-1234"], "name of an environment variable"),
+        (
+            ["tools.mcp.lab.url=http://x/mcp", "tools.mcp.lab.env=[X]"],
+            "has no effect because the server is not started here",
+        ),
+        (["tools.mcp.lab.command=[a]", "tools.mcp.other.command=[b]"], "no role has a tool of the server 'other'"),
+    ],
+)
+def test_settings_of_servers_that_cannot_work_are_refused(settings, said):
+    with pytest.raises(ConfigError) as caught:
+        configured(*settings, tools="[mcp:lab/dose]")
+    assert said in str(caught.value)
+
+
+def test_a_run_of_somebody_else_starts_no_program_unasked():
+    config = configured("tools.mcp.lab.command=[sh, -c, 'a b']", tools="[mcp:lab/dose]")
+    with pytest.raises(ConfigError) as caught:
+        check_confirmed(config, ["seed=3"])
+    message = str(caught.value)
+    assert message.startswith(
+        "the run's settings start the program \"sh -c 'a b'\" (tools.mcp.lab.command), and a run may"
+    )
+    (override,) = confirmations(config)
+    assert message.endswith(shlex.quote(override))
+    check_confirmed(config, [override])
+    assert configured(override, tools="[mcp:lab/dose]").tools == config.tools
+    check_confirmed(load_config(), [])
+
+
+def test_a_reference_names_server_and_tool():
+    with pytest.raises(ConfigError, match="must be mcp:server/tool"):
+        configured(tools="[mcp:lab]")
+
+
+def test_a_configuration_with_servers_is_written_and_read_back(tmp_path):
+    config = configured("tools.mcp.lab.command=[a, -b]", "tools.mcp.lab.env=[LAB_KEY]", tools="[mcp:lab/dose]")
+    (tmp_path / "again.yaml").write_text(dump_config(config))
+    assert load_config(tmp_path / "again.yaml") == config
+    (tmp_path / "empty.yaml").write_text(dump_config(load_config()))
+    assert load_config(tmp_path / "empty.yaml") == load_config()
+    assert config.tools.mcp["lab"] == McpServer(command=("a", "-b"), env=("LAB_KEY",))

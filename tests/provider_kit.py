@@ -1,0 +1,101 @@
+"""Servers of providers for tests, on loopback: Anthropic's Messages API, Ollama's chat API, and OpenAI's."""
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Providers:
+    """Answers all APIs by `play`, which takes a request in OpenAI's form and returns a text, or a list of tool calls
+    [(name, arguments)], or (status, body). `requests` holds (path, headers, body) of each request."""
+
+    def __init__(self, play):
+        self.play = play
+        self.requests = []
+        self.url = ""
+
+    def answer(self, path, headers, body):
+        self.requests.append((path, headers, body))
+        found = self.play(_asked(body))
+        if isinstance(found, tuple):
+            return found
+        calls = found if isinstance(found, list) else []
+        text = "" if calls else found
+        if path == "/api/chat":
+            told = [{"function": {"name": name, "arguments": given}} for name, given in calls]
+            message = {"role": "assistant", "content": text, **({"tool_calls": told} if told else {})}
+            counts = {"prompt_eval_count": 11, "eval_count": 7}
+            ended = {"done": True, "done_reason": "stop", "created_at": "2026-01-01T00:00:00Z"}
+            return 200, {"model": body["model"], "message": message, **ended, **counts}
+        number = len(self.requests)
+        if path == "/v1/chat/completions":
+            choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+            return 200, {"id": f"openai-{number}", "choices": [choice]}
+        if body.get("tool_choice"):  # A structured answer: LangChain offers its schema as a tool that must be called.
+            calls = [(body["tool_choice"]["name"], json.loads(text))]
+        content = [
+            {"type": "tool_use", "id": f"tu_{number}_{place}", "name": name, "input": given}
+            for place, (name, given) in enumerate(calls)
+        ]
+        return 200, {
+            "id": f"msg_{number}",
+            "type": "message",
+            "role": "assistant",
+            "model": body["model"],
+            "content": content or [{"type": "text", "text": text}],
+            "stop_reason": "tool_use" if calls else "end_turn",
+            "stop_sequence": None,
+            "usage": {"input_tokens": 11, "output_tokens": 7},
+        }
+
+
+def _asked(body):
+    """A request in OpenAI's form, as far as scripts look at it."""
+    system = [{"role": "system", "content": body["system"]}] if "system" in body else []
+    messages = [*system]
+    for message in body["messages"]:
+        content = message.get("content")
+        results = [part for part in content if part["type"] == "tool_result"] if isinstance(content, list) else []
+        messages += [{"role": "tool", "content": _text(part["content"])} for part in results]
+        if not results:
+            messages.append({**message, "content": _text(content)})
+    return {**body, "messages": messages, "tools": None if body.get("tool_choice") else body.get("tools")}
+
+
+def _text(content):
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content)
+    return content
+
+
+@contextmanager
+def serve(play):
+    """A running `Providers`."""
+    providers = Providers(play)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            status, body = providers.answer(self.path, dict(self.headers), asked)
+            data = body if isinstance(body, bytes) else json.dumps(body).encode() + b"\n"
+            self.send_response(status)
+            self.send_header("content-type", "application/x-ndjson" if "/api/" in self.path else "application/json")
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    providers.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield providers
+    finally:
+        server.shutdown()
+        server.server_close()
