@@ -48,6 +48,7 @@ OF_RECIPES = [
     *("pipeline.star.roles=[HypothesisRefiner]", "pipeline.distil.roles=juniors"),
     *("pipeline.read.algorithm=rejection", "pipeline.read.roles=[Neurologist]"),
     *("pipeline.mine.algorithm=examples.my_algorithm:Mine", "pipeline.mine.roles=juniors"),
+    *("tools.mcp.papers.command=[python,papers.py]", "roles.Geneticist.tools=[literature_search,mcp:papers/find]"),
 ]
 """Settings that make the slots and phases that the README's recipes name."""
 NAMED = sorted(set(re.findall(r"[` ]((?:[a-z_]+\.)+[A-Za-z_]+)=", README)))
