@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)
     try:
-        program = subprocess.Popen(command)
+        program = subprocess.Popen(command, env=dict(os.environ))  # The guard's own, which is the program's.
     except OSError as error:
         print(f"{command[0]} cannot be started: {error.strerror}", file=sys.stderr)
         return 127

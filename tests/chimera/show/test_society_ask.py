@@ -187,7 +187,7 @@ def test_the_runs_seed_is_used_nothing_is_hidden_and_connections_are_closed(answ
     assert len(seeds[0]) == 12, "three juniors call a tool and answer, six other roles answer"
     assert seeds[0] == seeds[1]
     assert not seeds[0] & seeds[2]
-    assert options == [{"block_source": False, "conclusions": None}] * 3
+    assert [(given["block_source"], given["conclusions"]) for given in options] == [(False, None)] * 3
     assert len(closed) == 3
 
 

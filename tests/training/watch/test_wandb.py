@@ -265,10 +265,14 @@ def test_the_file_can_be_watched_before_it_is_full_and_a_resumed_run_is_the_same
         assert read_offline(*offline_files(run)).history[0]["gather/reward"] == 0.5
         metrics.log("sft", 1, {"loss": 0.5})
 
+    def resumed(run, metrics):
+        metrics.log("sft", 2, {"loss": 0.25})
+        wait_for(lambda: len(offline_files(run)) == 2 and offline_files(run)[1].stat().st_size > 1000)
+
     with Run.create("again", config) as run:
         mirrored(run, config, {}, [], watched)
     with Run.create("again", config, resume=True) as run:
-        mirrored(run, config, {}, [], lambda run, metrics: metrics.log("sft", 2, {"loss": 0.25}))
+        mirrored(run, config, {}, [], resumed)
     first, second = map(read_offline, offline_files(run))
     assert first.run[0].run_id == second.run[0].run_id
     assert [row.get("sft/loss") for row in first.history.values()] == [None, 0.5]
