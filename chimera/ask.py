@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import signal
 import sys
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import DECISIONS, SOURCE_NAMES, Brief, ResearchTask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from rich.console import Console
 
@@ -282,7 +283,7 @@ def answer(
             earlier = asyncio.run(kept.state()) if kept else {}
             outcome = AskOutcome(asked.brief.goal, real=asked.real, toys=toys, earlier=earlier)
             work = _Work(society, asked.brief, config, console, selector, kept, outcome)
-            asyncio.run(work.to_the_end(said))
+            _run(work.to_the_end(said))
         _close(outcome, asked, config, console, kept)
     finally:
         if toys:
@@ -290,6 +291,27 @@ def answer(
     if out is not None:
         out(outcome.result(kept.name if kept else None))
     return WAITS if outcome.waits else WITHHELD if outcome.withheld else 0
+
+
+def _run(work: "Coroutine[Any, Any, None]") -> None:
+    """Run `work` until it ends or Ctrl-C is pressed.
+
+    The handler that `asyncio.run` sets does not wake a loop that is just about to wait. A loop's own handler does.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
+
+    async def watched() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+        await work
+
+    try:
+        asyncio.run(watched())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 def _about(asked: Asked, config: "Config", searched: str, run: "Run | None", learned: "Sequence[Policy]") -> "Card":
