@@ -1,0 +1,44 @@
+"""What the tests of the PPO engine share: samples, its weights, and the same model computed by hand."""
+
+import numpy as np
+
+from chimera.serving.embedded.checkpoint import load_checkpoint
+from training.algorithms.ppo.batch import Sample
+from training.engines.verl_runtime import no_progress_bars
+
+
+def some_samples(seed, count=12, peers=3):
+    numbers = np.random.default_rng(seed)
+    ids = [tuple(numbers.integers(0, 400, length).tolist()) for length in numbers.integers(2, 40, 2 * count)]
+    rewards = numbers.normal(size=count).tolist()
+    return [
+        Sample(ids[place], ids[count + place], rewards[place], f"g{place // peers}", f"t{place}")
+        for place in range(count)
+    ]
+
+
+def exported(engine, folder):
+    engine.export(folder)
+    return load_checkpoint(str(folder)).weights
+
+
+def hugging_face(folder):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with no_progress_bars():
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+
+
+def log_softmax(model, sample, temperature=1.0):
+    """(response tokens, vocabulary), from one unpacked forward pass."""
+    import torch
+
+    ids = torch.tensor([sample.prompt_ids + sample.response_ids])
+    return torch.log_softmax(model(ids).logits[0, len(sample.prompt_ids) - 1 : -1] / temperature, dim=-1)
+
+
+def chosen(logs, sample):
+    import torch
+
+    return logs.gather(1, torch.tensor(sample.response_ids)[:, None])[:, 0]
