@@ -1,13 +1,14 @@
 """Time of a PPO update through VeRL against a bare Hugging Face + AdamW loop of the same mathematics, in one run.
 
-    python -m benchmarks.ppo_update [--model nano|FOLDER] [--calls 64] [--repeats 5] [--tiny]
+    python -m benchmarks.ppo_update [--model nano|FOLDER] [--calls 64] [--answers 1] [--repeats 5] [--tiny]
 
 Both start from the same weights and learn from the same calls, whose prompts are texts of generated tasks:
 log-probabilities before the update, GRPO advantages, the clipped objective, gradient clipping at 1, and AdamW in
 float32, on one torch thread. Both pack as many equal micro-batches as the token budget needs and attend per sequence by
-the same function. They take turns, so that what else the machine does falls on both; medians are printed, and CPU
-seconds hold when the machine is busy. At the end their weights are compared: the table would mean nothing if they had
-not computed the same.
+the same function. With --answers 8, each prompt has so many calls, and only VeRL's engine computes their shared
+beginnings once (`training.engines.prefix_tree`). They take turns, so that what else the machine does falls on both;
+medians are printed, and CPU seconds hold when the machine is busy. At the end their weights are compared: the table
+would mean nothing if they had not computed the same.
 """
 
 import argparse
@@ -37,6 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="nano", help="'nano' or a folder")
     parser.add_argument("--calls", type=int, default=64, help="calls of one update")
+    parser.add_argument("--answers", type=int, default=1, help="calls of one prompt")
     parser.add_argument("--mini-batch", type=int, default=32, help="calls of one optimiser step")
     parser.add_argument("--budget", type=int, default=8192, help="tokens of one micro-batch")
     parser.add_argument("--repeats", type=int, default=5, help="timed updates of each")
@@ -50,7 +52,7 @@ def main() -> None:
         verl={"actor": {"shuffle": False}},
     )
     folder = locate(options.model)
-    samples = make_samples(folder, options.calls)
+    samples = make_samples(folder, options.calls, options.answers)
     tokens = sum(len(one.prompt_ids) + len(one.response_ids) for one in samples)
     console = Console()
     console.print(f"{options.model}: {len(samples)} calls, {tokens:,} tokens, 1 torch thread")
@@ -97,8 +99,14 @@ def run(
     return seconds, max(float((value - own[name]).abs().max()) for name, value in learned.items())
 
 
-def make_samples(folder: Path, count: int) -> list[Sample]:
-    """Calls with the lengths of a senior's: task texts as prompts, other task texts as what was sampled."""
+def make_samples(folder: Path, count: int, answers: int) -> list[Sample]:
+    """Calls with the lengths of a senior's: task texts as prompts, other task texts as what was sampled.
+
+    Args:
+        folder: The model's.
+        count: Number of calls; groups have `PEERS` of them.
+        answers: Number of consecutive calls with one prompt.
+    """
     import numpy as np
     from tokenizers import Tokenizer
 
@@ -111,8 +119,15 @@ def make_samples(folder: Path, count: int) -> list[Sample]:
     def cut(text: int, bounds: tuple[int, int]) -> tuple[int, ...]:
         return ids[text][: int(random.integers(*bounds))]
 
+    prompts = [cut(place, PROMPT_TOKENS) for place in range(-(-count // answers))]
     return [
-        Sample(cut(place, PROMPT_TOKENS), cut(count + place, RESPONSE_TOKENS), random.random(), f"{place // PEERS}", "")
+        Sample(
+            prompts[place // answers],
+            cut(count + place, RESPONSE_TOKENS),
+            random.random(),
+            group=f"{place // PEERS}",
+            task="",
+        )
         for place in range(count)
     ]
 
