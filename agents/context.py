@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agents.record import Observer, Operation
-from chimera.config.tree import SocietyConfig
+from chimera.config.society import SocietyConfig
 from chimera.core.types import Brief
 from chimera.run.policies import BY_MODEL
 from chimera.serving.client import Model

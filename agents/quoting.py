@@ -13,7 +13,7 @@ from agents.prompting import Message, options_in, read_payload, response_format
 from agents.roles import Role
 from agents.schemas import MAX_QUOTE, Answer, Hypothesis
 from agents.tools.excerpts import GAP, cut, split_sentences
-from chimera.config.tree import Quotes
+from chimera.config.society import Quotes
 from chimera.core.quotes import MIN_QUOTE_WORDS, missing_quotes
 
 MAX_ENUM = 250

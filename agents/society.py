@@ -14,7 +14,7 @@ from agents.roles import SUPERVISOR
 from agents.seat import SEAT
 from agents.state import ResearchState, without
 from chimera.config.roles import JUNIORS, RolesConfig
-from chimera.config.tree import SocietyConfig
+from chimera.config.society import SocietyConfig
 from chimera.core.errors import RoleError
 from chimera.core.types import Brief, shown_options
 from chimera.serving.client import Model

@@ -28,8 +28,9 @@ from rich.table import Table
 from agents.society import Society
 from agents.tools.toolbox import build_toolbox
 from benchmarks.gateway import serve_app
+from chimera.config.models import SLOTS
 from chimera.config.roles import JUDGE
-from chimera.config.tree import SLOTS, Config
+from chimera.config.tree import Config
 from chimera.core.ports import free_port
 from chimera.data.tasks import Dataset, load
 from chimera.run import forks

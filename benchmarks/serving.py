@@ -34,7 +34,7 @@ from rich.table import Table
 
 from agents.prompting import response_format
 from agents.roles import ROLES
-from chimera.config.tree import ModelConfig, ServingConfig
+from chimera.config.models import ModelConfig, ServingConfig
 from chimera.data.generated.tasks import generate
 from chimera.serving.client import Endpoint
 from chimera.serving.process import serve

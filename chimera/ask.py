@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from agents.context import Selector
     from agents.seat import PersonVerdict
-    from chimera.config.tree import Config, ModelConfig
+    from chimera.config.models import ModelConfig
+    from chimera.config.tree import Config
     from chimera.run.directory import Run
     from chimera.run.policies import Policy
     from chimera.serving.process import ModelServers
@@ -61,11 +62,13 @@ def main(argv: list[str]) -> int | None:
 
 def _go_on(arguments: argparse.Namespace) -> int:
     """Continue a question that is kept, with the person's verdict if it waits for one."""
+    from chimera.config.programs import check_confirmed
     from chimera.run.directory import Run
     from evaluation.conduct.kept import Kept
 
     runs_dir = config_from(arguments, own_question=True).runs_dir
     kept = Kept.open(runs_dir, arguments.go_on)
+    check_confirmed(kept.config, arguments.overrides)
     asked = Asked(kept.brief) if kept.brief.id == QUESTION else _task_named(kept.brief.id, kept.config)
     run = Run.open(kept.run, runs_dir) if kept.run else None
     said = _said(arguments)

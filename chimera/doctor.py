@@ -3,8 +3,7 @@
 import argparse
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
     from chimera.data.tasks import Dataset
     from chimera.serving.client import Endpoint
     from evaluation.probes.probed import Probed
+
+    Tell = Callable[[Probed], None]
 
 MARKS = {"ok": "[green]ok[/]", "note": "[dim]note[/]", "warning": "[yellow]warning[/]", "fault": "[bold red]FAULT[/]"}
 
@@ -32,12 +33,15 @@ def main(argv: list[str]) -> int | None:
     arguments = parse_arguments(parser, argv)
     config = config_from(arguments)
     found: list[Probed] = []
-    for finding in findings(config):
-        found.append(finding)
+
+    def tell(one: "Probed") -> None:
+        found.append(one)
         if not arguments.json:
-            _show(finding)
+            _show(one)
+
+    examine(config, tell)
     if arguments.json:
-        print(json.dumps([asdict(finding) for finding in found], indent=2))
+        print(json.dumps([asdict(one) for one in found], indent=2))
     faults = [f"{one.area} ({one.what})" for one in found if one.level == "fault"]
     if not arguments.json:
         warnings = sum(one.level == "warning" for one in found)
@@ -49,8 +53,8 @@ def main(argv: list[str]) -> int | None:
     return 1 if faults else 0
 
 
-def findings(config: "Config") -> "Iterator[Probed]":
-    """Everything that is found, one after another as it is found.
+def examine(config: "Config", tell: "Tell") -> None:
+    """Try everything that a run with `config` would use; `tell` gets each result at once.
 
     Raises:
         ConfigError: A setting is wrong, such as a model's folder.
@@ -62,19 +66,26 @@ def findings(config: "Config") -> "Iterator[Probed]":
     from evaluation.probes.probed import Level, Probed
 
     secrets = load_secrets([*config.secret_names(), "WANDB_API_KEY"])
-    yield from machine_findings(config, secrets)
+    for one in machine_findings(config, secrets):
+        tell(one)
     dataset = load(config.data)
-    yield Probed("data", config.data.path, Level.OK, dataset.describe())
-    yield from _phases(config, dataset)
-    yield from _models(config, dataset, secrets)
+    tell(Probed("data", config.data.path, Level.OK, dataset.describe()))
+    for one in _phases(config, dataset):
+        tell(one)
+    _models(config, dataset, secrets, tell)
 
 
 def _phases(config: "Config", dataset: "Dataset") -> "Iterator[Probed]":
     """Whether each phase can run with these models and tasks."""
+    from agents.seat import check_unattended
     from chimera.core.errors import ConfigError
     from evaluation.probes.probed import Level, Probed
     from training.learning.plans import make_phases
 
+    try:
+        check_unattended(config.society)
+    except ConfigError as error:
+        yield Probed("pipeline", "a person's seat", Level.FAULT, str(error))
     able: list[str] = []
     for name, settings in config.pipeline.items():
         try:
@@ -90,27 +101,29 @@ def _phases(config: "Config", dataset: "Dataset") -> "Iterator[Probed]":
         yield Probed("pipeline", "the rest", Level.OK, f"python -m chimera.train --phases {','.join(able)} can run")
 
 
-def _models(config: "Config", dataset: "Dataset", secrets: Mapping[str, str]) -> "Iterator[Probed]":
-    """What each server does, and whether the society works with them."""
+def _models(config: "Config", dataset: "Dataset", secrets: Mapping[str, str], tell: "Tell") -> None:
+    """What each tool and each server does, and whether the society works with them."""
+    import tempfile
+
     from agents.tools.toolbox import build_toolbox
     from chimera.core.errors import ChimeraError
     from chimera.serving.process import serve
     from evaluation.probes.probed import Level, Probed
 
-    with _folder() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         try:
             tools = build_toolbox(
                 config.tools, dataset.documents(), secrets, roles=config.roles, conclusions=dataset.conclusions()
             )
-            with serve(config.served(), config.serving, secrets, log_file=folder / "models.log") as servers:
-                yield from asyncio.run(_ask(config, dataset, servers.endpoints, tools))
+            with serve(config.served(), config.serving, secrets, log_file=Path(folder) / "models.log") as servers:
+                asyncio.run(_ask(config, dataset, servers.endpoints, tools, tell))
         except ChimeraError as error:
-            yield Probed("models", "start", Level.FAULT, str(error))
+            tell(Probed("models", "start", Level.FAULT, str(error)))
 
 
 async def _ask(
-    config: "Config", dataset: "Dataset", endpoints: "Mapping[str, Endpoint]", tools: "Toolbox"
-) -> "Sequence[Probed]":
+    config: "Config", dataset: "Dataset", endpoints: "Mapping[str, Endpoint]", tools: "Toolbox", tell: "Tell"
+) -> None:
     from chimera.serving.client import HttpModel
     from evaluation.probes.models import ModelProbe
     from evaluation.probes.probed import Level
@@ -119,24 +132,21 @@ async def _ask(
 
     task = dataset.train[0]
     found = await tool_findings(config, tools, task.brief())
+    for one in found:
+        tell(one)
     for slot in config.used():
         if config.models[slot].kind != "rubric":
-            found += await ModelProbe(config, slot, endpoints[slot], tools, task.goal).findings()
+            of_slot = await ModelProbe(config, slot, endpoints[slot], tools, task.goal).findings()
+            for one in of_slot:
+                tell(one)
+            found += of_slot
     if any(one.level is Level.FAULT for one in found):
-        return found
+        return
     model = HttpModel(endpoints)
     try:
-        return [*found, await rollout_finding(config, model, tools, task.brief())]
+        tell(await rollout_finding(config, model, tools, task.brief()))
     finally:
         await model.aclose()
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
 
 
 def _show(finding: "Probed") -> None:

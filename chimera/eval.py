@@ -239,7 +239,7 @@ def _announce(run: "Run", plan: "Plan", missing: int, console: "Console") -> Non
 
 def _second_judge(settings: "EvaluationConfig", secrets: "Mapping[str, str]") -> "HttpModel | None":
     """The model of the second judge; None if it is not a model."""
-    from chimera.config.tree import ModelConfig
+    from chimera.config.models import ModelConfig
     from chimera.serving.client import HttpModel
     from chimera.serving.process import user_endpoint
 

@@ -19,7 +19,8 @@ from chimera.core.cli import parse_arguments
 from chimera.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from chimera.config.tree import Config, ModelConfig
+    from chimera.config.models import ModelConfig
+    from chimera.config.tree import Config
     from chimera.run.directory import Run
     from chimera.run.policies import Policy
     from chimera.show.model_card import Gain

@@ -8,7 +8,8 @@ import random
 from contextlib import contextmanager
 from dataclasses import replace
 
-from chimera.config.tree import Config, RewardConfig
+from chimera.config.rollouts import RewardConfig
+from chimera.config.tree import Config
 from evaluation.records.rollouts import RolloutRecord
 from training.bench.candidates import phase_of
 from training.lab.recorder import identity

@@ -7,12 +7,9 @@ calls are answered once in a process, because rollouts, branches and replays ask
 
 import asyncio
 import contextvars
-import importlib
 import json
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from langchain_core.documents import Document
@@ -24,6 +21,7 @@ from agents.tools.passages import Passage, ToolError
 from agents.tools.tool import Tool
 from chimera.config.roles import tool_name
 from chimera.core.errors import ConfigError
+from chimera.core.named import load_named
 from chimera.core.secrets import redact
 
 MOST_THREADS = 16
@@ -38,17 +36,7 @@ def load_tool(reference: str, setting: str) -> BaseTool:
     Raises:
         ConfigError: It cannot be imported, or is no LangChain tool.
     """
-    module, _, name = reference.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:  # `python -m` adds this folder; a command that pip installed does not.
-        sys.path.append(here)
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except AttributeError as error:
-        raise ConfigError(f"{setting} names {reference!r}, but the module {module} has no {name}") from error
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{setting} names {reference!r}, but {module} cannot be imported ({said})") from error
+    found = load_named(reference, f"{setting} names {reference!r}")
     if isinstance(found, BaseTool):
         return found
     if isinstance(found, type) and issubclass(found, BaseTool):

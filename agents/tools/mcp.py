@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 
 from chimera.config.roles import MCP, tool_name
-from chimera.config.tree import McpServer
+from chimera.config.tools import McpServer
 from chimera.core.errors import ConfigError
 from chimera.run import guard
 

@@ -1,1 +1,1 @@
-"""The configuration: one frozen tree. Read `tree` first; phases are in `learning`, reports in `evaluation`."""
+"""The configuration: one frozen tree. Read `tree` first; each of its sections has a file of its own."""

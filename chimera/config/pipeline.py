@@ -1,18 +1,16 @@
 """The entries of `pipeline`: the settings common to all, and the class of each algorithm."""
 
-import importlib
 import inspect
 import json
-import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator
 
 from chimera.config.loader import ConfigSection
 from chimera.core.errors import ConfigError
+from chimera.core.named import load_named
 
 ALGORITHMS: Mapping[str, str] = {
     "gather": "training.algorithms.gather:Gather",
@@ -97,16 +95,7 @@ def find_algorithm(name: str) -> type[Any]:
         near = get_close_matches(name, ALGORITHMS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(ALGORITHMS)}"
         raise ConfigError(f"there is no algorithm {name!r}: {hint} (or module:Class of your own)")
-    module, _, kind = ALGORITHMS.get(name, name).partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:  # `python -m` adds this folder; a command that pip installed does not.
-        sys.path.append(here)
-    try:
-        found = getattr(importlib.import_module(module), kind)
-    except ImportError as error:
-        raise ConfigError(f"algorithm {name!r}: the module {module} cannot be imported: {error}") from error
-    except AttributeError as error:
-        raise ConfigError(f"algorithm {name!r}: the module {module} has no class {kind}") from error
+    found = load_named(ALGORITHMS.get(name, name), f"algorithm {name!r}")
     if lacks := _lacks(found):
         raise ConfigError(f"algorithm {name!r} does not fit training.learning.base.Algorithm: {lacks}")
     return found

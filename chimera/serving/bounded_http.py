@@ -1,4 +1,4 @@
-"""The HTTP connections of model calls: they limit the time and the size of an answer, and follow no redirection.
+"""HTTP connections for OpenAI's client: they limit time and size of an answer, and follow no redirection.
 
 httpx limits only the time between two bytes, so a server that sends one byte a second could hold a call for ever. With
 redirections, a prompt would be sent to any address that an answer names.
@@ -10,16 +10,12 @@ from typing import Any
 import httpx
 from openai import DefaultAsyncHttpxClient
 
-MAX_BYTES = 32 * 2**20
-"""Longest answer that is read, in decompressed bytes. Log-probabilities of a long conversation are far smaller."""
+from chimera.serving.connections import MAX_BYTES, BadAnswerError
+
 OF_TRANSFER = ("content-encoding", "content-length", "transfer-encoding")
 """Headers about the transfer of a body; they are no longer true after the body has been read."""
 NO_ANSWER = "Server disconnected without sending a response"
 """httpx's message for a connection that was closed before any answer."""
-
-
-class BadAnswer(Exception):
-    """A server sent no whole HTTP answer. The message continues a sentence that begins with the server's name."""
 
 
 class BoundedClient(DefaultAsyncHttpxClient):
@@ -32,7 +28,7 @@ class BoundedClient(DefaultAsyncHttpxClient):
         """Send `request` and read the answer.
 
         Raises:
-            BadAnswer: The answer is too long, incomplete or not HTTP.
+            BadAnswerError: The answer is too long, incomplete or not HTTP.
             httpx.TimeoutException: The answer did not come in time.
             httpx.TransportError: No server answered.
         """
@@ -45,9 +41,9 @@ class BoundedClient(DefaultAsyncHttpxClient):
         except httpx.RemoteProtocolError as error:
             if str(error).startswith(NO_ANSWER):
                 raise
-            raise BadAnswer(f"sent an answer that is broken off or no HTTP: {str(error)[:200]}") from error
+            raise BadAnswerError(f"sent an answer that is broken off or no HTTP: {str(error)[:200]}") from error
         except httpx.DecodingError as error:
-            raise BadAnswer("sent an answer that cannot be decompressed") from error
+            raise BadAnswerError("sent an answer that cannot be decompressed") from error
 
     async def _whole(self, request: httpx.Request, options: dict[str, Any]) -> httpx.Response:
         response = await super().send(request, **{**options, "stream": True})
@@ -56,9 +52,9 @@ class BoundedClient(DefaultAsyncHttpxClient):
             async for chunk in response.aiter_bytes():
                 body += chunk
                 if len(body) > MAX_BYTES:
-                    raise BadAnswer(f"sent more than {MAX_BYTES // 2**20} MiB: no chat completion is so long")
+                    raise BadAnswerError(f"sent more than {MAX_BYTES // 2**20} MiB: no chat completion is so long")
         except httpx.ReadError as error:
-            raise BadAnswer(f"broke the connection after {len(body)} bytes of its answer") from error
+            raise BadAnswerError(f"broke the connection after {len(body)} bytes of its answer") from error
         finally:
             await response.aclose()
         headers = [(name, value) for name, value in response.headers.multi_items() if name not in OF_TRANSFER]

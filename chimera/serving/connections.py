@@ -86,7 +86,7 @@ class Connections:
         encoded = to_json(body, inf_nan_mode="constants")
         for number in range(retries):
             try:
-                answer = await self._try(url, key, encoded, limit_s)
+                answer = await self.send(url, key, encoded, limit_s=limit_s)
             except (BadAnswerError, NoAnswerError, TimeoutError):
                 wait = None
             else:
@@ -96,10 +96,14 @@ class Connections:
             if wait is None:
                 wait = min(LONGEST_WAIT, FIRST_WAIT * 2**number) * random.uniform(0.75, 1.0)
             await asyncio.sleep(wait)
-        return await self._try(url, key, encoded, limit_s)
+        return await self.send(url, key, encoded, limit_s=limit_s)
 
-    async def _try(self, url: str, key: str, body: bytes, limit_s: float) -> HttpAnswer:
-        """Post once, and again if the server has closed a connection that was kept: it has not read the request."""
+    async def send(self, url: str, key: str, body: bytes, *, limit_s: float) -> HttpAnswer:
+        """Post `body` once, and again if the server has closed a kept connection: it has not read the request.
+
+        Raises:
+            BadAnswerError, TimeoutError, NoAnswerError: As for `post`.
+        """
         try:
             return await self._once(url, key, body, limit_s)
         except NoAnswerError as error:
@@ -127,7 +131,7 @@ class Connections:
             # aiohttp puts the whole rest of the answer behind this mark.
             said = _line(error).partition(": <")[0]
             raise BadAnswerError(f"sent an answer that is broken off or no HTTP: {said}") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise NoAnswerError(_line(error)) from error
 
     def _session(self, url: str) -> aiohttp.ClientSession:

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from chimera.config.tree import ModelConfig, ServingConfig
+from chimera.config.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, ModelError, RunError
 from chimera.core.ports import check_sockets, listen
 from chimera.run.child_environment import child_environment

@@ -230,10 +230,10 @@ def explained(where: str, error: Exception) -> ModelError:
 
 def _bad_answer(error: BaseException | None) -> str | None:
     """What was wrong with an answer that was too long or incomplete; None if the error has another cause."""
-    from chimera.serving.bounded_http import BadAnswer
+    from chimera.serving.connections import BadAnswerError
 
     while error is not None:
-        if isinstance(error, BadAnswer):
+        if isinstance(error, BadAnswerError):
             return str(error)
         error = error.__cause__
     return None

@@ -4,7 +4,7 @@ Recorded parts are not made again (unless `again` says so), so an interrupted ev
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar
@@ -19,6 +19,7 @@ from chimera.run.directory import Run
 from chimera.run.jsonl import append_line, read_lines
 from chimera.serving.client import Endpoint, HttpModel
 from chimera.serving.process import ModelServers
+from evaluation.conduct.at_once import at_once
 from evaluation.conduct.direct import DirectRollouts
 from evaluation.conduct.live import Live
 from evaluation.conduct.repairs import Repairs
@@ -38,7 +39,6 @@ Again = Literal["nothing", "failed", "everything"]
 GREEDY_JUNIOR = "greedy junior"
 """Logical model for the juniors' model at temperature 0."""
 Item = TypeVar("Item")
-Found = TypeVar("Found")
 
 
 class ProgressView(Protocol):
@@ -278,7 +278,7 @@ class Conductor:
         if not items:
             return
         with self.progress.work(title, len(items)) as advance:
-            async with aclosing(_at_once(items, work, self.config.evaluation.concurrency)) as results:
+            async with aclosing(at_once(items, work, self.config.evaluation.concurrency)) as results:
                 number = 0
                 async for found in results:
                     self._write(file, found)
@@ -367,23 +367,3 @@ class Conductor:
         file.parent.mkdir(parents=True, exist_ok=True)
         for row in rows:
             append_line(file, asdict(row))
-
-
-async def _at_once(
-    items: Iterable[Item], work: Callable[[Item], Awaitable[Found]], limit: int
-) -> AsyncGenerator[Found, None]:
-    """Results of `work` as they arrive, with at most `limit` running at a time."""
-    free = asyncio.Semaphore(limit)
-
-    async def one(item: Item) -> Found:
-        async with free:
-            return await work(item)
-
-    tasks = [asyncio.create_task(one(item)) for item in items]
-    try:
-        for done in asyncio.as_completed(tasks):
-            yield await done
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

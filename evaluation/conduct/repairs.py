@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from chimera.core.errors import RunError
 from chimera.core.types import ResearchTask
 from chimera.run.directory import Run
 from chimera.serving.client import HttpModel
+from evaluation.conduct.at_once import at_once
 from evaluation.conduct.direct import Seat
 from evaluation.conduct.rollout import Start, keep
 from evaluation.records.repairs import REPAIR, Repair
@@ -74,14 +76,13 @@ class Repairs:
             UnreachableError: A model server cannot be reached.
             RunError: A rollout cannot be rebuilt from its trace.
         """
-        tasks = [asyncio.create_task(self._one(one, selector, task_of(one.of.task_id))) for one in repairs]
-        try:
-            for done in asyncio.as_completed(tasks):
-                yield await done
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+
+        async def one(repair: Repair) -> RolloutRecord:
+            return await self._one(repair, selector, task_of(repair.of.task_id))
+
+        async with aclosing(at_once(repairs, one, self._seats.qsize())) as made:
+            async for record in made:
+                yield record
 
     async def _one(self, repair: Repair, selector: Selector, task: ResearchTask) -> RolloutRecord:
         of = repair.of

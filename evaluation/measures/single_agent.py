@@ -10,7 +10,7 @@ from agents.roles import ROLES
 from agents.schemas import Hypothesis
 from agents.tools.sources import given_sources
 from chimera.config.roles import JUNIORS
-from chimera.config.tree import Quotes
+from chimera.config.society import Quotes
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.types import ResearchTask, shown_options
 from chimera.serving.client import Completion

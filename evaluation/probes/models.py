@@ -20,7 +20,6 @@ from chimera.serving.client import Completion, Endpoint, HttpModel
 from evaluation.probes.probed import Level, Probed
 
 SEED = 7
-LONG_CALL_SECONDS = 120.0
 
 
 class ModelProbe:
@@ -37,6 +36,7 @@ class ModelProbe:
     def __init__(self, config: Config, slot: str, endpoint: Endpoint, tools: Tools, goal: str) -> None:
         self._config, self._slot, self._endpoint, self._tools, self._goal = config, slot, endpoint, tools, goal
         self._area = f"models.{slot}"
+        self._told: list[str] = []
 
     async def findings(self) -> list[Probed]:
         """All findings on the slot; if its server does not answer, only that."""
@@ -50,7 +50,7 @@ class ModelProbe:
         if searching:
             found.append(await self._searches(searching[0]))
         found += [await self._repeats(played[0]), await self._token_ids(played[0])]
-        return found
+        return found + [self._finding("fields", Level.WARNING, said) for said in dict.fromkeys(self._told)]
 
     async def _reached(self, role: Role | None) -> Probed:
         """Whether the server answers; `role` is None for a slot that only grades."""
@@ -148,8 +148,7 @@ class ModelProbe:
         self, role: Role | None, *, schema: bool = False, tools: Sequence[str] = (), seed: int | None = None
     ) -> Completion:
         endpoint = replace(self._endpoint, structured="always" if schema else "never")
-        endpoint = replace(endpoint, timeout_s=max(endpoint.timeout_s, LONG_CALL_SECONDS))
-        model = HttpModel({self._slot: endpoint}, max_retries=0)
+        model = HttpModel({self._slot: endpoint}, max_retries=0, tell=self._told.append)
         messages: list[Message] = opening(role, self._goal) if role else [{"role": "user", "content": self._goal}]
         specs: list[dict[str, Any]] = self._tools.specs(tools) if tools else []
         form: Mapping[str, Any] | None = response_format(role) if role and schema else None

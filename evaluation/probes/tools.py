@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from agents.tools.toolbox import Toolbox
 from chimera.config.tree import Config
 from chimera.core.types import Brief
+from evaluation.conduct.grounds import SETTING_OF_TOOL
 from evaluation.probes.probed import Level, Probed
 
-QUERIES: Mapping[str, Mapping[str, str]] = {
-    "protein_lookup": {"gene": "TP53"},
-    "gene_ontology": {"query": "DNA repair"},
-}
+QUERIES: Mapping[str, str] = {"protein_lookup": "TP53", "gene_ontology": "DNA repair"}
 """What tools are asked that do not search by a question."""
 
 
@@ -22,29 +20,20 @@ async def tool_findings(config: Config, tools: Toolbox, brief: Brief) -> list[Pr
         Probed("tools", reference, Level.OK, "found; it is called when a role calls it")
         for reference in config.roles.foreign()
     ]
-    own = [name for name in used if name in tools.names and name in OWN]
+    own = [name for name in used if name in SETTING_OF_TOOL]
     return [*[await _called(name, config, tools, brief) for name in own], *others]
-
-
-OWN: Mapping[str, str] = {
-    "literature_search": "literature",
-    "clinical_trials": "trials",
-    "protein_lookup": "protein",
-    "gene_ontology": "ontology",
-}
-"""The setting under `tools` of each of Chimera's own tools."""
 
 
 async def _called(name: str, config: Config, tools: Toolbox, brief: Brief) -> Probed:
     (spec,) = tools.specs([name])
     (argument,) = spec["function"]["parameters"]["required"]
-    given = next(iter(QUERIES.get(name, {"": brief.goal}).values()))
+    given = QUERIES.get(name, brief.goal)
     started = time.perf_counter()
     result = await tools.call(name, {argument: given}, brief=brief)
     seconds = time.perf_counter() - started
-    back_end = getattr(config.tools, OWN[name])
+    back_end = getattr(config.tools, SETTING_OF_TOOL[name])
     if not result.ok:
-        remedy = f"mend it, or set tools.{OWN[name]} to another back end"
+        remedy = f"mend it, or set tools.{SETTING_OF_TOOL[name]} to another back end"
         return Probed("tools", name, Level.FAULT, f"{back_end}: {result.error}: {remedy}")
     found = result.passages[0].title or result.passages[0].id if result.passages else "nothing"
     return Probed("tools", name, Level.OK, f"{back_end} found {found[:60]!r} for {given[:40]!r} in {seconds:.1f} s")

@@ -19,7 +19,7 @@ from typing import Any
 
 from agents.record import CallRecord, ModelCall, ToolUse
 from agents.tools.sources import sources_seen
-from chimera.config.tree import RewardConfig
+from chimera.config.rollouts import RewardConfig
 from chimera.core.quotes import missing_quotes
 from chimera.core.types import ResearchTask
 from evaluation.scores.alignment import aligned

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from chimera.config.data import DataConfig
 from chimera.config.evaluation import EvaluationConfig
-from chimera.config.tree import DataConfig
 from chimera.data.tasks import Dataset, load
 from chimera.run.chain import Entry, read_events
 from chimera.run.directory import LEDGER, Run

@@ -21,7 +21,7 @@ from agents.roles import ROLES
 from agents.state import ResearchState
 from agents.tools.sources import sources_seen
 from chimera.config.roles import JUNIORS, RolesConfig
-from chimera.config.tree import SocietyConfig
+from chimera.config.society import SocietyConfig
 from chimera.core.errors import ModelError, RoleError
 from chimera.core.types import Brief, ResearchTask, Section
 

@@ -16,7 +16,9 @@ ROWS = {
         r"intervals that cover, %",
         rf"│ +5 │ +0\.04, 0\.3, 0\.4 │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │",
     ],
-    "gateway": [rf"every exchange is in the store(?s:.)*│ thin +│ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │"],
+    "gateway": [
+        rf"every exchange is in the store(?s:.)*│ thin +│ +{NUMBER} │ +(> )?{NUMBER} │ +{NUMBER} │ +{NUMBER} │"
+    ],
     "orchestration": [r"wall ms each ┃ CPU ms each", rf"overhead per rollout +│ +│ +{NUMBER} │ +{NUMBER} │"],
     "ppo_update": [
         rf"VeRL +│ whole, CPU │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} x │",

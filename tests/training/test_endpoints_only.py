@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 
-from chimera.config.tree import SLOTS
+from chimera.config.models import SLOTS
 from chimera.run.directory import Run
 from chimera.run.policies import WENT_LIVE
 

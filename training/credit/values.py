@@ -16,7 +16,8 @@ from agents.quoting import texts_read
 from agents.roles import DESIGNER, PEER_REVIEWER, REFINER, ROLES, SUPERVISOR
 from agents.schemas import Answer, ExperimentProtocol, Hypothesis
 from chimera.config.roles import JUDGE, JUNIORS
-from chimera.config.tree import Config, RewardConfig
+from chimera.config.rollouts import RewardConfig
+from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.core.quotes import missing_quotes
 from chimera.rubric.judge import judge

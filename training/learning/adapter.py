@@ -20,7 +20,7 @@ from agents.prompting import payload_of
 from agents.react import read_answer
 from agents.record import CallRecord, ModelCall, ToolUse
 from agents.roles import ROLES
-from chimera.config.tree import RewardConfig
+from chimera.config.rollouts import RewardConfig
 from chimera.core.errors import RunError
 from chimera.serving.client import Completion
 from evaluation.records.rollouts import RolloutRecord

@@ -18,7 +18,8 @@ from agents.tools.passages import MAX_SOURCE
 from agents.tools.tool import Tool
 from agents.tools.toolbox import Toolbox, build_toolbox
 from chimera.config.roles import tool_name
-from chimera.config.tree import Config, ToolsConfig, load_config
+from chimera.config.tools import ToolsConfig
+from chimera.config.tree import Config, load_config
 from chimera.core.errors import ConfigError
 from chimera.core.secrets import register_secret
 from chimera.core.types import Brief, Section
@@ -354,7 +355,7 @@ def test_what_is_no_tool_is_one_sentence(reference, said, tmp_path, monkeypatch)
     with pytest.raises(ConfigError) as caught:
         build_toolbox(ToolsConfig(), (), {}, roles=roles)
     message = str(caught.value)
-    assert message.startswith(f"roles.Geneticist.tools names {reference!r}, ")
+    assert message.startswith(f"roles.Geneticist.tools names {reference!r}")
     assert said in message
     assert "\n" not in message
 

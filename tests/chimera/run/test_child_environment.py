@@ -62,7 +62,9 @@ from pathlib import Path
 
 import psutil
 
-from chimera.config.tree import Config, ModelConfig, SLOTS, ServingConfig
+from chimera.config.models import ModelConfig, SLOTS, ServingConfig
+
+from chimera.config.tree import Config
 from chimera.run.directory import Run
 from chimera.serving.process import serve
 from chimera.run import forks

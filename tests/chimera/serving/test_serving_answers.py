@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agents.prompting import schema_format
-from chimera.config.tree import ModelConfig, ServingConfig
+from chimera.config.models import ModelConfig, ServingConfig
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
 

@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletion
 
 from agents.prompting import opening, response_format, schema_format
 from agents.roles import ROLES
-from chimera.config.tree import ModelConfig, ServingConfig
+from chimera.config.models import ModelConfig, ServingConfig
 from chimera.serving.embedded.app import create_app
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service

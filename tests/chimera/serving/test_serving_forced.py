@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from agents.prompting import schema_format
-from chimera.config.tree import ModelConfig, ServingConfig
+from chimera.config.models import ModelConfig, ServingConfig
 from chimera.serving.embedded.grammar import Grammars, allowed_tokens, schema_grammar
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service

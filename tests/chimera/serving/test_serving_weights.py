@@ -6,7 +6,7 @@ import json
 import pytest
 
 from agents.prompting import schema_format
-from chimera.config.tree import ModelConfig, ServingConfig
+from chimera.config.models import ModelConfig, ServingConfig
 from chimera.serving.embedded.protocol import BadRequest, NotFound, parse_request
 from chimera.serving.embedded.service import Service
 

@@ -9,7 +9,8 @@ import krippendorff
 import pytest
 from scipy.stats import spearmanr
 
-from chimera.config.tree import Config, RewardConfig
+from chimera.config.rollouts import RewardConfig
+from chimera.config.tree import Config
 from chimera.run.directory import Run
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Judged, Place, Plan, PlannedTask, Stage, StageAnswers, Study

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from agents.prompting import opening, response_format, tool_message
 from agents.roles import ROLES
+from chimera.config.models import ModelConfig, ServingConfig
 from chimera.config.roles import JUNIORS
-from chimera.config.tree import ModelConfig, ServingConfig, load_config
+from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import DECISION_OF_LABEL
 from chimera.serving.embedded.checkpoint import NANO, load_language

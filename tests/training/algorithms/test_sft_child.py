@@ -19,8 +19,9 @@ import torch
 from fake_bench import ADAPTER, FakeBench
 
 from agents.record import ModelCall
+from chimera.config.models import ModelConfig, ServingConfig
 from chimera.config.roles import JUNIORS
-from chimera.config.tree import Config, ModelConfig, ServingConfig
+from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.data.generated.tasks import generate
 from chimera.run.directory import Run

@@ -16,6 +16,7 @@ from idle_child import tell_modules
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError
 from chimera.run import forks
+from chimera.serving import connections
 from chimera.serving.client import Endpoint
 from evaluation.traces.spans import EXCHANGE, RAW
 from training.lab.gateway import thin
@@ -208,11 +209,12 @@ async def test_a_server_that_is_not_there_is_named(gateway):
 
 
 async def test_sizes_have_limits(gateway, monkeypatch):
-    monkeypatch.setattr(thin, "MOST_BYTES", 200)
+    for module in (thin, connections):
+        monkeypatch.setattr(module, "MAX_BYTES", 200)
     answer = await gateway.client.post(gateway.path, json={**ASKED, "messages": "x" * 300})
     assert (answer.status_code, gateway.upstream.seen) == (413, [])
     answer = await gateway.client.post(gateway.path, json={"model": "junior"})
-    assert (answer.status_code, "more than 200 bytes" in said(answer)) == (502, True)
+    assert (answer.status_code, "sent more than" in said(answer)) == (502, True)
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{", b'{"model": 1}', b'{"model": "no-such"}', b"[" * 100_000])

@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from agents.context import SupervisorChoice
-from chimera.config.tree import SLOTS, load_config
+from chimera.config.models import SLOTS
+from chimera.config.tree import load_config
 from chimera.core.errors import RunError, UnreachableError
 from chimera.data.tasks import load
 from chimera.run import forks

@@ -16,7 +16,8 @@ import respx
 from lab_kit import CONCLUSION, SECRET, collect, config_for, open_lab, task
 from rich.console import Console
 
-from chimera.config.tree import Config, GatewayConfig
+from chimera.config.rollouts import GatewayConfig
+from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import ResearchTask, Section
 from chimera.data.tasks import Dataset

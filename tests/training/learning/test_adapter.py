@@ -16,7 +16,7 @@ from agents.policies.events import BanditEvent
 from agents.record import ModelCall, ToolUse
 from agents.roles import ROLES
 from chimera.config.roles import JUNIORS, RolesConfig
-from chimera.config.tree import RewardConfig
+from chimera.config.rollouts import RewardConfig
 from chimera.core.errors import RunError
 from chimera.core.types import ResearchTask, Section
 from evaluation.records.rollouts import Made, Outcome, RolloutInput, RolloutRecord

@@ -8,7 +8,8 @@ from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, answer, record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera.config.tree import RewardConfig, load_config
+from chimera.config.rollouts import RewardConfig
+from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import load
 from training.credit.values import Values, earned, how_valued

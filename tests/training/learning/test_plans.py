@@ -75,12 +75,12 @@ class Mine:
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        (("class Mine", "class Other"), "has no class Mine"),
+        (("class Mine", "class Other"), "the module unfit has no Mine"),
         (("    Settings = PhaseSettings\n", ""), "it has no class Settings"),
         (("= None", "= 'prompt'"), "its attribute part is none of"),
         (("    async def learn(self, plan, settings, bench)", "    async def learn(self, plan)"), r"takes \(plan\)"),
         (("async def learn", "def learn"), "its method learn is not async"),
-        (("from typing", "from typping"), "cannot be imported: No module named 'typping'"),
+        (("from typing", "from typping"), r"cannot be imported \(ModuleNotFoundError: No module named 'typping'\)"),
     ],
 )
 def test_a_class_that_does_not_fit_is_refused_with_the_reason(tmp_path, monkeypatch, changed, complaint):

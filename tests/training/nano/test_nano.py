@@ -14,8 +14,10 @@ from agents.prompting import response_format
 from agents.roles import ROLES
 from agents.schemas import Hypothesis
 from agents.tools.toolbox import build_toolbox
+from chimera.config.data import DataConfig
+from chimera.config.models import ModelConfig, ServingConfig
 from chimera.config.roles import JUNIORS, LITERATURE
-from chimera.config.tree import DataConfig, ModelConfig, ServingConfig, ToolsConfig
+from chimera.config.tools import ToolsConfig
 from chimera.data.generated.tasks import GeneratedTask, generate
 from chimera.data.tasks import Dataset
 from chimera.serving.embedded.checkpoint import load_checkpoint

@@ -18,7 +18,7 @@ from typing import Any
 import agentlightning as agl
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
-from chimera.config.tree import ModelConfig
+from chimera.config.models import ModelConfig
 from chimera.serving.client import Endpoint
 from chimera.serving.door import Door
 from training.lab.gateway.spec import START_SECONDS, GatewaySpec

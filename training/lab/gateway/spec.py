@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from chimera.config.tree import GatewayConfig, ModelConfig
+from chimera.config.models import ModelConfig
+from chimera.config.rollouts import GatewayConfig
 from chimera.serving.client import Endpoint
 
 START_SECONDS = 300.0

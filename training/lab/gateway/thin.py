@@ -14,14 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import uvicorn
 
 from chimera.core.errors import ModelError
 from chimera.serving.client import Endpoint
-from chimera.serving.door import LOOPBACK, Door
+from chimera.serving.connections import MAX_BYTES, BadAnswerError, Connections, NoAnswerError
+from chimera.serving.door import Door
 from chimera.serving.embedded.service import CANDIDATE
 from chimera.serving.providers import ProviderModels, chat_model
 from chimera.serving.refused import REFUSALS, RefusedFields, with_codes
@@ -29,8 +29,6 @@ from training.lab.gateway.exchanges import Exchange, Exchanges, RefusedError, St
 from training.lab.gateway.spec import GatewaySpec
 
 PATH = re.compile(r"/rollout/([\w.-]+)/attempt/([\w.-]+)/v1/chat/completions")
-MOST_BYTES = 32 * 2**20
-"""Size limit of a request or an answer."""
 STOP_SECONDS = 1
 MOST_SAID = 4000
 """Most bytes of a refusal that are looked at."""
@@ -75,7 +73,7 @@ class ThinGateway:
         self._tell = tell
         self._refused = RefusedFields()
         self._providers = ProviderModels()
-        self._sessions: dict[bool, aiohttp.ClientSession] = {}
+        self._connections = Connections()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI request."""
@@ -85,7 +83,7 @@ class ThinGateway:
             return
         body = await _body(receive)
         if body is None:
-            await _answer(send, _said(413, f"the request has more than {MOST_BYTES} bytes"))
+            await _answer(send, _said(413, f"the request has more than {MAX_BYTES} bytes"))
             return
         answering = asyncio.ensure_future(self._reply(found[1], found[2], body))
         leaving = asyncio.ensure_future(_disconnected(receive))
@@ -99,8 +97,7 @@ class ThinGateway:
 
     async def close(self) -> None:
         """Close the connections."""
-        for session in self._sessions.values():
-            await session.close()
+        await self._connections.aclose()
 
     async def _reply(self, rollout_id: str, attempt_id: str, body: bytes) -> Reply:
         try:
@@ -155,30 +152,20 @@ class ThinGateway:
     async def _forward(self, endpoint: Endpoint, request: Mapping[str, Any]) -> Reply:
         if endpoint.provider is not None:
             return await self._ask_provider(endpoint, request)
-        body = json.dumps(request).encode()
-        headers = {"authorization": f"Bearer {endpoint.api_key}", "content-type": "application/json"}
-        timeout = aiohttp.ClientTimeout(total=endpoint.timeout_s)
+        url, body = f"{endpoint.base_url}/chat/completions", json.dumps(request).encode()
         try:
-            async with self._session(endpoint).post(
-                f"{endpoint.base_url}/chat/completions",
-                data=body,
-                headers=headers,
-                timeout=timeout,
-                # Do not send the prompts and the key to another server.
-                allow_redirects=False,
-            ) as answer:
-                if 300 <= answer.status < 400:
-                    place = answer.headers.get("location", "")
-                    return _said(502, f"{endpoint.place} redirects to {place!r}, which is not followed: name it there")
-                content = await _content(answer)
-                if content is None:
-                    return _said(502, f"{endpoint.place} answered with more than {MOST_BYTES} bytes")
-                kept = {key: value for key, value in answer.headers.items() if key.lower() in PASSED_ON}
-                return Reply(answer.status, content, kept)
+            answer = await self._connections.send(url, endpoint.api_key, body, limit_s=endpoint.timeout_s)
         except TimeoutError:
             return _said(504, f"{endpoint.place} did not answer within {endpoint.timeout_s:g} s")
-        except (aiohttp.ClientError, ValueError) as error:
-            return _said(503, f"{endpoint.place} cannot be reached, or broke off: {type(error).__name__}")
+        except BadAnswerError as error:
+            return _said(502, f"{endpoint.place} {error}")
+        except NoAnswerError:
+            return _said(503, f"{endpoint.place} cannot be reached")
+        if 300 <= answer.status < 400:
+            place = answer.headers.get("location", "")
+            return _said(502, f"{endpoint.place} redirects to {place!r}, which is not followed: name it there")
+        kept = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
+        return Reply(answer.status, answer.content, kept)
 
     async def _ask_provider(self, endpoint: Endpoint, request: Mapping[str, Any]) -> Reply:
         try:
@@ -186,15 +173,6 @@ class ThinGateway:
         except ModelError as error:
             return _said(503 if error.retriable else 400, str(error))
         return Reply(200, json.dumps(answer).encode(), {})
-
-    def _session(self, endpoint: Endpoint) -> aiohttp.ClientSession:
-        """The HTTP session of a server. Servers on this machine are reached without the environment's proxy."""
-        elsewhere = urlsplit(endpoint.base_url).hostname not in LOOPBACK
-        if elsewhere not in self._sessions:
-            self._sessions[elsewhere] = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), trust_env=elsewhere, cookie_jar=aiohttp.DummyCookieJar()
-            )
-        return self._sessions[elsewhere]
 
 
 def serve(spec: GatewaySpec, port: int, ready: Connection) -> None:
@@ -255,21 +233,10 @@ async def _body(receive: Receive) -> bytes | None:
             return b""
         parts.append(message.get("body", b""))
         size += len(parts[-1])
-        if size > MOST_BYTES:
+        if size > MAX_BYTES:
             return None
         if not message.get("more_body", False):
             return b"".join(parts)
-
-
-async def _content(answer: aiohttp.ClientResponse) -> bytes | None:
-    """The answer's body; None if it is too long."""
-    parts, size = [], 0
-    async for part in answer.content.iter_any():
-        parts.append(part)
-        size += len(part)
-        if size > MOST_BYTES:
-            return None
-    return b"".join(parts)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -1,0 +1,83 @@
+"""Rollouts: the reward, the runners and the gateway."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from chimera.config.loader import ConfigSection
+
+
+class RewardConfig(ConfigSection):
+    """Weights of the reward's named parts. Each part is logged; the reward is the sum of the parts."""
+
+    novelty: float = Field(default=0.1, ge=-1000, le=1000, description="weight of the judge's score for novelty")
+    feasibility: float = Field(
+        default=0.2, ge=-1000, le=1000, description="weight of the judge's score for feasibility"
+    )
+    impact: float = Field(default=0.3, ge=-1000, le=1000, description="weight of the judge's score for impact")
+    clarity: float = Field(default=0.15, ge=-1000, le=1000, description="weight of the judge's score for clarity")
+    groundedness: float = Field(
+        default=0.2, ge=-1000, le=1000, description="weight of the judge's score for groundedness"
+    )
+    efficiency: float = Field(default=0.05, ge=-1000, le=1000, description="weight of the judge's score for efficiency")
+    alignment: float = Field(default=1.0, ge=-1000, le=1000, description="when the answer is the label")
+    parsed: float = Field(
+        default=0.05,
+        ge=-1000,
+        le=1000,
+        description="per rollout: share of role outputs that parsed at the first attempt",
+    )
+    call_valid: float = Field(default=0.05, ge=-1000, le=1000, description="per valid tool call, at most three count")
+    tool_succeeded: float = Field(
+        default=0.05, ge=-1000, le=1000, description="per tool call that succeeded, at most three count"
+    )
+    repeated_call: float = Field(default=-0.1, ge=-1000, le=0, description="per identical repeated tool call")
+    unverifiable_quote: float = Field(
+        default=-0.1, ge=-1000, le=0, description="per final evidence sentence that no source contains"
+    )
+    overlong: float = Field(default=-0.1, ge=-1000, le=0, description="when an answer was cut at its token limit")
+
+
+class RolloutsConfig(ConfigSection):
+    """The runner processes and the servers between them and the models."""
+
+    runners: int = Field(default=8, ge=1, le=1024, description="runner processes, each works on one rollout at a time")
+    timeout_s: float = Field(
+        default=300.0, gt=0, le=604_800, description="seconds after which a rollout counts as failed"
+    )
+    max_attempts: int = Field(
+        default=3,
+        ge=1,
+        le=100,
+        description="attempts of one rollout whose runner died or hung; a failed answer is not repeated",
+    )
+    exploration: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="share of choices among hypotheses in training rollouts that are made evenly at random",
+    )
+
+
+GatewayEngine = Literal["thin", "litellm"]
+"""The program that attributes, forwards and records model calls (`gateway.engine`)."""
+
+
+class GatewayConfig(ConfigSection):
+    """The process that forwards model calls from runners to models."""
+
+    engine: GatewayEngine = Field(
+        default="thin",
+        description="thin: our own; litellm: Agent Lightning's LLMProxy, which takes twenty times the processor time",
+    )
+    store_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        le=604_800,
+        description="thin: seconds without the store, which records every call, that end the run",
+    )
+
+    def unused(self) -> Mapping[str, str]:
+        """The time limit of the store, for which LiteLLM's gateway does not wait."""
+        return {"store_timeout_s": "gateway.engine is 'litellm'"} if self.engine == "litellm" else {}
