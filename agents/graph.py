@@ -5,6 +5,7 @@ compiles one graph for a configuration and uses it for every run.
 """
 
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from langgraph.graph import END, START, StateGraph
@@ -13,7 +14,16 @@ from langgraph.types import RetryPolicy
 
 from agents.context import RunContext
 from agents.nodes import NODES, evaluation_node
-from agents.roles import DESIGNER, PEER_REVIEWER, PRINCIPAL_INVESTIGATOR, REFINER, SAFETY_OFFICER, SUPERVISOR
+from agents.roles import (
+    DESIGNER,
+    PEER_REVIEWER,
+    PRINCIPAL_INVESTIGATOR,
+    REFINER,
+    ROLES,
+    SAFETY_OFFICER,
+    SUPERVISOR,
+    advisers_of,
+)
 from agents.routing import DESTINATIONS, Route, revisions_allowed, route, worst_severity
 from agents.seat import SEAT, seat_node
 from agents.state import ResearchState
@@ -36,9 +46,17 @@ def step_limit(config: SocietyConfig) -> int:
 
     The first pass takes eight: juniors, supervisor, refiner, designer, two reviewers, principal investigator and
     evaluation; and one more for the seat, if there is one. Each revision adds at most four: refiner, designer, two
-    reviewers. LangGraph needs one more, because it checks the limit before it notices that no node is left.
+    reviewers. A role that advises adds one to each. LangGraph needs one more, because it checks the limit before it
+    notices that no node is left.
     """
-    return _FIRST_PASS + bool(config.confirm) + _REVISION * revisions_allowed(config) + 1
+    advisers = sum(role.advises is not None for role in ROLES.values())
+    revisions = (_REVISION + advisers) * revisions_allowed(config)
+    return _FIRST_PASS + advisers + bool(config.confirm) + revisions + 1
+
+
+def entrance(role: str) -> str:
+    """The node at which the part of `role` begins: its first adviser, or itself."""
+    return next(iter(advisers_of(role)), role)
 
 
 def _retriable(error: Exception) -> bool:
@@ -90,11 +108,14 @@ def _graph(
         graph.add_edge(START, first)
     # One edge with a list of sources: the supervisor waits for all juniors and runs once.
     graph.add_edge([start] if start in JUNIORS else list(JUNIORS), SUPERVISOR)
-    graph.add_edge(SUPERVISOR, REFINER)
-    graph.add_edge(REFINER, DESIGNER)
-    graph.add_edge(DESIGNER, PEER_REVIEWER)
-    graph.add_edge(PEER_REVIEWER, SAFETY_OFFICER)
-    graph.add_conditional_edges(SAFETY_OFFICER, after_reviews, {**DESTINATIONS})
+    for role in ROLES:
+        for adviser, following in pairwise((*advisers_of(role), role)):
+            graph.add_edge(adviser, following)
+    for role, following in pairwise((SUPERVISOR, REFINER, DESIGNER, PEER_REVIEWER, SAFETY_OFFICER)):
+        graph.add_edge(role, entrance(following))
+    graph.add_conditional_edges(
+        SAFETY_OFFICER, after_reviews, {route: entrance(role) for route, role in DESTINATIONS.items()}
+    )
     if config.confirm:
         graph.add_node(SEAT, seat_node(config))
         graph.add_edge(PRINCIPAL_INVESTIGATOR, SEAT)

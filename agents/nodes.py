@@ -7,10 +7,19 @@ from typing import Any, Protocol
 from langgraph.runtime import Runtime
 
 from agents.context import RunContext
-from agents.roles import DESIGNER, PEER_REVIEWER, PRINCIPAL_INVESTIGATOR, REFINER, ROLES, SAFETY_OFFICER, Role
+from agents.roles import (
+    DESIGNER,
+    PEER_REVIEWER,
+    PRINCIPAL_INVESTIGATOR,
+    REFINER,
+    ROLES,
+    SAFETY_OFFICER,
+    Role,
+    advisers_of,
+)
 from agents.routing import effective_severity, revisions_allowed, worst_severity
 from agents.schemas import Answer, FinalDecision
-from agents.state import ResearchState, Update
+from agents.state import ResearchState, Update, check_fields
 from agents.supervisor import supervisor_node
 from agents.tools.sources import SourceText, given_sources, sources_seen, sources_within
 from agents.visits import Inputs, attempt_of, errors_of, visit, visits
@@ -87,9 +96,10 @@ def _designer_reads(state: ResearchState, context: RunContext) -> Inputs:
 
 
 def _designer_writes(state: ResearchState, answer: Answer, context: RunContext) -> Update:
-    """A visit after the safety officer's is a MAJOR revision; one after the refiner's is part of a CRITICAL one."""
+    """A visit after the first is a MAJOR revision, unless the refiner's CRITICAL one led to it."""
     update: Update = {"experimental_protocol": answer.model_dump()}
-    return {**update, "major_revisions": 1} if state["sender"] == SAFETY_OFFICER else update
+    counted = state.get("critical_revisions", 0) + state.get("major_revisions", 0)
+    return {**update, "major_revisions": 1} if visits(state["messages"], DESIGNER) > counted else update
 
 
 def _peer_reads(state: ResearchState, context: RunContext) -> Inputs:
@@ -150,7 +160,14 @@ def _store(field: str) -> Callable[[ResearchState, Answer, RunContext], Update]:
     return writes
 
 
-DESKS: dict[str, Desk] = {
+def _advises(role: str) -> Callable[[ResearchState, Answer, RunContext], Update]:
+    def writes(state: ResearchState, answer: Answer, context: RunContext) -> Update:
+        return {"advice": {**state.get("advice", {}), role: answer.model_dump()}}
+
+    return writes
+
+
+_OF_THE_NINE: dict[str, Desk] = {
     desk.role.name: desk
     for desk in (
         *(Desk(ROLES[name], _junior_reads, _junior_writes(name)) for name in JUNIORS),
@@ -160,6 +177,14 @@ DESKS: dict[str, Desk] = {
         Desk(ROLES[SAFETY_OFFICER], _safety_reads, _store("safety_review")),
         Desk(ROLES[PRINCIPAL_INVESTIGATOR], _principal_reads, _principal_writes),
     )
+}
+DESKS: dict[str, Desk] = {
+    **_OF_THE_NINE,
+    **{
+        role.name: Desk(role, _OF_THE_NINE[role.advises].reads, _advises(role.name))
+        for role in ROLES.values()
+        if role.advises is not None
+    },
 }
 
 
@@ -172,8 +197,11 @@ def role_node(desk: Desk) -> Node:
         number = visits(state["messages"], role.name) + 1
         with errors_of(role.name):
             inputs = desk.reads(state, context)
+            if advisers := advisers_of(role.name):
+                inputs = {**inputs, "advice": {name: state["advice"][name] for name in advisers}}
             answer, messages = await visit(role, inputs, state, context, number=number, attempt=attempt_of(runtime))
             update = desk.writes(state, answer, context)
+            check_fields(role.name, update)
         return {**update, "messages": {role.name: messages}, "sender": role.name, "turn_count": 1}
 
     return node

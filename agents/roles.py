@@ -1,8 +1,8 @@
 """The society in one table: each role's prompt and output schema.
 
-Adding a role is one entry here, its slot and tools in `chimera.config.roles`, and one edge in `agents.graph`. The model
-that plays a role is set by `roles.<role>.model`, its tools by `roles.<role>.tools`, the algorithm that trains it by
-`pipeline.<phase>.roles`.
+Adding a role that advises another is one entry here, and its slot and tools in `chimera.config.roles`
+(docs/extending.md). The model that plays a role is set by `roles.<role>.model`, its tools by `roles.<role>.tools`, the
+algorithm that trains it by `pipeline.<phase>.roles`.
 
 The first line of a prompt names the role; the rest says what to do. User messages are one JSON object (see
 `agents.prompting`), so a prompt never contains data.
@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agents.schemas import Answer, ExperimentProtocol, FinalDecision, Hypothesis, PeerReview, SafetyReview, Selection
+from chimera.config.roles import JUNIORS, RolesConfig
+from chimera.core.errors import ConfigError
 from chimera.core.types import Label, decides
 
 JUNIOR_TASK = """
@@ -106,12 +108,18 @@ def prompt_with_options(prompt: str, names: Iterable[Label]) -> str:
 class Role:
     """One member of the society.
 
-    `name` is also its name in the graph, spans, rollouts and reports.
+    Attributes:
+        name: Also its name in the graph, spans, rollouts and reports.
+        prompt: Its system prompt.
+        schema: What it must answer.
+        advises: The role right before which it works. It reads what that role reads, and that role finds its answer
+            under "advice". None for the nine roles, which `agents.nodes` and `agents.graph` connect.
     """
 
     name: str
     prompt: str
     schema: type[Answer]
+    advises: str | None = None
 
 
 SUPERVISOR, REFINER, DESIGNER = "Supervisor", "HypothesisRefiner", "ProtocolDesigner"
@@ -132,3 +140,31 @@ ROLES: dict[str, Role] = {
         Role(PRINCIPAL_INVESTIGATOR, PRINCIPAL_INVESTIGATOR_PROMPT, FinalDecision),
     )
 }
+
+
+def advisers_of(role: str) -> tuple[str, ...]:
+    """The roles that advise `role`, in the order in which they work before it."""
+    return tuple(one.name for one in ROLES.values() if one.advises == role)
+
+
+def check_roles(roles: Iterable[Role]) -> None:
+    """Make sure that each role has a slot, and that advisers advise a role that can read their advice.
+
+    Raises:
+        ConfigError: A role has no slot in `chimera.config.roles`, or advises a role that reads no advice.
+    """
+    advised = [name for name in ROLES if name not in (*JUNIORS, SUPERVISOR) and ROLES[name].advises is None]
+    for role in roles:
+        if role.name not in RolesConfig.model_fields:
+            raise ConfigError(
+                f"the role {role.name} of agents/roles.py has no slot: add a line such as `{role.name}: RoleConfig = "
+                'RoleConfig(model="senior")` to RolesConfig in chimera/config/roles.py'
+            )
+        if role.advises is not None and role.advises not in advised:
+            raise ConfigError(
+                f"the role {role.name} of agents/roles.py advises {role.advises}, which reads no advice: "
+                f"it can advise {', '.join(advised)}"
+            )
+
+
+check_roles(ROLES.values())

@@ -1,8 +1,9 @@
 """The society's state: what the nodes of one run read and write.
 
 Nodes return updates and never change the state they were given: LangGraph drops changes in place. Every field has one
-writing node, except the fields with a reducer: the three juniors write these in the same step, which LangGraph refuses
-without a reducer (InvalidUpdateError). Values are plain JSON, so a state can be logged unchanged.
+writing node, except `advice`, whose writers work one after another, and the fields with a reducer: the three juniors
+write these in the same step, which LangGraph refuses without a reducer (InvalidUpdateError). Values are plain JSON, so a
+state can be logged unchanged.
 """
 
 import operator
@@ -11,6 +12,7 @@ from typing import Annotated, Any, TypedDict
 
 from agents.prompting import Message
 from chimera.config.roles import JUNIORS
+from chimera.core.errors import RoleError
 from chimera.core.types import ShownOptions
 
 Channels = dict[str, list[Message]]
@@ -53,6 +55,8 @@ class ResearchState(TypedDict):
             probability of each author (None if not known); the passages that the juniors saw. Writer: Supervisor.
         refined_hypothesis: A `Hypothesis`. Writer: HypothesisRefiner.
         unreviewed_hypothesis: The refined hypothesis of the first visit, before any review. Writer: HypothesisRefiner.
+        advice: Answers of the roles that advise others, by the adviser's name; missing without such roles. Writers: the
+            advisers.
         experimental_protocol: An `ExperimentProtocol`. Writer: ProtocolDesigner.
         peer_review: A `Review`. Writer: PeerReviewer.
         safety_review: A `Review`. Writer: SafetyOfficer.
@@ -80,6 +84,7 @@ class ResearchState(TypedDict):
     selection: dict[str, Any]
     refined_hypothesis: dict[str, Any]
     unreviewed_hypothesis: dict[str, Any]
+    advice: dict[str, Any]
     experimental_protocol: dict[str, Any]
     peer_review: dict[str, Any]
     safety_review: dict[str, Any]
@@ -92,6 +97,20 @@ class ResearchState(TypedDict):
     final_rationale: str
     confirmation: dict[str, Any]
     final_evaluation: dict[str, Any]
+
+
+def check_fields(role: str, update: Mapping[str, Any]) -> None:
+    """Make sure that the state has every field that a role writes; LangGraph would drop others without a word.
+
+    Raises:
+        RoleError: A field is unknown.
+    """
+    if unknown := sorted(set(update) - set(ResearchState.__annotations__)):
+        raise RoleError(
+            role,
+            f"it writes {', '.join(unknown)}, which the society's state does not have, so it would be lost: add the "
+            "field to ResearchState in agents/state.py",
+        )
 
 
 def without(state: ResearchState, junior: str) -> ResearchState:

@@ -19,7 +19,7 @@ from chimera.core.types import Label, ResearchTask, YesNoMaybe, abstract_text
 from chimera.data.generated.tasks import Finding, GeneratedTask
 from chimera.data.generated.vocabulary import ENDPOINTS
 
-EXPERT = dict(zip(("gene", "drug", "behaviour"), JUNIORS, strict=True))
+EXPERT = dict(zip(("gene", "drug", "behaviour"), JUNIORS, strict=False))
 """The junior that is careful, by kind of exposure."""
 
 TOOLS = RolesConfig().tool_names()
