@@ -2,6 +2,7 @@
 # make train   sets up, then trains; make train ARGS="--config configs/pubmedqa.yaml gather.tasks=20" passes arguments on
 # make test    sets up, then tests;  make test ARGS="tests/chimera/config/test_config.py -k unknown" passes arguments on
 # make bench   runs every benchmark, some ten minutes;  make bench ARGS=--tiny shows in one minute that they run
+# make docs    builds the pages of docs/ into build/docs/index.html, and refuses broken links
 # make notebooks   runs the notebooks again, outputs and all: the second shows the latest run, which needs a report
 # Variables: PYTHON (3.11 or 3.12), VENV, TORCH_INDEX (package index to take torch from, such as one with CPU builds),
 # TEST_PROCESSES (test files run at a time).
@@ -18,7 +19,7 @@ STAMP := $(VENV)/.chimera-installed
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint types imports notebooks bench clean
+.PHONY: help setup train test lint types imports docs notebooks bench clean
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -50,6 +51,9 @@ types: setup
 
 imports: setup
 	$(VENV)/bin/lint-imports
+
+docs: setup
+	$(VENV)/bin/mkdocs build --strict --quiet
 
 notebooks: setup
 	$(VENV)/bin/jupyter execute --inplace --timeout=300 notebooks/*.ipynb

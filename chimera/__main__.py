@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import sys
+from typing import NoReturn
 
 from chimera.core.cli import run_command
 from chimera.core.errors import ConfigError
@@ -52,5 +53,10 @@ def main(argv: list[str]) -> int | None:
     return importlib.import_module(COMMANDS[name][0]).main(rest)
 
 
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """The console script `chimera`."""
     run_command(main)
+
+
+if __name__ == "__main__":
+    run()

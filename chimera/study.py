@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from chimera.core.cli import add_config_arguments, config_from, parse_arguments, run_command
 from chimera.core.errors import ConfigError, RunError
-from chimera.run.jsonl import append_line, read_lines
-from chimera.run.study_children import run_child
 
 if TYPE_CHECKING:
     from chimera.config.tree import Config
@@ -207,6 +205,7 @@ def _training_arguments(job: Job, wanted: Wanted) -> list[str]:
 
 def _child(job: Job, wanted: Wanted, place: str, what: str, module: str, arguments: Sequence[str]) -> None:
     from chimera.run.directory import Run
+    from chimera.run.study_children import run_child
 
     log = job.folder / "logs" / f"{wanted.name}.{what}.log"
     _wait_until_free(job, wanted)
@@ -285,11 +284,14 @@ def _report(job: Job) -> None:
 
 
 def _events(job: Job) -> list[dict[str, Any]]:
+    from chimera.run.jsonl import read_lines
+
     return list(read_lines(job.folder / STATE))
 
 
 def _note(job: Job, event: str, **fields: Any) -> None:
     from chimera.run.environment import now
+    from chimera.run.jsonl import append_line
 
     append_line(job.folder / STATE, {"time": now(), "event": event, **fields}, sync=True)
 

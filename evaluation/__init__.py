@@ -1,1 +1,1 @@
-"""Scorers, the judge, metrics and comparisons."""
+"""Chimera's evaluation: scorers, the judge, metrics and comparisons."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from chimera.core.errors import ChimeraError, ConfigError, RunError, storage_fault
 from chimera.core.limits import out_of_memory
+from chimera.core.machine import check_machine
 
 if TYPE_CHECKING:
     from chimera.config.tree import Config
@@ -27,7 +28,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
-    """Run `main` and exit the process.
+    """Check the machine (`chimera.core.machine`), run `main` and exit the process.
 
     A `ChimeraError` or a full disk gives one line on stderr and the error's exit code. Ctrl-C gives 130. A closed pipe
     on stdout gives 0 without a message. Any other exception is a bug: it gives 70 and a traceback without secrets.
@@ -37,6 +38,7 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
     gc.set_threshold(COLLECT_AFTER)
     keep_loopback_direct()
     try:
+        check_machine()
         code = main(list(sys.argv[1:] if argv is None else argv)) or 0
         sys.stdout.flush()
     except ChimeraError as error:

@@ -1,7 +1,6 @@
 """The operating system's limits: checks them before a command starts, and explains errors that they cause."""
 
 import errno
-import resource
 
 from chimera.core.errors import ConfigError
 
@@ -21,6 +20,8 @@ def allow_files(setting: str, rollouts: int) -> None:
     Raises:
         ConfigError: The limit is lower, and cannot be raised from here.
     """
+    import resource  # Windows has none; there, a command says so first.
+
     needed = FILES + FILES_EACH * rollouts
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:

@@ -50,6 +50,9 @@ def cards(update: Mapping[str, Any], texts: Texts) -> Iterator[Card]:
         yield Card(
             f"Refined hypothesis: {refined['answer']}{again}", hypothesis_lines(refined, texts), "medium_orchid3"
         )
+    if "advice" in update:
+        adviser = update["sender"]
+        yield Card(f"{adviser} advises", _fields(update["advice"][adviser]), "medium_orchid3")
     if "experimental_protocol" in update:
         again = " (revised after a MAJOR review)" if update.get("major_revisions") else ""
         yield Card(f"Protocol{again}", _fields(update["experimental_protocol"]), "medium_orchid3")
@@ -128,8 +131,8 @@ def _scores(evaluation: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return (*scores, ("error", error)) if error else tuple(scores)
 
 
-def _fields(protocol: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple((name.replace("_", " "), str(value)) for name, value in protocol.items())
+def _fields(answer: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple((name.replace("_", " "), str(value)) for name, value in answer.items())
 
 
 def _origin(quote: str, texts: Texts) -> str:

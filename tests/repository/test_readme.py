@@ -1,6 +1,8 @@
-"""The README's promises that a machine can check."""
+"""The promises of the README and of docs/ that a machine can check."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,25 +14,49 @@ from chimera.data.tasks import load
 from training.learning.plans import choose_names, make_phases
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+README, DOCS = PAGES[ROOT / "README.md"], "\n".join(PAGES.values())
 
 
 def test_the_table_of_environment_variables_agrees_with_the_code() -> None:
-    section = README.split("## Environment variables")[1].split("\n## ")[0]
+    section = PAGES[ROOT / "docs/environment.md"].split("## Environment variables")[1].split("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == set(ENVIRONMENT)
 
 
-def test_every_path_that_the_readme_names_exists() -> None:
-    linked = re.findall(r"\]\(([^)#]+)\)", README)
-    named = re.findall(r"`((?:chimera|agents|training|evaluation|configs|benchmarks|tests)/[\w./]+)`", README)
-    assert linked
-    assert named
-    missing = [path for path in (*linked, *named) if not (ROOT / path).exists()]
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_path_that_a_page_names_exists(page: Path) -> None:
+    linked = [page.parent / path for path in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", PAGES[page])]
+    folders = "chimera|agents|training|evaluation|configs|benchmarks|examples|tests"
+    named = re.findall(rf"`((?:{folders})/[\w./]+)`", PAGES[page])
+    missing = [path for path in (*linked, *(ROOT / name for name in named)) if not path.exists()]
     assert not missing
 
 
-def test_the_file_tree_names_real_files() -> None:
-    tree = README.split("## How it is built")[1].split("```text")[1].split("```")[0]
+def test_the_documentation_builds_without_a_broken_link_and_fetches_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    for page in tmp_path.glob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert not re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"(https?:[^\"]+)", text), page.name
+
+
+def test_every_page_is_in_the_overview() -> None:
+    overview = PAGES[ROOT / "docs/index.md"]
+    pages = {path.name for path in PAGES} - {"README.md", "index.md"}
+    assert set(re.findall(r"\]\((\S+\.md)\)", overview)) == pages
+
+
+TREES = ((README, "## How it is built"), (PAGES[ROOT / "docs/inside.md"], "## Where things are"))
+
+
+def test_the_file_trees_are_equal_and_name_real_files() -> None:
+    (tree,) = {text.split(title)[1].split("```text\nchimera/")[1].split("```")[0] for text, title in TREES}
+    tree = f"chimera/{tree}"
     folder, missing = ROOT, []
     for line in tree.strip().splitlines():
         names = re.split(r"\s{2,}", line.strip())[0].split()
@@ -50,19 +76,19 @@ OF_RECIPES = [
     *("pipeline.mine.algorithm=examples.my_algorithm:Mine", "pipeline.mine.roles=juniors"),
     *("tools.mcp.papers.command=[python,papers.py]", "roles.Geneticist.tools=[literature_search,mcp:papers/find]"),
 ]
-"""Settings that make the slots and phases that the README's recipes name."""
-NAMED = sorted(set(re.findall(r"[` ]((?:[a-z_]+\.)+[A-Za-z_]+)=", README)))
+"""Settings that make the slots and phases that the recipes name."""
+NAMED = sorted(set(re.findall(r"[` ]((?:[a-z_]+\.)+[A-Za-z_]+)=", DOCS)))
 
 
 @pytest.mark.parametrize("key", NAMED)
-def test_every_setting_that_the_readme_names_exists(key: str) -> None:
+def test_every_setting_that_the_documentation_names_exists(key: str) -> None:
     names = {one.name for one in keys(load_config(None, OF_RECIPES))}
     full = key if key.partition(".")[0] in Config.model_fields else f"pipeline.{key}"
     assert full in names or any(name.startswith(f"{full}.") for name in names)
 
 
-def test_the_pipeline_of_the_readme_can_run(tmp_path: Path) -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+def test_the_pipeline_of_the_documentation_can_run(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```yaml title=\"readers.yaml\"\n(.*?)```", DOCS, re.DOTALL)
     (tmp_path / "mine.yaml").write_text(text)
     config = load_config(tmp_path / "mine.yaml")
     phases = make_phases(choose_names(None, config), config, load(config.data))
@@ -77,7 +103,7 @@ ABOUT_ROLES = (
 )
 RECIPES = [
     recipe
-    for cell in re.findall(rf"^\| (?:{ABOUT_ROLES})[^|]*\| (.*?) \|$", README, re.MULTILINE)
+    for cell in re.findall(rf"^\| (?:{ABOUT_ROLES})[^|]*\| (.*?) \|$", DOCS, re.MULTILINE)
     for recipe in re.findall(r"`([^`]*=[^`]*)`", cell)
 ]
 

@@ -1,0 +1,102 @@
+"""The recipes of the documentation do what they say: executed from its text, each in a copy of the checkout."""
+
+import gzip
+import json
+import re
+
+import pytest
+import recipe_kit as kit
+
+SMALLER = ("rollouts.runners=2", "data.size=60")
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    return kit.copy_checkout(tmp_path / "chimera")
+
+
+def recipe(page, title, folder):
+    """Apply the recipe's blocks in `folder`; returns its commands."""
+    text = kit.section(page, title)
+    kit.apply(text, folder)
+    found = kit.commands(text)
+    assert found
+    return found
+
+
+def rollouts(folder, name):
+    lines = (folder / "runs" / name / "rollouts" / "gather.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def traces(folder, name):
+    for file in (folder / "runs" / name / "traces").rglob("*.jsonl.gz"):
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            yield from map(json.loads, lines)
+
+
+def test_a_role_that_is_added_speaks_and_is_heard(checkout):
+    ask, train = recipe("docs/extending.md", "Add a role", checkout)
+    assert re.search(r"Statistician advises\s+sample size +\d+", kit.run(ask, checkout))
+    kit.run(train, checkout, *SMALLER)
+    done = rollouts(checkout, "statistician")
+    assert [one["status"] for one in done] == ["succeeded"] * 4
+    for one in done:
+        assert set(one["outputs"]["advice"]["Statistician"]) == {"sample_size", "reason"}
+        assert one["visits"]["Statistician/1"]["calls"] >= 1
+    prompts = [str(span["attributes"]) for span in traces(checkout, "statistician")]
+    assert any("You are the ProtocolDesigner" in text and "advice" in text for text in prompts)
+
+
+def test_a_junior_that_is_added_proposes(checkout):
+    (ask,) = recipe("docs/extending.md", "Add a junior", checkout)
+    assert re.search(r"Epidemiologist: (yes|no|maybe)", kit.run(ask, checkout))
+
+
+def test_a_tool_that_is_added_is_offered_to_its_role_only(checkout):
+    doctor, train = recipe("docs/extending.md", "Add a tool", checkout)
+    said = kit.run(doctor, checkout)
+    assert re.search(r"ok +tools:.* found; it is called when a role calls it", said)
+    assert "my_tools:number_need" in said
+    kit.run(train, checkout, *SMALLER)
+    asked = [str(span["attributes"]) for span in traces(checkout, "tool")]
+    offered = [text for text in asked if "Compute the number needed to treat" in text]
+    assert offered
+    assert all("You are the Geneticist" in text for text in offered)
+    assert {one["status"] for one in rollouts(checkout, "tool")} == {"succeeded"}
+
+
+def test_an_algorithm_that_is_added_trains_its_roles(checkout):
+    (train,) = recipe("docs/extending.md", "Add an algorithm", checkout)
+    said = kit.run(train, checkout, "rollouts.runners=2")
+    assert "conversations are above the mean" in said
+    events = [json.loads(line) for line in (checkout / "runs/mine/ledger.jsonl").read_text().splitlines()]
+    (learned,) = [event for event in events if event["event"] == "phase_learned"]
+    assert learned["policy"]["version"] == "junior@mine"
+
+
+def test_a_model_of_your_own_plays_the_roles(checkout):
+    save, doctor, ask = recipe("docs/models.md", "Bring your model", checkout)
+    kit.run(save, checkout)
+    assert (checkout / "my-model" / "model.safetensors").is_file()
+    assert "the configured run can work" in kit.run(doctor, checkout)
+    said = kit.run(ask, checkout)
+    assert "my-model: junior, supervisor" in said
+    assert "Answer: " in said
+
+
+def test_data_of_your_own_are_read_and_played(checkout):
+    show, ask, train = recipe("docs/data.md", "Bring your data", checkout)
+    assert "your data, my_questions.csv, seed 0: 4 train / 3 validation / 3 test" in kit.run(show, checkout)
+    said = kit.run(ask, checkout)
+    assert "answer key: yes" in said
+    assert "Answer: " in said
+    kit.run(train, checkout, "rollouts.runners=2")
+    done = rollouts(checkout, "my-data")
+    assert [(one["source"], one["status"]) for one in done] == [("own", "succeeded")] * 3
+
+
+def test_a_block_that_no_longer_fits_the_code_is_noticed(checkout):
+    text = '```diff title="agents/roles.py"\n a line that is not there\n+another\n```\n'
+    with pytest.raises(AssertionError, match=r"agents/roles\.py holds this 0 times"):
+        kit.apply(text, checkout)
