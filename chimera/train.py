@@ -2,12 +2,18 @@
 
 import argparse
 import gc
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chimera.core.cli import add_config_arguments, config_from, parse_arguments, run_command
+from chimera.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from chimera.config.tree import Config
+
+QUICK = Path(__file__).parent / "assets" / "quick.yaml"
+"""The settings of `--quick`."""
+TRIAL = "this is a trial (--quick): it shows that everything works, and its figures mean little"
 
 
 def main(argv: list[str]) -> int | None:
@@ -29,8 +35,15 @@ def main(argv: list[str]) -> int | None:
         action="store_true",
         help="say whether all phases can run with this configuration, and start nothing",
     )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a trial of all phases in about a minute, with small settings; its figures mean little",
+    )
     add_config_arguments(parser)
     arguments = parse_arguments(parser, argv)
+    if arguments.quick:
+        _use_quick(arguments)
     config = config_from(arguments)
     name, phase_list = arguments.name, arguments.phases
 
@@ -45,7 +58,7 @@ def main(argv: list[str]) -> int | None:
     from chimera.serving.process import check_models
     from evaluation.measures.families import check as check_families
     from training.gate import check as check_gate
-    from training.learning.plans import choose_names, make_phases
+    from training.learning.plans import check_rollouts, choose_names, make_phases
     from training.session import train
 
     gc.enable()
@@ -65,21 +78,48 @@ def main(argv: list[str]) -> int | None:
     check_unattended(config.society)
     check_families(config)
     phases = make_phases(names, config, dataset)
+    check_rollouts(phases, recorded=arguments.resume and _has_rollouts(name, config))
     if any(phase.learns for phase in phases):
         check_gate(config, dataset)
     if arguments.check:
         print(f"nothing was started: {', '.join(names)} can run on {dataset.describe()}")
         return 0
     with Run.create(name, config, resume=arguments.resume) as run:
-        run.ledger("planned", phases=list(names), families=config.evaluation.families)
+        trial = arguments.quick or any(event.get("trial") for event in run.events())
+        run.ledger("planned", phases=list(names), families=config.evaluation.families, trial=trial)
         print(f"run {run.path}: {', '.join(names)} on {dataset.describe()}", flush=True)
+        if trial:
+            print(TRIAL, flush=True)
         try:
             train(run, config, dataset, phases, secrets)
         finally:
             for changed in seal(run):
                 print(f"warning: {changed} was changed after the run had written it")
         print(f"ledger: last hash {head(run.path / LEDGER)} (publish it, and a rebuilt history is seen)")
+        if trial:
+            print(f"{TRIAL}: python -m chimera.train makes a run whose figures mean more")
     return 0
+
+
+def _use_quick(arguments: argparse.Namespace) -> None:
+    """Take the settings of `--quick` as the configuration file.
+
+    Raises:
+        ConfigError: Another file is given, or a run is continued, which has its own settings.
+    """
+    if arguments.config is not None:
+        raise ConfigError(f"--quick and --config={arguments.config} are two sets of settings: leave one of them out")
+    if arguments.resume:
+        raise ConfigError("--resume goes on with the run's own settings: leave --quick out")
+    arguments.config = QUICK
+
+
+def _has_rollouts(name: str | None, config: "Config") -> bool:
+    """True if the run to continue has rollouts on training tasks."""
+    from chimera.run.directory import Run
+
+    run = Run.open(name, config.runs_dir) if name else Run.latest(config.runs_dir)
+    return any(run.rollouts_file(phase).exists() for phase in config.pipeline)
 
 
 def _continued(arguments: argparse.Namespace, given: "Config") -> "tuple[str, str | None, Config]":

@@ -77,6 +77,10 @@ class PhaseSettings(ConfigSection):
         """Slots whose models the phase calls (`Bench.ask`), such as a teacher's; no role needs to use them."""
         return ()
 
+    def needs_rollouts(self) -> bool:
+        """True if it learns from rollouts of earlier phases, and so cannot be the first phase of a run."""
+        return False
+
     @field_validator("roles", mode="before")
     @classmethod
     def _one_or_more(cls, value: Any) -> Any:

@@ -43,6 +43,10 @@ class RejectionSettings(SftSettings, BranchSettings):
         "answers are learned, right or not",
     )
 
+    def needs_rollouts(self) -> bool:
+        """True unless it answers tasks first."""
+        return self.tasks == 0
+
     def unused(self) -> Mapping[str, str]:
         """Keys that select by the reward of rollouts, and LoRA's scale without LoRA."""
         others = ("select", "quantile", "threshold", "credited", "true_quotes")

@@ -31,6 +31,10 @@ class BranchSettings(PhaseSettings):
         "with it; auto: direct where the parts allow it",
     )
 
+    def needs_rollouts(self) -> bool:
+        """True unless it answers tasks first."""
+        return self.tasks == 0
+
 
 @dataclass(frozen=True, slots=True)
 class Valued:

@@ -75,6 +75,25 @@ def make_phases(names: Sequence[str], config: Config, dataset: Dataset) -> list[
     return found
 
 
+def check_rollouts(phases: Sequence[Phase], *, recorded: bool) -> None:
+    """Make sure that a phase which learns from rollouts finds some.
+
+    Args:
+        phases: The phases, in their order.
+        recorded: Whether the run has rollouts already.
+
+    Raises:
+        ConfigError: The first phase needs rollouts, and there are none.
+    """
+    if recorded or not phases[0].settings.needs_rollouts():
+        return
+    name = phases[0].name
+    raise ConfigError(
+        f"{name} learns from rollouts, and none are made before it: put a phase that makes some first, such as "
+        f"--phases gather,{name}, or continue a run that has some with --resume --name NAME"
+    )
+
+
 def _check_roles(phase: Phase, config: Config) -> None:
     plan, part = phase.plan, phase.algorithm.part
     setting = f"pipeline.{plan.name}.roles"

@@ -43,6 +43,10 @@ class DistilSettings(SftSettings):
         """The teacher's slot."""
         return (self.slot,) if self.teacher == "slot" and self.slot else ()
 
+    def needs_rollouts(self) -> bool:
+        """True unless it answers tasks first."""
+        return self.tasks == 0
+
     def unused(self) -> Mapping[str, str]:
         """Keys of other teachers, those that select by the reward of rollouts, and LoRA's scale without LoRA."""
         selecting = ("select", "quantile", "threshold", "credited", "true_quotes")

@@ -56,6 +56,10 @@ class DpoSettings(SftSettings, BranchSettings):
         default=2048, ge=32, le=1_000_000, description="longer pairs are left out and counted, in tokens of the longer"
     )
 
+    def needs_rollouts(self) -> bool:
+        """True unless it answers tasks first."""
+        return self.tasks == 0
+
     def unused(self) -> Mapping[str, str]:
         """Keys that select by the reward of rollouts, and LoRA's scale without LoRA."""
         return {**super().unused(), **dict.fromkeys(SELECTING, "dpo compares answers to one prompt")}

@@ -115,6 +115,10 @@ class PpoSettings(BranchSettings):
         description="more of VeRL's configuration, by actor, critic, engine, optim, model and algorithm",
     )
 
+    def needs_rollouts(self) -> bool:
+        """True if it learns from answers to recorded prompts, and answers no tasks first."""
+        return self.states > 0 and self.tasks == 0
+
     def unused(self) -> Mapping[str, str]:
         """Keys that have no effect with these settings."""
         found: dict[str, str] = {}

@@ -47,6 +47,10 @@ class SftSettings(PhaseSettings):
         default="auto", description="auto: load the model through Unsloth when a GPU and Unsloth are there"
     )
 
+    def needs_rollouts(self) -> bool:
+        """True: it imitates what was recorded."""
+        return True
+
     def unused(self) -> Mapping[str, str]:
         """Keys that have no effect with these settings."""
         other = "threshold" if self.select == "quantile" else "quantile"

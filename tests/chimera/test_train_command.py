@@ -1,0 +1,124 @@
+"""`python -m chimera.train`: the trial of `--quick`, and phases that nobody has made rollouts for."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chimera.config.tree import load_config
+from chimera.core.errors import ConfigError
+from chimera.data.tasks import load
+from chimera.train import QUICK, TRIAL
+from training.learning.plans import check_rollouts, choose_names, make_phases
+
+ROOT = Path(__file__).parents[2]
+SMALLER = ("data.size=60", "rollouts.runners=2", "wandb.mode=disabled")
+
+
+def train(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "chimera.train", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        check=False,
+    )
+
+
+# --- the trial
+
+
+def test_a_trial_has_the_default_phases_in_smaller_and_the_command_line_wins():
+    usual, quick = load_config(), load_config(QUICK, ["sft.epochs=2", "gate.tasks=7"])
+    assert list(quick.pipeline) == list(usual.pipeline)
+    assert (quick.pipeline["sft"].epochs, quick.gate.tasks) == (2, 7)
+    for name, phase in quick.pipeline.items():
+        assert (phase.algorithm, phase.roles) == (usual.pipeline[name].algorithm, usual.pipeline[name].roles)
+        assert phase != usual.pipeline[name]
+    data = load(quick.data)
+    assert make_phases(choose_names(None, quick), quick, data)
+    assert len(data.validation) >= load_config(QUICK).gate.tasks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--config", "configs/local.yaml"), "--quick and --config=configs/local.yaml are two sets of settings"),
+        (("--resume",), "--resume goes on with the run's own settings"),
+    ],
+)
+def test_a_trial_has_no_other_settings(arguments, sentence):
+    ended = train("--quick", *arguments)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert sentence in ended.stderr
+
+
+def test_a_trial_says_at_its_start_and_end_that_it_is_one_also_when_it_is_continued(tmp_path):
+    of_run = ("--name", "trial", f"runs_dir={tmp_path}")
+    ended = train("--quick", *of_run, "--phases", "gather", *SMALLER, "gather.tasks=2")
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert lines[1] == TRIAL
+    assert lines[-1].startswith(TRIAL)
+    continued = train("--resume", *of_run)
+    assert continued.returncode == 0, continued.stderr
+    assert continued.stdout.count(TRIAL) == 2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_trial_runs_all_phases(tmp_path):
+    ended = train("--quick", "--name", "trial", f"runs_dir={tmp_path}")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    events = [json.loads(line) for line in (tmp_path / "trial" / "ledger.jsonl").read_text().splitlines()]
+    assert [event["phase"] for event in events if event["event"] == "phase_finished"] == list(load_config().pipeline)
+
+
+# --- phases that learn from rollouts
+
+
+def test_a_phase_without_rollouts_is_refused_before_anything_starts(tmp_path):
+    ended = train("--phases", "sft", "--name", "lonely", f"runs_dir={tmp_path}")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("error: sft learns from rollouts, and none are made before it")
+    assert "--phases gather,sft" in ended.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_continued_run_with_rollouts_may_go_on_with_any_phase(tmp_path):
+    of_run = ("--name", "later", f"runs_dir={tmp_path}", *SMALLER, "gate.enabled=false")
+    assert train("--phases", "gather", *of_run, "gather.tasks=4").returncode == 0
+    ended = train("--resume", "--phases", "sft", *of_run, "sft.min_examples=1", "sft.epochs=1")
+    assert ended.returncode == 0, ended.stderr
+    assert "sft: " in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("first", "settings", "refused"),
+    [
+        ("gather", [], False),
+        ("sft", [], True),
+        ("sft", ["sft.tasks=4"], False),
+        ("sft", ["sft.algorithm=sft"], True),
+        ("ppo", [], True),
+        ("ppo", ["ppo.states=0"], False),
+        ("bandit", [], True),
+        ("dpo", ["pipeline.dpo.roles=[HypothesisRefiner]"], True),
+        ("star", ["pipeline.star.roles=[HypothesisRefiner]"], True),
+        ("distil", ["pipeline.distil.roles=juniors", "sft.shared=true"], True),
+        ("distil", ["pipeline.distil.roles=juniors", "pipeline.distil.tasks=4"], False),
+    ],
+)
+def test_which_phases_cannot_come_first(first, settings, refused):
+    config = load_config(None, settings)
+    phases = make_phases([first, *(["gather"] if first != "gather" else [])], config, load(config.data))
+    check_rollouts(phases, recorded=True)
+    if refused:
+        with pytest.raises(ConfigError, match=f"^{first} learns from rollouts"):
+            check_rollouts(phases, recorded=False)
+    else:
+        check_rollouts(phases, recorded=False)
