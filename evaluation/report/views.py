@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import RunError
-from chimera.run.directory import Run
+from chimera.run.directory import Run, list_runs
 from evaluation.records.rollout_index import find, read_tree, recorded_rollouts
 from evaluation.report.figures import change, shown, stage_titles
 from evaluation.report.files import DATA
@@ -188,6 +188,18 @@ def open_report(run: Run) -> ReportView:
     if not (folder / DATA).is_file():
         raise RunError(f"run {run.name!r} has no report yet: run python -m chimera.eval --run {run.name}")
     return ReportView(run, folder, read_report(folder))
+
+
+def latest_report(runs_dir: Path | str = "runs") -> ReportView:
+    """The report of the run that was created last, of those that have one.
+
+    Raises:
+        RunError: No run has a report, or the report cannot be read.
+    """
+    having = [run for run in list_runs(Path(runs_dir)) if (run.path / REPORT / DATA).is_file()]
+    if not having:
+        raise RunError(f"no run in {runs_dir} has a report yet: run python -m chimera.eval")
+    return open_report(having[-1])
 
 
 def _pair(pair: Mapping[str, Any], titles: Mapping[str, str]) -> PairView:
