@@ -100,3 +100,62 @@ def test_a_block_that_no_longer_fits_the_code_is_noticed(checkout):
     text = '```diff title="agents/roles.py"\n a line that is not there\n+another\n```\n'
     with pytest.raises(AssertionError, match=r"agents/roles\.py holds this 0 times"):
         kit.apply(text, checkout)
+
+
+REVISED = """
+import asyncio, sys
+sys.path.append(sys.argv[1])
+from conftest import APPROVAL, SOCIETY_ANSWERS, FakeToolbox, ScriptedSocietyModel
+from agents.society import Society
+from chimera.config.roles import RolesConfig
+from chimera.config.society import SocietyConfig
+from chimera.core.types import Brief
+
+async def evaluate(state, brief):
+    return {}
+
+def review(severity):
+    return {"issues": ["again"], "severity": severity, "verdict": "REVISE"}
+
+SOCIETY_ANSWERS["Statistician"] = {"sample_size": 77, "reason": "power"}
+model = ScriptedSocietyModel(PeerReviewer=[review("CRITICAL")], SafetyOfficer=[APPROVAL, review("MAJOR")])
+config = SocietyConfig(quotes="free", refiner="trusts")
+society = Society(model, FakeToolbox(), config, RolesConfig(), evaluate=evaluate)
+state = asyncio.run(society.run(Brief("1", "Does it help?", ()), 0))
+visits = [len(model.of(role)) for role in ("HypothesisRefiner", "Statistician", "ProtocolDesigner")]
+told = [request.messages[1]["content"] for request in model.of("ProtocolDesigner")]
+heard = ['"advice":{"Statistician":{"sample_size":77' in text for text in told]
+print(visits, state["critical_revisions"], state["major_revisions"], heard, state["advice"])
+"""
+
+
+def test_an_adviser_works_again_in_each_revision_and_counts_none(checkout):
+    """One CRITICAL and one MAJOR revision: three protocols, each after advice, and each revision counted once."""
+    recipe("docs/extending.md", "Add a role", checkout)
+    (checkout / "revised.py").write_text(REVISED)
+    said = kit.run(f"python revised.py {kit.ROOT / 'tests'}", checkout)
+    assert said.splitlines()[-1] == (
+        "[2, 3, 3] 1 1 [True, True, True] {'Statistician': {'sample_size': 77, 'reason': 'power'}}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        (
+            "    Statistician: RoleConfig",
+            "    Another: RoleConfig",
+            "the role Statistician of agents/roles.py has no slot",
+        ),
+        ("advises=DESIGNER", 'advises="Geneticist"', "advises Geneticist, which reads no advice: it can advise"),
+        ('{"advice": {**state.get("advice", {}), role', '{"notes": {role', "Statistician: it writes notes, which the"),
+    ],
+)
+def test_a_role_that_is_half_added_is_an_error_in_words(checkout, old, new, sentence):
+    recipe("docs/extending.md", "Add a role", checkout)
+    found = [file for file in checkout.rglob("*.py") if old in file.read_text(encoding="utf-8")]
+    assert len(found) == 1
+    found[0].write_text(found[0].read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+    (checkout / "revised.py").write_text(REVISED)
+    with pytest.raises(AssertionError, match=re.escape(sentence)):
+        kit.run(f"python revised.py {kit.ROOT / 'tests'}", checkout)
