@@ -17,7 +17,7 @@ from chimera.eval import main
 from chimera.run.directory import Run
 from chimera.run.policies import WENT_LIVE, Policy
 from evaluation.report.text import SECTIONS, markdown, section
-from evaluation.report.views import open_report
+from evaluation.report.views import latest_report, open_report
 from evaluation.traces.text import Outline
 from evaluation.verify.check import read_report
 
@@ -139,6 +139,15 @@ def run(scripted_openai, society_kit, tmp_path_factory):
     main(arguments)
     scripted_openai.hooks.clear()
     return Run(run.path)
+
+
+def test_the_latest_report_is_that_of_the_latest_run_that_has_one(run, tmp_path):
+    with Run.create("newer", load_config(None, [f"runs_dir={run.path.parent}"])) as newer:
+        pass
+    assert Run.latest(run.path.parent).name == newer.name
+    assert latest_report(run.path.parent).about == open_report(run).about
+    with pytest.raises(RunError, match=r"no run in .* has a report yet: run python -m chimera\.eval$"):
+        latest_report(tmp_path)
 
 
 def test_a_finished_run_is_read_in_the_notebook(run, tmp_path):
