@@ -114,11 +114,11 @@ def _use_quick(arguments: argparse.Namespace) -> None:
     arguments.config = QUICK
 
 
-def _has_rollouts(name: str | None, config: "Config") -> bool:
-    """True if the run to continue has rollouts on training tasks."""
+def _has_rollouts(name: str, config: "Config") -> bool:
+    """True if the run to continue, which may have been stopped early, has rollouts of a phase."""
     from chimera.run.directory import Run
 
-    run = Run.open(name, config.runs_dir) if name else Run.latest(config.runs_dir)
+    run = Run(config.runs_dir / name)
     return any(run.rollouts_file(phase).exists() for phase in config.pipeline)
 
 
