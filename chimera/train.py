@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int | None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="a trial of all phases in about a minute, with small settings; its figures mean little",
+        help="a trial of all phases with small settings, about a minute of processor time; its figures mean little",
     )
     add_config_arguments(parser)
     arguments = parse_arguments(parser, argv)
