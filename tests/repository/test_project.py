@@ -328,6 +328,26 @@ def test_the_check_script_is_strict_and_executable():
     assert "set -euo pipefail" in script.read_text()
 
 
+def test_the_check_script_runs_every_check_of_the_makefile():
+    run = re.findall(r"^make (\w+)", (ROOT / ".ci" / "run").read_text(), re.M)
+    assert run == ["setup", "lint", "types", "imports", "docs", "test"]
+
+
+def test_hooks_before_a_commit_run_programs_of_the_environment_and_fetch_nothing():
+    repos = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert [one["repo"] for one in repos] == ["local"]
+    programs = {hook["entry"].split()[0] for hook in repos[0]["hooks"]}
+    assert {hook["language"] for hook in repos[0]["hooks"]} == {"system"}
+    assert programs == {".venv/bin/ruff", ".venv/bin/pyright"}
+    assert [name for name in programs if not Path(sys.executable).with_name(Path(name).name).exists()] == []
+
+
+def test_the_licence_that_is_declared_is_the_one_that_lies_there():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["license"] == "MIT"
+    assert (ROOT / project["license-files"][0]).read_text().startswith("MIT License\n\nCopyright (c)")
+
+
 # --- the import rule
 
 

@@ -74,6 +74,7 @@ OF_RECIPES = [
     *("pipeline.star.roles=[HypothesisRefiner]", "pipeline.distil.roles=juniors"),
     *("pipeline.read.algorithm=rejection", "pipeline.read.roles=[Neurologist]"),
     *("pipeline.mine.algorithm=examples.my_algorithm:Mine", "pipeline.mine.roles=juniors"),
+    *("pipeline.teach.algorithm=sft", "pipeline.teach.roles=[PeerReviewer]"),
     *("tools.mcp.papers.command=[python,papers.py]", "roles.Geneticist.tools=[literature_search,mcp:papers/find]"),
 ]
 """Settings that make the slots and phases that the recipes name."""
