@@ -18,7 +18,7 @@ async def test_it_answers_tasks_by_id_and_by_question_and_no_others(tmp_path):
     assert state["final_decision"] in ("GO", "NO-GO", "UNDECIDED")
     again = await graph.ainvoke({"research_goal": state["research_goal"]}, interrupt_after=["Geneticist"])
     assert again["initial_hypotheses"]
-    with pytest.raises(ConfigError, match="not a task of generated tasks.*chimera ask"):
+    with pytest.raises(ConfigError, match=r"not a task of generated tasks.*chimera ask"):
         await graph.ainvoke({"research_goal": "Does aspirin prevent stroke?"})
 
 
