@@ -1,0 +1,197 @@
+"""One run directory, read again only as far as it has changed since the last look."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from chimera.config.source import Setting, read_yaml
+from chimera.core.errors import ChimeraError, RunError
+from chimera.core.plain_json import parse_json, read_json_object
+from chimera.run.chain import read_events
+from chimera.run.directory import LEDGER, SAFE_NAME, Run
+from evaluation.records.study import GATE
+from evaluation.view.growing import GrowingFile
+from evaluation.view.rows import Row, row_of
+
+ROLLOUT = "rollout"
+"""The value of "phase" in metrics.jsonl of a line about one rollout."""
+FAULTS = 5
+"""Most faults of a file that are told."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run as it was at one moment.
+
+    Attributes:
+        run: The run's folder.
+        version: Grows with each change.
+        rows: Its rollouts by phase, phases in the order of their first ends.
+        events: The ledger.
+        lines: The lines of metrics.jsonl that are not about one rollout.
+        gates: What the gate wrote of each phase.
+        settings: The configuration by dotted key.
+        faults: Sentences about what could not be read.
+    """
+
+    run: Path
+    version: int
+    rows: Mapping[str, Sequence[Row]]
+    events: Sequence[Mapping[str, Any]]
+    lines: Sequence[Mapping[str, Any]]
+    gates: Mapping[str, Mapping[str, Any]]
+    settings: Mapping[str, Any]
+    faults: Sequence[str]
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.run.name
+
+    @cached_property
+    def all_rows(self) -> Sequence[Row]:
+        """All rollouts."""
+        return [row for rows in self.rows.values() for row in rows]
+
+    @cached_property
+    def by_id(self) -> Mapping[str, Row]:
+        """The rollouts by their ids."""
+        return {row.rollout_id: row for row in self.all_rows}
+
+    @cached_property
+    def by_task(self) -> Mapping[str, Sequence[Row]]:
+        """The rollouts of each task."""
+        found: defaultdict[str, list[Row]] = defaultdict(list)
+        for row in self.all_rows:
+            found[row.task_id].append(row)
+        return found
+
+
+@dataclass
+class _Phase:
+    file: GrowingFile
+    rows: dict[str, Row] = field(default_factory=dict)
+    lines: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+class WatchedRun:
+    """A run directory that may grow. It is thread-safe.
+
+    Args:
+        run: The run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._lock = threading.Lock()
+        self._phases: dict[str, _Phase] = {}
+        self._metrics = GrowingFile(run.path / "metrics.jsonl")
+        self._lines: list[Mapping[str, Any]] = []
+        self._order: dict[str, None] = {}
+        self._seen: dict[str, Any] = {}
+        self._snapshot: Snapshot | None = None
+
+    def look(self) -> Snapshot:
+        """The run as it is now."""
+        with self._lock:
+            now, faults = _stamps(self.run.path), []
+            if self._snapshot is not None and now == self._seen:
+                return self._snapshot
+            try:
+                self._read_metrics()
+                self._read_rollouts()
+                events = list(read_events(self.run.path / LEDGER))
+            except (OSError, RunError) as error:
+                events, faults = [], [f"{error}"]
+            faults += [fault for phase in self._phases.values() for fault in phase.faults]
+            self._seen = now
+            known = [*(name for name in self._order if name in self._phases), *self._phases]
+            self._snapshot = Snapshot(
+                self.run.path,
+                self._snapshot.version + 1 if self._snapshot else 1,
+                {name: list(self._phases[name].rows.values()) for name in dict.fromkeys(known)},
+                events,
+                list(self._lines),
+                self._gates(faults),
+                self._settings(faults),
+                faults,
+            )
+            return self._snapshot
+
+    def _read_metrics(self) -> None:
+        again, lines = self._metrics.news()
+        if again:
+            self._lines, self._order = [], {}
+        for _, line in lines:
+            try:
+                found = parse_json(line)
+            except ValueError:
+                continue  # Its own readers name the line; here it is one point of a curve.
+            if not isinstance(found, dict):
+                continue
+            if found.get("phase") == ROLLOUT:
+                self._order.setdefault(str(found.get("of")))
+            else:
+                self._lines.append(found)
+
+    def _read_rollouts(self) -> None:
+        there = {file.stem: file for file in sorted((self.run.path / "rollouts").glob("*.jsonl"))}
+        self._phases = {name: one for name, one in self._phases.items() if name in there}
+        for name, file in there.items():
+            if SAFE_NAME.fullmatch(name) and inside(file, self.run.path):
+                self._grow(name, self._phases.setdefault(name, _Phase(GrowingFile(file))))
+
+    def _grow(self, name: str, phase: _Phase) -> None:
+        again, lines = phase.file.news()
+        if again:
+            phase.rows, phase.lines, phase.faults = {}, 0, []
+        for offset, line in lines:
+            phase.lines += 1
+            try:
+                row = row_of(line, name, phase.lines, offset)
+            except RunError as error:
+                if len(phase.faults) < FAULTS:
+                    phase.faults.append(f"{error}")
+                continue
+            phase.rows[row.rollout_id] = row  # Of several records of one rollout the last counts.
+
+    def _gates(self, faults: list[str]) -> dict[str, Mapping[str, Any]]:
+        found: dict[str, Mapping[str, Any]] = {}
+        for file in sorted((self.run.path / GATE).glob("*.json")):
+            if inside(file, self.run.path):
+                try:
+                    found[file.stem] = read_json_object(file)
+                except (OSError, ValueError) as error:
+                    faults.append(f"{GATE}/{file.name} cannot be read: {error}")
+        return found
+
+    def _settings(self, faults: list[str]) -> dict[str, Any]:
+        try:
+            settings: Mapping[str, Setting] = read_yaml(self.run.path / "config.yaml")
+        except ChimeraError as error:
+            faults.append(f"{error}")
+            return {}
+        return {key: one.value for key, one in settings.items()}
+
+
+def inside(file: Path, folder: Path) -> bool:
+    """True if `file`, with all links followed, is in `folder`."""
+    return file.resolve().is_relative_to(folder.resolve())
+
+
+def _stamps(run: Path) -> dict[str, Any]:
+    """Size and time of the files that a page is made of."""
+    files = [run / LEDGER, run / "metrics.jsonl", run / "config.yaml", run / "report" / "index.html"]
+    found: dict[str, Any] = {}
+    for file in (*files, *run.glob("rollouts/*.jsonl"), *run.glob(f"{GATE}/*.json")):
+        try:
+            about = file.stat()
+        except OSError:
+            continue  # Not there yet, or no longer.
+        found[str(file)] = about.st_size, about.st_mtime_ns, about.st_ino
+    return found
