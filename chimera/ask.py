@@ -354,15 +354,8 @@ class _Work:
 
     async def to_the_end(self, said: "PersonVerdict | None") -> None:
         """Work; put a decision that has to be confirmed to the person at the terminal, if there is one."""
-        from agents.seat import refused
-
         if self.kept is not None and said is not None:
-            state = await self.kept.state()
-            if "final_decision" not in state:
-                raise RunError(f"{self.kept.name} waits for no verdict yet: continue it without --verdict")
-            if reason := refused(said, state):
-                raise RunError(f"{self.kept.name}: {reason}")
-            self.kept.prefer(state, said)
+            self.kept.prefer(await self.kept.waiting(said), said)
         await self._go_on(said)
         if self.outcome.waits and self.kept is not None and sys.stdin.isatty() and self.console.is_terminal:
             from evaluation.conduct.person import ask_person

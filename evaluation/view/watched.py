@@ -99,7 +99,7 @@ class WatchedRun:
     def look(self) -> Snapshot:
         """The run as it is now."""
         with self._lock:
-            now, faults = _stamps(self.run.path), []
+            now, faults = stamps(self.run.path), []
             if self._snapshot is not None and now == self._seen:
                 return self._snapshot
             try:
@@ -184,11 +184,11 @@ def inside(file: Path, folder: Path) -> bool:
     return file.resolve().is_relative_to(folder.resolve())
 
 
-def _stamps(run: Path) -> dict[str, Any]:
-    """Size and time of the files that a page is made of."""
+def stamps(run: Path, *, rollouts: bool = True) -> dict[str, Any]:
+    """Size and time of the files that a page is made of; the list of runs leaves those of rollouts out."""
     files = [run / LEDGER, run / "metrics.jsonl", run / "config.yaml", run / "report" / "index.html"]
     found: dict[str, Any] = {}
-    for file in (*files, *run.glob("rollouts/*.jsonl"), *run.glob(f"{GATE}/*.json")):
+    for file in (*files, *(run.glob("rollouts/*.jsonl") if rollouts else ()), *run.glob(f"{GATE}/*.json")):
         try:
             about = file.stat()
         except OSError:
