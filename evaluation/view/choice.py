@@ -6,7 +6,7 @@ from typing import Any, Self
 from urllib.parse import urlencode
 
 from chimera.core.errors import ConfigError
-from evaluation.view.rows import Row, kind_of
+from evaluation.view.rows import Row, kind_of, role_of
 
 PAGE = 100
 """Rollouts of one page."""
@@ -116,7 +116,7 @@ class Choice:
     def _fits(self, row: Row) -> bool:
         return (
             self.phase in ("", row.phase)
-            and (not self.role or self.role in row.roles)
+            and (not self.role or any(role_of(visit) == self.role for visit in row.visits))
             and (not self.failure or _failed_so(row, self.failure))
             and self.decision in ("", row.decision or NO_DECISION)
             and self.right in ("", "yes" if row.right else "no")

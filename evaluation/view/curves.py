@@ -6,7 +6,7 @@ from typing import Any
 
 from evaluation.view.choice import Choice
 from evaluation.view.drawing import Curve, Drawing, Point, draw
-from evaluation.view.figures import mean, parts_of
+from evaluation.view.figures import mean
 from evaluation.view.phases import updates
 from evaluation.view.rows import Row
 from evaluation.view.watched import Snapshot
@@ -52,7 +52,7 @@ def part_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[Dra
     """Right answers, and each part of the reward that is not always the same."""
     right = draw("Answers right", _over(snapshot, lambda row: float(row.right or False), "right", address))
     found = [right] if right else []
-    for part in parts_of(snapshot.all_rows):
+    for part in snapshot.parts:
         values = {row.parts.get(part) or 0.0 for row in snapshot.all_rows}
         if len(values) > 1:
             curves = _over(snapshot, lambda row, part=part: row.parts.get(part), f"part:{part}", address)

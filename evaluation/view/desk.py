@@ -15,6 +15,7 @@ from chimera.run.owner import owner
 from evaluation.conduct.kept import FOLDER
 from evaluation.report.figures import change, shown
 from evaluation.traces.page import words
+from evaluation.traces.tree import ShownVisit
 from evaluation.view.folder import RunsFolder
 from evaluation.view.seat import Seat
 from evaluation.view.watched import stamps
@@ -132,6 +133,11 @@ def strength(value: float) -> int:
     return round(5 * value)
 
 
+def learned_from(visit: ShownVisit) -> bool:
+    """True if an update learned from tokens of one of the visit's answers, or of further answers to its prompts."""
+    return any(call.tokens or any(branch.tokens for branch in call.branches) for call in visit.calls)
+
+
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("evaluation", "assets/view"),
@@ -155,4 +161,5 @@ def _environment() -> Environment:
         "strength": strength,
     }
     environment.globals.update({**words(), **named})
+    environment.tests["learned_from"] = learned_from
     return environment

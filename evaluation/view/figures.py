@@ -62,11 +62,6 @@ def mean(values: Iterable[float]) -> float | None:
     return fmean(found) if found else None
 
 
-def parts_of(rows: Iterable[Row]) -> list[str]:
-    """The names of the reward's parts, in the order of their first appearance."""
-    return list(dict.fromkeys(name for row in rows for name in row.parts))
-
-
 def pair_up(left: Sequence[Row], right: Sequence[Row]) -> list[TaskPair]:
     """The tasks that both sides answered, largest loss in reward first; those without a reward last.
 

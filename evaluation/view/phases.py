@@ -157,11 +157,11 @@ def _works(snapshot: Snapshot, name: str, *, learned: bool) -> list[Work]:
     if steps:
         works.append(Work("updates", len(steps), _whole(settings.get("steps"))))
     if gate := len(snapshot.rows.get(f"{GATE}-{name}", ())):
-        works.append(Work("held-out rollouts of the gate", gate, _whole(held_out)))
+        works.append(Work("held out at the gate", gate, _whole(held_out)))
     elif not works and not learned:
         base = len(snapshot.rows.get(f"{GATE}-{BASE}", ()))
         if base and held_out is not None and base < int(held_out):
-            works.append(Work("held-out rollouts of the base", base, int(held_out)))
+            works.append(Work("held out with the base", base, int(held_out)))
     return works
 
 

@@ -17,7 +17,7 @@ from evaluation.traces.token_texts import learned_texts
 from evaluation.traces.tree import Tree
 from evaluation.view.choice import ANY, NO_DECISION, OF_ROLE, SORTS, UNSCORED, VETOED, Choice, of_page, pages
 from evaluation.view.desk import Desk
-from evaluation.view.figures import Figures, TaskPair, pair_up, parts_of
+from evaluation.view.figures import Figures, TaskPair, pair_up
 from evaluation.view.rows import Row, read_record
 from evaluation.view.watched import Snapshot, inside
 
@@ -109,7 +109,7 @@ def _options(snapshot: Snapshot) -> dict[str, list[tuple[str, str]]]:
     decisions = sorted({row.decision or NO_DECISION for row in rows})
     return {
         "phase": [(name, f"{name} ({len(found)})") for name, found in snapshot.rows.items()],
-        "role": [(name, name) for name in dict.fromkeys(role for row in rows for role in row.roles)],
+        "role": [(name, name) for name in snapshot.roles],
         "decision": [(name, name) for name in decisions],
         "right": [("yes", "right"), ("no", "not right")],
         "failure": [
@@ -123,7 +123,7 @@ def _sorts(snapshot: Snapshot, choice: Choice) -> list[tuple[str, str]]:
     names = [(name, name) for name in SORTS]
     if choice.role:
         names += [(f"role:{name}", f"{choice.role}: {name}") for name in (*OF_ROLE, "tools")]
-    names += [(f"part:{part}", part.replace("_", " ")) for part in parts_of(snapshot.all_rows)]
+    names += [(f"part:{part}", part.replace("_", " ")) for part in snapshot.parts]
     both = [("", "in the order of their ends")]
     for name, title in names:
         both += [(name, f"{title}, up"), (f"-{name}", f"{title}, down")]

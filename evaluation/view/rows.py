@@ -23,7 +23,7 @@ class Row:
         number: Its number in its phase, from 1.
         right: True if its answer is the label; None without an answer.
         parts: The reward's parts; a missing one is None.
-        roles: Visits, model calls and tokens of each role that took part.
+        visits: Model calls and tokens by role and visit, as in the record.
         tools: Tool calls of each role that has tools.
         offset: The number of bytes before its line in the phase's file.
         length: The number of bytes of its line.
@@ -43,7 +43,7 @@ class Row:
     right: bool | None
     reward: float | None
     parts: Mapping[str, float | None]
-    roles: Mapping[str, tuple[int, int, int]]
+    visits: Mapping[str, Mapping[str, int]]
     tools: Mapping[str, int]
     seconds: float | None
     offset: int
@@ -62,7 +62,23 @@ class Row:
     @property
     def calls(self) -> int:
         """Its model calls, without the judge's."""
-        return sum(calls for _, calls, _ in self.roles.values())
+        return sum(one.get("calls", 0) for one in self.visits.values())
+
+    @property
+    def roles(self) -> dict[str, tuple[int, int, int]]:
+        """Visits, model calls and tokens of each role that took part."""
+        found: dict[str, tuple[int, int, int]] = {}
+        for key, one in self.visits.items():
+            role = role_of(key)
+            before = found.get(role, (0, 0, 0))
+            tokens = one.get("prompt", 0) + one.get("completion", 0)
+            found[role] = before[0] + 1, before[1] + one.get("calls", 0), before[2] + tokens
+        return found
+
+
+def role_of(visit: str) -> str:
+    """The role of a visit that is written as role and number, such as "Role/1"."""
+    return visit.rpartition("/")[0] or visit
 
 
 def kind_of(reason: str) -> str:
@@ -94,7 +110,7 @@ def row_of(line: bytes, phase: str, number: int, offset: int) -> Row:
             right=None if answer is None else aligned(answer, label),
             reward=data["reward"],
             parts=data["parts"],
-            roles=_roles(data["visits"]),
+            visits=data["visits"],
             tools=data.get("tool_calls", {}),
             seconds=data["seconds"],
             offset=offset,
@@ -142,14 +158,3 @@ def _without_outputs(line: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise RunError("a line holds no JSON object: restore the file from a copy of the run")
     return data
-
-
-def _roles(visits: Mapping[str, Mapping[str, int]]) -> dict[str, tuple[int, int, int]]:
-    """Visits, calls and tokens of each role, from the record's table by role and visit ("Judge/1")."""
-    found: dict[str, tuple[int, int, int]] = {}
-    for key, one in visits.items():
-        role = key.rpartition("/")[0] or key
-        before = found.get(role, (0, 0, 0))
-        tokens = one.get("prompt", 0) + one.get("completion", 0)
-        found[role] = before[0] + 1, before[1] + one.get("calls", 0), before[2] + tokens
-    return found

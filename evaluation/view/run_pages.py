@@ -14,7 +14,7 @@ from evaluation.view.choice import Choice
 from evaluation.view.curves import part_drawings, reward_drawings, update_drawings
 from evaluation.view.desk import Desk, rollouts_address
 from evaluation.view.earlier import earlier_seconds
-from evaluation.view.figures import Figures, pair_up, parts_of
+from evaluation.view.figures import Figures, pair_up
 from evaluation.view.phases import RunState, ShownPhase, shown_phases, state_of, time_left
 from evaluation.view.verdicts import decisions
 from evaluation.view.watched import Snapshot, WatchedRun
@@ -119,7 +119,7 @@ def _run_values(desk: Desk, name: str) -> dict[str, Any]:
         "by_earlier": bool(earlier),
         "figures": Figures.of(snapshot.all_rows),
         "stages": {phase: Figures.of(rows) for phase, rows in snapshot.rows.items()},
-        "parts": parts_of(snapshot.all_rows),
+        "parts": snapshot.parts,
         "decisions": decisions(snapshot),
         "reward": reward_drawings(snapshot, address),
         "part_charts": part_drawings(snapshot, address),

@@ -1,5 +1,6 @@
 """One run directory, read again only as far as it has changed since the last look."""
 
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,10 +16,12 @@ from chimera.run.chain import read_events
 from chimera.run.directory import LEDGER, SAFE_NAME, Run
 from evaluation.records.study import GATE
 from evaluation.view.growing import GrowingFile
-from evaluation.view.rows import Row, row_of
+from evaluation.view.rows import Row, role_of, row_of
 
 ROLLOUT = "rollout"
 """The value of "phase" in metrics.jsonl of a line about one rollout."""
+ROLLOUT_LINE = re.compile(rb'"phase":"rollout",.*"of":"([A-Za-z0-9._-]+)"')
+"""Such a line, which is not parsed, and the stage of the rollout."""
 FAULTS = 5
 """Most faults of a file that are told."""
 
@@ -56,6 +59,17 @@ class Snapshot:
     def all_rows(self) -> Sequence[Row]:
         """All rollouts."""
         return [row for rows in self.rows.values() for row in rows]
+
+    @cached_property
+    def parts(self) -> Sequence[str]:
+        """The names of the reward's parts, in the order of their first appearance."""
+        return list(dict.fromkeys(name for row in self.all_rows for name in row.parts))
+
+    @cached_property
+    def roles(self) -> Sequence[str]:
+        """The roles that took part, in the order of their first appearance."""
+        visits = dict.fromkeys(visit for row in self.all_rows for visit in row.visits)
+        return list(dict.fromkeys(map(role_of, visits)))
 
     @cached_property
     def by_id(self) -> Mapping[str, Row]:
@@ -128,15 +142,14 @@ class WatchedRun:
         if again:
             self._lines, self._order = [], {}
         for _, line in lines:
+            if quick := ROLLOUT_LINE.search(line):
+                self._order.setdefault(quick[1].decode())
+                continue
             try:
                 found = parse_json(line)
             except ValueError:
                 continue  # Its own readers name the line; here it is one point of a curve.
-            if not isinstance(found, dict):
-                continue
-            if found.get("phase") == ROLLOUT:
-                self._order.setdefault(str(found.get("of")))
-            else:
+            if isinstance(found, dict) and found.get("phase") != ROLLOUT:
                 self._lines.append(found)
 
     def _read_rollouts(self) -> None:
