@@ -7,6 +7,8 @@ from itertools import pairwise
 
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 8.0, 16.0, 18.0
 """Room for numbers and names around the lines, in pixels."""
+FLAT = 1e-9
+"""Values whose differences are smaller than this, beside them or beside 1, are drawn as equal."""
 LETTER = 5.6
 """About how wide a letter of a name is, in pixels."""
 
@@ -117,7 +119,9 @@ def draw(
 
 def round_ticks(low: float, high: float) -> list[float]:
     """Three to six round numbers, in equal steps, of which the first is at most `low` and the last at least `high`."""
-    span = high - low or abs(high) or 1.0
+    span = high - low
+    if span < FLAT * max(abs(low), abs(high), 1.0):
+        span = max(abs(high), 1.0)
     size = 10 ** math.floor(math.log10(span / 3))
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if span / (size * factor) <= 3.5)
     start, end = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

@@ -1,13 +1,17 @@
 """What a run's phases are doing, how far they are, and how long the whole run will take."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
 from chimera.run.policies import ROLLED_BACK, WENT_LIVE
 from evaluation.records.study import BASE, GATE
 from evaluation.view.watched import Snapshot
+
+BASE_WORK, ROLLOUTS, CALLS = "held out with the base", "rollouts", "prompts asked again"
+UPDATES, GATE_WORK = "updates", "held out at the gate"
+"""The kinds of work of a phase."""
 
 PhaseState = Literal["waits", "runs", "stopped", "failed", "finished"]
 RunState = Literal["runs", "stopped", "failed", "finished", "empty"]
@@ -70,7 +74,12 @@ def shown_phases(
     planned = [str(name) for event in snapshot.events if event["event"] == "planned" for name in event["phases"]]
     begun = [str(event["phase"]) for event in snapshot.events if event["event"] == "phase_started"]
     names = list(dict.fromkeys([*planned, *begun]))
-    return [_phase(snapshot, name, running, now, (earlier or {}).get(name)) for name in names]
+    first = next((name for name in names if _learns(snapshot, name)), None)
+    costs = _costs(snapshot, names, first)
+    phases = [_phase(snapshot, name, running, now, first) for name in names]
+    rate = _rate(phases, costs)
+    expected = {name: rate * cost for name, cost in costs.items()} if rate is not None else {}
+    return [replace(one, left=_left(one, {**expected, **(earlier or {})}.get(one.name))) for one in phases]
 
 
 def state_of(phases: Sequence[ShownPhase], *, running: bool) -> RunState:
@@ -107,7 +116,40 @@ def seconds_of(event: Mapping[str, Any]) -> float:
     return datetime.fromisoformat(event["time"]).timestamp()
 
 
-def _phase(snapshot: Snapshot, name: str, running: bool, now: float, earlier: float | None) -> ShownPhase:
+def _learns(snapshot: Snapshot, name: str) -> bool:
+    """True if a phase learns, as far as its records tell: it has learned, or the gate or updates have begun."""
+    learned = any(event["event"] == "phase_learned" and event["phase"] == name for event in snapshot.events)
+    roles = snapshot.settings.get(f"pipeline.{name}.roles")
+    return learned or bool(roles) or bool(updates(snapshot, name)) or f"{GATE}-{name}" in snapshot.rows
+
+
+def _costs(snapshot: Snapshot, names: Sequence[str], first: str | None) -> dict[str, float]:
+    """The expected cost of each phase with its gate, in any unit, if the run's plan tells it."""
+    told = [event["costs"] for event in snapshot.events if event["event"] == "planned" and event.get("costs")]
+    costs = {part: cost for one in told for part, cost in one.items()}
+    return {
+        name: costs[name]
+        + costs.get(f"{GATE}-{name}", 0.0)
+        + (costs.get(f"{GATE}-{BASE}", 0.0) if name == first else 0.0)
+        for name in names
+        if name in costs
+    }
+
+
+def _rate(phases: Sequence[ShownPhase], costs: Mapping[str, float]) -> float | None:
+    """Seconds of one unit of cost, from finished phases, else from a running one; None if nothing tells."""
+    spent = [(one.seconds, costs[one.name]) for one in phases if one.state == "finished" and one.name in costs]
+    known = [(seconds, cost) for seconds, cost in spent if seconds is not None and cost]
+    if known:
+        return sum(seconds for seconds, _ in known) / sum(cost for _, cost in known)
+    for one in phases:
+        work = one.works[-1] if one.works else None
+        if one.state == "runs" and work and work.total and work.done and one.seconds and costs.get(one.name):
+            return one.seconds * work.total / work.done / costs[one.name]
+    return None
+
+
+def _phase(snapshot: Snapshot, name: str, running: bool, now: float, first: str | None) -> ShownPhase:
     own = [event for event in snapshot.events if event.get("phase") == name]
     kinds = [event["event"] for event in own]
     state = _state(kinds, running)
@@ -115,7 +157,7 @@ def _phase(snapshot: Snapshot, name: str, running: bool, now: float, earlier: fl
     finished = phase_seconds(own).get(name)
     until = now if state == "runs" else seconds_of(own[-1]) if own else now
     seconds = finished if finished is not None else until - starts[-1] if starts else None
-    works = tuple(_works(snapshot, name, learned="phase_learned" in kinds))
+    works = tuple(_works(snapshot, name, first=name == first))
     learned = [event["policy"]["version"] for event in own if "policy" in event]
     decided = [kind == WENT_LIVE for kind in kinds if kind in (WENT_LIVE, ROLLED_BACK)]
     error = str(own[-1].get("error")) if state == "failed" else None
@@ -125,7 +167,7 @@ def _phase(snapshot: Snapshot, name: str, running: bool, now: float, earlier: fl
         state=state,
         works=works,
         seconds=seconds,
-        left=_left(state, works, seconds, earlier),
+        left=None,
         policy=learned[-1] if learned else None,
         kept=decided[-1] if decided else None,
         error=error,
@@ -142,27 +184,22 @@ def _state(kinds: Sequence[str], running: bool) -> PhaseState:
     return "runs" if running and kinds[-1] != "phase_interrupted" else "stopped"
 
 
-def _works(snapshot: Snapshot, name: str, *, learned: bool) -> list[Work]:
-    """The gate on the society before it if it has to be tried first, rollouts, updates, and the gate after it."""
+def _works(snapshot: Snapshot, name: str, *, first: bool) -> list[Work]:
+    """What a phase did, in order; the `first` one that learns had the base tried before it."""
     settings = {
         key.removeprefix(f"pipeline.{name}."): value
         for key, value in snapshot.settings.items()
         if key.startswith(f"pipeline.{name}.")
     }
-    rollouts, steps = len(snapshot.rows.get(name, ())), updates(snapshot, name)
-    held_out = snapshot.settings.get("gate.tasks")
-    works: list[Work] = []
-    if rollouts:
-        works.append(Work("rollouts", rollouts, _rollouts(settings)))
-    if steps:
-        works.append(Work("updates", len(steps), _whole(settings.get("steps"))))
-    if gate := len(snapshot.rows.get(f"{GATE}-{name}", ())):
-        works.append(Work("held out at the gate", gate, _whole(held_out)))
-    elif not works and not learned:
-        base = len(snapshot.rows.get(f"{GATE}-{BASE}", ()))
-        if base and held_out is not None and base < int(held_out):
-            works.append(Work("held out with the base", base, int(held_out)))
-    return works
+    held_out, steps = _whole(snapshot.settings.get("gate.tasks")), len(updates(snapshot, name))
+    works = [
+        Work(BASE_WORK, len(snapshot.rows.get(f"{GATE}-{BASE}", ())) if first else 0, held_out),
+        Work(ROLLOUTS, len(snapshot.rows.get(name, ())), _rollouts(settings)),
+        Work(CALLS, snapshot.calls.get(name, 0), None),
+        Work(UPDATES, steps, _whole(settings.get("steps"))),
+        Work(GATE_WORK, len(snapshot.rows.get(f"{GATE}-{name}", ())), held_out),
+    ]
+    return [work for work in works if work.done]
 
 
 def updates(snapshot: Snapshot, phase: str) -> list[Mapping[str, Any]]:
@@ -180,14 +217,15 @@ def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def _left(state: PhaseState, works: Sequence[Work], seconds: float | None, earlier: float | None) -> float | None:
-    """About how many seconds a phase will still take: by an earlier run, else by what is done of its last work."""
-    if state == "finished":
+def _left(phase: ShownPhase, expected: float | None) -> float | None:
+    """About how many seconds a phase will still take: by what was expected, else by what is done of its last work."""
+    if phase.state == "finished":
         return 0.0
-    if earlier is not None and state == "waits":
-        return earlier
-    if earlier is not None and seconds is not None and seconds < earlier:
-        return earlier - seconds
-    if works and works[-1].total and works[-1].done and seconds is not None:
-        return seconds * max(0.0, works[-1].total / works[-1].done - 1)
-    return None
+    if expected is not None and phase.seconds is None:
+        return expected
+    if phase.state != "runs" or phase.seconds is None:
+        return expected
+    if expected is not None and phase.seconds < expected:
+        return expected - phase.seconds
+    work = phase.works[-1] if phase.works else None
+    return phase.seconds * max(0.0, work.total / work.done - 1) if work and work.total else None

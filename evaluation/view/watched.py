@@ -22,6 +22,8 @@ ROLLOUT = "rollout"
 """The value of "phase" in metrics.jsonl of a line about one rollout."""
 ROLLOUT_LINE = re.compile(rb'"phase":"rollout",.*"of":"([A-Za-z0-9._-]+)"')
 """Such a line, which is not parsed, and the stage of the rollout."""
+CALLS = "phases/*/calls.jsonl"
+"""The files of calls that phases made outside rollouts."""
 FAULTS = 5
 """Most faults of a file that are told."""
 
@@ -37,6 +39,7 @@ class Snapshot:
         events: The ledger.
         lines: The lines of metrics.jsonl that are not about one rollout.
         gates: What the gate wrote of each phase.
+        calls: Calls outside rollouts that each phase made, such as further answers to recorded prompts.
         settings: The configuration by dotted key.
         faults: Sentences about what could not be read.
     """
@@ -47,6 +50,7 @@ class Snapshot:
     events: Sequence[Mapping[str, Any]]
     lines: Sequence[Mapping[str, Any]]
     gates: Mapping[str, Mapping[str, Any]]
+    calls: Mapping[str, int]
     settings: Mapping[str, Any]
     faults: Sequence[str]
 
@@ -107,6 +111,7 @@ class WatchedRun:
         self._metrics = GrowingFile(run.path / "metrics.jsonl")
         self._lines: list[Mapping[str, Any]] = []
         self._order: dict[str, None] = {}
+        self._calls: dict[str, tuple[GrowingFile, int]] = {}
         self._seen: dict[str, Any] = {}
         self._snapshot: Snapshot | None = None
 
@@ -119,6 +124,7 @@ class WatchedRun:
             try:
                 self._read_metrics()
                 self._read_rollouts()
+                self._count_calls()
                 events = list(read_events(self.run.path / LEDGER))
             except (OSError, RunError) as error:
                 events, faults = [], [f"{error}"]
@@ -132,6 +138,7 @@ class WatchedRun:
                 events,
                 list(self._lines),
                 self._gates(faults),
+                {name: calls for name, (_, calls) in self._calls.items()},
                 self._settings(faults),
                 faults,
             )
@@ -158,6 +165,12 @@ class WatchedRun:
         for name, file in there.items():
             if SAFE_NAME.fullmatch(name) and inside(file, self.run.path):
                 self._grow(name, self._phases.setdefault(name, _Phase(GrowingFile(file))))
+
+    def _count_calls(self) -> None:
+        for file in self.run.path.glob(CALLS):
+            growing, before = self._calls.get(file.parent.name, (GrowingFile(file), 0))
+            again, lines = growing.news()
+            self._calls[file.parent.name] = growing, len(lines) + (0 if again else before)
 
     def _grow(self, name: str, phase: _Phase) -> None:
         again, lines = phase.file.news()
@@ -201,7 +214,8 @@ def stamps(run: Path, *, rollouts: bool = True) -> dict[str, Any]:
     """Size and time of the files that a page is made of; the list of runs leaves those of rollouts out."""
     files = [run / LEDGER, run / "metrics.jsonl", run / "config.yaml", run / "report" / "index.html"]
     found: dict[str, Any] = {}
-    for file in (*files, *(run.glob("rollouts/*.jsonl") if rollouts else ()), *run.glob(f"{GATE}/*.json")):
+    growing = (*run.glob("rollouts/*.jsonl"), *run.glob(CALLS)) if rollouts else ()
+    for file in (*files, *growing, *run.glob(f"{GATE}/*.json")):
         try:
             about = file.stat()
         except OSError:
