@@ -9,7 +9,6 @@ from pathlib import Path
 from fastapi import FastAPI, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.responses import FileResponse, HTMLResponse, Response
-from starlette.types import ASGIApp
 
 from chimera.core.errors import ChimeraError, ConfigError, RunError
 from chimera.core.secrets import redact
@@ -27,7 +26,7 @@ TYPES = (".html", ".svg", ".png", ".json", ".csv", ".txt", ".md", ".pdf")
 """Files of a report that are shown."""
 
 
-def make_app(runs_dir: Path, *, key: str, port: int, closing: Callable[[], bool] = lambda: False) -> ASGIApp:
+def make_app(runs_dir: Path, *, key: str, port: int, closing: Callable[[], bool] = lambda: False) -> Guard:
     """The application with its guard.
 
     Args:
@@ -84,4 +83,5 @@ def make_app(runs_dir: Path, *, key: str, port: int, closing: Callable[[], bool]
     async def unknown(request: Request, _error: Exception) -> HTMLResponse:
         return desk.page("error.html.j2", status=404, sentence=f"there is no page {request.url.path}")
 
+    app.state.desk = desk
     return Guard(app, key=key, port=port)

@@ -34,13 +34,13 @@ class Guard:
     """ASGI middleware in front of all routes, static files included.
 
     Args:
-        app: The application.
+        app: The application, which stays an attribute.
         key: The viewer's key.
         port: The port that it listens on.
     """
 
     def __init__(self, app: ASGIApp, *, key: str, port: int) -> None:
-        self._app = app
+        self.app = app
         self._key = key
         self._cookie = f"chimera_view_{port}"
         self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
@@ -49,7 +49,7 @@ class Guard:
         """Answer or refuse one request."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
+                await self.app(scope, receive, send)
             return
 
         async def sent(message: Message) -> None:
@@ -61,7 +61,7 @@ class Guard:
             await send(message)
 
         answer = self._refusal(scope) or self._welcome(scope)
-        await (answer or self._app)(scope, receive, sent)
+        await (answer or self.app)(scope, receive, sent)
 
     def _refusal(self, scope: Scope) -> Response | None:
         """Why a request is not answered; None if it may be."""

@@ -87,7 +87,7 @@ def learned_from(snapshot: Snapshot, update: str) -> Collection[str] | None:
     """
     if not update:
         return None
-    phase, _, step = update.partition("/")
+    phase, _, step = update.rpartition("/")
     file = tokens_file(snapshot.run, check_name(phase), int(step)) if step.isdecimal() else None
     if file is None or not file.is_file() or not inside(file, snapshot.run):
         raise ConfigError(f"update={update[:40]!r} is no recorded update of run {snapshot.name!r}: it is phase/number")

@@ -103,6 +103,11 @@ class Seat:
             child.tell("")
             self._verdicts[name] = child
 
+    def join(self, name: str) -> None:
+        """Wait until the verdict on `name`, if one takes effect, has taken it."""
+        if (child := self._verdicts.get(name)) is not None:
+            child.join()
+
     def close(self) -> None:
         """End the processes of verdicts; what they had reached is kept."""
         with self._lock:

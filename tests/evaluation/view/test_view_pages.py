@@ -75,7 +75,7 @@ def test_without_the_key_every_route_answers_401(stranger, route):
 
 
 def test_every_route_of_the_application_is_among_those(runs):
-    app = make_app(runs, key=KEY, port=PORT)._app
+    app = make_app(runs, key=KEY, port=PORT).app
     paths = {re.sub(r"\{[^}]*\}", "[^/]*", path) for path in app.openapi()["paths"]}
     assert len(paths) > 9
     assert [path for path in paths if not any(re.fullmatch(path, one.partition("?")[0]) for one in ROUTES)] == []
