@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
@@ -84,7 +85,7 @@ def make_run(folder: Path, count: int) -> float:
         return sum(file.stat().st_size for file in (run.path / "rollouts").iterdir()) / 1e6
 
 
-def json_line(data: dict[str, object]) -> str:
+def json_line(data: Mapping[str, object]) -> str:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 

@@ -48,11 +48,13 @@ def reward_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[D
     return [one for one in drawn if one is not None]
 
 
-def part_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[Drawing]:
-    """Right answers, and each part of the reward that is not always the same."""
+def part_drawings(
+    snapshot: Snapshot, address: Callable[[str], str], parts: Sequence[str] | None = None
+) -> list[Drawing]:
+    """Right answers, and each part of the reward that is not always the same; of `parts` only, if they are given."""
     right = draw("Answers right", _over(snapshot, lambda row: float(row.right or False), "right", address))
     found = [right] if right else []
-    for part in snapshot.parts:
+    for part in snapshot.parts if parts is None else parts:
         values = {row.parts.get(part) or 0.0 for row in snapshot.all_rows}
         if len(values) > 1:
             curves = _over(snapshot, lambda row, part=part: row.parts.get(part), f"part:{part}", address)

@@ -45,6 +45,11 @@ class RunsFolder:
                 odd.append(OddFolder(run.name, str(error)))
         return found, odd
 
+    def folders(self) -> dict[str, int]:
+        """Folders that hold runs of their own, such as a study's, with the number of these runs."""
+        below = sorted(self.path.iterdir()) if self.path.is_dir() else []
+        return {one.name: len(list_runs(one)) for one in below if one.is_dir() and any(one.glob("*/config.yaml"))}
+
     def open(self, name: str) -> WatchedRun:
         """The run `name`.
 

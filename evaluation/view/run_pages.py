@@ -13,11 +13,15 @@ from evaluation.records.study import BASE, GATE
 from evaluation.view.choice import Choice
 from evaluation.view.curves import part_drawings, reward_drawings, update_drawings
 from evaluation.view.desk import Desk, rollouts_address
+from evaluation.view.drawing import Drawing
 from evaluation.view.earlier import earlier_seconds
 from evaluation.view.figures import Figures, pair_up
 from evaluation.view.phases import RunState, ShownPhase, shown_phases, state_of, time_left
 from evaluation.view.verdicts import decisions
 from evaluation.view.watched import Snapshot, WatchedRun
+
+PAGE = 30
+"""Runs of one page of the list, the newest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +49,17 @@ def routes(desk: Desk) -> APIRouter:
     router = APIRouter()
 
     @router.get("/")
-    def runs(q: str = "") -> HTMLResponse:
+    def runs(q: str = "", page: int = 1) -> HTMLResponse:
         stamp = desk.stamp("")
         found, odd = desk.folder.runs()
         wanted = q.strip().lower()
-        listed = [listed_run(one) for one in found if wanted in one.run.name.lower() or _used(one, wanted)]
+        fitting = [one for one in found if wanted in one.run.name.lower() or _used(one, wanted)]
+        first = PAGE * (max(1, page) - 1)
+        listed = [listed_run(one) for one in fitting[first : first + PAGE]]
         waiting = sum(one.state == "waits" for one in desk.seat.questions())
         return desk.page(
-            "runs.html.j2", stamp=stamp, runs=listed, odd=odd, q=q, all=len(found), folder=desk.folder.path,
+            "runs.html.j2", stamp=stamp, runs=listed, odd=odd, folders=desk.folder.folders(), folder=desk.folder.path,
+            q=q, all=len(found), fitting=len(fitting), page=max(1, page), pages=max(1, -(-len(fitting) // PAGE)),
             waiting=waiting,
         )  # fmt: skip
 
@@ -67,8 +74,9 @@ def routes(desk: Desk) -> APIRouter:
             raise ConfigError(f"{len(names)} runs are chosen: choose two in the list of runs")
         left, right = (desk.folder.open(name).look() for name in names)
         return desk.page(
-            "compare.html.j2", left=left, right=right, sides=_sides(left, right), differs=_differs(left, right)
-        )
+            "compare.html.j2", left=left, right=right, sides=_sides(left, right), differs=_differs(left, right),
+            charts=[(one.name, _two_drawings(one)) for one in (left, right)],
+        )  # fmt: skip
 
     return router
 
@@ -139,8 +147,17 @@ def _created(watched: WatchedRun) -> str | None:
 
 def _used(watched: WatchedRun, wanted: str) -> bool:
     """True if one of the run's settings is `key=value` as wanted, or holds the wanted text."""
-    settings = watched.look().settings
+    settings = watched.settings()
     return any(wanted in f"{key}={value}".lower() for key, value in settings.items()) if wanted else True
+
+
+def _two_drawings(snapshot: Snapshot) -> list[Drawing]:
+    """A run's rewards and right answers over its rollouts."""
+
+    def address(query: str) -> str:
+        return rollouts_address(snapshot.name, query)
+
+    return [*reward_drawings(snapshot, address)[-1:], *part_drawings(snapshot, address, parts=())]
 
 
 def _sides(left: Snapshot, right: Snapshot) -> list[dict[str, Any]]:

@@ -5,11 +5,11 @@ import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from chimera.config.source import Setting, read_yaml
+from chimera.config.source import read_yaml
 from chimera.core.errors import ChimeraError, RunError
 from chimera.core.plain_json import parse_json, read_json_object
 from chimera.run.chain import read_events
@@ -139,7 +139,7 @@ class WatchedRun:
                 list(self._lines),
                 self._gates(faults),
                 {name: calls for name, (_, calls) in self._calls.items()},
-                self._settings(faults),
+                self._told_settings(faults),
                 faults,
             )
             return self._snapshot
@@ -196,13 +196,22 @@ class WatchedRun:
                     faults.append(f"{GATE}/{file.name} cannot be read: {error}")
         return found
 
-    def _settings(self, faults: list[str]) -> dict[str, Any]:
+    def settings(self) -> Mapping[str, Any]:
+        """The configuration by dotted key; empty if it cannot be read."""
+        return self._told_settings([])
+
+    def _told_settings(self, faults: list[str]) -> Mapping[str, Any]:
+        file = self.run.path / "config.yaml"
         try:
-            settings: Mapping[str, Setting] = read_yaml(self.run.path / "config.yaml")
-        except ChimeraError as error:
+            return _settings(file, file.stat().st_mtime_ns)
+        except (ChimeraError, OSError) as error:
             faults.append(f"{error}")
             return {}
-        return {key: one.value for key, one in settings.items()}
+
+
+@lru_cache(maxsize=512)
+def _settings(file: Path, _changed: int) -> Mapping[str, Any]:
+    return {key: one.value for key, one in read_yaml(file).items()}
 
 
 def inside(file: Path, folder: Path) -> bool:

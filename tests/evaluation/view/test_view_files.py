@@ -263,6 +263,22 @@ def test_time_left_is_that_of_an_earlier_run_and_else_of_what_is_done(tmp_path):
     assert time_left(phases) == (pytest.approx(120.0), ["ppo"])
 
 
+def test_time_left_follows_the_costs_of_the_plan(tmp_path):
+    """Costs are of phases and gates; the base is tried before the first phase that learns."""
+    costs = {"gather": 60.0, "gate-base": 10.0, "ppo": 80.0, "gate-ppo": 10.0}
+    started = events((0, "phase_started", "gather", {}))
+    done = events((2, "phase_finished", "gather", {}), (2, "phase_started", "ppo", {}))
+    snapshot = snapshot_with(tmp_path, [*started, *done], {"pipeline.ppo.roles": ["Neurologist"]})
+    plan = [{"event": "planned", "phases": ["gather", "ppo"], "costs": costs}]
+    phases = shown_phases(replace(snapshot, events=[*plan, *started, *done]), running=True, now=NOW + 150)
+    assert [one.left for one in phases] == [0.0, pytest.approx(2 * 100 - 30)]
+    phases = shown_phases(
+        replace(snapshot, events=[*plan, *started], settings={"pipeline.gather.tasks": 9}), running=True, now=NOW + 60
+    )
+    assert phases[0].left == pytest.approx(120.0)
+    assert time_left(phases)[1] == []
+
+
 def test_states_of_phases_and_of_the_run(tmp_path):
     ledger = events((0, "phase_started", "gather", {}), (2, "phase_finished", "gather", {}),
                     (2, "phase_started", "ppo", {}))  # fmt: skip

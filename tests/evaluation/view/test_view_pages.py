@@ -6,8 +6,10 @@ from html.parser import HTMLParser
 
 import pytest
 from starlette.testclient import TestClient
-from view_kit import HOST, KEY, ODD_FOLDER, PLANTED, PORT, make_runs
+from view_kit import HOST, KEY, ODD_FOLDER, PLANTED, PORT, make_runs, rollout
 
+from chimera.config.tree import Config
+from chimera.run.directory import Run
 from evaluation.view.app import make_app
 from evaluation.view.guard import POLICY
 
@@ -271,12 +273,22 @@ def test_a_trace_or_a_report_outside_the_run_is_not_read(tmp_path):
         assert "secret words" not in answer.text + client.get("/runs/first").text
 
 
+def test_a_long_list_of_runs_has_pages_and_names_folders_of_runs(tmp_path):
+    for number in range(33):
+        Run.create(f"run-{number}", Config(runs_dir=tmp_path)).close()
+    Run.create("inner", Config(runs_dir=tmp_path / "study")).close()
+    with TestClient(make_app(tmp_path, key=KEY, port=PORT), base_url=HOST) as client:
+        client.get(f"/?key={KEY}")
+        first = shown(client, "/")
+        older = re.search(r'rel="next" href="([^"]+)"', first)
+        pages = [first, shown(client, unescape(older[1]))]
+        names = [re.findall(r'<th scope="row"><a href="/runs/(run-\d+)"', page) for page in pages]
+        assert [len(one) for one in names] == [30, 3]
+        assert names[0][0] == "run-32"
+        assert f"study holds 1 run of its own: python -m chimera view --runs-dir {tmp_path}/study" in Page(first).text
+
+
 def test_pages_of_the_list(tmp_path):
-    from view_kit import rollout
-
-    from chimera.config.tree import Config
-    from chimera.run.directory import Run
-
     with Run.create("many", Config(runs_dir=tmp_path)) as run:
         for number in range(250):
             run.append_rollout(rollout(number, "gather", f"t-{number}", reward=number / 10).dump(), phase="gather")
