@@ -13,7 +13,7 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from chimera.core.errors import ChimeraError, ConfigError, RunError
 from chimera.core.secrets import redact
 from evaluation.view import rollout_pages, run_pages, seat_pages
-from evaluation.view.desk import ASSETS, Desk
+from evaluation.view.desk import ASSETS, ViewDesk
 from evaluation.view.guard import Guard
 from evaluation.view.watched import inside
 
@@ -35,7 +35,7 @@ def make_app(runs_dir: Path, *, key: str, port: int, closing: Callable[[], bool]
         port: The port that it is served at.
         closing: True when the server is about to stop, which ends streams of events.
     """
-    desk = Desk.over(runs_dir)
+    desk = ViewDesk.over(runs_dir)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -49,7 +49,7 @@ def make_app(runs_dir: Path, *, key: str, port: int, closing: Callable[[], bool]
 
     @app.get("/events", response_class=EventSourceResponse)
     async def events(run: str = "") -> AsyncIterator[ServerSentEvent]:
-        """Tells an open page when its files have changed: its stamp (see `Desk.stamp`)."""
+        """Tells an open page when its files have changed: its stamp (see `ViewDesk.stamp`)."""
         before = None
         while not closing():
             stamp = await asyncio.to_thread(desk.stamp, run)

@@ -6,7 +6,7 @@ from typing import Any, Self
 from urllib.parse import urlencode
 
 from chimera.core.errors import ConfigError
-from evaluation.view.rows import Row, kind_of, role_of
+from evaluation.view.rows import RolloutRow, kind_of, role_of
 
 PAGE = 100
 """Rollouts of one page."""
@@ -14,7 +14,7 @@ ANY, VETOED, UNSCORED = "any", "vetoed", "no reward"
 """Failures that are not one kind of error."""
 NO_DECISION = "none"
 
-Key = Callable[[Row], Any]
+Key = Callable[[RolloutRow], Any]
 SORTS: Mapping[str, Key] = {
     "reward": lambda row: row.reward,
     "seconds": lambda row: row.seconds,
@@ -31,7 +31,7 @@ OF_ROLE = ("visits", "calls", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RolloutChoice:
     """A choice of rollouts; what is empty or None chooses all.
 
     Attributes:
@@ -94,9 +94,9 @@ class Choice:
     @property
     def narrowed(self) -> bool:
         """True if any rollout may be left out."""
-        return replace(self, sort="", page=1) != Choice()
+        return replace(self, sort="", page=1) != RolloutChoice()
 
-    def pick(self, rows: Iterable[Row], learned: Collection[str] | None = None) -> list[Row]:
+    def pick(self, rows: Iterable[RolloutRow], learned: Collection[str] | None = None) -> list[RolloutRow]:
         """The chosen rollouts in their order.
 
         Args:
@@ -113,7 +113,7 @@ class Choice:
         known = sorted((row for row in found if key(row) is not None), key=key, reverse=self.sort.startswith("-"))
         return known + [row for row in found if key(row) is None]
 
-    def _fits(self, row: Row) -> bool:
+    def _fits(self, row: RolloutRow) -> bool:
         return (
             self.phase in ("", row.phase)
             and (not self.role or any(role_of(visit) == self.role for visit in row.visits))
@@ -150,17 +150,17 @@ def sort_key(name: str, role: str) -> Key:
     )
 
 
-def pages(rows: Sequence[Row]) -> int:
+def pages(rows: Sequence[RolloutRow]) -> int:
     """The number of pages, at least one."""
     return max(1, -(-len(rows) // PAGE))
 
 
-def of_page(rows: Sequence[Row], page: int) -> Sequence[Row]:
+def of_page(rows: Sequence[RolloutRow], page: int) -> Sequence[RolloutRow]:
     """The rollouts of a page."""
     return rows[(page - 1) * PAGE : page * PAGE]
 
 
-def _failed_so(row: Row, failure: str) -> bool:
+def _failed_so(row: RolloutRow, failure: str) -> bool:
     if failure == ANY:
         return row.failed
     if failure == VETOED:

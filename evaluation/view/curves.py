@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from evaluation.view.choice import Choice
-from evaluation.view.drawing import Curve, Drawing, Point, draw
+from evaluation.view.choice import RolloutChoice
+from evaluation.view.drawing import Curve, LineChart, Point, draw
 from evaluation.view.figures import mean
 from evaluation.view.phases import updates
-from evaluation.view.rows import Row
+from evaluation.view.rows import RolloutRow
 from evaluation.view.watched import Snapshot
 
 POINTS = 72
@@ -34,7 +34,7 @@ EACH = 4
 """The most charts of one phase's updates."""
 
 
-def reward_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[Drawing]:
+def reward_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[LineChart]:
     """The curve of rewards in two widths, for wide and narrow screens.
 
     Args:
@@ -50,7 +50,7 @@ def reward_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[D
 
 def part_drawings(
     snapshot: Snapshot, address: Callable[[str], str], parts: Sequence[str] | None = None
-) -> list[Drawing]:
+) -> list[LineChart]:
     """Right answers, and each part of the reward that is not always the same; of `parts` only, if they are given."""
     right = draw("Answers right", _over(snapshot, lambda row: float(row.right or False), "right", address))
     found = [right] if right else []
@@ -62,9 +62,9 @@ def part_drawings(
     return found
 
 
-def update_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[tuple[str, list[Drawing]]]:
+def update_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[tuple[str, list[LineChart]]]:
     """Figures of each phase's updates over their steps; a point leads to the rollouts that the update learned from."""
-    found: list[tuple[str, list[Drawing]]] = []
+    found: list[tuple[str, list[LineChart]]] = []
     for phase in dict.fromkeys(str(line.get("phase")) for line in snapshot.lines):
         lines = updates(snapshot, phase)
         drawn = (_of_updates(snapshot, phase, lines, key, address) for key in FIGURES) if len(lines) > 1 else ()
@@ -75,19 +75,19 @@ def update_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[t
 
 def _of_updates(
     snapshot: Snapshot, phase: str, lines: Sequence[Mapping[str, Any]], key: str, address: Callable[[str], str]
-) -> Drawing | None:
+) -> LineChart | None:
     points: list[Point] = []
     for line in lines:
         value, step = line.get(key), int(line["step"])
         if isinstance(value, int | float):
             there = (snapshot.run / "phases" / phase / f"tokens-{step}.jsonl.gz").is_file()
-            href = address(Choice().address(update=f"{phase}/{step}")) if there else None
+            href = address(RolloutChoice().address(update=f"{phase}/{step}")) if there else None
             points.append(Point(step, value, href, f"update {step}: {value:.4g}"))
     return draw(FIGURES[key].capitalize(), [Curve("", points)]) if len(points) > 1 else None
 
 
 def _over(
-    snapshot: Snapshot, value: Callable[[Row], float | None], sort: str, address: Callable[[str], str]
+    snapshot: Snapshot, value: Callable[[RolloutRow], float | None], sort: str, address: Callable[[str], str]
 ) -> list[Curve]:
     """One curve for each phase; a point is the mean of consecutive rollouts and leads to them."""
     size = max(LEAST, -(-len(snapshot.all_rows) // POINTS))
@@ -99,9 +99,9 @@ def _over(
             some = rows[start : start + size]
             if (middle := mean(found for row in some if (found := value(row)) is not None)) is not None:
                 first, last = some[0].number, some[-1].number
-                query = Choice().address(phase=phase, first=first, last=last, sort=sort)
+                query = RolloutChoice().address(phase=phase, first=first, last=last, sort=sort)
                 title = f"{phase}, rollouts {first} to {last}: {middle:.3f}"
                 points.append(Point(before + start + len(some) / 2, middle, address(query), title))
-        curves.append(Curve(phase, points, address(Choice().address(phase=phase))))
+        curves.append(Curve(phase, points, address(RolloutChoice().address(phase=phase))))
         before += len(rows)
     return curves

@@ -17,7 +17,7 @@ from evaluation.report.figures import change, shown
 from evaluation.traces.page import words
 from evaluation.traces.tree import ShownVisit
 from evaluation.view.folder import RunsFolder
-from evaluation.view.seat import Seat
+from evaluation.view.seat import PersonSeat
 from evaluation.view.watched import stamps
 
 ASSETS = Path(__file__).parents[1] / "assets" / "view"
@@ -26,7 +26,7 @@ SEAT = "/asked"
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class ViewDesk:
     """The viewer's parts.
 
     Attributes:
@@ -36,13 +36,13 @@ class Desk:
     """
 
     folder: RunsFolder
-    seat: Seat
+    seat: PersonSeat
     templates: Environment
 
     @classmethod
-    def over(cls, runs_dir: Path) -> "Desk":
+    def over(cls, runs_dir: Path) -> "ViewDesk":
         """The parts for the runs in `runs_dir`."""
-        return cls(RunsFolder(runs_dir), Seat(runs_dir), _environment())
+        return cls(RunsFolder(runs_dir), PersonSeat(runs_dir), _environment())
 
     def page(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
         """A page made of a template."""
@@ -73,7 +73,7 @@ def run_address(run: str) -> str:
 
 
 def rollouts_address(run: str, query: str = "") -> str:
-    """The address of a list of a run's rollouts, with the query of a `Choice`."""
+    """The address of a list of a run's rollouts, with the query of a `RolloutChoice`."""
     return f"{run_address(run)}/rollouts{'?' if query else ''}{query}"
 
 

@@ -51,7 +51,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class LineChart:
     """A chart in pixels.
 
     Attributes:
@@ -85,7 +85,7 @@ class Drawing:
 
 def draw(
     title: str, curves: Sequence[Curve], *, note: str = "", width: float = 360.0, height: float = 132.0
-) -> Drawing | None:
+) -> LineChart | None:
     """A chart of `curves`, which share the scale and lie side by side; None if there is no point.
 
     Values that are not finite are left out.
@@ -114,7 +114,7 @@ def draw(
         shown = curve.name if len(curve.name) <= fits else ""
         stretches.append(Stretch(start, max(end - start, 0.0), curve.name, shown, curve.href, line, placed))
     labels = [(round(down(tick), 1), _number(tick, high - low)) for tick in ticks]
-    return Drawing(title, note, width, height, labels, stretches)
+    return LineChart(title, note, width, height, labels, stretches)
 
 
 def round_ticks(low: float, high: float) -> list[float]:

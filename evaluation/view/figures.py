@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from evaluation.view.rows import Row
+from evaluation.view.rows import RolloutRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Figures:
     reward: float | None
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> "Figures":
+    def of(cls, rows: Sequence[RolloutRow]) -> "Figures":
         """The figures of `rows`."""
         return cls(
             rollouts=len(rows),
@@ -45,8 +45,8 @@ class TaskPair:
         difference: Reward of the right minus reward of the left; None if one has none.
     """
 
-    left: Row
-    right: Row
+    left: RolloutRow
+    right: RolloutRow
     difference: float | None
 
     @property
@@ -62,7 +62,7 @@ def mean(values: Iterable[float]) -> float | None:
     return fmean(found) if found else None
 
 
-def pair_up(left: Sequence[Row], right: Sequence[Row]) -> list[TaskPair]:
+def pair_up(left: Sequence[RolloutRow], right: Sequence[RolloutRow]) -> list[TaskPair]:
     """The tasks that both sides answered, largest loss in reward first; those without a reward last.
 
     Tasks with equal ids and different labels are of different data, and no pairs.

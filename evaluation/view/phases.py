@@ -18,7 +18,7 @@ RunState = Literal["runs", "stopped", "failed", "finished", "empty"]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PhaseWork:
     """What a phase does now: `done` of `total` units, such as updates; `total` is None where nothing tells it."""
 
     what: str
@@ -43,7 +43,7 @@ class ShownPhase:
     name: str
     algorithm: str
     state: PhaseState
-    works: tuple[Work, ...]
+    works: tuple[PhaseWork, ...]
     seconds: float | None
     left: float | None
     policy: str | None
@@ -184,7 +184,7 @@ def _state(kinds: Sequence[str], running: bool) -> PhaseState:
     return "runs" if running and kinds[-1] != "phase_interrupted" else "stopped"
 
 
-def _works(snapshot: Snapshot, name: str, *, first: bool) -> list[Work]:
+def _works(snapshot: Snapshot, name: str, *, first: bool) -> list[PhaseWork]:
     """What a phase did, in order; the `first` one that learns had the base tried before it."""
     settings = {
         key.removeprefix(f"pipeline.{name}."): value
@@ -193,11 +193,11 @@ def _works(snapshot: Snapshot, name: str, *, first: bool) -> list[Work]:
     }
     held_out, steps = _whole(snapshot.settings.get("gate.tasks")), len(updates(snapshot, name))
     works = [
-        Work(BASE_WORK, len(snapshot.rows.get(f"{GATE}-{BASE}", ())) if first else 0, held_out),
-        Work(ROLLOUTS, len(snapshot.rows.get(name, ())), _rollouts(settings)),
-        Work(CALLS, snapshot.calls.get(name, 0), None),
-        Work(UPDATES, steps, _whole(settings.get("steps"))),
-        Work(GATE_WORK, len(snapshot.rows.get(f"{GATE}-{name}", ())), held_out),
+        PhaseWork(BASE_WORK, len(snapshot.rows.get(f"{GATE}-{BASE}", ())) if first else 0, held_out),
+        PhaseWork(ROLLOUTS, len(snapshot.rows.get(name, ())), _rollouts(settings)),
+        PhaseWork(CALLS, snapshot.calls.get(name, 0), None),
+        PhaseWork(UPDATES, steps, _whole(settings.get("steps"))),
+        PhaseWork(GATE_WORK, len(snapshot.rows.get(f"{GATE}-{name}", ())), held_out),
     ]
     return [work for work in works if work.done]
 

@@ -15,23 +15,23 @@ from evaluation.traces.page import drawn_tokens
 from evaluation.traces.token_records import read_tokens, tokens_file
 from evaluation.traces.token_texts import learned_texts
 from evaluation.traces.tree import Tree
-from evaluation.view.choice import ANY, NO_DECISION, OF_ROLE, SORTS, UNSCORED, VETOED, Choice, of_page, pages
-from evaluation.view.desk import Desk
+from evaluation.view.choice import ANY, NO_DECISION, OF_ROLE, SORTS, UNSCORED, VETOED, RolloutChoice, of_page, pages
+from evaluation.view.desk import ViewDesk
 from evaluation.view.figures import Figures, TaskPair, pair_up
-from evaluation.view.rows import Row, read_record
+from evaluation.view.rows import RolloutRow, read_record
 from evaluation.view.watched import Snapshot, inside
 
 CHANGES = ("mended", "lost", "both right", "both wrong")
 
 
-def routes(desk: Desk) -> APIRouter:
+def routes(desk: ViewDesk) -> APIRouter:
     """The pages about rollouts."""
     router = APIRouter()
 
     @router.get("/runs/{name}/rollouts")
     def rollouts(name: str, request: Request) -> HTMLResponse:
         stamp = desk.stamp(name)
-        snapshot, choice = desk.folder.open(name).look(), Choice.read(request.query_params)
+        snapshot, choice = desk.folder.open(name).look(), RolloutChoice.read(request.query_params)
         rows = choice.pick(snapshot.all_rows, learned_from(snapshot, choice.update))
         return desk.page(
             "rollouts.html.j2", stamp=stamp, run=name, snapshot=snapshot, choice=choice,
@@ -119,7 +119,7 @@ def _options(snapshot: Snapshot) -> dict[str, list[tuple[str, str]]]:
     }
 
 
-def _sorts(snapshot: Snapshot, choice: Choice) -> list[tuple[str, str]]:
+def _sorts(snapshot: Snapshot, choice: RolloutChoice) -> list[tuple[str, str]]:
     names = [(name, name) for name in SORTS]
     if choice.role:
         names += [(f"role:{name}", f"{choice.role}: {name}") for name in (*OF_ROLE, "tools")]
@@ -130,7 +130,7 @@ def _sorts(snapshot: Snapshot, choice: Choice) -> list[tuple[str, str]]:
     return both
 
 
-def _record(desk: Desk, run: str, rollout_id: str) -> tuple[Snapshot, Row, RolloutRecord]:
+def _record(desk: ViewDesk, run: str, rollout_id: str) -> tuple[Snapshot, RolloutRow, RolloutRecord]:
     """A rollout by its id.
 
     Raises:
@@ -143,14 +143,14 @@ def _record(desk: Desk, run: str, rollout_id: str) -> tuple[Snapshot, Row, Rollo
     return snapshot, row, read_record(snapshot.run, row)
 
 
-def _tree(desk: Desk, run: str, record: RolloutRecord) -> Tree:
+def _tree(desk: ViewDesk, run: str, record: RolloutRecord) -> Tree:
     folder = desk.folder.open(run).run
     if record.trace is not None and not inside(folder.path / record.trace, folder.path):
         raise RunError(f"the trace of rollout {record.rollout_id} is said to be {record.trace!r}, outside its run")
     return read_tree(folder, record)
 
 
-def _texts(desk: Desk, run: str, tree: Tree) -> tuple[Any, str | None]:
+def _texts(desk: ViewDesk, run: str, tree: Tree) -> tuple[Any, str | None]:
     """The texts of tokens, or why there are none."""
     try:
         return learned_texts(desk.folder.open(run).run, tree)
@@ -158,14 +158,14 @@ def _texts(desk: Desk, run: str, tree: Tree) -> tuple[Any, str | None]:
         return {}, f"Tokens are shown by their ids, because the run's settings cannot be read: {error}"
 
 
-def _side(desk: Desk, given: str) -> dict[str, Any]:
+def _side(desk: ViewDesk, given: str) -> dict[str, Any]:
     """One side of a pair, from "run/rollout"."""
     run, _, rollout_id = given.partition("/")
     _, row, record = _record(desk, run, rollout_id)
     return {"run": run, "row": row, "record": record, "given": given}
 
 
-def _stage(desk: Desk, given: str) -> tuple[str, list[Row]]:
+def _stage(desk: ViewDesk, given: str) -> tuple[str, list[RolloutRow]]:
     """A stage's rollouts from "run/phase".
 
     Raises:

@@ -16,7 +16,7 @@ OUTPUTS, COUNTS = b',"outputs":{', b',"counts":{'
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RolloutRow:
     """One rollout.
 
     Attributes:
@@ -86,7 +86,7 @@ def kind_of(reason: str) -> str:
     return re.sub(r"\d+", "#", reason)[:90]
 
 
-def row_of(line: bytes, phase: str, number: int, offset: int) -> Row:
+def row_of(line: bytes, phase: str, number: int, offset: int) -> RolloutRow:
     """The row of a line of `rollouts/<phase>.jsonl`.
 
     Raises:
@@ -95,7 +95,7 @@ def row_of(line: bytes, phase: str, number: int, offset: int) -> Row:
     data = _without_outputs(line)
     try:
         answer, label = data["answer"], str(data["label"])
-        return Row(
+        return RolloutRow(
             rollout_id=str(data["rollout_id"]),
             task_id=str(data["task_id"]),
             phase=phase,
@@ -123,7 +123,7 @@ def row_of(line: bytes, phase: str, number: int, offset: int) -> Row:
         ) from error
 
 
-def read_record(run: Path, row: Row) -> RolloutRecord:
+def read_record(run: Path, row: RolloutRow) -> RolloutRecord:
     """The whole record of a row of the run in folder `run`.
 
     Raises:

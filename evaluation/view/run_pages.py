@@ -10,10 +10,10 @@ from starlette.responses import HTMLResponse
 from chimera.core.errors import ConfigError, RunError
 from chimera.run.owner import owner
 from evaluation.records.study import BASE, GATE
-from evaluation.view.choice import Choice
+from evaluation.view.choice import RolloutChoice
 from evaluation.view.curves import part_drawings, reward_drawings, update_drawings
-from evaluation.view.desk import Desk, rollouts_address
-from evaluation.view.drawing import Drawing
+from evaluation.view.desk import ViewDesk, rollouts_address
+from evaluation.view.drawing import LineChart
 from evaluation.view.earlier import earlier_seconds
 from evaluation.view.figures import Figures, pair_up
 from evaluation.view.phases import RunState, ShownPhase, shown_phases, state_of, time_left
@@ -44,7 +44,7 @@ class ListedRun:
     last: Figures | None
 
 
-def routes(desk: Desk) -> APIRouter:
+def routes(desk: ViewDesk) -> APIRouter:
     """The pages about runs."""
     router = APIRouter()
 
@@ -101,7 +101,7 @@ def listed_run(watched: WatchedRun) -> ListedRun:
     )
 
 
-def _run_values(desk: Desk, name: str) -> dict[str, Any]:
+def _run_values(desk: ViewDesk, name: str) -> dict[str, Any]:
     stamp = desk.stamp(name)
     watched = desk.folder.open(name)
     snapshot, process = watched.look(), owner(watched.run.path)
@@ -134,7 +134,7 @@ def _run_values(desk: Desk, name: str) -> dict[str, Any]:
         "update_charts": update_drawings(snapshot, address),
         "report": (watched.run.path / "report" / "index.html").is_file(),
         "others": [one.name for one in others],
-        "choice": Choice(),
+        "choice": RolloutChoice(),
     }
 
 
@@ -151,7 +151,7 @@ def _used(watched: WatchedRun, wanted: str) -> bool:
     return any(wanted in f"{key}={value}".lower() for key, value in settings.items()) if wanted else True
 
 
-def _two_drawings(snapshot: Snapshot) -> list[Drawing]:
+def _two_drawings(snapshot: Snapshot) -> list[LineChart]:
     """A run's rewards and right answers over its rollouts."""
 
     def address(query: str) -> str:

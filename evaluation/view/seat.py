@@ -53,7 +53,7 @@ class AskedQuestion:
     fault: str | None = None
 
 
-class Seat:
+class PersonSeat:
     """The kept questions of a runs folder. It is thread-safe.
 
     Args:

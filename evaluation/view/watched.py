@@ -16,7 +16,7 @@ from chimera.run.chain import read_events
 from chimera.run.directory import LEDGER, SAFE_NAME, Run
 from evaluation.records.study import GATE
 from evaluation.view.growing import GrowingFile
-from evaluation.view.rows import Row, role_of, row_of
+from evaluation.view.rows import RolloutRow, role_of, row_of
 
 ROLLOUT = "rollout"
 """The value of "phase" in metrics.jsonl of a line about one rollout."""
@@ -46,7 +46,7 @@ class Snapshot:
 
     run: Path
     version: int
-    rows: Mapping[str, Sequence[Row]]
+    rows: Mapping[str, Sequence[RolloutRow]]
     events: Sequence[Mapping[str, Any]]
     lines: Sequence[Mapping[str, Any]]
     gates: Mapping[str, Mapping[str, Any]]
@@ -60,7 +60,7 @@ class Snapshot:
         return self.run.name
 
     @cached_property
-    def all_rows(self) -> Sequence[Row]:
+    def all_rows(self) -> Sequence[RolloutRow]:
         """All rollouts."""
         return [row for rows in self.rows.values() for row in rows]
 
@@ -76,14 +76,14 @@ class Snapshot:
         return list(dict.fromkeys(map(role_of, visits)))
 
     @cached_property
-    def by_id(self) -> Mapping[str, Row]:
+    def by_id(self) -> Mapping[str, RolloutRow]:
         """The rollouts by their ids."""
         return {row.rollout_id: row for row in self.all_rows}
 
     @cached_property
-    def by_task(self) -> Mapping[str, Sequence[Row]]:
+    def by_task(self) -> Mapping[str, Sequence[RolloutRow]]:
         """The rollouts of each task."""
-        found: defaultdict[str, list[Row]] = defaultdict(list)
+        found: defaultdict[str, list[RolloutRow]] = defaultdict(list)
         for row in self.all_rows:
             found[row.task_id].append(row)
         return found
@@ -92,7 +92,7 @@ class Snapshot:
 @dataclass
 class _Phase:
     file: GrowingFile
-    rows: dict[str, Row] = field(default_factory=dict)
+    rows: dict[str, RolloutRow] = field(default_factory=dict)
     lines: int = 0
     faults: list[str] = field(default_factory=list)
 

@@ -13,7 +13,7 @@ from view_kit import HOST, KEY, PLANTED, PORT
 from chimera.config.roles import JUNIORS
 from evaluation.conduct.kept import Kept
 from evaluation.view.app import make_app
-from evaluation.view.seat import Seat
+from evaluation.view.seat import PersonSeat
 
 REASON = f"too small {PLANTED}"
 
@@ -84,7 +84,7 @@ def test_a_verdict_that_is_not_complete_starts_nothing(waiting):
     ):
         answer = say(client, name, **form)
         assert (answer.status_code, reason in answer.text) == (400, True), answer.text
-    assert Seat(runs).read(name).state == "waits"
+    assert PersonSeat(runs).read(name).state == "waits"
     # Fields of an edit are no part of an approval: a browser sends them all the same.
     assert say(client, name, action="approve", decision="NO-GO", reason="").status_code == 200
     assert "A person approved the decision" in until_done(client, name)

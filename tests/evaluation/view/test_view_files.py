@@ -11,13 +11,13 @@ from view_kit import make_runs, rollout
 from chimera.core.errors import ConfigError, RunError
 from chimera.run.directory import Run
 from evaluation.records.rollouts import RolloutRecord
-from evaluation.view.choice import NO_DECISION, Choice, sort_key
+from evaluation.view.choice import NO_DECISION, RolloutChoice, sort_key
 from evaluation.view.drawing import Curve, Point, draw, round_ticks
 from evaluation.view.earlier import earlier_seconds
 from evaluation.view.figures import Figures, pair_up
 from evaluation.view.folder import RunsFolder
 from evaluation.view.growing import GrowingFile
-from evaluation.view.phases import Work, shown_phases, state_of, time_left
+from evaluation.view.phases import PhaseWork, shown_phases, state_of, time_left
 from evaluation.view.rows import read_record, row_of
 from evaluation.view.watched import WatchedRun
 
@@ -148,7 +148,7 @@ def test_runs_that_lead_out_of_the_folder_are_not_opened(tmp_path):
 # --- choices
 
 CHOICES = st.builds(
-    Choice, phase=st.text(max_size=5), role=st.text(max_size=5), failure=st.text(max_size=5),
+    RolloutChoice, phase=st.text(max_size=5), role=st.text(max_size=5), failure=st.text(max_size=5),
     low=st.none() | st.floats(-5, 5), first=st.none() | st.integers(0, 9), sort=st.sampled_from(["", "-reward"]),
     page=st.integers(1, 9),
 )  # fmt: skip
@@ -160,13 +160,13 @@ def test_an_address_keeps_the_choice(choice):
 
     texts = {one.name: value for one in fields(choice) if isinstance(value := getattr(choice, one.name), str)}
     stripped = replace(choice, **{name: text.strip() for name, text in texts.items()})
-    assert Choice.read(dict(parse_qsl(choice.address(page=choice.page)))) == stripped
+    assert RolloutChoice.read(dict(parse_qsl(choice.address(page=choice.page)))) == stripped
 
 
 @given(st.lists(st.none() | st.floats(-2, 2), max_size=9), st.sampled_from(["reward", "-reward"]))
 def test_sorting_keeps_all_rollouts_and_puts_missing_rewards_last(rewards, sort):
     rows = [row(number, reward=reward) for number, reward in enumerate(rewards, start=1)]
-    found = [one.reward for one in Choice(sort=sort).pick(rows)]
+    found = [one.reward for one in RolloutChoice(sort=sort).pick(rows)]
     known = [one for one in rewards if one is not None]
     assert found == sorted(known, reverse=sort.startswith("-")) + [None] * (len(rewards) - len(known))
 
@@ -177,21 +177,21 @@ def test_what_is_chosen():
         row(3, decision="NO-GO", answer="no", reward=-1.0, veto="x"), row(4, reward=None),
         row(5, status="failed", error="timed out after 99 s", answer=None, decision=None, reward=None),
     ]  # fmt: skip
-    for choice, numbers in (
-        (Choice(), [1, 2, 3, 4, 5]), (Choice(failure="any"), [2, 5]), (Choice(failure="vetoed"), [3]),
-        (Choice(failure="no reward"), [4]), (Choice(failure="timed out after # s"), [2, 5]),
-        (Choice(decision=NO_DECISION), [2, 5]), (Choice(decision="GO"), [1, 4]), (Choice(right="no"), [2, 3, 5]),
-        (Choice(low=0), [1]), (Choice(high=0), [3]), (Choice(task="t-3"), [3]), (Choice(first=2, last=3), [2, 3]),
-        (Choice(role="Geneticist"), [1, 2, 3, 4, 5]), (Choice(role="Nobody"), []),
+    for given, numbers in (
+        ({}, [1, 2, 3, 4, 5]), ({"failure": "any"}, [2, 5]), ({"failure": "vetoed"}, [3]),
+        ({"failure": "no reward"}, [4]), ({"failure": "timed out after # s"}, [2, 5]),
+        ({"decision": NO_DECISION}, [2, 5]), ({"decision": "GO"}, [1, 4]), ({"right": "no"}, [2, 3, 5]),
+        ({"low": 0}, [1]), ({"high": 0}, [3]), ({"task": "t-3"}, [3]), ({"first": 2, "last": 3}, [2, 3]),
+        ({"role": "Geneticist"}, [1, 2, 3, 4, 5]), ({"role": "Nobody"}, []),
     ):  # fmt: skip
-        assert [one.number for one in choice.pick(rows)] == numbers, choice
-    assert [one.number for one in Choice().pick(rows, learned={rows[3].rollout_id})] == [4]
-    by_tokens = Choice(role="Geneticist", sort="-role:tokens").pick(rows)
+        assert [one.number for one in RolloutChoice(**given).pick(rows)] == numbers, given
+    assert [one.number for one in RolloutChoice().pick(rows, learned={rows[3].rollout_id})] == [4]
+    by_tokens = RolloutChoice(role="Geneticist", sort="-role:tokens").pick(rows)
     assert len(by_tokens) == 5
     with pytest.raises(ConfigError, match="cannot be sorted by 'beauty'"):
         sort_key("beauty", "")
     with pytest.raises(ConfigError, match="low='x' is not a number"):
-        Choice.read({"low": "x"})
+        RolloutChoice.read({"low": "x"})
 
 
 # --- figures
@@ -258,7 +258,7 @@ def test_time_left_is_that_of_an_earlier_run_and_else_of_what_is_done(tmp_path):
     assert time_left(phases) == (80.0, [])
     assert phases[0].share == pytest.approx(0.6)
     phases = shown_phases(snapshot, running=True, now=NOW + 60)
-    assert phases[0].works == (Work("rollouts", 3, 9),)
+    assert phases[0].works == (PhaseWork("rollouts", 3, 9),)
     assert [one.left for one in phases] == [pytest.approx(120.0), None]
     assert time_left(phases) == (pytest.approx(120.0), ["ppo"])
 
