@@ -48,13 +48,19 @@ def reward_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[L
     return [one for one in drawn if one is not None]
 
 
-def part_drawings(
-    snapshot: Snapshot, address: Callable[[str], str], parts: Sequence[str] | None = None
-) -> list[LineChart]:
-    """Right answers, and each part of the reward that is not always the same; of `parts` only, if they are given."""
-    right = draw("Answers right", _over(snapshot, lambda row: float(row.right or False), "right", address))
-    found = [right] if right else []
-    for part in snapshot.parts if parts is None else parts:
+def outcome_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[LineChart]:
+    """Small charts of rewards and of right answers."""
+    drawn = (
+        draw("Reward", _over(snapshot, lambda row: row.reward, "reward", address)),
+        draw("Answers right", _over(snapshot, lambda row: float(row.right or False), "right", address)),
+    )
+    return [one for one in drawn if one is not None]
+
+
+def part_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[LineChart]:
+    """Small charts of the reward's parts that are not always the same."""
+    found: list[LineChart] = []
+    for part in snapshot.parts:
         values = {row.parts.get(part) or 0.0 for row in snapshot.all_rows}
         if len(values) > 1:
             curves = _over(snapshot, lambda row, part=part: row.parts.get(part), f"part:{part}", address)

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,9 +12,8 @@ from chimera.core.errors import ConfigError, RunError
 from chimera.run.owner import owner
 from evaluation.records.study import BASE, GATE
 from evaluation.view.choice import RolloutChoice
-from evaluation.view.curves import part_drawings, reward_drawings, update_drawings
+from evaluation.view.curves import outcome_drawings, part_drawings, reward_drawings, update_drawings
 from evaluation.view.desk import ViewDesk, rollouts_address
-from evaluation.view.drawing import LineChart
 from evaluation.view.earlier import earlier_seconds
 from evaluation.view.figures import Figures, pair_up
 from evaluation.view.phases import RunState, ShownPhase, shown_phases, state_of, time_left
@@ -75,7 +75,7 @@ def routes(desk: ViewDesk) -> APIRouter:
         left, right = (desk.folder.open(name).look() for name in names)
         return desk.page(
             "compare.html.j2", left=left, right=right, sides=_sides(left, right), differs=_differs(left, right),
-            charts=[(one.name, _two_drawings(one)) for one in (left, right)],
+            charts=[(one.name, outcome_drawings(one, partial(rollouts_address, one.name))) for one in (left, right)],
         )  # fmt: skip
 
     return router
@@ -111,9 +111,7 @@ def _run_values(desk: ViewDesk, name: str) -> dict[str, Any]:
     phases = shown_phases(snapshot, running=running, now=time.time(), earlier=earlier)
     left, unknown = time_left(phases)
 
-    def address(query: str) -> str:
-        return rollouts_address(name, query)
-
+    address = partial(rollouts_address, name)
     return {
         "stamp": stamp,
         "snapshot": snapshot,
@@ -130,7 +128,7 @@ def _run_values(desk: ViewDesk, name: str) -> dict[str, Any]:
         "parts": snapshot.parts,
         "decisions": decisions(snapshot),
         "reward": reward_drawings(snapshot, address),
-        "part_charts": part_drawings(snapshot, address),
+        "small_charts": [*outcome_drawings(snapshot, address)[1:], *part_drawings(snapshot, address)],
         "update_charts": update_drawings(snapshot, address),
         "report": (watched.run.path / "report" / "index.html").is_file(),
         "others": [one.name for one in others],
@@ -149,15 +147,6 @@ def _used(watched: WatchedRun, wanted: str) -> bool:
     """True if one of the run's settings is `key=value` as wanted, or holds the wanted text."""
     settings = watched.settings()
     return any(wanted in f"{key}={value}".lower() for key, value in settings.items()) if wanted else True
-
-
-def _two_drawings(snapshot: Snapshot) -> list[LineChart]:
-    """A run's rewards and right answers over its rollouts."""
-
-    def address(query: str) -> str:
-        return rollouts_address(snapshot.name, query)
-
-    return [*reward_drawings(snapshot, address)[-1:], *part_drawings(snapshot, address, parts=())]
 
 
 def _sides(left: Snapshot, right: Snapshot) -> list[dict[str, Any]]:

@@ -177,14 +177,14 @@ def test_what_is_chosen():
         row(3, decision="NO-GO", answer="no", reward=-1.0, veto="x"), row(4, reward=None),
         row(5, status="failed", error="timed out after 99 s", answer=None, decision=None, reward=None),
     ]  # fmt: skip
-    for given, numbers in (
+    for query, numbers in (
         ({}, [1, 2, 3, 4, 5]), ({"failure": "any"}, [2, 5]), ({"failure": "vetoed"}, [3]),
         ({"failure": "no reward"}, [4]), ({"failure": "timed out after # s"}, [2, 5]),
         ({"decision": NO_DECISION}, [2, 5]), ({"decision": "GO"}, [1, 4]), ({"right": "no"}, [2, 3, 5]),
         ({"low": 0}, [1]), ({"high": 0}, [3]), ({"task": "t-3"}, [3]), ({"first": 2, "last": 3}, [2, 3]),
         ({"role": "Geneticist"}, [1, 2, 3, 4, 5]), ({"role": "Nobody"}, []),
     ):  # fmt: skip
-        assert [one.number for one in RolloutChoice(**given).pick(rows)] == numbers, given
+        assert [one.number for one in RolloutChoice(**query).pick(rows)] == numbers, query
     assert [one.number for one in RolloutChoice().pick(rows, learned={rows[3].rollout_id})] == [4]
     by_tokens = RolloutChoice(role="Geneticist", sort="-role:tokens").pick(rows)
     assert len(by_tokens) == 5
