@@ -25,6 +25,8 @@ from chimera.core.types import Brief, Option, Section
 
 FOLDER = "asked"
 THREAD = "question"
+OWN_QUESTION = "question"
+"""Id of the brief of a person's own question, and of its abstract in the literature index."""
 
 
 @dataclass(frozen=True, slots=True)

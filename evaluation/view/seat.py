@@ -19,6 +19,7 @@ from chimera.core.types import LABELS
 from chimera.run.child_environment import child_environment
 from chimera.run.children import Command, stop
 from evaluation.conduct.kept import FOLDER, Kept
+from evaluation.view.told import notice, told
 from evaluation.view.watched import inside
 
 SeatState = Literal["works", "waits", "takes effect", "done", "broken"]
@@ -37,10 +38,11 @@ class AskedQuestion:
         goal: What was asked.
         state: "works" until there is a decision, also if its process has ended; "waits" for a person; "takes effect"
             while a verdict is carried out; "done"; "broken" if it cannot be read.
-        values: The society's state as it was saved last.
+        values: The society's state as it was saved last, as a person may be told it (`told`).
         sources: The passages that were read, each with the tool that found it.
         labels: The answers that it offers.
         fault: Why it cannot be read, or why the last verdict did not take effect.
+        notice: What has to stand beside its answer.
     """
 
     name: str
@@ -51,6 +53,7 @@ class AskedQuestion:
     sources: tuple[tuple[str, Passage], ...] = ()
     labels: tuple[str, ...] = ()
     fault: str | None = None
+    notice: str | None = None
 
 
 class PersonSeat:
@@ -78,12 +81,13 @@ class PersonSeat:
             # Opening a file of states that is not there would make one.
             values = asyncio.run(kept.state()) if kept.states.is_file() else {}
             sources = tuple(kept.sources())
+            values = told(kept, values, sources)
         except (ChimeraError, OSError) as error:
             return AskedQuestion(name, "", None, "broken", {}, fault=str(error))
         state = self._state(kept, values)
         fault = self._fault(name)
         labels = tuple(option.name for option in kept.brief.options) or LABELS
-        return AskedQuestion(name, kept.brief.goal, kept.run, state, values, sources, labels, fault)
+        return AskedQuestion(name, kept.brief.goal, kept.run, state, values, sources, labels, fault, notice(kept))
 
     def say(self, name: str, said: PersonVerdict) -> None:
         """Give a verdict; it takes effect in a process of its own.
@@ -130,7 +134,7 @@ class PersonSeat:
             return "takes effect"
         if "final_decision" not in values:
             return "works"
-        waits = values["final_decision"] in kept.config.society.confirm
+        waits = values["final_decision"] in kept.config.society.confirm and "final_withheld" not in values
         return "waits" if waits and not {"confirmation", "final_evaluation"} & set(values) else "done"
 
     def _fault(self, name: str) -> str | None:

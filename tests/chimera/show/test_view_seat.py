@@ -50,7 +50,8 @@ def test_a_question_that_waits_is_shown_with_what_it_rests_on(waiting):
     assert "1 decision waits for a person" in client.get("/").text
     assert "waits for a person" in client.get("/seat").text
     page = client.get(f"/seat/{name}").text
-    assert QUOTE in unescape(page)
+    assert f"It rests on “{QUOTE}” (your abstract)" in unescape(page)
+    assert "Not medical advice" in page
     assert f"it holds {PLANTED}" in unescape(page)
     assert PLANTED not in page
     assert re.search(r'<form class="verdict" method="post"', page)
@@ -96,3 +97,20 @@ def test_a_question_that_cannot_be_read_is_told(waiting):
     assert "is broken" in unescape(client.get("/seat").text)
     assert "is broken" in unescape(client.get(f"/seat/{name}").text)
     assert say(client, name, action="approve").status_code == 404
+
+
+def test_an_answer_that_no_source_supports_is_withheld_on_the_page_too(tmp_path, society_kit, capsys):
+    unsupported = {**society_kit.answers["HypothesisRefiner"], "evidence": ["Nobody wrote this."]}
+    abstract = tmp_path / "abstract.txt"
+    abstract.write_text(ABSTRACT, encoding="utf-8")
+    runs = tmp_path / "runs"
+    with FakeServer({**society_kit.answers, "HypothesisRefiner": unsupported}) as server:
+        ask(QUESTION, "--context", abstract, *server.overrides, "--confirm", "--json", f"runs_dir={runs}")
+    name = json.loads(capsys.readouterr().out)["kept_as"]
+    with TestClient(make_app(runs, key=KEY, port=PORT), base_url=HOST) as client:
+        client.get(f"/?key={KEY}")
+        page = unescape(client.get(f"/seat/{name}").text)
+    assert "There is no answer: no quote of the final hypothesis stands word for word in a source" in page
+    assert '<b class="UNDECIDED">UNDECIDED</b>' in page
+    assert "Not medical advice" in page
+    assert 'class="verdict"' not in page
