@@ -51,9 +51,10 @@ def page(
         note: What else to say at the top.
         gradients: A line on the gradient of calls that PPO learned from, by response id.
     """
+    tokens = drawn_tokens(tree, pieces)
     notes = (*tree.notes, note) if note else tree.notes
     template = _environment().get_template(TEMPLATE)
-    shown = {"tokens": drawn_tokens(tree, pieces), "gradients": gradients or {}}
+    shown = {"tokens": tokens, "gradients": gradients or {}}
     return template.render(tree=tree, record=tree.record, run=run, notes=notes, **shown)
 
 
