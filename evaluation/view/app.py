@@ -79,6 +79,13 @@ def make_app(runs_dir: Path, *, key: str, port: int, closing: Callable[[], bool]
             "error.html.j2", status=400 if isinstance(error, ConfigError) else 404, sentence=redact(f"{error}")
         )
 
+    @app.exception_handler(Exception)
+    async def unexpected(_request: Request, error: Exception) -> HTMLResponse:
+        # The server's log has the traceback. Files of a run may hold anything: whoever made them was another version.
+        found = redact(f"{type(error).__name__}: {error}")
+        sentence = f"the files behind this page hold something that this version of Chimera does not expect ({found})"
+        return desk.page("error.html.j2", status=500, sentence=sentence)
+
     @app.exception_handler(404)
     async def unknown(request: Request, _error: Exception) -> HTMLResponse:
         return desk.page("error.html.j2", status=404, sentence=f"there is no page {request.url.path}")

@@ -13,6 +13,9 @@ BASE_WORK, ROLLOUTS, CALLS = "held out with the base", "rollouts", "prompts aske
 UPDATES, GATE_WORK = "updates", "held out at the gate"
 """The kinds of work of a phase."""
 
+LEAST_SHARE = 0.1
+"""A phase that takes longer than was expected is taken to have this share of it left."""
+
 PhaseState = Literal["waits", "runs", "stopped", "failed", "finished"]
 RunState = Literal["runs", "stopped", "failed", "finished", "empty"]
 
@@ -228,4 +231,6 @@ def _left(phase: ShownPhase, expected: float | None) -> float | None:
     if expected is not None and phase.seconds < expected:
         return expected - phase.seconds
     work = phase.works[-1] if phase.works else None
-    return phase.seconds * max(0.0, work.total / work.done - 1) if work and work.total else None
+    if work and work.total:
+        return phase.seconds * max(0.0, work.total / work.done - 1)
+    return None if expected is None else LEAST_SHARE * expected

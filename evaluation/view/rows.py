@@ -108,11 +108,11 @@ def row_of(line: bytes, phase: str, number: int, offset: int) -> RolloutRow:
             answer=answer,
             decision=data["decision"],
             right=None if answer is None else aligned(answer, label),
-            reward=data["reward"],
-            parts=data["parts"],
+            reward=_number(data["reward"]),
+            parts={str(name): _number(value) for name, value in data["parts"].items()},
             visits=data["visits"],
             tools=data.get("tool_calls", {}),
-            seconds=data["seconds"],
+            seconds=_number(data["seconds"]),
             offset=offset,
             length=len(line),
         )
@@ -158,3 +158,9 @@ def _without_outputs(line: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise RunError("a line holds no JSON object: restore the file from a copy of the run")
     return data
+
+
+def _number(value: Any) -> float | None:
+    if value is not None and not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number")
+    return value

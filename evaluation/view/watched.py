@@ -34,7 +34,6 @@ class Snapshot:
 
     Attributes:
         run: The run's folder.
-        version: Grows with each change.
         rows: Its rollouts by phase, phases in the order of their first ends.
         events: The ledger.
         lines: The lines of metrics.jsonl that are not about one rollout.
@@ -45,7 +44,6 @@ class Snapshot:
     """
 
     run: Path
-    version: int
     rows: Mapping[str, Sequence[RolloutRow]]
     events: Sequence[Mapping[str, Any]]
     lines: Sequence[Mapping[str, Any]]
@@ -133,7 +131,6 @@ class WatchedRun:
             known = [*(name for name in self._order if name in self._phases), *self._phases]
             self._snapshot = Snapshot(
                 self.run.path,
-                self._snapshot.version + 1 if self._snapshot else 1,
                 {name: list(self._phases[name].rows.values()) for name in dict.fromkeys(known)},
                 events,
                 list(self._lines),

@@ -110,7 +110,7 @@ def test_a_run_is_looked_at_again_only_where_it_has_changed(tmp_path):
         owned.append_rollout(rollout(13, "gather", "t-6").dump(), phase="gather")
         owned.append_rollout(rollout(11, "gather", "t-1", reward=9.0).dump(), phase="gather")
     second = watched.look()
-    assert second.version == first.version + 1
+    assert len(first.all_rows) == 2, "what was looked at before stays as it was"
     assert [(one.rollout_id[-1], one.reward) for one in second.all_rows] == [("b", 9.0), ("c", 1.0), ("d", 1.0)]
     assert [read_record(run.path, one).task_id for one in second.all_rows] == ["t-1", "t-5", "t-6"]
     assert isinstance(read_record(run.path, second.by_id["ro-00000000000b"]), RolloutRecord)

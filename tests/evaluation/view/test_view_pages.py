@@ -301,3 +301,17 @@ def test_pages_of_the_list(tmp_path):
             following = re.search(r'rel="next" href="([^"]+)"', page)
             address = unescape(following[1]) if following else None
         assert seen == [f"ro-{number:012x}" for number in reversed(range(250))]
+
+
+def test_files_of_another_version_are_told_and_other_pages_stay(tmp_path):
+    runs = make_runs(tmp_path)
+    (runs / "first" / "gate" / "ppo.json").write_text('{"comparisons": [{"reward": 7}]}')
+    app = make_app(runs, key=KEY, port=PORT)
+    with TestClient(app, base_url=HOST, raise_server_exceptions=False) as client:
+        client.get(f"/?key={KEY}")
+        answer = client.get("/runs/first")
+        assert answer.status_code == 500
+        assert "hold something that this version of Chimera does not expect" in answer.text
+        assert answer.headers["content-security-policy"] == POLICY
+        assert client.get("/runs/second").status_code == 200
+        assert client.get("/runs/first/rollouts").status_code == 200
