@@ -20,8 +20,11 @@ from evaluation.view.watched import inside
 STATIC = {"view.css": "text/css", "view.js": "text/javascript", "icon.svg": "image/svg+xml"}
 LOOK_S = 1.0
 """Seconds between looks at the files of a page that is open."""
-REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self' data:; sandbox allow-top-navigation"
-"""Content-Security-Policy of a report's pages: they bring their own styles, and their scripts do not run here."""
+REPORT_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src 'self' data:; form-action 'none'; base-uri 'none'; "
+    "frame-ancestors 'none'; sandbox allow-same-origin allow-downloads"
+)
+"""Content-Security-Policy of a report's pages: they bring their own styles; scripts and forms do nothing here."""
 TYPES = (".html", ".svg", ".png", ".json", ".csv", ".txt", ".md", ".pdf")
 """Files of a report that are shown."""
 

@@ -123,6 +123,7 @@ def test_pages_allow_nothing_from_elsewhere_and_nothing_inline(client):
     report = client.get("/runs/first/report/").headers["content-security-policy"]
     assert "sandbox" in report
     assert "allow-scripts" not in report
+    assert "allow-forms" not in report
     assert "default-src 'none'" in report
 
 
