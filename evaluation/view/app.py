@@ -42,8 +42,10 @@ def make_app(runs_dir: Path, *, key: str, port: int, closing: Callable[[], bool]
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        reading = asyncio.create_task(asyncio.to_thread(desk.folder.read_newest))
         yield
         await asyncio.to_thread(desk.seat.close)
+        await reading
 
     app = FastAPI(title="Chimera", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.include_router(run_pages.routes(desk))

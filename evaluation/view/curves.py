@@ -43,7 +43,7 @@ def reward_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[L
     """
     curves = _over(snapshot, lambda row: row.reward, "reward", address)
     known = [row.reward for row in snapshot.all_rows if row.reward is not None]
-    note = f"{len(known)} rollouts with a reward"
+    note = f"{len(known):,} rollouts with a reward"
     drawn = (draw("Reward", curves, note=note, width=width, height=176.0) for width in (WIDE, 360.0))
     return [one for one in drawn if one is not None]
 

@@ -123,6 +123,11 @@ def points(value: float | None) -> str:
     return shown(value, "points")
 
 
+def count(number: int) -> str:
+    """A number with separators of thousands."""
+    return f"{number:,}"
+
+
 def share(value: float | None) -> str:
     """A share in per cent."""
     return f"{shown(value, 'share')} %" if value is not None else "–"
@@ -157,6 +162,7 @@ def _environment() -> Environment:
         "moment": moment,
         "points": points,
         "share": share,
+        "count": count,
         "change": change,
         "strength": strength,
     }

@@ -45,6 +45,11 @@ class RunsFolder:
                 odd.append(OddFolder(run.name, str(error)))
         return found, odd
 
+    def read_newest(self) -> None:
+        """Read the newest run, which is likely to be opened first."""
+        for one in self.runs()[0][:1]:
+            one.look()
+
     def folders(self) -> dict[str, int]:
         """Folders that hold runs of their own, such as a study's, with the number of these runs."""
         below = sorted(self.path.iterdir()) if self.path.is_dir() else []
