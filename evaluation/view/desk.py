@@ -12,7 +12,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
 from chimera.run.owner import owner
-from evaluation.conduct.kept import FOLDER
 from evaluation.report.figures import change, shown
 from evaluation.traces.page import words
 from evaluation.traces.tree import ShownVisit
@@ -57,9 +56,7 @@ class ViewDesk:
         """
         found: list[Any] = []
         if run == SEAT:
-            files = (self.folder.path / FOLDER).glob("*/*")
-            found = [(str(file), file.stat().st_mtime_ns) for file in files if file.is_file()]
-            found += [(one.name, one.state) for one in self.seat.questions()]
+            found += self.seat.stamp()
         else:
             watched = [self.folder.open(run)] if run else self.folder.runs()[0]
             for one in watched:

@@ -5,6 +5,7 @@ question goes on in the same way whether the process that asked it lives or was 
 """
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,6 +57,19 @@ class AskedQuestion:
     notice: str | None = None
 
 
+Stamps = tuple[tuple[str, int, int], ...]
+"""Name, time and size of files."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What the files of a question hold."""
+
+    kept: Kept
+    values: Mapping[str, Any]
+    sources: tuple[tuple[str, Passage], ...]
+
+
 class PersonSeat:
     """The kept questions of a runs folder. It is thread-safe.
 
@@ -67,6 +81,13 @@ class PersonSeat:
         self._runs_dir = runs_dir
         self._lock = threading.Lock()
         self._verdicts: dict[str, Command] = {}
+        self._read: dict[str, tuple[Stamps, _Saved]] = {}
+
+    def stamp(self) -> list[tuple[str, Any]]:
+        """What changes when a question changes, or when a verdict has taken effect."""
+        folder = self._runs_dir / FOLDER
+        names = sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
+        return [(name, (_stamps(folder / name), self._takes_effect(name))) for name in names]
 
     def questions(self) -> list[AskedQuestion]:
         """All kept questions, newest first."""
@@ -77,17 +98,13 @@ class PersonSeat:
     def read(self, name: str) -> AskedQuestion:
         """The question `name`; one that is there and cannot be read is "broken"."""
         try:
-            kept = self._open(name)
-            # Opening a file of states that is not there would make one.
-            values = asyncio.run(kept.state()) if kept.states.is_file() else {}
-            sources = tuple(kept.sources())
-            values = told(kept, values, sources)
-        except (ChimeraError, OSError) as error:
+            saved = self._saved(name)
+        except (ChimeraError, OSError, sqlite3.Error) as error:
             return AskedQuestion(name, "", None, "broken", {}, fault=str(error))
-        state = self._state(kept, values)
-        fault = self._fault(name)
+        kept, values = saved.kept, saved.values
         labels = tuple(option.name for option in kept.brief.options) or LABELS
-        return AskedQuestion(name, kept.brief.goal, kept.run, state, values, sources, labels, fault, notice(kept))
+        state, fault, beside = self._state(kept, values), self._fault(name), notice(kept)
+        return AskedQuestion(name, kept.brief.goal, kept.run, state, values, saved.sources, labels, fault, beside)
 
     def say(self, name: str, said: PersonVerdict) -> None:
         """Give a verdict; it takes effect in a process of its own.
@@ -117,6 +134,24 @@ class PersonSeat:
         with self._lock:
             stop(self._verdicts.values())
 
+    def _saved(self, name: str) -> _Saved:
+        """What is kept of a question, read again if its files have changed."""
+        kept = self._open(name)
+        now = _stamps(kept.path)
+        known = self._read.get(name)
+        if known is not None and known[0] == now:
+            return known[1]
+        # Opening a file of states that is not there would make one.
+        values = asyncio.run(kept.state()) if kept.states.is_file() else {}
+        sources = tuple(kept.sources())
+        saved = _Saved(kept, told(kept, values, sources), sources)
+        self._read[name] = now, saved
+        return saved
+
+    def _takes_effect(self, name: str) -> bool:
+        child = self._verdicts.get(name)
+        return child is not None and child.alive()
+
     def _open(self, name: str) -> Kept:
         kept = Kept.open(self._runs_dir, name)
         if not inside(kept.path, self._runs_dir):
@@ -129,8 +164,7 @@ class PersonSeat:
         return [f"--continue={name}", f"--verdict={said.action}", *options, "--json", f"runs_dir={self._runs_dir}"]
 
     def _state(self, kept: Kept, values: Mapping[str, Any]) -> SeatState:
-        child = self._verdicts.get(kept.name)
-        if child is not None and child.alive():
+        if self._takes_effect(kept.name):
             return "takes effect"
         if "final_decision" not in values:
             return "works"
@@ -142,3 +176,16 @@ class PersonSeat:
         if child is None or child.alive() or child.exit_code in CODES:
             return None
         return f"{child.ending()}: {child.last_words(1)}"
+
+
+def _stamps(folder: Path) -> Stamps:
+    """The files of a question, without those that SQLite makes while the states are read."""
+    found: list[tuple[str, int, int]] = []
+    for file in sorted(folder.glob("*")):
+        try:
+            about = file.stat()
+        except FileNotFoundError:
+            continue
+        if not file.name.endswith("-shm") and not (file.name.endswith("-wal") and about.st_size == 0):
+            found.append((file.name, about.st_mtime_ns, about.st_size))
+    return tuple(found)

@@ -93,6 +93,12 @@ def test_a_verdict_that_is_not_complete_starts_nothing(waiting):
 
 def test_a_question_that_cannot_be_read_is_told(waiting):
     client, name, runs = waiting
+    states = runs / "asked" / name / "state.sqlite"
+    kept = states.read_bytes()
+    states.write_bytes(b"no database " * 400)
+    assert "file is not a database" in unescape(client.get("/seat").text)
+    states.write_bytes(kept)
+    assert "waits for a person" in client.get("/seat").text
     (runs / "asked" / name / "question.json").write_text("{")
     assert "is broken" in unescape(client.get("/seat").text)
     assert "is broken" in unescape(client.get(f"/seat/{name}").text)
