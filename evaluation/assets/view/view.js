@@ -27,8 +27,15 @@ async function refresh() {
 function follow() {
   if (!main() || !("stamp" in main().dataset)) return;
   let wanted = main().dataset.stamp, last = Date.now(), working = false;
-  const source = new EventSource("/events?run=" + encodeURIComponent(main().dataset.run));
-  source.addEventListener("stamp", (event) => { wanted = event.data; });
+  let source = null;
+  // Only a tab that is seen listens: browsers hold six connections to a host, and tabs beyond would load nothing.
+  const listen = () => {
+    if (source) source.close();
+    source = document.hidden ? null : new EventSource("/events?run=" + encodeURIComponent(main().dataset.run));
+    if (source) source.addEventListener("stamp", (event) => { wanted = event.data; });
+  };
+  document.addEventListener("visibilitychange", listen);
+  listen();
   setInterval(async () => {
     const every = 1000 * Number(main().dataset.every || 0);
     const stale = wanted !== main().dataset.stamp || (every && Date.now() - last > every);
