@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 WITHHELD, WAITS = 7, 8
 """Exit codes: no source supports an answer; the decision waits for a person."""
-QUESTION = "question"
-"""Id of the brief, and of its abstract in the literature index."""
 READS = ("seed", "runs_dir", "data", "models", "roles", "serving", "society", "tools")
 SOURCES = "--context FILE with an abstract, data.path=hub (PubMedQA) or tools.literature=pubmed"
 
@@ -64,12 +62,12 @@ def _go_on(arguments: argparse.Namespace) -> int:
     """Continue a question that is kept, with the person's verdict if it waits for one."""
     from chimera.config.programs import check_confirmed
     from chimera.run.directory import Run
-    from evaluation.conduct.kept import Kept
+    from evaluation.conduct.kept import OWN_QUESTION, Kept
 
     runs_dir = config_from(arguments, own_question=True).runs_dir
     kept = Kept.open(runs_dir, arguments.go_on)
     check_confirmed(kept.config, arguments.overrides)
-    asked = Asked(kept.brief) if kept.brief.id == QUESTION else _task_named(kept.brief.id, kept.config)
+    asked = Asked(kept.brief) if kept.brief.id == OWN_QUESTION else _task_named(kept.brief.id, kept.config)
     run = Run.open(kept.run, runs_dir) if kept.run else None
     said = _said(arguments)
     return answer(asked, kept.config, _console(arguments), run, kept=kept, said=said, out=_out(arguments))
@@ -172,13 +170,14 @@ def _own_question(arguments: argparse.Namespace, config: "Config") -> Asked:
         DataError: The abstract cannot be read.
     """
     from chimera.core.abstracts import read_abstract
+    from evaluation.conduct.kept import OWN_QUESTION
 
     question = " ".join((arguments.question or "").split())
     if not question:
         raise ConfigError('the question is empty: python -m chimera.ask "Does aspirin prevent stroke?"')
     _check_readable(config, has_context=arguments.context is not None)
     context = read_abstract(arguments.context) if arguments.context else ()
-    return Asked(Brief(QUESTION, question, context))
+    return Asked(Brief(OWN_QUESTION, question, context))
 
 
 def _check_readable(config: "Config", *, has_context: bool) -> None:
@@ -354,15 +353,8 @@ class _Work:
 
     async def to_the_end(self, said: "PersonVerdict | None") -> None:
         """Work; put a decision that has to be confirmed to the person at the terminal, if there is one."""
-        from agents.seat import refused
-
         if self.kept is not None and said is not None:
-            state = await self.kept.state()
-            if "final_decision" not in state:
-                raise RunError(f"{self.kept.name} waits for no verdict yet: continue it without --verdict")
-            if reason := refused(said, state):
-                raise RunError(f"{self.kept.name}: {reason}")
-            self.kept.prefer(state, said)
+            self.kept.prefer(await self.kept.waiting(said), said)
         await self._go_on(said)
         if self.outcome.waits and self.kept is not None and sys.stdin.isatty() and self.console.is_terminal:
             from evaluation.conduct.person import ask_person

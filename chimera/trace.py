@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from chimera.core.cli import parse_arguments
 from chimera.core.errors import ConfigError, RunError
@@ -124,7 +124,11 @@ def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: ar
 
     made = read_tree(run, record)
     wanted = arguments.tokens or arguments.html is not None
-    pieces, missing = _pieces(run, made) if wanted else ({}, None)
+    pieces, missing = ({}, None)
+    if wanted:
+        from evaluation.traces.token_texts import learned_texts
+
+        pieces, missing = learned_texts(run, made)
     gradients = _gradients(run, made, pieces) if arguments.gradient else {}
     if arguments.html is not None:
         _write_page(arguments.html, run, made, pieces, gradients, missing)
@@ -137,28 +141,6 @@ def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: ar
         console.print(missing, soft_wrap=True, markup=False)
     shown = pieces if arguments.tokens else None
     show(console, outline(made, messages=arguments.messages, pieces=shown, gradients=gradients))
-
-
-def _pieces(run: "Run", tree: "Tree") -> tuple[Mapping[str, Sequence[str]], str | None]:
-    """Token texts, by response id, of the calls that PPO learned from; or a sentence that says why there are none."""
-    if not tree.learned:
-        return {}, None
-    from evaluation.traces.page import learned_calls
-    from evaluation.traces.token_texts import load_tokenizer, token_texts
-
-    found: dict[str, Sequence[str]] = {}
-    slots = {visit.role: visit.model for visit in tree.visits}
-    tokenizers: dict[str, Any] = {}
-    for record, ids in learned_calls(tree):
-        slot = slots[record.role]
-        try:
-            if slot not in tokenizers:
-                tokenizers[slot] = load_tokenizer(run.config.models[slot].path)
-        except ConfigError as error:
-            return {}, f"Tokens are shown by their ids, because the tokenizer of {slot} cannot be had: {error}"
-        if ids:
-            found[record.response_id] = token_texts(tokenizers[slot], ids)
-    return found, None
 
 
 def _gradients(run: "Run", tree: "Tree", pieces: Mapping[str, Sequence[str]]) -> dict[str, str]:

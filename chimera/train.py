@@ -90,6 +90,8 @@ def main(argv: list[str]) -> int | None:
         print(f"run {run.path}: {', '.join(names)} on {dataset.describe()}", flush=True)
         if trial:
             print(TRIAL, flush=True)
+        where = "" if config.runs_dir.as_posix() == "runs" else f" --runs-dir {config.runs_dir}"
+        print(f"to look at it, now and later: python -m chimera view{where}", flush=True)
         try:
             train(run, config, dataset, phases, secrets)
         finally:

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from agents.roles import PRINCIPAL_INVESTIGATOR
 from agents.saver import saved_state
-from agents.seat import PersonVerdict
+from agents.seat import PersonVerdict, refused
 from agents.tools.passages import Passage
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
@@ -25,6 +25,8 @@ from chimera.core.types import Brief, Option, Section
 
 FOLDER = "asked"
 THREAD = "question"
+OWN_QUESTION = "question"
+"""Id of the brief of a person's own question, and of its abstract in the literature index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,21 @@ class Kept:
     async def state(self) -> Mapping[str, Any]:
         """The society's state as it was saved last; empty if nothing was saved."""
         return await saved_state(self.states, THREAD)
+
+    async def waiting(self, said: PersonVerdict) -> Mapping[str, Any]:
+        """The state whose decision waits for the verdict `said`.
+
+        Raises:
+            RunError: It waits for no verdict yet, it has had one, or this one cannot take effect.
+        """
+        state = await self.state()
+        if "final_decision" not in state:
+            raise RunError(f"{self.name} waits for no verdict yet: continue it without --verdict")
+        if given := state.get("confirmation"):
+            raise RunError(f"{self.name} has had its verdict, {given['action']}: it cannot be given again")
+        if reason := refused(said, state):
+            raise RunError(f"{self.name}: {reason}")
+        return state
 
     def prefer(self, state: Mapping[str, Any], verdict: PersonVerdict) -> None:
         """Keep what a person changed or rejected, as preference data.

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evaluation.traces import text as trace_text
 from evaluation.traces.token_lines import GRADIENT_WORDS, HEAD, TokenLine, credit_line, token_lines
@@ -51,15 +51,20 @@ def page(
         note: What else to say at the top.
         gradients: A line on the gradient of calls that PPO learned from, by response id.
     """
-    largest = _largest(tree)
-    tokens = {
-        record.response_id: _tokens(record, ids, pieces.get(record.response_id), largest)
-        for record, ids in learned_calls(tree)
-    }
+    tokens = drawn_tokens(tree, pieces)
     notes = (*tree.notes, note) if note else tree.notes
     template = _environment().get_template(TEMPLATE)
     shown = {"tokens": tokens, "gradients": gradients or {}}
     return template.render(tree=tree, record=tree.record, run=run, notes=notes, **shown)
+
+
+def drawn_tokens(tree: Tree, pieces: Mapping[str, Sequence[str]]) -> dict[str, list[Token]]:
+    """The tokens of the calls that an update learned from, by response id; `pieces` as in `page`."""
+    largest = _largest(tree)
+    return {
+        record.response_id: _tokens(record, ids, pieces.get(record.response_id), largest)
+        for record, ids in learned_calls(tree)
+    }
 
 
 def _largest(tree: Tree) -> float:
@@ -101,9 +106,13 @@ def _environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update({function.__name__: function for function in _FUNCTIONS})
-    environment.globals.update({"HEAD": HEAD, "GRADIENT_WORDS": GRADIENT_WORDS})
+    environment.globals.update(words())
     return environment
+
+
+def words() -> dict[str, Any]:
+    """What templates of a rollout's tree call, by name."""
+    return {function.__name__: function for function in _FUNCTIONS} | {"HEAD": HEAD, "GRADIENT_WORDS": GRADIENT_WORDS}
 
 
 _FUNCTIONS = (

@@ -1,11 +1,14 @@
 """The text of each token of a response, by the tokenizer of the model that sampled it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chimera.core.errors import ConfigError
+from chimera.run.directory import Run
 from chimera.serving.embedded.checkpoint import TOKENIZER_FILE, locate
+from evaluation.traces.page import learned_calls
+from evaluation.traces.tree import Tree
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -40,3 +43,22 @@ def token_texts(tokenizer: "Tokenizer", ids: Sequence[int]) -> list[str]:
         found.append("" if unfinished else text[len(before) :])
         before = before if unfinished else text
     return found
+
+
+def learned_texts(run: Run, tree: Tree) -> tuple[Mapping[str, Sequence[str]], str | None]:
+    """Token texts, by response id, of the calls that PPO learned from; or a sentence that says why there are none."""
+    if not tree.learned:
+        return {}, None
+    found: dict[str, Sequence[str]] = {}
+    slots = {visit.role: visit.model for visit in tree.visits}
+    tokenizers: dict[str, Any] = {}
+    for record, ids in learned_calls(tree):
+        slot = slots[record.role]
+        try:
+            if slot not in tokenizers:
+                tokenizers[slot] = load_tokenizer(run.config.models[slot].path)
+        except ConfigError as error:
+            return {}, f"Tokens are shown by their ids, because the tokenizer of {slot} cannot be had: {error}"
+        if ids:
+            found[record.response_id] = token_texts(tokenizers[slot], ids)
+    return found, None

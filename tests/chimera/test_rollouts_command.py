@@ -110,8 +110,9 @@ def test_a_run_from_start_to_end(start_training):
     process = start_training("whole", "gather.tasks=4")
     output, _ = process.communicate()
     assert process.returncode == 0, output
-    first, second, *rest = output.splitlines()
+    first, look, second, *rest = output.splitlines()
     assert first.startswith(f"run {process.run}: gather on generated tasks")
+    assert look == f"to look at it, now and later: python -m chimera view --runs-dir {process.run.parent}"
     assert second == "starting model servers, gateway and 2 runners ..."
     assert rest[0] == "phases: gather"
     assert rest[1].startswith("gather: 4 rollouts")

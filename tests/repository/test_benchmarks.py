@@ -28,6 +28,7 @@ ROWS = {
     "real_size": [rf"serve-bfloat16: {NUMBER} s, {NUMBER} GiB; .*eight {NUMBER}; "],
     "retrieval": [rf"recall@5 {NUMBER}%", rf"indexed in {NUMBER} s, {NUMBER} ms per search"],
     "serving": [rf"server:\s+{NUMBER}\s+tokens/s", rf"generate, batched:\s+{NUMBER}\s+tokens/s", rf"│ +{NUMBER} x │"],
+    "viewer": [rf"the run, first time +{NUMBER}\n", rf"the run with one rollout more +{NUMBER}\n"],
     "shortcuts": [r"accuracy %", rf"│ reads everything +│ {NUMBER} "],
 }
 """What each benchmark must print with --tiny: patterns with its figures and their units."""

@@ -1,0 +1,168 @@
+"""What all pages share: the runs, the seat, the templates, and the words in them."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.responses import HTMLResponse
+
+from chimera.run.owner import owner
+from evaluation.report.figures import change, shown
+from evaluation.traces.page import words
+from evaluation.traces.tree import ShownVisit
+from evaluation.view.folder import RunsFolder
+from evaluation.view.seat import PersonSeat
+from evaluation.view.watched import stamps
+
+ASSETS = Path(__file__).parents[1] / "assets" / "view"
+SEAT = "/asked"
+"""Stands where a run's name stands for the questions of the seat; no run can have this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewDesk:
+    """The viewer's parts.
+
+    Attributes:
+        folder: The runs.
+        seat: The questions that wait for a person.
+        templates: The pages.
+    """
+
+    folder: RunsFolder
+    seat: PersonSeat
+    templates: Environment
+
+    @classmethod
+    def over(cls, runs_dir: Path) -> "ViewDesk":
+        """The parts for the runs in `runs_dir`."""
+        return cls(RunsFolder(runs_dir), PersonSeat(runs_dir), _environment())
+
+    def page(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+        """A page made of a template."""
+        text = self.templates.get_template(template).render(**values)
+        return HTMLResponse(text.encode(errors="backslashreplace"), status_code=status)
+
+    def stamp(self, run: str) -> str:
+        """A text that changes when the files behind a page change.
+
+        Args:
+            run: A run's name; empty for all runs; `SEAT` for the questions of the seat.
+        """
+        found: list[Any] = []
+        if run == SEAT:
+            found += self.seat.stamp()
+        else:
+            watched = [self.folder.open(run)] if run else self.folder.runs()[0]
+            for one in watched:
+                found.append((sorted(stamps(one.run.path, rollouts=bool(run)).items()), owner(one.run.path)))
+        return hashlib.sha256(repr(sorted(found, key=repr)).encode()).hexdigest()[:16]
+
+
+def run_address(run: str) -> str:
+    """The address of a run's page."""
+    return f"/runs/{quote(run, safe='')}"
+
+
+def rollouts_address(run: str, query: str = "") -> str:
+    """The address of a list of a run's rollouts, with the query of a `RolloutChoice`."""
+    return f"{run_address(run)}/rollouts{'?' if query else ''}{query}"
+
+
+def rollout_address(run: str, rollout_id: str) -> str:
+    """The address of one rollout."""
+    return f"{run_address(run)}/rollouts/{quote(rollout_id, safe='')}"
+
+
+def seat_address(name: str) -> str:
+    """The address of a kept question."""
+    return f"/seat/{quote(name, safe='')}"
+
+
+def pair_address(left_run: str, left: str, right_run: str, right: str) -> str:
+    """The address of two rollouts side by side."""
+    return f"/pair?{urlencode({'left': f'{left_run}/{left}', 'right': f'{right_run}/{right}'})}"
+
+
+def tasks_address(left_run: str, left: str, right_run: str, right: str, change: str = "") -> str:
+    """The address of the same tasks in two stages."""
+    query = {"left": f"{left_run}/{left}", "right": f"{right_run}/{right}"}
+    return f"/tasks?{urlencode({**query, 'change': change} if change else query)}"
+
+
+def time_words(seconds: float | None) -> str:
+    """A time in words, such as "3 min 20 s"."""
+    if seconds is None:
+        return "–"
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def moment(text: str | None) -> str:
+    """A time stamp as day and minute of this machine's clock; the text itself if it is none."""
+    try:
+        return datetime.fromisoformat(text or "").astimezone().strftime("%d %b %Y, %H:%M")
+    except ValueError:
+        return text or "–"
+
+
+def points(value: float | None) -> str:
+    """A reward with three digits."""
+    return shown(value, "points")
+
+
+def count(number: int) -> str:
+    """A number with separators of thousands."""
+    return f"{number:,}"
+
+
+def share(value: float | None) -> str:
+    """A share in per cent."""
+    return f"{shown(value, 'share')} %" if value is not None else "–"
+
+
+def strength(value: float) -> int:
+    """A value from 0 to 1 as one of six steps, for which the style sheet has colours."""
+    return round(5 * value)
+
+
+def learned_from(visit: ShownVisit) -> bool:
+    """True if an update learned from tokens of one of the visit's answers, or of further answers to its prompts."""
+    return any(call.tokens or any(branch.tokens for branch in call.branches) for call in visit.calls)
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("evaluation", "assets/view"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    named: Mapping[str, Any] = {
+        "run_address": run_address,
+        "rollouts_address": rollouts_address,
+        "rollout_address": rollout_address,
+        "seat_address": seat_address,
+        "pair_address": pair_address,
+        "tasks_address": tasks_address,
+        "time_words": time_words,
+        "moment": moment,
+        "points": points,
+        "share": share,
+        "count": count,
+        "change": change,
+        "strength": strength,
+    }
+    environment.globals.update({**words(), **named})
+    environment.tests["learned_from"] = learned_from
+    return environment

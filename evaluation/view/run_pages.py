@@ -1,0 +1,177 @@
+"""The list of runs, one run, and two runs beside each other."""
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import HTMLResponse
+
+from chimera.core.errors import ConfigError, RunError
+from chimera.run.owner import owner
+from evaluation.records.study import BASE, GATE
+from evaluation.view.choice import RolloutChoice
+from evaluation.view.curves import outcome_drawings, part_drawings, reward_drawings, update_drawings
+from evaluation.view.desk import ViewDesk, rollouts_address
+from evaluation.view.earlier import earlier_seconds
+from evaluation.view.figures import Figures, pair_up
+from evaluation.view.phases import RunState, ShownPhase, shown_phases, state_of, time_left
+from evaluation.view.verdicts import decisions
+from evaluation.view.watched import Snapshot, WatchedRun
+
+PAGE = 30
+"""Runs of one page of the list, the newest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """A run in the list.
+
+    Attributes:
+        first: Figures of the first stage that the gate tried; None if it tried none.
+        last: Figures of the last one that was kept.
+        stages: The names of both stages' rollouts.
+    """
+
+    snapshot: Snapshot
+    created: str | None
+    state: RunState
+    phases: list[ShownPhase]
+    figures: Figures
+    stages: tuple[str, str] | None
+    first: Figures | None
+    last: Figures | None
+
+
+def routes(desk: ViewDesk) -> APIRouter:
+    """The pages about runs."""
+    router = APIRouter()
+
+    @router.get("/")
+    def runs(q: str = "", page: int = 1) -> HTMLResponse:
+        stamp = desk.stamp("")
+        found, odd = desk.folder.runs()
+        wanted = q.strip().lower()
+        fitting = [one for one in found if wanted in one.run.name.lower() or _used(one, wanted)]
+        first = PAGE * (max(1, page) - 1)
+        listed = [listed_run(one) for one in fitting[first : first + PAGE]]
+        waiting = sum(one.state == "waits" for one in desk.seat.questions())
+        return desk.page(
+            "runs.html.j2", stamp=stamp, runs=listed, odd=odd, folders=desk.folder.folders(), folder=desk.folder.path,
+            q=q, all=len(found), fitting=len(fitting), page=max(1, page), pages=max(1, -(-len(fitting) // PAGE)),
+            waiting=waiting,
+        )  # fmt: skip
+
+    @router.get("/runs/{name}")
+    def run(name: str) -> HTMLResponse:
+        return desk.page("run.html.j2", **_run_values(desk, name))
+
+    @router.get("/compare")
+    def compare(request: Request) -> HTMLResponse:
+        names = request.query_params.getlist("run")
+        if len(names) != 2:
+            raise ConfigError(f"{len(names)} runs are chosen: choose two in the list of runs")
+        left, right = (desk.folder.open(name).look() for name in names)
+        return desk.page(
+            "compare.html.j2", left=left, right=right, sides=_sides(left, right), differs=_differs(left, right),
+            charts=[(one.name, outcome_drawings(one, partial(rollouts_address, one.name))) for one in (left, right)],
+        )  # fmt: skip
+
+    return router
+
+
+def listed_run(watched: WatchedRun) -> ListedRun:
+    """A run with what the list tells of it."""
+    snapshot, running = watched.look(), owner(watched.run.path) is not None
+    phases = shown_phases(snapshot, running=running, now=time.time())
+    kept = [one.phase for one in decisions(snapshot) if one.live]
+    stages = [f"{GATE}-{name}" for name in (BASE, *kept) if snapshot.rows.get(f"{GATE}-{name}")]
+    ends = (stages[0], stages[-1]) if stages else None
+    first, last = (Figures.of(snapshot.rows[name]) for name in ends) if ends else (None, None)
+    return ListedRun(
+        snapshot=snapshot,
+        created=_created(watched),
+        state=state_of(phases, running=running),
+        phases=phases,
+        figures=Figures.of(snapshot.all_rows),
+        stages=ends,
+        first=first,
+        last=last,
+    )
+
+
+def _run_values(desk: ViewDesk, name: str) -> dict[str, Any]:
+    stamp = desk.stamp(name)
+    watched = desk.folder.open(name)
+    snapshot, process = watched.look(), owner(watched.run.path)
+    running = process is not None
+    others = [one.run for one in desk.folder.runs()[0] if one.run.name != name]
+    earlier = earlier_seconds(snapshot, [one.path for one in others]) if running else {}
+    phases = shown_phases(snapshot, running=running, now=time.time(), earlier=earlier)
+    left, unknown = time_left(phases)
+
+    address = partial(rollouts_address, name)
+    return {
+        "stamp": stamp,
+        "snapshot": snapshot,
+        "run": name,
+        "created": _created(watched),
+        "process": process,
+        "state": state_of(phases, running=running),
+        "phases": phases,
+        "left": left,
+        "unknown": unknown,
+        "by_earlier": bool(earlier),
+        "figures": Figures.of(snapshot.all_rows),
+        "stages": {phase: Figures.of(rows) for phase, rows in snapshot.rows.items()},
+        "parts": snapshot.parts,
+        "decisions": decisions(snapshot),
+        "reward": reward_drawings(snapshot, address),
+        "small_charts": [*outcome_drawings(snapshot, address)[1:], *part_drawings(snapshot, address)],
+        "update_charts": update_drawings(snapshot, address),
+        "report": (watched.run.path / "report" / "index.html").is_file(),
+        "others": [one.name for one in others],
+        "choice": RolloutChoice(),
+    }
+
+
+def _created(watched: WatchedRun) -> str | None:
+    try:
+        return str(watched.run.environment["created"])
+    except RunError:
+        return None
+
+
+def _used(watched: WatchedRun, wanted: str) -> bool:
+    """True if one of the run's settings is `key=value` as wanted, or holds the wanted text."""
+    settings = watched.settings()
+    return any(wanted in f"{key}={value}".lower() for key, value in settings.items()) if wanted else True
+
+
+def _sides(left: Snapshot, right: Snapshot) -> list[dict[str, Any]]:
+    """The stages of both runs, those of both with what became of the same tasks."""
+    found = []
+    for phase in dict.fromkeys((*left.rows, *right.rows)):
+        rows = left.rows.get(phase, ()), right.rows.get(phase, ())
+        pairs = pair_up(*rows)
+        differences = [pair.difference for pair in pairs if pair.difference is not None]
+        found.append(
+            {
+                "phase": phase,
+                "left": Figures.of(rows[0]) if rows[0] else None,
+                "right": Figures.of(rows[1]) if rows[1] else None,
+                "pairs": len(pairs),
+                "difference": sum(differences) / len(differences) if differences else None,
+                "mended": sum(pair.change == "mended" for pair in pairs),
+                "lost": sum(pair.change == "lost" for pair in pairs),
+            }
+        )
+    return found
+
+
+def _differs(left: Snapshot, right: Snapshot) -> list[tuple[str, Any, Any]]:
+    """The settings that differ."""
+    keys = sorted({*left.settings, *right.settings} - {"runs_dir"})
+    pairs = ((key, left.settings.get(key, "not set"), right.settings.get(key, "not set")) for key in keys)
+    return [one for one in pairs if one[1] != one[2]]

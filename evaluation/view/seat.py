@@ -1,0 +1,191 @@
+"""The principal investigator's seat on a page: questions that wait for a person, and the person's verdicts.
+
+A verdict starts `python -m chimera.ask --continue NAME --verdict ...`, the command that a person would type, so the
+question goes on in the same way whether the process that asked it lives or was killed.
+"""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from agents.seat import PersonVerdict
+from agents.tools.passages import Passage
+from chimera.core.errors import ChimeraError, RunError
+from chimera.core.secrets import ENVIRONMENT
+from chimera.core.types import LABELS
+from chimera.run.child_environment import child_environment
+from chimera.run.children import Command, stop
+from evaluation.conduct.kept import FOLDER, Kept
+from evaluation.view.told import notice, told
+from evaluation.view.watched import inside
+
+SeatState = Literal["works", "waits", "takes effect", "done", "broken"]
+COMMAND = "chimera.ask"
+LOG = "verdict.log"
+CODES = (0, 7, 8)
+"""Exit codes of the command that are no failure: answered, withheld, waits again."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedQuestion:
+    """One kept question.
+
+    Attributes:
+        name: Its name, for `--continue`.
+        goal: What was asked.
+        state: "works" until there is a decision, also if its process has ended; "waits" for a person; "takes effect"
+            while a verdict is carried out; "done"; "broken" if it cannot be read.
+        values: The society's state as it was saved last, as a person may be told it (`told`).
+        sources: The passages that were read, each with the tool that found it.
+        labels: The answers that it offers.
+        fault: Why it cannot be read, or why the last verdict did not take effect.
+        notice: What has to stand beside its answer.
+    """
+
+    name: str
+    goal: str
+    run: str | None
+    state: SeatState
+    values: Mapping[str, Any]
+    sources: tuple[tuple[str, Passage], ...] = ()
+    labels: tuple[str, ...] = ()
+    fault: str | None = None
+    notice: str | None = None
+
+
+Stamps = tuple[tuple[str, int, int], ...]
+"""Name, time and size of files."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What the files of a question hold."""
+
+    kept: Kept
+    values: Mapping[str, Any]
+    sources: tuple[tuple[str, Passage], ...]
+
+
+class PersonSeat:
+    """The kept questions of a runs folder. It is thread-safe.
+
+    Args:
+        runs_dir: The folder.
+    """
+
+    def __init__(self, runs_dir: Path) -> None:
+        self._runs_dir = runs_dir
+        self._lock = threading.Lock()
+        self._verdicts: dict[str, Command] = {}
+        self._read: dict[str, tuple[Stamps, _Saved]] = {}
+
+    def stamp(self) -> list[tuple[str, Any]]:
+        """What changes when a question changes, or when a verdict has taken effect."""
+        folder = self._runs_dir / FOLDER
+        names = sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
+        return [(name, (_stamps(folder / name), self._takes_effect(name))) for name in names]
+
+    def questions(self) -> list[AskedQuestion]:
+        """All kept questions, newest first."""
+        folder = self._runs_dir / FOLDER
+        names = sorted((one.name for one in folder.iterdir()), reverse=True) if folder.is_dir() else []
+        return [self.read(name) for name in names]
+
+    def read(self, name: str) -> AskedQuestion:
+        """The question `name`; one that is there and cannot be read is "broken"."""
+        try:
+            saved = self._saved(name)
+        except (ChimeraError, OSError, sqlite3.Error) as error:
+            return AskedQuestion(name, "", None, "broken", {}, fault=str(error))
+        kept, values = saved.kept, saved.values
+        labels = tuple(option.name for option in kept.brief.options) or LABELS
+        state, fault, beside = self._state(kept, values), self._fault(name), notice(kept)
+        return AskedQuestion(name, kept.brief.goal, kept.run, state, values, saved.sources, labels, fault, beside)
+
+    def say(self, name: str, said: PersonVerdict) -> None:
+        """Give a verdict; it takes effect in a process of its own.
+
+        Raises:
+            RunError: There is no such question, it waits for no verdict, or this verdict cannot take effect.
+        """
+        kept = self._open(name)
+        asyncio.run(kept.waiting(said))
+        with self._lock:
+            if (before := self._verdicts.get(name)) is not None and before.alive():
+                raise RunError(f"{name} has had its verdict, which takes effect now: it cannot be given again")
+            environment = child_environment(*ENVIRONMENT, *kept.config.secret_names(), network=True)
+            child = Command(
+                f"the verdict on {name}", COMMAND, self._arguments(name, said), kept.path / LOG, environment
+            )
+            child.tell("")
+            self._verdicts[name] = child
+
+    def join(self, name: str) -> None:
+        """Wait until the verdict on `name`, if one takes effect, has taken it."""
+        if (child := self._verdicts.get(name)) is not None:
+            child.join()
+
+    def close(self) -> None:
+        """End the processes of verdicts; what they had reached is kept."""
+        with self._lock:
+            stop(self._verdicts.values())
+
+    def _saved(self, name: str) -> _Saved:
+        """What is kept of a question, read again if its files have changed."""
+        kept = self._open(name)
+        now = _stamps(kept.path)
+        known = self._read.get(name)
+        if known is not None and known[0] == now:
+            return known[1]
+        # Opening a file of states that is not there would make one.
+        values = asyncio.run(kept.state()) if kept.states.is_file() else {}
+        sources = tuple(kept.sources())
+        saved = _Saved(kept, told(kept, values, sources), sources)
+        self._read[name] = now, saved
+        return saved
+
+    def _takes_effect(self, name: str) -> bool:
+        child = self._verdicts.get(name)
+        return child is not None and child.alive()
+
+    def _open(self, name: str) -> Kept:
+        kept = Kept.open(self._runs_dir, name)
+        if not inside(kept.path, self._runs_dir):
+            raise RunError(f"question {name!r} is a link out of {self._runs_dir}: it is not opened")
+        return kept
+
+    def _arguments(self, name: str, said: PersonVerdict) -> list[str]:
+        given = {"decision": said.decision, "answer": said.answer, "reason": said.reason or None}
+        options = [f"--{key}={value}" for key, value in given.items() if value is not None]
+        return [f"--continue={name}", f"--verdict={said.action}", *options, "--json", f"runs_dir={self._runs_dir}"]
+
+    def _state(self, kept: Kept, values: Mapping[str, Any]) -> SeatState:
+        if self._takes_effect(kept.name):
+            return "takes effect"
+        if "final_decision" not in values:
+            return "works"
+        waits = values["final_decision"] in kept.config.society.confirm and "final_withheld" not in values
+        return "waits" if waits and not {"confirmation", "final_evaluation"} & set(values) else "done"
+
+    def _fault(self, name: str) -> str | None:
+        child = self._verdicts.get(name)
+        if child is None or child.alive() or child.exit_code in CODES:
+            return None
+        return f"{child.ending()}: {child.last_words(1)}"
+
+
+def _stamps(folder: Path) -> Stamps:
+    """The files of a question, without those that SQLite makes while the states are read."""
+    found: list[tuple[str, int, int]] = []
+    for file in sorted(folder.glob("*")):
+        try:
+            about = file.stat()
+        except FileNotFoundError:
+            continue
+        if not file.name.endswith("-shm") and not (file.name.endswith("-wal") and about.st_size == 0):
+            found.append((file.name, about.st_mtime_ns, about.st_size))
+    return tuple(found)

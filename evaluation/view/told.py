@@ -1,0 +1,35 @@
+"""A kept question's state as a person may be told it: an answer to a real question counts only with real sources."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agents.tools.passages import Passage
+from agents.tools.sources import given_sources
+from chimera.core.toy import toy_parts
+from evaluation.conduct.asked import NOTICE
+from evaluation.conduct.grounds import Origins, Rule
+from evaluation.conduct.kept import OWN_QUESTION, Kept
+
+
+def told(kept: Kept, values: Mapping[str, Any], sources: Sequence[tuple[str, Passage]]) -> Mapping[str, Any]:
+    """The state with the decision withheld where `python -m chimera ask` withholds it (`grounds.Rule`).
+
+    Args:
+        kept: The question.
+        values: The society's state as it was saved last.
+        sources: The passages that were read, each with the tool that found it.
+    """
+    if kept.brief.id != OWN_QUESTION or "final_decision" not in values:
+        return values
+    config = kept.config
+    origins = Origins(config.tools, "generated" if config.data.path == "generated" else "own", kept.brief.id)
+    read = [origins.abstract(one["id"], one["text"]) for one in given_sources(kept.brief) or ()]
+    read += [origins.of(tool, passage) for tool, passage in sources]
+    evidence = values.get("refined_hypothesis", {"evidence": ()})["evidence"]
+    rule = Rule(kept.brief.goal, "what was read", toy=bool(toy_parts(config.used())))
+    return rule.apply(values, evidence, read)
+
+
+def notice(kept: Kept) -> str | None:
+    """What has to stand beside an answer to a real question; None for tasks of the data."""
+    return NOTICE if kept.brief.id == OWN_QUESTION else None
