@@ -189,6 +189,13 @@ class StageAnswers:
         """True if training's gate made some of the rollouts. Only rollouts of training name their runner process."""
         return any(record.worker is not None for record in self.records)
 
+    @property
+    def by_gate(self) -> bool:
+        """True if they are just the rollouts by which training's gate decided."""
+        return not self.second_tries and all(
+            record.worker is not None and record.phase.startswith(f"{GATE}-") for record in self.records
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class BaselineAnswer:

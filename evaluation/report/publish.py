@@ -1,6 +1,6 @@
 """Makes the report of a study: numbers, drawings, files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,17 +10,24 @@ from chimera.run.environment import describe_code
 from evaluation.measures.official import predictions, unanswered, write_predictions
 from evaluation.records.study import Study
 from evaluation.report.build import build, compare_all
+from evaluation.report.conversations import write_conversations
 from evaluation.report.files import MISSING, PLOTS, PREDICTIONS, write_report
 from evaluation.report.plots.base import draw_all
 
 
-def publish(study: Study, lines: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
+def publish(
+    study: Study,
+    lines: Sequence[Mapping[str, Any]],
+    folder: Path,
+    advance: Callable[[int, str], None] = lambda done, text: None,
+) -> dict[str, Any]:
     """Write the report of `study` into `folder`.
 
     Args:
         study: The evaluation.
         lines: The training run's metrics, for learning curves.
         folder: The report's folder; it is made.
+        advance: Told the number of finished pages of conversations.
 
     Returns:
         The data of report.json.
@@ -38,6 +45,10 @@ def publish(study: Study, lines: Sequence[Mapping[str, Any]], folder: Path) -> d
     drawn = draw_all(study, lines, compare_all(study), folder / PLOTS)
     plots = [replace(plot, files={kind: f"{PLOTS}/{name}" for kind, name in plot.files.items()}) for plot in drawn]
     report = {**build(study, plots, folder), "written": describe_code()}
+    try:
+        write_conversations(study, report, folder, advance)
+    except OSError as error:
+        raise RunError(f"the report cannot be written to {folder}: {error.filename} {error.strerror}") from error
     write_report(report, folder)
     return report
 

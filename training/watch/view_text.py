@@ -11,7 +11,7 @@ from training.summary import aligned, mean, summarize
 
 def number(value: float | None) -> str:
     """A figure with three decimals, or a dash."""
-    return "-" if value is None else f"{value:.3f}"
+    return "-" if value is None else f"{value:z.3f}"
 
 
 def running(records: Sequence[RolloutRecord]) -> str:
