@@ -43,6 +43,7 @@ def main(argv: list[str]) -> int | None:
     from chimera.run.directory import LEDGER, Run
     from chimera.run.seals import seal
     from chimera.serving.process import check_models
+    from chimera.show.next import after_training, print_next
     from evaluation.measures.families import check as check_families
     from training.gate import check as check_gate
     from training.learning.plans import choose_names, make_phases
@@ -79,6 +80,7 @@ def main(argv: list[str]) -> int | None:
             for changed in seal(run):
                 print(f"warning: {changed} was changed after the run had written it")
         print(f"ledger: last hash {head(run.path / LEDGER)} (publish it, and a rebuilt history is seen)")
+        print_next(after_training(run.name, config.runs_dir))
     return 0
 
 

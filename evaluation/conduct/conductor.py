@@ -36,6 +36,9 @@ from evaluation.scores.canaries import Work, canaries_of
 
 Again = Literal["nothing", "failed", "everything"]
 """Which recorded parts are made again. "failed": those that failed or have no score."""
+VOTES = "calls for a majority"
+SINGLE_COST, VOTES_COST, JUDGE_COST = 0.2, 0.4, 0.05
+"""Costs of a task's single calls and votes and of one judgement, in rollouts; rough, for the time left."""
 GREEDY_JUNIOR = "greedy junior"
 """Logical model for the juniors' model at temperature 0."""
 Item = TypeVar("Item")
@@ -52,6 +55,10 @@ class ProgressView(Protocol):
 
     def add(self, record: RolloutRecord) -> None:
         """Count one finished rollout."""
+        ...
+
+    def doing(self, text: str) -> AbstractContextManager[None]:
+        """Show what is happening where nothing is counted."""
         ...
 
     def work(self, name: str, total: int) -> AbstractContextManager[Callable[[int, str], None]]:
@@ -106,6 +113,17 @@ class Conductor:
             for task in self._tasks()
             if (task.id, repeat) not in there
         ]
+
+    def costs(self, todo: Mapping[str, Sequence[RolloutInput]]) -> dict[str, float]:
+        """The expected cost of the parts of this evaluation, in rollouts (`training.watch.forecast`)."""
+        found: dict[str, float] = {}
+        tasks, rollouts = len(self.plan.tasks), sum(map(len, todo.values()))
+        for stage in self.plan.stages:
+            found[own_phase(self.plan.split, stage)] = len(todo[stage.name])
+        for stage in (self.plan.stages[0], self.plan.final) if rollouts else ():
+            found[f"single calls, {stage.title}"] = SINGLE_COST * tasks
+            found[f"{VOTES}, {stage.title}"] = VOTES_COST * tasks
+        return found | ({"second judge": JUDGE_COST * rollouts} if self.auditor is not None and rollouts else {})
 
     def baselines(self) -> None:
         """Record the answers of baselines that need no model, and replace those learned from other training data."""
@@ -254,7 +272,7 @@ class Conductor:
 
             await self._make("baselines", f"single calls, {stage.title}", self._unanswered(name), answer)
             votes = self._votes_left(name, stages)
-            await self._make("baselines", f"calls for a majority, {stage.title}", votes, answer)
+            await self._make("baselines", f"{VOTES}, {stage.title}", votes, answer)
 
     async def _try_canaries(self, judge: Auditor) -> None:
         """Let `judge` score the canaries that it has not scored."""
