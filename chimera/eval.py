@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from evaluation.verify.asked import AskedEvaluation
     from training.watch.view import View
 
-READS = ("evaluation", "serving", "rollouts", "data", "runs_dir")
+READS = ("evaluation", "serving", "rollouts", "telemetry", "data", "runs_dir")
 """Settings that may differ from the run's. Society, models and rewards may not: they are evaluated."""
 
 PROBLEMS_SHOWN = 50
@@ -36,7 +36,7 @@ PROBLEMS_SHOWN = 50
 EPILOG = """
 what is recorded counts: rollouts of the gate during training and of earlier evaluations are not made again.
 --resume makes what failed again (rollouts, a single agent's answers, judges' scores), --fresh everything. Settings:
-evaluation.*, serving.*, rollouts.*, data.*
+evaluation.*, serving.*, rollouts.*, telemetry.*, data.*
 """
 
 
@@ -183,6 +183,7 @@ def _fill(
     from chimera.core.secrets import api_key_names, load_secrets
     from chimera.serving.process import check_models, serve
     from evaluation.conduct.conductor import Conductor
+    from evaluation.telemetry.sender import telemetry
 
     auditor_settings = {"auditor": config.evaluation.auditor.model_dump()}
     secrets = load_secrets((*config.secret_names(), *api_key_names(auditor_settings)))
@@ -205,6 +206,7 @@ def _fill(
     _announce(run, plan, sum(map(len, todo.values())), console)
     view.plan([stage.name for stage in plan.stages], costs=conductor.costs(todo))
     with ExitStack() as stack:
+        stack.enter_context(telemetry(run, config.telemetry, secrets, view.note))
         servers = None
         if conductor.needs_models(todo):
             log = run.path / "logs" / "eval-models.log"

@@ -18,6 +18,7 @@ from chimera.data.tasks import Dataset
 from chimera.run import forks
 from chimera.run.directory import Run
 from chimera.serving.process import serve
+from evaluation.telemetry.sender import telemetry
 from training.interrupt import interruptible
 from training.learning.plans import Phase
 from training.watch.view import make_view
@@ -61,6 +62,7 @@ async def _train(
     with ExitStack() as stack:
         view = stack.enter_context(make_view(Console(), runners))
         stack.enter_context(view.doing("stopping model servers, gateway and runners"))
+        stack.enter_context(telemetry(run, config.telemetry, secrets, view.note))
         stack.enter_context(interruptible(task))
         serving = serve(config.served(), config.serving, secrets, log_file=run.path / "logs" / "models.log")
         starting = asyncio.create_task(asyncio.to_thread(stack.enter_context, serving))
