@@ -45,6 +45,7 @@ def main(argv: list[str]) -> int | None:
     arguments = parse_arguments(_parser(), argv)
     if arguments.verify is not None:
         return _verify(arguments)
+    print("loading configuration, data and libraries ...", flush=True)
     run, config = _open(arguments)
 
     from chimera.config.programs import check_confirmed

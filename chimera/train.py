@@ -31,6 +31,8 @@ def main(argv: list[str]) -> int | None:
     )
     add_config_arguments(parser)
     arguments = parse_arguments(parser, argv)
+    if not arguments.check:
+        print("loading configuration, data and libraries ...", flush=True)
     config = config_from(arguments)
     name, phase_list = arguments.name, arguments.phases
 
