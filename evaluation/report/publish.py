@@ -16,7 +16,7 @@ from evaluation.report.files import MISSING, PLOTS, PREDICTIONS, write_report
 from evaluation.report.plots.base import draw_all
 
 
-class Progress(Protocol):
+class PageProgress(Protocol):
     """Shows how far work is (see `training.watch.view.View`)."""
 
     def work(self, name: str, total: int) -> AbstractContextManager[Callable[[int, str], None]]:
@@ -25,14 +25,14 @@ class Progress(Protocol):
 
 
 def _untold(_done: int, _text: str) -> None:
-    """Progress that nobody is shown."""
+    """PageProgress that nobody is shown."""
 
 
 def publish(
     study: Study,
     lines: Sequence[Mapping[str, Any]],
     folder: Path,
-    progress: Progress | None = None,
+    progress: PageProgress | None = None,
 ) -> dict[str, Any]:
     """Write the report of `study` into `folder`.
 

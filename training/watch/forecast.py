@@ -62,7 +62,7 @@ def _cost(settings: Mapping[str, object], roles: int, gathered: float) -> float:
     return UNKNOWN
 
 
-class Forecast:
+class TimeForecast:
     """The time left of a run.
 
     Args:

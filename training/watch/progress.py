@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from evaluation.records.rollouts import RolloutRecord
-from training.watch.forecast import Forecast
+from training.watch.forecast import TimeForecast
 from training.watch.view_text import duration
 
 
@@ -55,7 +55,7 @@ class RunProgress:
     """The activities of a run, innermost last, and its forecast. It is thread-safe."""
 
     def __init__(self, runners: int) -> None:
-        self.forecast = Forecast()
+        self.forecast = TimeForecast()
         self.started = time.monotonic()
         self.rewards: list[float] = []
         self.latest: RolloutRecord | None = None

@@ -16,7 +16,7 @@ from chimera.data.tasks import load
 from evaluation.records.rollouts import RolloutRecord
 from training.learning.plans import choose_names, make_phases
 from training.watch import lines as lines_module
-from training.watch.forecast import Forecast, expected_costs
+from training.watch.forecast import TimeForecast, expected_costs
 from training.watch.progress import Activity
 from training.watch.view import make_view
 from training.watch.view_text import BARS, sparkline
@@ -149,7 +149,7 @@ class Clock:
 
 def test_the_time_left_of_the_run_counts_parts_that_are_to_come_at_the_speed_measured():
     clock = Clock()
-    forecast = Forecast(clock)
+    forecast = TimeForecast(clock)
     forecast.plan({"gather": 100.0, "gate-base": 50.0, "sft": 150.0})
     assert forecast.begin("gather")
     forecast.measure("gather")
@@ -170,7 +170,7 @@ def test_the_time_left_of_the_run_counts_parts_that_are_to_come_at_the_speed_mea
 
 def test_a_step_s_update_counts_for_the_time_left():
     clock = Clock()
-    forecast = Forecast(clock)
+    forecast = TimeForecast(clock)
     forecast.plan({"ppo": 100.0})
     forecast.begin("ppo")
     assert not forecast.begin("ppo")
