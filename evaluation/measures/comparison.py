@@ -96,12 +96,12 @@ Comparisons = Mapping[str, Mapping[str, Comparison]]
 def compare(before: StageAnswers, after: StageAnswers, plan: Plan, config: Config) -> dict[str, Comparison]:
     """Compare every metric that has a value in both stages for some task and seed, not yet adjusted.
 
-    Latency is left out if training's gate made some of the rollouts: they ran through the gateway, beside other work.
+    Latency is left out if their rollouts were made in different places, beside other work.
     """
     found: dict[str, Comparison] = {}
     of_answers = compare_answers(answers_of(before), answers_of(after), plan, config)
     for metric in metrics_of(config):
-        if metric.name == LATENCY and (before.by_training or after.by_training):
+        if metric.name == LATENCY and before.made_in != after.made_in:
             continue
         if metric.name in of_answers:
             found[metric.name] = of_answers[metric.name]

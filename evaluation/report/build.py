@@ -91,8 +91,7 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
             name: {
                 metric: mean.dump()
                 for metric, mean in stage_metrics(answers, plan, config).items()
-                # Training's runners work beside other work, so their latencies compare with no others.
-                if metric != LATENCY or not answers.by_training
+                if metric != LATENCY or answers.made_in == study.answers[plan.final.name].made_in
             }
             for name, answers in study.answers.items()
         },

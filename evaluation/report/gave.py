@@ -85,7 +85,9 @@ def _gave(report: Mapping[str, Any], name: str) -> dict[str, Any]:
         found[TOGETHER, "sequence"] = _difference(one, whole)
     ways = [way for way in WAYS if any(kind == way and _new(found, title, way) for title, kind in found)]
     back = [AT_BASE.format(row["learner"]) for row in report["ablation"] if row["kind"] == "at base"]
-    titles = [title for title in (*report["plan"]["learned"], *back) if any((title, way) in found for way in ways)]
+    in_order = [row["phase"] for row in report["ablation"] if row["kind"] == "sequence"]
+    known = dict.fromkeys((*in_order, *report["plan"]["learned"], *back))
+    titles = [title for title in known if any((title, way) in found for way in ways)]
     learners = {row["phase"]: row["learner"] for row in report["ablation"] if row["kind"] == "sequence"}
     rows = [
         {"phase": title, "learner": learners.get(title, ""), "cells": [found.get((title, way)) for way in ways]}

@@ -96,11 +96,12 @@ def notes(study: Study) -> list[str]:
             "decided, reward and right answers have the gate's verdict: one test each, at gate.confidence="
             f"{config.gate.confidence:g}, without correction."
         )
-    by_gate = [name for name, answers in study.answers.items() if answers.by_training]
-    if by_gate:
+    last = study.answers[plan.final.name].made_in
+    if apart := [name for name, answers in study.answers.items() if answers.made_in != last]:
         found.append(
-            f"Rollouts of {', '.join(by_gate)} were made by training's runners, through its gateway and beside other "
-            "work, so their latencies compare with no others and are left out (--fresh makes all rollouts alike)."
+            f"Latencies of {', '.join(apart)} are left out: these rollouts were made in another place than those of "
+            f"{plan.final.name} (the gate, an evaluation or training's runners), beside other work (--fresh makes all "
+            "alike)."
         )
     found += tool_warnings(study)
     if (predicted := official.summary(study)) and predicted["missing"]:

@@ -391,10 +391,7 @@ def test_what_the_gate_decided_has_the_gate_s_verdict_in_the_report(study, run):
     """12 tasks with other settings in gate and report: a report on the gate's own rollouts repeats the gate."""
     settings = {"gate": {"tasks": 12, "confidence": 0.8, "resamples": 300}}
     config = run.config.model_copy(update={"gate": run.config.gate.model_copy(update=settings["gate"])})
-    by_gate = {
-        name: replace(one, records=tuple(replace(record, worker="Worker-1") for record in one.records), second_tries=0)
-        for name, one in study.answers.items()
-    }
+    by_gate = {name: replace(one, second_tries=0) for name, one in study.answers.items()}
 
     class GatedRun(Run):
         config = property(lambda self: config)
@@ -408,15 +405,19 @@ def test_what_the_gate_decided_has_the_gate_s_verdict_in_the_report(study, run):
     assert report["comparisons"]["base:sft"]["reward"]["by_gate"]
     assert "decided by the gate, so in no family: 2 tests" in " ".join(page(report, {}).split())
     assert not any(one["by_gate"] for one in build(study, [], run.path)["comparisons"]["base:sft"].values())
+    again = replace(gated, answers={**by_gate, "base": replace(by_gate["base"], second_tries=1)})
+    assert not compare_all(again)["base:sft"]["reward"].by_gate
 
 
-def test_latencies_of_training_s_runners_stand_beside_no_others(study, run):
+def test_latencies_stand_beside_those_that_were_made_in_the_same_place(study, run):
+    assert "seconds" in build(study, [], run.path / "report")["comparisons"]["base:sft"]
     base = study.answers["base"]
-    by_runner = replace(base, records=tuple(replace(record, worker="Worker-1") for record in base.records))
-    mixed = build(replace(study, answers={**study.answers, "base": by_runner}), [], run.path / "report")
-    assert "seconds" not in mixed["stages"]["base"]
-    assert "seconds" in mixed["stages"]["sft"]
-    assert "seconds" not in mixed["comparisons"]["base:sft"]
+    for others in ({"worker": "Worker-1"}, {"phase": "eval-val-base"}):
+        apart = replace(base, records=tuple(replace(record, **others) for record in base.records))
+        mixed = build(replace(study, answers={**study.answers, "base": apart}), [], run.path / "report")
+        assert "seconds" not in mixed["stages"]["base"]
+        assert "seconds" in mixed["stages"]["sft"]
+        assert "seconds" not in mixed["comparisons"]["base:sft"]
 
 
 def test_the_same_numbers_are_in_csv_files_for_other_programs(report):
@@ -541,12 +542,12 @@ def test_what_surrounds_the_numbers_is_there(report, run):
     assert report["side_by_side"]
 
 
-def test_it_is_said_which_latencies_are_compared_with_no_others(study):
+def test_it_is_said_which_latencies_are_left_out(study):
     base = study.answers["base"]
     by_runner = replace(base, records=tuple(replace(record, worker="Worker-1") for record in base.records))
     mixed = replace(study, answers={**study.answers, "base": by_runner})
-    assert not any("latencies" in note for note in notes(study))
-    assert any("Rollouts of base were made by training's runners" in note for note in notes(mixed))
+    assert not any("atencies" in note for note in notes(study))
+    assert any("Latencies of base are left out" in note for note in notes(mixed))
 
 
 def test_the_gate_favours_only_what_it_could_roll_back(study):
