@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int | None:
     from training.watch.view import make_view
 
     console = Console(highlight=False)
-    with make_view(console, config.evaluation.concurrency) as view, run.own() as owned:
+    with make_view(console, config.evaluation.concurrency) as view, view.doing("evaluating"), run.own() as owned:
         try:
             _fill(owned, plan, config, dataset, again, console, view)
         finally:
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int | None:
         seal(owned)
     _show(report, study, out, console)
     _print_head(run)
-    print_next([f"open {out / 'index.html'}", *after_evaluation(run.name, out, config.runs_dir)])
+    print_next(after_evaluation(run.name, out, config.runs_dir))
     return 0
 
 

@@ -57,6 +57,10 @@ class ProgressView(Protocol):
         """Count one finished rollout."""
         ...
 
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """A stage is being made."""
+        ...
+
     def doing(self, text: str) -> AbstractContextManager[None]:
         """Show what is happening where nothing is counted."""
         ...
@@ -162,22 +166,26 @@ class Conductor:
                 inputs = todo.get(stage.name, ())
                 if not inputs and stage.name not in alone:
                     continue
-                await self._serve(live, stage)
-                if inputs:
-                    with self.progress.phase(
-                        own_phase(self.plan.split, stage), len(inputs), stage.versions, table=False
-                    ):
-                        # Close the rollouts before the model: rollouts in progress must not fail on a closed model.
-                        async with aclosing(direct.rollouts(inputs, stage, live.selector())) as records:
-                            async for record in records:
-                                self.progress.add(record)
-                if stage.name in alone:
-                    await self._single(model, stage)
+                with self.progress.part(stage.name):
+                    await self._serve(live, stage)
+                    await self._of_stage(direct, live, stage, inputs)
+                    if stage.name in alone:
+                        await self._single(model, stage)
             await self._examine(live, society)
             await self._try_canaries(Auditor.of_training(model, self.config.slot(JUDGE), self._judge_name()))
         finally:
             await society.aclose()
             await model.aclose()
+
+    async def _of_stage(self, direct: DirectRollouts, live: Live, stage: Stage, inputs: Sequence[RolloutInput]) -> None:
+        """Make the rollouts of a stage, which is being served."""
+        if not inputs:
+            return
+        with self.progress.phase(own_phase(self.plan.split, stage), len(inputs), stage.versions, table=False):
+            # Close the rollouts before the model: rollouts in progress must not fail on a closed model.
+            async with aclosing(direct.rollouts(inputs, stage, live.selector())) as records:
+                async for record in records:
+                    self.progress.add(record)
 
     async def _examine(self, live: Live, model: HttpModel) -> None:
         """Replay the wrong answers of the last stage that are to be examined, each with its first wrong step right."""

@@ -94,7 +94,7 @@ def phases(report: Mapping[str, Any]) -> Table | None:
 def _in_order(report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], confidence: str) -> Table:
     """What each phase gave in the run's order, one line a phase."""
     shown = Table(
-        title=f"what each phase gave, beside what was live before it, with {confidence} intervals",
+        title=f"what each phase gave beside the stage before, {confidence} intervals",
         title_justify="left",
         caption=" ".join(replaced(report)) or None,
         caption_justify="left",

@@ -190,7 +190,7 @@ class LiveView:
             )
         activities = self._progress.activities
         lines += [self._bar(one, width) for one in activities if one.total]
-        lines.append(self._now(activities))
+        lines.append(self._now(activities, width))
         if self._phases:
             rollouts, _ = self._phases[-1]
             parts = ", ".join(f"{name} {number(value)}" for name, value in part_means(rollouts.records).items())
@@ -210,12 +210,14 @@ class LiveView:
                 line.no_wrap, line.overflow = True, "ellipsis"
         return Group(*lines)
 
-    def _now(self, activities: Sequence[Activity]) -> RenderableType:
+    def _now(self, activities: Sequence[Activity], width: int) -> RenderableType:
         """The spinner, what is happening where nothing is counted, and the time of the run."""
         inner = activities[-1] if activities else None
         counted = inner is None or inner.total
         what = "" if inner is None or counted else f"{inner.text}, {duration(time.monotonic() - inner.since)} | "
-        self._spinner.update(text=Text(f"{what}run {self._progress.time_words()}", no_wrap=True, overflow="ellipsis"))
+        text = Text(f"{what}run {self._progress.time_words()}")
+        text.truncate(width - 2, overflow="ellipsis")
+        self._spinner.update(text=text)
         return self._spinner
 
     def _bar(self, activity: Activity, width: int) -> RenderableType:
