@@ -11,7 +11,7 @@ DEFAULT_RUNS = Path("runs")
 def after_training(name: str, runs_dir: Path) -> list[str]:
     """What to do with a trained run."""
     found = [f"python -m chimera.eval --run {shlex.quote(name)}{_runs(runs_dir)}"]
-    return [*found, f"python -m chimera view{_runs(runs_dir)}"] if find_spec("chimera.view") else found
+    return [*found, f"python -m chimera.view{_runs(runs_dir)}"] if find_spec("chimera.view") else found
 
 
 def after_evaluation(name: str, report: Path, runs_dir: Path) -> list[str]:
