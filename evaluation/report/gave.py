@@ -128,6 +128,16 @@ def lost_words(report: Mapping[str, Any]) -> str:
     return f"{title}, {found['wrong']} of {found['rollouts']} answers are wrong{who}{vetoed}."
 
 
+def lost_rollouts(report: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Ids of the last stage's rollouts with a wrong answer, by their first wrong step."""
+    final = report["standing"][0]
+    if final not in report["lost"]:
+        return {}
+    rows = report["outcomes"][final]["rollouts"]
+    found = {step: [row["id"] for row in rows if row["lost"] == step] for step in LOST_AT}
+    return {step: ids for step, ids in found.items() if ids}
+
+
 LOST_AT: Mapping[str, str] = {
     "juniors": "the juniors (none right)",
     "supervisor": "the supervisor (another junior right)",

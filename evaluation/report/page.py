@@ -43,7 +43,7 @@ from evaluation.report.figures import (
     two,
     veto_words,
 )
-from evaluation.report.gave import WAYS, gave, gave_rows, gave_words, lost_words
+from evaluation.report.gave import WAYS, gave, gave_rows, gave_words, lost_rollouts, lost_words
 from evaluation.report.repairs import HEAD, blame_rows, blame_words
 from evaluation.report.repairs import WORDS as REPAIRS_WORDS
 from evaluation.report.text import BASELINES_WORDS, LOST_WORDS
@@ -77,6 +77,7 @@ def page(report: Report, drawings: Mapping[str, str]) -> str:
         lost=lost_words(report),
         lost_words=LOST_WORDS,
         lost_titles=TITLES,
+        lost_rollouts=lost_rollouts(report),
         blame=blame_words(report),
         blame_head=HEAD,
         blame_rows=blame_rows(report),

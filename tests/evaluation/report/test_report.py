@@ -354,6 +354,9 @@ def test_who_lost_the_wrong_answers_is_on_the_first_screen(report):
     assert words in page(report, {}).partition("<nav")[0]
     assert words in markdown(report).partition("## Stages")[0]
     assert [row["lost"] for row in report["outcomes"]["base"]["rollouts"]].count("failed") == 1
+    wrong = [row["id"] for row in report["outcomes"]["sft"]["rollouts"] if row["answer"] != row["label"]]
+    section = page(report, {}).partition('id="lost"')[2].partition("</section>")[0]
+    assert re.findall(r'<a href="rollouts/([^"]+)\.html">', section) == wrong
     report["lost"] = {}
     assert lost_words(report) == ""
     assert "Who lost" not in page(report, {}) + markdown(report)
