@@ -101,7 +101,7 @@ def compare(before: StageAnswers, after: StageAnswers, plan: Plan, config: Confi
     found: dict[str, Comparison] = {}
     of_answers = compare_answers(answers_of(before), answers_of(after), plan, config)
     for metric in metrics_of(config):
-        if metric.name == LATENCY and before.made_in != after.made_in:
+        if metric.name == LATENCY and not before.timed_like(after):
             continue
         if metric.name in of_answers:
             found[metric.name] = of_answers[metric.name]

@@ -191,11 +191,15 @@ class StageAnswers:
         """True if they are just the rollouts by which training's gate decided."""
         return not self.second_tries and self.made_in == {GATE}
 
+    def timed_like(self, other: "StageAnswers") -> bool:
+        """True if latencies compare: made in the same place, and not by runners, which work beside all else."""
+        return self.made_in == other.made_in and RUNNERS not in self.made_in
+
     @property
     def made_in(self) -> frozenset[str]:
         """Where the rollouts were made: in training's gate, in an evaluation, by training's runners.
 
-        Latencies compare only where this is the same: the machine had other work in each.
+        The machine has other work in each.
         """
         return frozenset(
             RUNNERS if record.worker is not None else GATE if record.phase.startswith(f"{GATE}-") else EVALUATION

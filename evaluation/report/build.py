@@ -91,7 +91,7 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
             name: {
                 metric: mean.dump()
                 for metric, mean in stage_metrics(answers, plan, config).items()
-                if metric != LATENCY or answers.made_in == study.answers[plan.final.name].made_in
+                if metric != LATENCY or answers.timed_like(study.answers[plan.final.name])
             }
             for name, answers in study.answers.items()
         },

@@ -96,12 +96,11 @@ def notes(study: Study) -> list[str]:
             "decided, reward and right answers have the gate's verdict: one test each, at gate.confidence="
             f"{config.gate.confidence:g}, without correction."
         )
-    last = study.answers[plan.final.name].made_in
-    if apart := [name for name, answers in study.answers.items() if answers.made_in != last]:
+    last = study.answers[plan.final.name]
+    if apart := [name for name, answers in study.answers.items() if not answers.timed_like(last)]:
         found.append(
-            f"Latencies of {', '.join(apart)} are left out: these rollouts were made in another place than those of "
-            f"{plan.final.name} (the gate, an evaluation or training's runners), beside other work (--fresh makes all "
-            "alike)."
+            f"Latencies of {', '.join(apart)} are left out: their rollouts were made beside other work than those of "
+            f"{plan.final.name} (in the gate, in an evaluation, or by training's runners); --fresh makes all alike."
         )
     found += tool_warnings(study)
     if (predicted := official.summary(study)) and predicted["missing"]:

@@ -108,7 +108,7 @@ def test_alignment_is_compared_over_all_tasks_by_mcnemars_exact_test():
     assert found.test == "McNemar's exact test"
 
 
-def test_latency_is_compared_only_where_the_gate_made_no_rollout():
+def test_latency_is_compared_only_where_rollouts_were_made_in_the_same_way():
     labels, rewards = ["yes"] * 3, [1.0] * 3
     evaluated = stage(labels, labels, rewards, seconds=2.0)
     by_gate = stage(labels, labels, rewards, seconds=1.0, worker="Worker-1")
