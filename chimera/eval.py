@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from evaluation.records.study import Plan, Study
     from evaluation.scores.auditor import Auditor
     from evaluation.verify.asked import AskedEvaluation
+    from training.watch.view import View
 
-READS = ("evaluation", "serving", "rollouts", "data", "runs_dir")
+READS = ("evaluation", "serving", "rollouts", "telemetry", "data", "runs_dir")
 """Settings that may differ from the run's. Society, models and rewards may not: they are evaluated."""
 
 PROBLEMS_SHOWN = 50
@@ -35,7 +36,7 @@ PROBLEMS_SHOWN = 50
 EPILOG = """
 what is recorded counts: rollouts of the gate during training and of earlier evaluations are not made again.
 --resume makes what failed again (rollouts, a single agent's answers, judges' scores), --fresh everything. Settings:
-evaluation.*, serving.*, rollouts.*, data.*
+evaluation.*, serving.*, rollouts.*, telemetry.*, data.*
 """
 
 
@@ -44,6 +45,7 @@ def main(argv: list[str]) -> int | None:
     arguments = parse_arguments(_parser(), argv)
     if arguments.verify is not None:
         return _verify(arguments)
+    print("loading configuration, data and libraries ...", flush=True)
     run, config = _open(arguments)
 
     from chimera.config.programs import check_confirmed
@@ -61,18 +63,25 @@ def main(argv: list[str]) -> int | None:
     from rich.console import Console
 
     from chimera.run.seals import seal
+    from chimera.show.next import after_evaluation, print_next
     from evaluation.records.recorded import load_study
+    from training.watch.view import make_view
 
     console = Console(highlight=False)
-    with run.own() as owned:
+    with make_view(console, config.evaluation.concurrency) as view, view.doing("evaluating"), run.own() as owned:
         try:
-            _fill(owned, plan, config, dataset, again, console)
+            _fill(owned, plan, config, dataset, again, console, view)
         finally:
-            for name in seal(owned):
-                console.print(f"warning: {name} was changed after the run had written it", soft_wrap=True, markup=False)
-        _report(load_study(owned, plan, config.evaluation), asked, lines, out, console)
+            with view.doing("recording what was made"):
+                for name in seal(owned):
+                    view.warn(f"{name} was changed after the run had written it")
+        with view.doing("reading the rollouts"):
+            study = load_study(owned, plan, config.evaluation)
+        report = _write(study, asked, lines, out, view)
         seal(owned)
+    _show(report, study, out, console)
     _print_head(run)
+    print_next(after_evaluation(run.name, out, config.runs_dir))
     return 0
 
 
@@ -166,14 +175,16 @@ def _judge_settings(judge: str | None) -> list[str]:
     )
 
 
-def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again: "Again", console: "Console") -> None:
+def _fill(
+    run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again: "Again", console: "Console", view: "View"
+) -> None:
     """Make the rollouts, baseline answers and scores that are missing."""
     from agents.tools.toolbox import build_toolbox
     from chimera.core.limits import allow_files
     from chimera.core.secrets import api_key_names, load_secrets
     from chimera.serving.process import check_models, serve
     from evaluation.conduct.conductor import Conductor
-    from training.watch.view import make_view
+    from evaluation.telemetry.sender import telemetry
 
     auditor_settings = {"auditor": config.evaluation.auditor.model_dump()}
     secrets = load_secrets((*config.secret_names(), *api_key_names(auditor_settings)))
@@ -189,17 +200,20 @@ def _fill(run: "Run", plan: "Plan", config: "Config", dataset: "Dataset", again:
             config.tools, dataset.documents(), secrets, roles=config.roles, conclusions=dataset.conclusions()
         ),
         auditor=_auditor(config.evaluation, second),
-        progress=make_view(console, config.evaluation.concurrency),
+        progress=view,
         again=again,
     )
     todo = {stage.name: conductor.missing(stage) for stage in plan.stages}
     _announce(run, plan, sum(map(len, todo.values())), console)
+    view.plan([stage.name for stage in plan.stages], costs=conductor.costs(todo))
     with ExitStack() as stack:
+        stack.enter_context(telemetry(run, config.telemetry, secrets, view.note))
         servers = None
         if conductor.needs_models(todo):
-            console.print("starting model servers ...")
             log = run.path / "logs" / "eval-models.log"
-            servers = stack.enter_context(serve(config.used(), config.serving, secrets, log_file=log))
+            stack.enter_context(view.doing("stopping model servers"))
+            with view.doing("starting model servers"):
+                servers = stack.enter_context(serve(config.used(), config.serving, secrets, log_file=log))
         try:
             asyncio.run(_make(conductor, servers, todo, second))
         except asyncio.CancelledError:
@@ -218,7 +232,8 @@ async def _make(
     assert task is not None
     with interruptible(task):
         try:
-            conductor.baselines()
+            with conductor.progress.doing("answers of the baselines without a model"):
+                await asyncio.to_thread(conductor.baselines)
             if servers is not None:
                 await conductor.run_stages(servers, todo)
             await conductor.audit()
@@ -257,19 +272,33 @@ def _auditor(settings: "EvaluationConfig", second: "HttpModel | None") -> "Audit
     return Auditor.of_model(second, str(settings.auditor.name))
 
 
-def _report(
-    study: "Study", asked: "AskedEvaluation", lines: "list[dict[str, Any]]", out: Path, console: "Console"
-) -> None:
-    """Write the report, show its main figures, and record its arguments and its files' hashes in the ledger."""
-    from evaluation.measures.official import missing_sentence
-    from evaluation.report.gave import lost_words
+def _write(
+    study: "Study", asked: "AskedEvaluation", lines: "list[dict[str, Any]]", out: Path, view: "View"
+) -> "dict[str, Any]":
+    """Write the report, and record its arguments and its files' hashes in the ledger."""
     from evaluation.report.publish import publish, publish_predictions
+    from evaluation.verify.asked import Evaluated, folder_in, hashes_of
+
+    with view.doing("computing intervals, tests and plots, and writing the report"):
+        report = publish(study, lines, out, view)
+        try:
+            if report["predictions"] is not None:
+                publish_predictions(study, out)
+        finally:
+            run, settings = study.run, study.config.evaluation
+            Evaluated(asked, settings, report["written"], run.name, folder_in(run, out), hashes_of(out)).record(run)
+    return report
+
+
+def _show(report: "Mapping[str, Any]", study: "Study", out: Path, console: "Console") -> None:
+    """Show a report's main figures."""
+    from evaluation.measures.official import missing_sentence
+    from evaluation.report.files import PREDICTIONS
+    from evaluation.report.gave import lost_words
     from evaluation.report.repairs import blame_words
     from evaluation.report.table import beside, phases, table
     from evaluation.report.words import tool_warnings
-    from evaluation.verify.asked import Evaluated, folder_in, hashes_of
 
-    report = publish(study, lines, out)
     console.print(table(report))
     if report["baselines"]:
         console.print(beside(report))
@@ -280,16 +309,12 @@ def _report(
         console.print(words, soft_wrap=True, markup=False)
     for warning in [*tool_warnings(study), *report["judges"]["warnings"]]:
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
-    console.print(f"report: {out / 'index.html'} (also report.md, report.json, plots/)", soft_wrap=True, markup=False)
-    try:
-        if (predicted := report["predictions"]) is not None:
-            predictions = publish_predictions(study, out)
-            console.print(f"predictions for PubMedQA's own script: {predictions}", soft_wrap=True, markup=False)
-            if predicted["missing"]:
-                console.print(f"warning: {missing_sentence(predicted)}", soft_wrap=True, markup=False)
-    finally:
-        run, settings = study.run, study.config.evaluation
-        Evaluated(asked, settings, report["written"], run.name, folder_in(run, out), hashes_of(out)).record(run)
+    files = "report.md, report.json, metrics.csv, rollouts.csv, plots/, conversations in rollouts/"
+    console.print(f"report: {out / 'index.html'} (also {files})", soft_wrap=True, markup=False)
+    if (predicted := report["predictions"]) is not None:
+        console.print(f"predictions for PubMedQA's own script: {out / PREDICTIONS}", soft_wrap=True, markup=False)
+        if predicted["missing"]:
+            console.print(f"warning: {missing_sentence(predicted)}", soft_wrap=True, markup=False)
 
 
 def _lines(run: "Run", wandb: str | None) -> "list[dict[str, Any]]":

@@ -44,6 +44,8 @@ def main(argv: list[str]) -> int | None:
     arguments = parse_arguments(parser, argv)
     if arguments.quick:
         _use_quick(arguments)
+    if not arguments.check:
+        print("loading configuration, data and libraries ...", flush=True)
     config = config_from(arguments)
     name, phase_list = arguments.name, arguments.phases
 
@@ -56,6 +58,7 @@ def main(argv: list[str]) -> int | None:
     from chimera.run.directory import LEDGER, Run
     from chimera.run.seals import seal
     from chimera.serving.process import check_models
+    from chimera.show.next import after_training, print_next
     from evaluation.measures.families import check as check_families
     from training.gate import check as check_gate
     from training.learning.plans import check_rollouts, choose_names, make_phases
@@ -100,6 +103,7 @@ def main(argv: list[str]) -> int | None:
         print(f"ledger: last hash {head(run.path / LEDGER)} (publish it, and a rebuilt history is seen)")
         if trial:
             print(f"{TRIAL}: python -m chimera.train makes a run whose figures mean more")
+        print_next(after_training(run.name, config.runs_dir))
     return 0
 
 

@@ -11,7 +11,9 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, RunError
@@ -22,6 +24,7 @@ from evaluation.measures.comparison import Comparison
 from evaluation.records.plan import gate_tasks
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import BASE, GATE
+from evaluation.report.figures import signed
 from training import gate_power
 from training.gate_rule import Rivalry, compare
 from training.summary import summarize
@@ -96,7 +99,7 @@ class Gate:
         lab = self._lab
         await lab.put_live(policy)
         if not lab.config.gate.enabled:
-            self._keep(phase, policy)
+            self._keep(phase, policy, "without being compared, because gate.enabled is false")
             return True
         self._stages[phase] = await evaluate(lab, phase)
         # Thousands of resamples take tenths of a second. A thread keeps the live view running.
@@ -108,9 +111,9 @@ class Gate:
         if faults:
             await lab.restore(policies.live(lab.run.events()).values())
             lab.run.ledger(ROLLED_BACK, phase=phase, policy=policy.dump(), verdicts=verdicts, reasons=faults)
-            lab.view.warn(f"{phase}: {policy.version} was rolled back: {'; '.join(faults)}")
+            lab.view.decision(f"gate: {policy.version} was rolled back: {'; '.join(faults)}")
             return False
-        self._keep(phase, policy, verdicts=verdicts)
+        self._keep(phase, policy, _beside(found[0]), verdicts=verdicts)
         return True
 
     def summary(self) -> None:
@@ -138,9 +141,9 @@ class Gate:
     def _power(self, found: Rivalry) -> gate_power.Power | None:
         return gate_power.observed(self._records(found.before), self._records(found.after), self._lab.config)
 
-    def _keep(self, phase: str, policy: Policy, **fields: Any) -> None:
+    def _keep(self, phase: str, policy: Policy, why: str, **fields: Any) -> None:
         self._lab.run.ledger(WENT_LIVE, phase=phase, policy=policy.dump(), artifacts=[policy.folder], **fields)
-        self._lab.view.note(f"{phase}: {policy.version} is live")
+        self._lab.view.decision(f"gate: {policy.version} is live, {why}")
 
     def _write(self, phase: str, found: Sequence[Rivalry], power: gate_power.Power | None, *, kept: bool) -> None:
         lab = self._lab
@@ -183,27 +186,46 @@ class Gate:
 
 
 def table(rows: Sequence[tuple[Rivalry, str]]) -> Table:
-    """Comparisons for a terminal of 80 columns, each with the gate's decision."""
-    shown = Table(title=f"validation tasks, paired: n = {rows[0][0].alignment.n}", title_justify="left")
-    shown.add_column("stage\nagainst", no_wrap=True)
-    shown.add_column("reward\ndifference", justify="right", no_wrap=True)
-    shown.add_column("right, %\ndifference, points", justify="right", no_wrap=True)
-    shown.add_column("verdict", width=13)
-    for one, fate in rows:
-        failed = f", {one.failed[1]} failed" if any(one.failed) else ""
-        reward, right = _cell(one.reward, 1, 3), _cell(one.alignment, 100, 1)
-        shown.add_row(f"{one.after}\n{one.before}", reward, right, f"{fate}\n{one.verdict}{failed}", end_section=True)
+    """Comparisons for a terminal of 80 columns and 24 lines, each with the gate's decision: a line with each stage's
+    means, then one for each rival. Green and red are what the test shows of one measure."""
+    shown = Table(
+        title=f"validation tasks, paired: n = {rows[0][0].alignment.n}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
+    shown.add_column("stage\n  beside", no_wrap=True)
+    shown.add_column("reward\ndifference", no_wrap=True)
+    shown.add_column("right, %\npoints", no_wrap=True)
+    shown.add_column("\nverdict", min_width=13)
+    for number, (one, fate) in enumerate(rows):
+        if number == 0 or rows[number - 1][0].after != one.after:
+            failed = f", {one.failed[1]} failed" if any(one.failed) else ""
+            reward = "-" if one.reward is None else f"{one.reward.after:z.3f}"
+            shown.add_row(one.after, reward, f"{100 * one.alignment.after:z.1f}", f"{fate}{failed}", style="bold")
+        shown.add_row(f"  {one.before}", _cell(one.reward, 1, 3), _cell(one.alignment, 100, 1), one.verdict)
     return shown
 
 
-def _cell(one: Comparison | None, scale: float, digits: int) -> str:
-    """The mean, the difference with its interval, and the verdict on this measure."""
-    if one is None:
-        return "-"
+COLOURS = {"better": "green", "worse": "red"}
+
+
+def _cell(one: Comparison | None, scale: float, digits: int) -> Text:
+    """The difference with its interval."""
+    return Text("-") if one is None else Text(_difference(one, scale, digits), style=COLOURS.get(str(one.verdict), ""))
+
+
+def _difference(one: Comparison, scale: float, digits: int) -> str:
     ends = [] if one.low is None or one.high is None else [one.low, one.high]
-    change, *around = (f"{scale * value:+z.{digits}f}" for value in (one.difference, *ends))
-    interval = f" [{', '.join(around)}]" if around else ""
-    return f"{scale * one.after:z.{digits}f}\n{change}{interval}\n{one.verdict}"
+    change, *around = (signed(scale * value, digits) for value in (one.difference, *ends))
+    return change + (f" [{', '.join(around)}]" if around else "")
+
+
+def _beside(found: Rivalry) -> str:
+    """A comparison in a few words."""
+    reward = "" if found.reward is None else f"reward {_difference(found.reward, 1, 3)}, "
+    return f"{found.verdict} beside {found.before}: {reward}right {_difference(found.alignment, 100, 1)} points"
 
 
 def _quality(records: Sequence[RolloutRecord]) -> tuple[float, float]:

@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from chimera.config.tree import Config
-from evaluation.measures.comparison import Comparison, compare_means, judged
-from evaluation.measures.metrics import metrics_of
+from evaluation.measures.comparison import Comparison
+from evaluation.measures.gated import GATED, as_gate
 from evaluation.measures.paired import sign_test
 from evaluation.records.rollouts import RolloutRecord
 
@@ -72,7 +72,7 @@ def compare(
         stages: Names of both stages.
         config: Has the settings.
     """
-    reward, alignment = (_compared(before, after, name, config) for name in ("reward", "alignment"))
+    reward, alignment = (as_gate(before, after, name, config) for name in GATED)
     assert alignment is not None  # Every rollout has a value; a failed one has 0.
     failed = [[record.status == "failed" for record in records] for records in (before, after)]
     changes = [new - old for old, new in zip(*failed, strict=True)]
@@ -93,24 +93,6 @@ def compare(
         faults=tuple(faults),
         verdict="worse" if worse else "past the margin" if faults else _word(measures),
     )
-
-
-def _compared(
-    before: Sequence[RolloutRecord], after: Sequence[RolloutRecord], name: str, config: Config
-) -> Comparison | None:
-    """Compare one measure as a report does, at the gate's confidence and without correction."""
-    gate = config.gate
-    own = config.evaluation.model_copy(update={"confidence": gate.confidence, "resamples": gate.resamples})
-    config = config.model_copy(update={"evaluation": own})
-    metric = next(one for one in metrics_of(config) if one.name == name)
-    assert metric.value is not None
-    values = [(metric.value(old), metric.value(new)) for old, new in zip(before, after, strict=True)]
-    pairs = [(old, new) for old, new in values if old is not None and new is not None]
-    if not pairs:
-        return None
-    sides = [old for old, _ in pairs], [new for _, new in pairs]
-    found = compare_means(*sides, metric, config, exact=metric.binary)
-    return judged(found, metric, found.p, config)
 
 
 def _fault(one: Comparison, rival: str, *, share: bool) -> str | None:

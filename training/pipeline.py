@@ -18,6 +18,7 @@ from training.lab.lab import Lab
 from training.laps import Laps
 from training.learning.base import Learned
 from training.learning.plans import Phase
+from training.watch.forecast import expected_costs
 
 LEDGER_PHASE = "ledger"
 """The phase name of the run's last line in metrics.jsonl: times, and the ledger's last hash, which W&B publishes."""
@@ -37,7 +38,8 @@ class Pipeline(agl.Algorithm):
         """Run all phases. Tasks come from the lab, so the arguments of Agent Lightning's interface are unused."""
         lab = self._lab
         done = {event["phase"] for event in lab.run.events() if event["event"] == "phase_finished"}
-        lab.view.plan([phase.name for phase in self._phases], done=sorted(done))
+        costs = expected_costs([phase for phase in self._phases if phase.name not in done], lab.config)
+        lab.view.plan([phase.name for phase in self._phases], done=sorted(done), costs=costs)
         gate = Gate(lab)
         laps = Laps(psutil.Process().create_time())
         laps.lap("start")
@@ -47,15 +49,20 @@ class Pipeline(agl.Algorithm):
                 continue
             with self._noted(phase):
                 if phase.learns:
-                    await gate.open()
+                    with lab.view.doing("the gate evaluates what is live"):
+                        await gate.open()
                     laps.lap("gate")
-                result = await self._learn(phase)
+                with lab.view.part(phase.name):
+                    result = await self._learn(phase)
                 laps.lap(phase.name)
-                kept = None if result.policy is None else await gate.decide(phase.name, result.policy)
+                with lab.view.doing(f"the gate decides on {phase.name}"):
+                    kept = None if result.policy is None else await gate.decide(phase.name, result.policy)
                 laps.lap("gate")
-            self._finish(phase, result, kept)
-            await self._seal()
-        gate.summary()
+            with lab.view.doing(f"recording what {phase.name} has made"):
+                self._finish(phase, result, kept)
+                await self._seal()
+        with lab.view.doing("comparing all stages"):
+            await asyncio.to_thread(gate.summary)
         lab.view.note(laps.words())
         seconds = {f"seconds/{stage}": spent for stage, spent in laps.seconds.items()}
         lab.metrics.log(LEDGER_PHASE, None, {"hash": head(lab.run.path / LEDGER), **seconds})

@@ -7,7 +7,7 @@ while the main process loads its own.
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +18,7 @@ from chimera.data.tasks import Dataset
 from chimera.run import forks
 from chimera.run.directory import Run
 from chimera.serving.process import serve
+from evaluation.telemetry.sender import telemetry
 from training.interrupt import interruptible
 from training.learning.plans import Phase
 from training.watch.view import make_view
@@ -57,20 +58,25 @@ async def _train(
 ) -> None:
     task = asyncio.current_task()
     assert task is not None
-    view = make_view(Console(), config.rollouts.runners)
+    runners = config.rollouts.runners
     with ExitStack() as stack:
+        view = stack.enter_context(make_view(Console(), runners))
+        stack.enter_context(view.doing("stopping model servers, gateway and runners"))
+        stack.enter_context(telemetry(run, config.telemetry, secrets, view.note))
         stack.enter_context(interruptible(task))
         serving = serve(config.served(), config.serving, secrets, log_file=run.path / "logs" / "models.log")
         starting = asyncio.create_task(asyncio.to_thread(stack.enter_context, serving))
         await asyncio.sleep(0)
+        with view.doing("starting model servers"):
+            from training.lab.lab import Lab
+            from training.pipeline import Pipeline
+            from training.watch.metrics import Metrics
+            from training.watch.wandb_run import open_sinks
 
-        from training.lab.lab import Lab
-        from training.pipeline import Pipeline
-        from training.watch.metrics import Metrics
-        from training.watch.wandb_run import open_sinks
-
-        sinks = await asyncio.to_thread(open_sinks, run, config, secrets, view.note)
-        metrics = stack.enter_context(Metrics(run, sinks, view.warn))
-        servers = await starting
-        async with Lab(run, config, dataset, servers, secrets, view, metrics) as lab:
+            sinks = await asyncio.to_thread(open_sinks, run, config, secrets, view.note)
+            metrics = stack.enter_context(Metrics(run, sinks, view.warn))
+            servers = await starting
+        async with AsyncExitStack() as doors:
+            with view.doing(f"starting the gateway and {runners} runner{'s' * (runners > 1)}"):
+                lab = await doors.enter_async_context(Lab(run, config, dataset, servers, secrets, view, metrics))
             await Pipeline(phases, lab).run()

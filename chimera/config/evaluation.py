@@ -105,6 +105,11 @@ class EvaluationConfig(ConfigSection):
         description="tests that Holm's correction takes together: by name a list of patterns comparison/metric, such "
         "as main/reward or base:sft/*; the first that matches counts, the rest is one more family",
     )
+    conversations: Literal["ends", "all", "none"] = Field(
+        default="ends",
+        description="rollouts that get a page beside the report, 38 kB each: ends takes those of the first and last "
+        "stage, and of the stages between those whose answer a phase made right or wrong",
+    )
     auditor: AuditorConfig = AuditorConfig()
 
     @model_validator(mode="after")

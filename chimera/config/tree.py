@@ -19,6 +19,7 @@ from chimera.config.roles import GRADING, JUDGE, RolesConfig
 from chimera.config.rollouts import GatewayConfig, RewardConfig, RolloutsConfig
 from chimera.config.society import SocietyConfig
 from chimera.config.source import COMMAND_LINE, Setting, parse_overrides, read_yaml, to_yaml
+from chimera.config.telemetry import TelemetryConfig
 from chimera.config.tools import McpServer, ToolsConfig
 from chimera.core.errors import ConfigError
 
@@ -45,6 +46,7 @@ class Config(ConfigSection):
     pipeline: Pipeline = Field(default=DEFAULT, validate_default=True, description="phases, in their order")
     gate: GateConfig = GateConfig()
     wandb: WandbConfig = WandbConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
     @field_validator("models", mode="before")
@@ -102,8 +104,8 @@ class Config(ConfigSection):
         return {name: model for name, model in self.models.items() if name in asked or name in self.used()}
 
     def secret_names(self) -> tuple[str, ...]:
-        """The environment variables that models and MCP servers name."""
-        keys = (model.api_key_env for model in self.models.values())
+        """The environment variables that models, MCP servers and the collector of telemetry name."""
+        keys = [*(model.api_key_env for model in self.models.values()), self.telemetry.headers_env]
         return tuple(sorted({*filter(None, keys), *self.tools.secret_names()}))
 
     def unused(self) -> Mapping[str, str]:

@@ -119,7 +119,7 @@ def _row(title: str, metric: tuple[str, float, str], one: Mapping[str, Any]) -> 
     digits = 1 if scale == 100 else 3
     around = "no interval"
     if one["low"] is not None:
-        around = f"[{scale * one['low']:+.{digits}f}, {scale * one['high']:+.{digits}f}]"
-    before, after = (f"{scale * one[side]:.{digits}f}{' %' if scale == 100 else ''}" for side in ("before", "after"))
-    change = f"{scale * one['difference']:+.{digits}f}{unit} {around}"
+        around = f"[{scale * one['low']:+z.{digits}f}, {scale * one['high']:+z.{digits}f}]"
+    before, after = (f"{scale * one[side]:z.{digits}f}{' %' if scale == 100 else ''}" for side in ("before", "after"))
+    change = f"{scale * one['difference']:+z.{digits}f}{unit} {around}"
     return f"| {title} | {words} | {before} | {after} | {change} | {one['n']} | {one['verdict'] or '–'} |"

@@ -36,6 +36,9 @@ from evaluation.scores.canaries import Work, canaries_of
 
 Again = Literal["nothing", "failed", "everything"]
 """Which recorded parts are made again. "failed": those that failed or have no score."""
+VOTES = "calls for a majority"
+SINGLE_COST, VOTES_COST, JUDGE_COST = 0.2, 0.4, 0.05
+"""Costs of a task's single calls and votes and of one judgement, in rollouts; rough, for the time left."""
 GREEDY_JUNIOR = "greedy junior"
 """Logical model for the juniors' model at temperature 0."""
 Item = TypeVar("Item")
@@ -52,6 +55,14 @@ class ProgressView(Protocol):
 
     def add(self, record: RolloutRecord) -> None:
         """Count one finished rollout."""
+        ...
+
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """A stage is being made."""
+        ...
+
+    def doing(self, text: str) -> AbstractContextManager[None]:
+        """Show what is happening where nothing is counted."""
         ...
 
     def work(self, name: str, total: int) -> AbstractContextManager[Callable[[int, str], None]]:
@@ -107,6 +118,17 @@ class Conductor:
             if (task.id, repeat) not in there
         ]
 
+    def costs(self, todo: Mapping[str, Sequence[RolloutInput]]) -> dict[str, float]:
+        """The expected cost of the parts of this evaluation, in rollouts (`training.watch.forecast`)."""
+        found: dict[str, float] = {}
+        tasks, rollouts = len(self.plan.tasks), sum(map(len, todo.values()))
+        for stage in self.plan.stages:
+            found[own_phase(self.plan.split, stage)] = len(todo[stage.name])
+        for stage in (self.plan.stages[0], self.plan.final) if rollouts else ():
+            found[f"single calls, {stage.title}"] = SINGLE_COST * tasks
+            found[f"{VOTES}, {stage.title}"] = VOTES_COST * tasks
+        return found | ({"second judge": JUDGE_COST * rollouts} if self.auditor is not None and rollouts else {})
+
     def baselines(self) -> None:
         """Record the answers of baselines that need no model, and replace those learned from other training data."""
         known = {(one.baseline, one.task_id, one.repeat): one for one in self._answered()}
@@ -144,22 +166,26 @@ class Conductor:
                 inputs = todo.get(stage.name, ())
                 if not inputs and stage.name not in alone:
                     continue
-                await self._serve(live, stage)
-                if inputs:
-                    with self.progress.phase(
-                        own_phase(self.plan.split, stage), len(inputs), stage.versions, table=False
-                    ):
-                        # Close the rollouts before the model: rollouts in progress must not fail on a closed model.
-                        async with aclosing(direct.rollouts(inputs, stage, live.selector())) as records:
-                            async for record in records:
-                                self.progress.add(record)
-                if stage.name in alone:
-                    await self._single(model, stage)
+                with self.progress.part(stage.name):
+                    await self._serve(live, stage)
+                    await self._of_stage(direct, live, stage, inputs)
+                    if stage.name in alone:
+                        await self._single(model, stage)
             await self._examine(live, society)
             await self._try_canaries(Auditor.of_training(model, self.config.slot(JUDGE), self._judge_name()))
         finally:
             await society.aclose()
             await model.aclose()
+
+    async def _of_stage(self, direct: DirectRollouts, live: Live, stage: Stage, inputs: Sequence[RolloutInput]) -> None:
+        """Make the rollouts of a stage, which is being served."""
+        if not inputs:
+            return
+        with self.progress.phase(own_phase(self.plan.split, stage), len(inputs), stage.versions, table=False):
+            # Close the rollouts before the model: rollouts in progress must not fail on a closed model.
+            async with aclosing(direct.rollouts(inputs, stage, live.selector())) as records:
+                async for record in records:
+                    self.progress.add(record)
 
     async def _examine(self, live: Live, model: HttpModel) -> None:
         """Replay the wrong answers of the last stage that are to be examined, each with its first wrong step right."""
@@ -254,7 +280,7 @@ class Conductor:
 
             await self._make("baselines", f"single calls, {stage.title}", self._unanswered(name), answer)
             votes = self._votes_left(name, stages)
-            await self._make("baselines", f"calls for a majority, {stage.title}", votes, answer)
+            await self._make("baselines", f"{VOTES}, {stage.title}", votes, answer)
 
     async def _try_canaries(self, judge: Auditor) -> None:
         """Let `judge` score the canaries that it has not scored."""

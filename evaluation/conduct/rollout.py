@@ -24,6 +24,7 @@ from chimera.serving.client import Completion, Model
 from evaluation.records.rollouts import Outcome, RolloutInput, RolloutRecord
 from evaluation.scores.judge import Judge
 from evaluation.scores.rewards import Reward, compute_reward
+from evaluation.telemetry.sender import recorded
 from evaluation.traces import spans
 
 _responses: contextvars.ContextVar[list[str]] = contextvars.ContextVar("responses")
@@ -162,13 +163,14 @@ class RolloutMaker:
 
 
 def keep(run: Run, record: RolloutRecord, trace: Sequence[spans.Span]) -> list[spans.Span]:
-    """Write a rollout to disk, its trace first, so that no record names a missing trace.
+    """Write a rollout to disk, its trace first, so that no record names a missing trace. Then telemetry gets it.
 
     Returns:
         The trace as written: without bookkeeping spans and secrets.
     """
     kept = [] if record.trace is None else spans.write(trace, run.path / record.trace)
     run.append_rollout(record.dump(), phase=record.phase)
+    recorded(run, record, kept)
     return kept
 
 

@@ -66,7 +66,7 @@ class Comparison:
         verdict: The verdict in words; None until `adjust`.
         primary: True if the report's conclusions rest on it.
         margin: The loss that non-inferiority tolerates; None if the metric has no margin.
-        uncorrected: The verdict by `p`, before correction; None until `adjust`.
+        by_gate: True if training's gate made this test. It is corrected for no others.
     """
 
     before: float
@@ -82,7 +82,7 @@ class Comparison:
     verdict: Verdict | None
     primary: bool
     margin: float | None = None
-    uncorrected: Verdict | None = None
+    by_gate: bool = False
 
     def dump(self) -> dict[str, Any]:
         """Plain data."""
@@ -96,12 +96,12 @@ Comparisons = Mapping[str, Mapping[str, Comparison]]
 def compare(before: StageAnswers, after: StageAnswers, plan: Plan, config: Config) -> dict[str, Comparison]:
     """Compare every metric that has a value in both stages for some task and seed, not yet adjusted.
 
-    Latency is left out if training's gate made some of the rollouts: they ran through the gateway, beside other work.
+    Latency is left out if their rollouts were made in different places, beside other work.
     """
     found: dict[str, Comparison] = {}
     of_answers = compare_answers(answers_of(before), answers_of(after), plan, config)
     for metric in metrics_of(config):
-        if metric.name == LATENCY and (before.by_training or after.by_training):
+        if metric.name == LATENCY and not before.timed_like(after):
             continue
         if metric.name in of_answers:
             found[metric.name] = of_answers[metric.name]
@@ -143,7 +143,7 @@ def compare_answers(before: TaskAnswers, after: TaskAnswers, plan: Plan, config:
 
 
 def adjust(comparisons: Comparisons, config: Config, main: str | None = None) -> dict[str, dict[str, Comparison]]:
-    """The comparisons with Holm's correction over each family, and with verdicts.
+    """The comparisons with Holm's correction over each family, and with verdicts. The gate's own stay as they are.
 
     Args:
         comparisons: All comparisons of the report.
@@ -155,34 +155,37 @@ def adjust(comparisons: Comparisons, config: Config, main: str | None = None) ->
         adjusted |= dict(zip(family, holm([one.p for one in family.values()]), strict=True))
     metrics = {metric.name: metric for metric in metrics_of(config)}
     return {
-        pair: {name: judged(one, metrics[name], adjusted[pair, name], config) for name, one in found.items()}
+        pair: {
+            name: one if one.by_gate else judged(one, metrics[name], adjusted[pair, name], config)
+            for name, one in found.items()
+        }
         for pair, found in comparisons.items()
     }
 
 
 def judged(one: Comparison, metric: Metric, p_adjusted: float, config: Config) -> Comparison:
-    """`one` with its verdicts: by the adjusted p-value and by the p-value itself."""
-    words = [
-        verdict(
-            one.difference,
-            one.low,
-            p,
-            level=1 - config.evaluation.confidence,
-            better=metric.better,
-            margin=one.margin,
-        )
-        for p in (p_adjusted, one.p)
-    ]
-    return replace(one, p_adjusted=p_adjusted, verdict=words[0], uncorrected=words[1])
+    """`one` with its adjusted p-value and its verdict."""
+    word = verdict(
+        one.difference,
+        one.low,
+        p_adjusted,
+        level=1 - config.evaluation.confidence,
+        better=metric.better,
+        margin=one.margin,
+    )
+    return replace(one, p_adjusted=p_adjusted, verdict=word)
 
 
 def families_of(
     comparisons: Comparisons, config: Config, main: str | None
 ) -> dict[str, dict[tuple[str, str], Comparison]]:
-    """The tests of each family, by pair and metric. The tests of a family are corrected together."""
+    """The tests of each family, by pair and metric. The tests of a family are corrected together; the gate's are in
+    none."""
     families: dict[str, dict[tuple[str, str], Comparison]] = {}
     for pair, found in comparisons.items():
         for name, one in found.items():
+            if one.by_gate:
+                continue
             family = family_of(pair, name, config.evaluation.families, main)
             families.setdefault(family, {})[pair, name] = one
     return families
@@ -324,7 +327,7 @@ def _clause(name: str, one: Comparison | None, config: Config) -> str:
     words = (
         f"{name} {_verdict_words(one, scale, digits, points)}, from {old} to {new}{unit} "
         f"({one.difference * scale:+z.{digits}f}{points}, {around}, "
-        f"p = {one.p_adjusted:.2g} after correction, n = {one.n})"
+        f"p = {one.p_adjusted:.2g}{'' if one.by_gate else ' after correction'}, n = {one.n})"
     )
     if one.verdict not in (NOT_SHOWN, NON_INFERIOR) or one.mde is None:
         return words
@@ -333,7 +336,6 @@ def _clause(name: str, one: Comparison | None, config: Config) -> str:
 
 
 def _verdict_words(one: Comparison, scale: float, digits: int, points: str) -> str:
-    """The verdict, its margin, and the uncorrected verdict if the correction changed it."""
+    """The verdict and its margin."""
     margin = f" (margin {one.margin * scale:.{digits}f}{points})" if one.verdict == NON_INFERIOR and one.margin else ""
-    before = "" if one.uncorrected in (None, one.verdict) else f" (before correction: {one.uncorrected})"
-    return f"{one.verdict}{margin}{before}"
+    return f"{one.verdict}{margin}"

@@ -1,7 +1,7 @@
 """The verdict on a paired difference: one function for training's gate and the report.
 
-So equal pairs and settings get equal verdicts. Two things differ on purpose, and both outputs say so: the gate makes
-one test on validation tasks at its own confidence, and the report corrects its p-values for the number of tests.
+The gate makes one test on validation tasks at its own confidence. The report corrects its p-values for the number of
+tests, but not those of the gate: a report on the gate's own rollouts repeats the gate's verdict (`gated`).
 
 Non-inferiority as in CONSORT's extension (Piaggio et al. 2012, JAMA 308:2594): the whole two-sided interval lies above
 minus the margin, so that a loss as large as the margin is excluded.

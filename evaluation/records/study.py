@@ -23,6 +23,8 @@ Split = Literal["val", "test"]
 Kind = Literal["sequence", "alone", "left out", "at base", "coalition"]
 BASE = "base"
 GATE = "gate"
+RUNNERS, EVALUATION = "training's runners", "an evaluation"
+"""The other places where rollouts of a study are made (`StageAnswers.made_in`)."""
 """The gate records its rollouts of a stage as `gate-<stage>`. The seeds of all evaluations derive from this name."""
 
 
@@ -185,9 +187,24 @@ class StageAnswers:
     second_tries: int = 0
 
     @property
-    def by_training(self) -> bool:
-        """True if training's gate made some of the rollouts. Only rollouts of training name their runner process."""
-        return any(record.worker is not None for record in self.records)
+    def by_gate(self) -> bool:
+        """True if they are just the rollouts by which training's gate decided."""
+        return not self.second_tries and self.made_in == {GATE}
+
+    def timed_like(self, other: "StageAnswers") -> bool:
+        """True if latencies compare: made in the same place, and not by runners, which work beside all else."""
+        return self.made_in == other.made_in and RUNNERS not in self.made_in
+
+    @property
+    def made_in(self) -> frozenset[str]:
+        """Where the rollouts were made: in training's gate, in an evaluation, by training's runners.
+
+        The machine has other work in each.
+        """
+        return frozenset(
+            RUNNERS if record.worker is not None else GATE if record.phase.startswith(f"{GATE}-") else EVALUATION
+            for record in self.records
+        )
 
 
 @dataclass(frozen=True, slots=True)

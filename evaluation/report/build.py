@@ -27,8 +27,10 @@ from evaluation.measures.comparison import (
     too_few_permutations,
     verdict_sentence,
 )
+from evaluation.measures.gated import GATED, as_gate
 from evaluation.measures.lost import first_wrong_step, lost, recorded_steps
 from evaluation.measures.metrics import (
+    LATENCY,
     Metric,
     TaskAnswers,
     answer_metrics,
@@ -49,7 +51,7 @@ from evaluation.report.words import about_run, notes, players
 from evaluation.scores.judge_health import health
 
 FORMAT = "chimera-report"
-VERSION = 1
+VERSION = 2
 
 
 def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
@@ -86,7 +88,11 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
         "verdict": _verdict(plan, compared, config),
         "families": about_families,
         "stages": {
-            name: {metric: mean.dump() for metric, mean in stage_metrics(answers, plan, config).items()}
+            name: {
+                metric: mean.dump()
+                for metric, mean in stage_metrics(answers, plan, config).items()
+                if metric != LATENCY or answers.timed_like(study.answers[plan.final.name])
+            }
             for name, answers in study.answers.items()
         },
         "outcomes": {name: _outcome(answers, metrics, plan.labels) for name, answers in study.answers.items()},
@@ -129,10 +135,13 @@ def stage_pairs(plan: Plan) -> list[tuple[str, str]]:
 
 def compare_all(study: Study) -> dict[str, dict[str, Comparison]]:
     """All comparisons of the report with corrected p-values: pairs of stages, then each baseline with the last stage.
-    The main comparison is of the first with the last stage."""
+    The main comparison is of the first with the last stage. What the gate decided on has the gate's verdict."""
     plan, config = study.plan, study.config
     found = {
-        f"{before}:{after}": compare(study.answers[before], study.answers[after], plan, config)
+        f"{before}:{after}": {
+            **compare(study.answers[before], study.answers[after], plan, config),
+            **_of_gate(study, before, after),
+        }
         for before, after in stage_pairs(plan)
     }
     final = plan.final.name
@@ -140,6 +149,15 @@ def compare_all(study: Study) -> dict[str, dict[str, Comparison]]:
     for name, answers in answers_by_baseline(study.baselines).items():
         found[f"{name}:{final}"] = compare_answers(answers, society, plan, config)
     return adjust(found, config, _main(plan))
+
+
+def _of_gate(study: Study, before: str, after: str) -> dict[str, Comparison]:
+    """The gate's comparison of two stages; empty unless the study is on just the tasks and rollouts of the gate."""
+    plan, config, sides = study.plan, study.run.config, (study.answers[before], study.answers[after])
+    if plan.split != "val" or len(plan.tasks) != config.gate.tasks or not all(side.by_gate for side in sides):
+        return {}
+    found = {name: as_gate(sides[0].records, sides[1].records, name, config) for name in GATED}
+    return {name: one for name, one in found.items() if one is not None}
 
 
 def _main(plan: Plan) -> str:

@@ -1,7 +1,10 @@
 """Formats a report's numbers: by unit, with a true minus sign, and with no more digits than the sample supports."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+from evaluation.measures import baselines
 
 MINUS = "\N{MINUS SIGN}"
 UNIT_WORDS = {"share": "%", "points": "", "seconds": "s", "usd": "USD", "count": ""}
@@ -26,6 +29,11 @@ def signed(value: float, digits: int) -> str:
     return text if text.strip("+-0.") else text[1:]
 
 
+def two(value: float | None) -> str:
+    """A coefficient or a score with two decimals."""
+    return NOTHING if value is None else _signed(f"{value:.2f}")
+
+
 def between(low: float | None, high: float | None, unit: str) -> str:
     """An interval of a value, such as "60.0 to 78.0"; a dash if there is none."""
     return NOTHING if low is None or high is None else f"{shown(low, unit)} to {shown(high, unit)}"
@@ -47,6 +55,11 @@ def equals(p: float | None) -> str:
     """A p-value with the sign before it, such as "= 0.04" or "< 0.001"."""
     words = probability(p)
     return words if words.startswith("<") else f"= {words}"
+
+
+def slug(name: str) -> str:
+    """`name` as an HTML anchor."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", name)
 
 
 def sentence(text: str) -> str:
@@ -97,12 +110,6 @@ def veto_words(report: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def verdict_words(row: Mapping[str, Any]) -> str:
-    """The verdict on a comparison, and the verdict before Holm's correction if it differed."""
-    before = row.get("uncorrected")
-    return row["verdict"] if before in (None, row["verdict"]) else f"{row['verdict']} (before correction: {before})"
-
-
 def margin_words(report: Mapping[str, Any]) -> str:
     """The margin of each metric that has one."""
     found = [(report["metrics"][name], margin) for name, margin in report["settings"]["margins"].items()]
@@ -119,7 +126,9 @@ def families_words(report: Mapping[str, Any]) -> str:
     when = (
         f"declared at the run's start, {found['declared']}" if found["as_declared"] else "not declared before the run"
     )
-    return f"families of tests, {when}: {'; '.join(parts) or 'none'}"
+    by_gate = sum(one["by_gate"] for rows in report["comparisons"].values() for one in rows.values())
+    own = f"; decided by the gate, so in no family: {by_gate} test{'s' * (by_gate != 1)}" if by_gate else ""
+    return f"families of tests, {when}: {'; '.join(parts) or 'none'}{own}"
 
 
 def answered(report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -145,6 +154,14 @@ def standing_words(report: Mapping[str, Any]) -> str:
     best = max(others, key=lambda row: row["means"]["alignment"]["mean"])
     sides = [f"{row['title']}, {_answer_words(row)}" for row in (society, best)]
     return f"{sentence(sides[0])}; the best baseline: {sides[1]}."
+
+
+def beside_one_call(report: Mapping[str, Any]) -> str | None:
+    """The comparison of one sampled call of the society's own model with the last stage; None if there is none."""
+    final = report["standing"][0]
+    calls = [name for name in report["standing"] if name.startswith(f"{baselines.SINGLE}@")]
+    pairs = [f"{name}:{final}" for name in calls]
+    return next((pair for pair in pairs if pair in report["comparisons"]), None)
 
 
 def amount(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""A report's files: report.json, report.md and index.html, each replaced as a whole."""
+"""A report's files: report.json, what is made from it (report.md, index.html, CSV), each replaced as a whole."""
 
 import json
 import os
@@ -8,11 +8,12 @@ from typing import Any
 
 from chimera.core.errors import RunError
 from evaluation.report.page import page
+from evaluation.report.spreadsheet import METRICS, ROLLOUTS, metrics_csv, rollouts_csv
 from evaluation.report.text import markdown
 
 DATA, TEXT, PAGE = "report.json", "report.md", "index.html"
 PREDICTIONS, MISSING = "predictions.json", "predictions_missing.json"
-FILES = (DATA, TEXT, PAGE, PREDICTIONS, MISSING)
+FILES = (DATA, TEXT, PAGE, METRICS, ROLLOUTS, PREDICTIONS, MISSING)
 PLOTS = "plots"
 
 
@@ -23,14 +24,28 @@ def write_report(report: Mapping[str, Any], folder: Path) -> Path:
         RunError: A file cannot be written, or a plot's drawing cannot be read.
     """
     try:
-        drawings = drawings_of(report, folder)
+        shown = shown_files(report, folder)
         folder.mkdir(parents=True, exist_ok=True)
         _replace(folder / DATA, json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-        _replace(folder / TEXT, markdown(report))
-        _replace(folder / PAGE, page(report, drawings))
+        for name, text in shown.items():
+            _replace(folder / name, text)
     except OSError as error:
         raise RunError(f"the report cannot be written to {folder}: {error.filename} {error.strerror}") from error
     return folder / PAGE
+
+
+def shown_files(report: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """The texts of all files that show `report`, by name; `folder` has its plots.
+
+    Raises:
+        OSError: A drawing cannot be read.
+    """
+    return {
+        TEXT: markdown(report),
+        PAGE: page(report, drawings_of(report, folder)),
+        METRICS: metrics_csv(report),
+        ROLLOUTS: rollouts_csv(report),
+    }
 
 
 def drawings_of(report: Mapping[str, Any], folder: Path) -> dict[str, str]:

@@ -12,8 +12,9 @@ WAYS: Mapping[str, str] = {
     "shapley": "Shapley value",
 }
 """The ways to say what a phase gave, with their titles."""
+SEQUENCE_WORDS = "In the run's order: each phase beside what was live before it."
 GAVE_WORDS = (
-    "In the run's order: beside what was live before it. Left out of the end: the end beside the end without it. "
+    "Left out of the end: the end beside the end without it. "
     "Shapley value: the mean gain over all orders in which the phases could have been added; these sum to the whole. "
     "At base: the end beside the end with this slot's weights, or this choice, as the run began. "
     "A policy without those that it was learned with is in a society that it did not train in."
@@ -27,20 +28,32 @@ AT_BASE = "{} at base"
 
 
 def gave(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What each phase gave, one table for each of right answers and reward; empty unless stages beyond the run's
-    sequence were evaluated.
+    """What each phase gave, one table for each of right answers and reward; empty if no phase was evaluated.
 
     Each table has "name", "title" and "unit" of its metric, "ways" (keys of `WAYS`), and "rows": "phase" (or the
-    title of a place back at base) and "cells", for each way a difference with "low", "high" and "comparison", or None.
+    title of a place back at base), "learner" (who learned; empty for all together) and "cells", for each way a
+    difference with "low", "high", "verdict" and "comparison", or None. A way that only repeats comparisons of the
+    run's order is left out.
     """
-    if all(stage["kind"] == "sequence" for stage in report["plan"]["stages"]) and not report["shapley"]:
+    return [_gave(report, name) for name in ("alignment", "reward")] if report["ablation"] else []
+
+
+def gave_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tables of `gave` as one, if they tell only what each phase gave in the run's order; else empty.
+
+    A row has "phase", "learner", and "cells": the differences of right answers and of reward.
+    """
+    tables = gave(report)
+    if any(table["ways"] != ["sequence"] for table in tables):
         return []
-    return [_gave(report, name) for name in ("alignment", "reward")]
+    pairs = zip(*(table["rows"] for table in tables), strict=True)
+    return [{**right, "cells": [right["cells"][0], reward["cells"][0]]} for right, reward in pairs]
 
 
 def gave_words(report: Mapping[str, Any]) -> str:
     """How to read the tables of `gave`, and the phases whose policy a later one replaced."""
-    return " ".join([GAVE_WORDS, *replaced(report)])
+    words = [SEQUENCE_WORDS] if gave_rows(report) else [SEQUENCE_WORDS, GAVE_WORDS]
+    return " ".join([*words, *replaced(report)])
 
 
 def replaced(report: Mapping[str, Any]) -> list[str]:
@@ -70,11 +83,23 @@ def _gave(report: Mapping[str, Any], name: str) -> dict[str, Any]:
     whole = report["verdict"]["comparison"]
     if whole is not None and (one := report["comparisons"][whole].get(name)) is not None:
         found[TOGETHER, "sequence"] = _difference(one, whole)
-    ways = [way for way in WAYS if any(kind == way for _, kind in found)]
+    ways = [way for way in WAYS if any(kind == way and _new(found, title, way) for title, kind in found)]
     back = [AT_BASE.format(row["learner"]) for row in report["ablation"] if row["kind"] == "at base"]
-    titles = [title for title in (*report["plan"]["learned"], *back) if any((title, way) in found for way in ways)]
-    rows = [{"phase": title, "cells": [found.get((title, way)) for way in ways]} for title in (*titles, TOGETHER)]
+    in_order = [row["phase"] for row in report["ablation"] if row["kind"] == "sequence"]
+    known = dict.fromkeys((*in_order, *report["plan"]["learned"], *back))
+    titles = [title for title in known if any((title, way) in found for way in ways)]
+    learners = {row["phase"]: row["learner"] for row in report["ablation"] if row["kind"] == "sequence"}
+    rows = [
+        {"phase": title, "learner": learners.get(title, ""), "cells": [found.get((title, way)) for way in ways]}
+        for title in (*titles, TOGETHER)
+    ]
     return {"name": name, **GAVE[name], "ways": ways, "rows": rows}
+
+
+def _new(found: Mapping[tuple[str, str], Mapping[str, Any]], title: str, way: str) -> bool:
+    """True unless the run's order has the same comparison for this phase."""
+    usual = found.get((title, "sequence"))
+    return way == "sequence" or usual is None or usual["comparison"] != found[title, way]["comparison"]
 
 
 GAVE: Mapping[str, Mapping[str, str]] = {
@@ -86,7 +111,8 @@ GAVE: Mapping[str, Mapping[str, str]] = {
 def _difference(found: Mapping[str, Any], comparison: str | None = None) -> dict[str, Any]:
     """A comparison or a Shapley value as a cell."""
     value = found["difference"] if "difference" in found else found["mean"]
-    return {"difference": value, "low": found["low"], "high": found["high"], "comparison": comparison}
+    ends = {"low": found["low"], "high": found["high"]}
+    return {"difference": value, **ends, "verdict": found.get("verdict"), "comparison": comparison}
 
 
 def lost_words(report: Mapping[str, Any]) -> str:
@@ -100,6 +126,16 @@ def lost_words(report: Mapping[str, Any]) -> str:
     who = f", lost by {', '.join(steps)}" if steps else ""
     title = sentence(stage_titles(report)[stage])
     return f"{title}, {found['wrong']} of {found['rollouts']} answers are wrong{who}{vetoed}."
+
+
+def lost_rollouts(report: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Ids of the last stage's rollouts with a wrong answer, by their first wrong step."""
+    final = report["standing"][0]
+    if final not in report["lost"]:
+        return {}
+    rows = report["outcomes"][final]["rollouts"]
+    found = {step: [row["id"] for row in rows if row["lost"] == step] for step in LOST_AT}
+    return {step: ids for step, ids in found.items() if ids}
 
 
 LOST_AT: Mapping[str, str] = {

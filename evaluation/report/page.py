@@ -18,10 +18,12 @@ from evaluation.measures.lost import TITLES
 from evaluation.measures.metrics import NONE
 from evaluation.records.recorded import side_file
 from evaluation.records.study import Plan
+from evaluation.report.conversations import file_of, linked
 from evaluation.report.figures import (
     ablation_rows,
     amount,
     answered,
+    beside_one_call,
     between,
     change,
     change_between,
@@ -32,14 +34,16 @@ from evaluation.report.figures import (
     probability,
     sentence,
     shown,
+    signed,
+    slug,
     stage_titles,
     standing,
     standing_words,
     titled,
-    verdict_words,
+    two,
     veto_words,
 )
-from evaluation.report.gave import WAYS, gave, gave_words, lost_words
+from evaluation.report.gave import WAYS, gave, gave_rows, gave_words, lost_rollouts, lost_words
 from evaluation.report.repairs import HEAD, blame_rows, blame_words
 from evaluation.report.repairs import WORDS as REPAIRS_WORDS
 from evaluation.report.text import BASELINES_WORDS, LOST_WORDS
@@ -69,9 +73,11 @@ def page(report: Report, drawings: Mapping[str, str]) -> str:
         gave=gave(report),
         gave_words=gave_words(report),
         ways=WAYS,
+        gave_rows=gave_rows(report),
         lost=lost_words(report),
         lost_words=LOST_WORDS,
         lost_titles=TITLES,
+        lost_rollouts=lost_rollouts(report),
         blame=blame_words(report),
         blame_head=HEAD,
         blame_rows=blame_rows(report),
@@ -89,6 +95,7 @@ def page(report: Report, drawings: Mapping[str, str]) -> str:
             for stage, found in report["outcomes"].items()
         },
         columns=_columns(report),
+        linked=linked(report),
         plots=[{**plot, "svg": inlined(drawings.get(plot["name"]), plot["name"])} for plot in report["plots"]],
         side_by_side=[{**pair, "sections": _sections(pair["rows"])} for pair in report["side_by_side"]],
     )
@@ -108,23 +115,20 @@ def _template() -> jinja2.Template:
         "slug": slug,
         "probability": probability,
         "equals": equals,
-        "verdict_words": verdict_words,
         "sentence": sentence,
     }
     environment.globals |= {
         "families_words": families_words,
         "shown": shown,
+        "signed": signed,
+        "two": two,
+        "file_of": file_of,
         "amount": amount,
         "change": change,
         "between": between,
         "change_between": change_between,
     }
     return environment.get_template("report.html.j2")
-
-
-def slug(name: str) -> str:
-    """`name` as an HTML anchor."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", name)
 
 
 def inlined(drawing: str | None, name: str) -> Markup | None:
@@ -142,24 +146,26 @@ def inlined(drawing: str | None, name: str) -> Markup | None:
 
 
 def _cards(report: Report) -> list[dict[str, Any]]:
-    """The verdict's two comparisons for the first screen."""
-    pair = report["verdict"]["comparison"]
-    if pair is None:
-        return []
-    found = report["comparisons"][pair]
-    rows = [(name, found[name]) for name in ("reward", "alignment") if name in found]
+    """The comparisons of the first screen: reward and right answers of the verdict, and the society beside one call."""
+    pair, one_call = report["verdict"]["comparison"], beside_one_call(report)
+    wanted = [] if pair is None else [("Answers right", pair, "alignment"), ("Reward", pair, "reward")]
+    if one_call is not None:
+        wanted.append(("Answers right, beside one call of the same model", one_call, "alignment"))
     return [
         {
             **row,
             "name": name,
+            "pair": pair,
             "sides": pair.split(":"),
-            "title": {"reward": "Reward", "alignment": "Answers right"}[name],
+            "title": title,
             "unit": report["metrics"][name]["unit"],
             "words": {"reward": "", "alignment": "points"}[name],
             "sign": {"reward": "", "alignment": " %"}[name],
+            "tokens": [report["work"][side]["tokens"] for side in pair.split(":")] if pair == one_call else None,
             "bar": bar(row["low"], row["difference"], row["high"], _span([row])),
         }
-        for name, row in rows
+        for title, pair, name in wanted
+        if (row := report["comparisons"][pair].get(name)) is not None
     ]
 
 

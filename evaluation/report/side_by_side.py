@@ -174,9 +174,9 @@ def _fields(record: RolloutRecord) -> Iterator[tuple[Name, str]]:
             yield from _answer(ANSWERS[name], outputs[name])
     for name, value in record.parts.items():
         if value is not None:
-            yield ("reward", name), f"{value:.3f}"
+            yield ("reward", name), f"{value:z.3f}"
     if record.reward is not None:
-        yield ("reward", "total"), f"{record.reward:.3f}"
+        yield ("reward", "total"), f"{record.reward:z.3f}"
 
 
 def _answer(section: str, answer: Mapping[str, Any]) -> Iterator[tuple[Name, str]]:

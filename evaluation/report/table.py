@@ -1,13 +1,13 @@
 """A report for a terminal of 80 columns: main metrics of each stage compared with the first, and baselines."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
 from evaluation.report.figures import amount, answered, signed
-from evaluation.report.gave import WAYS, gave, replaced
+from evaluation.report.gave import GAVE, WAYS, gave, gave_rows, replaced
 
 
 def table(report: Mapping[str, Any]) -> Table:
@@ -48,7 +48,7 @@ def beside(report: Mapping[str, Any]) -> Table:
         means = row["means"]
         right = _cell(means, {}, "alignment", 100, 1)
         if (found := means["alignment"])["low"] is not None:
-            right += f" [{100 * found['low']:.1f}, {100 * found['high']:.1f}]"
+            right += f" [{100 * found['low']:z.1f}, {100 * found['high']:z.1f}]"
         name = f"society {row['name']}" if row["name"] in report["stages"] else row["name"]
         shown.add_row(name, right, _cell(means, {}, "macro_f1", 100, 1), amount(row["calls"]), amount(row["tokens"]))
     return shown
@@ -62,11 +62,13 @@ def _brief(report: Mapping[str, Any]) -> list[str]:
 
 
 def phases(report: Mapping[str, Any]) -> Table | None:
-    """What each phase gave: right answers and reward; None unless stages beyond the run's sequence were evaluated."""
+    """What each phase gave: right answers and reward; None if no phase was evaluated."""
     tables = gave(report)
     if not tables:
         return None
     confidence = f"{100 * report['settings']['confidence']:g} %"
+    if merged := gave_rows(report):
+        return _in_order(report, merged, confidence)
     ways = [way for way in WAYS if any(way in table["ways"] for table in tables)]
     shown = Table(
         title=f"what each phase gave, with {confidence} intervals",
@@ -89,14 +91,33 @@ def phases(report: Mapping[str, Any]) -> Table | None:
     return shown
 
 
-def _gained(one: Mapping[str, Any] | None, scale: int, digits: int) -> str:
-    """A difference, and its interval below."""
+def _in_order(report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], confidence: str) -> Table:
+    """What each phase gave in the run's order, one line a phase."""
+    shown = Table(
+        title=f"what each phase gave beside the stage before, {confidence} intervals",
+        title_justify="left",
+        caption=" ".join(replaced(report)) or None,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 2, 0, 0),
+    )
+    shown.add_column("phase", overflow="fold")
+    for one in GAVE.values():
+        shown.add_column(one["title"], justify="right", no_wrap=True)
+    for row in rows:
+        right, reward = row["cells"]
+        shown.add_row(row["phase"], _gained(right, 100, 1, " "), _gained(reward, 1, 3, " "))
+    return shown
+
+
+def _gained(one: Mapping[str, Any] | None, scale: int, digits: int, between: str = "\n") -> str:
+    """A difference and its interval, by default below it."""
     if one is None:
         return "-"
     value = signed(scale * one["difference"], digits)
     if one["low"] is None:
         return value
-    return f"{value}\n[{signed(scale * one['low'], digits)}, {signed(scale * one['high'], digits)}]"
+    return f"{value}{between}[{signed(scale * one['low'], digits)}, {signed(scale * one['high'], digits)}]"
 
 
 def _cell(
@@ -111,7 +132,7 @@ def _cell(
     """A mean, and below it the difference with its interval."""
     if metric not in means:
         return "-"
-    value = f"{factor * means[metric]['mean']:.{decimals}f}"
+    value = f"{factor * means[metric]['mean']:z.{decimals}f}"
     if metric not in compared:
         return value
     found = compared[metric]

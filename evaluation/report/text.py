@@ -22,10 +22,10 @@ from evaluation.report.figures import (
     stage_titles,
     standing_words,
     titled,
-    verdict_words,
+    two,
     veto_words,
 )
-from evaluation.report.gave import WAYS, gave, gave_words, lost_words
+from evaluation.report.gave import GAVE, WAYS, gave, gave_rows, gave_words, lost_words
 from evaluation.report.repairs import HEAD, blame_rows, blame_words
 from evaluation.report.repairs import WORDS as REPAIRS_WORDS
 
@@ -74,6 +74,19 @@ def _head(report: Report) -> Iterator[str]:
 
 def _gave(report: Report) -> Iterator[str]:
     """What each phase gave, for the first screen."""
+    if merged := gave_rows(report):
+        head = ["what each phase gave", "who learned", *(f"{one['title']}" for one in GAVE.values())]
+        rows = [
+            [
+                row["phase"],
+                row["learner"],
+                *(_gained(one, way["unit"]) for one, way in zip(row["cells"], GAVE.values(), strict=True)),
+            ]
+            for row in merged
+        ]
+        yield ""
+        yield from _table(head, rows)
+        return
     tables = gave(report)
     for table in tables:
         rows = [[row["phase"], *(_gained(one, table["unit"]) for one in row["cells"])] for row in table["rows"]]
@@ -89,6 +102,7 @@ def _gained(one: Mapping[str, Any] | None, unit: str) -> str:
         NOTHING
         if one is None
         else f"{change(one['difference'], unit)} ({change_between(one['low'], one['high'], unit)})"
+        + (f", {one['verdict']}" if one["verdict"] else "")
     )
 
 
@@ -155,7 +169,7 @@ def _compared(row: Mapping[str, Any], unit: str) -> list[str]:
         probability(row["p_adjusted"]),
         str(row["n"]),
         shown(row["mde"], unit),
-        verdict_words(row),
+        row["verdict"],
     ]
 
 
@@ -175,7 +189,7 @@ def _ablation(report: Report) -> Iterator[str]:
 def _ablated(row: Mapping[str, Any] | None, unit: str) -> str:
     if row is None:
         return NOTHING
-    return f"{change(row['difference'], unit)} ({change_between(row['low'], row['high'], unit)}), {verdict_words(row)}"
+    return f"{change(row['difference'], unit)} ({change_between(row['low'], row['high'], unit)}), {row['verdict']}"
 
 
 def _baselines(report: Report) -> Iterator[str]:
@@ -284,22 +298,18 @@ def _judges(report: Report) -> Iterator[str]:
     yield f"Judge: {_cell(judges['judge'] or 'none recorded')}; {second or 'there was no second judge'}."
     if judges["n"]:
         yield ""
-        alphas = [[name, _two(alpha)] for name, alpha in judges["alpha"].items()]
+        alphas = [[name, two(alpha)] for name, alpha in judges["alpha"].items()]
         yield from _table([f"agreement over {judges['n']} rollouts", "Krippendorff's alpha"], alphas)
     if judges["canaries"]:
         yield ""
         rows = [
-            [row["title"], *(_two(row[key]) for key in ("judge", "of_normal", "auditor", "of_normal_auditor"))]
+            [row["title"], *(two(row[key]) for key in ("judge", "of_normal", "auditor", "of_normal_auditor"))]
             for row in judges["canaries"]
         ]
         yield from _table(["canary", "judge", "judge on real work", "second judge", "second on real work"], rows)
     for words in (*judges["warnings"], *judges["notes"]):
         yield ""
         yield _cell(words)
-
-
-def _two(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.2f}"
 
 
 def _made(report: Report) -> Iterator[str]:

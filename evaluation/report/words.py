@@ -92,14 +92,15 @@ def notes(study: Study) -> list[str]:
     if plan.split == "val" and config.gate.enabled and any(stage.policies for stage in plan.stages):
         found.append(
             "The gate decided on validation tasks of this split whether a policy stayed live, so the stages that are "
-            "left are a little favoured by it: --split test has tasks that no decision used. The gate's verdicts on "
-            f"the same pairs are those before correction, at gate.confidence={config.gate.confidence:g}."
+            "left are a little favoured by it: --split test has tasks that no decision used. On pairs that the gate "
+            "decided, reward and right answers have the gate's verdict: one test each, at gate.confidence="
+            f"{config.gate.confidence:g}, without correction."
         )
-    by_gate = [name for name, answers in study.answers.items() if answers.by_training]
-    if by_gate:
+    last = study.answers[plan.final.name]
+    if apart := [name for name, answers in study.answers.items() if not answers.timed_like(last)]:
         found.append(
-            f"Rollouts of {', '.join(by_gate)} were made by training's runners, through its gateway and beside other "
-            "work, so these latencies are compared with no others (--fresh makes all rollouts the same way)."
+            f"Latencies of {', '.join(apart)} are left out: their rollouts were made beside other work than those of "
+            f"{plan.final.name} (in the gate, in an evaluation, or by training's runners); --fresh makes all alike."
         )
     found += tool_warnings(study)
     if (predicted := official.summary(study)) and predicted["missing"]:

@@ -176,15 +176,15 @@ def _warnings(found: Mapping[str, Any]) -> list[str]:
             score, normal = row[who], row[normal_key]
             if score is not None and normal is not None and score > CANARY_SHARE * normal:
                 warnings.append(
-                    f"{name} can be gamed: canaries of the kind '{row['title']}' get {score:.2f} where real work gets "
-                    f"{normal:.2f}, more than {100 * CANARY_SHARE:.0f} % of it"
+                    f"{name} can be gamed: canaries of the kind '{row['title']}' get {score:z.2f} where real work gets "
+                    f"{normal:z.2f}, more than {100 * CANARY_SHARE:.0f} % of it"
                 )
         length = found["length"][who]
         if length["rho"] is not None and abs(length["rho"]) > STRONG_RHO:
             more = "longer" if length["rho"] > 0 else "shorter"
             warnings.append(
                 f"{name} gives {more} protocols more: Spearman's correlation of score and words is "
-                f"{length['rho']:+.2f} over {length['n']} rollouts (what mere padding gets, the padded canaries tell)"
+                f"{length['rho']:+z.2f} over {length['n']} rollouts (what mere padding gets, the padded canaries tell)"
             )
     low = [f"{name} {alpha:z.2f}" for name, alpha in found["alpha"].items() if alpha is not None and alpha < LOW_ALPHA]
     if low:

@@ -41,6 +41,7 @@ def page(
     pieces: Mapping[str, Sequence[str]],
     note: str | None = None,
     gradients: Mapping[str, str] | None = None,
+    back: str | None = None,
 ) -> str:
     """The page.
 
@@ -50,11 +51,12 @@ def page(
         pieces: The texts of the tokens of calls that PPO learned from, by response id.
         note: What else to say at the top.
         gradients: A line on the gradient of calls that PPO learned from, by response id.
+        back: Address of the page that this one belongs to, for a link.
     """
     tokens = drawn_tokens(tree, pieces)
     notes = (*tree.notes, note) if note else tree.notes
     template = _environment().get_template(TEMPLATE)
-    shown = {"tokens": tokens, "gradients": gradients or {}}
+    shown = {"tokens": tokens, "gradients": gradients or {}, "back": back}
     return template.render(tree=tree, record=tree.record, run=run, notes=notes, **shown)
 
 

@@ -187,7 +187,12 @@ def operation_span(
     """One visit of a role, as `agents.record.Operation` is told of it, with the ids of the responses it got."""
     output = {RESPONSE_IDS: list(response_ids)} if response_ids else {}
     status = UNSET if failure is None else {"status_code": "ERROR", "description": _in_words(failure)}
-    return _span(at, OPERATION, {**attributes, f"{OPERATION}.name": name, **output}, status)
+    return _span(at, OPERATION, {**agent_names(attributes), f"{OPERATION}.name": name, **output}, status)
+
+
+def agent_names(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of a visit, with its role under OpenTelemetry's name too, so that other viewers show it."""
+    return {**attributes, "gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": attributes["role"]}
 
 
 def exchange_span(at: Position, request: Mapping[str, Any], response: Mapping[str, Any]) -> Span:

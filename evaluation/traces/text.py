@@ -244,7 +244,7 @@ def _add_visit(root: Outline, visit: ShownVisit, tree: Tree, messages: bool, lea
 def branches_line(phase: str, branches: Sequence[Branch]) -> str:
     """How often a phase asked a call's prompt again, and what the answers that it learned from were worth."""
     worths = [branch.worth for branch in branches if branch.worth is not None]
-    told = f", {len(worths)} learned from, worth {min(worths):.3f} to {max(worths):.3f}" if worths else ""
+    told = f", {len(worths)} learned from, worth {min(worths):z.3f} to {max(worths):z.3f}" if worths else ""
     return f"{phase} asked it again: {len(branches)} answers{told}"
 
 
@@ -252,7 +252,7 @@ def branch_line(branch: Branch) -> str:
     """One further answer: who gave it, what PPO made of it, and its text."""
     learned = ""
     if branch.update is not None and branch.worth is not None and branch.advantage is not None:
-        learned = f", update {branch.update}: worth {branch.worth:.3f}, advantage {branch.advantage:+.3f}"
+        learned = f", update {branch.update}: worth {branch.worth:z.3f}, advantage {branch.advantage:+z.3f}"
     return f"[{branch.weights}{learned}] {branch.text or 'asked for a tool'}"
 
 

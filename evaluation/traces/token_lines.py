@@ -50,10 +50,10 @@ class TokenLine:
         times = self.ratio
         return [
             f"{self.mask:.0f}",
-            f"{self.advantage:+.3f}",
-            f"{self.before:.3f}",
-            "-" if self.after is None else f"{self.after:.3f}",
-            "-" if times is None else f"x{times:.3f}{' clipped' if self.clipped else ''}",
+            f"{self.advantage:+z.3f}",
+            f"{self.before:z.3f}",
+            "-" if self.after is None else f"{self.after:z.3f}",
+            "-" if times is None else f"x{times:z.3f}{' clipped' if self.clipped else ''}",
             "-" if self.loss is None else f"{self.loss:.3%}",
             "-" if self.gradient is None else f"{self.gradient:.3%}",
         ]
@@ -104,8 +104,8 @@ def _clipped(record: TokenRecord, advantage: float, old: float, new: float | Non
 
 def credit_line(record: TokenRecord) -> str:
     """From the reward's parts to the call's share of loss and gradient, in one line."""
-    parts = " + ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in record.parts.items())
-    found = [f"credit {record.reward:.3f}{f' = {parts}' if parts else ''}", _advantages(record)]
+    parts = " + ".join(f"{name.replace('_', ' ')} {value:z.3f}" for name, value in record.parts.items())
+    found = [f"credit {record.reward:z.3f}{f' = {parts}' if parts else ''}", _advantages(record)]
     objective = record.objective
     if objective is None:
         return "; ".join([*found, EARLIER])
@@ -117,8 +117,8 @@ def credit_line(record: TokenRecord) -> str:
     changed = math.fsum(new - old for new, old in zip(record.new_log_probs, record.old_log_probs, strict=True))
     before, after = _mean_loss(record, record.old_log_probs), _mean_loss(record, record.new_log_probs)
     found.append(
-        f"the update changed the answer's log-probability by {changed:+.3f} and its mean loss from {before:+.3f} to "
-        f"{after:+.3f}"
+        f"the update changed the answer's log-probability by {changed:+z.3f} and its mean loss from {before:+z.3f} to "
+        f"{after:+z.3f}"
     )
     return "; ".join(found)
 
@@ -136,4 +136,4 @@ def _advantages(record: TokenRecord) -> str:
     if not record.advantages:
         return "no tokens"
     lowest, highest = min(record.advantages), max(record.advantages)
-    return f"advantage {lowest:+.3f}" if lowest == highest else f"advantages from {lowest:+.3f} to {highest:+.3f}"
+    return f"advantage {lowest:+z.3f}" if lowest == highest else f"advantages from {lowest:+z.3f} to {highest:+z.3f}"

@@ -22,6 +22,7 @@ from chimera.run.seals import history
 from evaluation.measures.single_agent import ROLE
 from evaluation.records.plan import check_unseen, choose_stages, choose_tasks, learned_in
 from evaluation.records.study import Plan, PlannedTask, Split
+from evaluation.report.conversations import FOLDER as CONVERSATIONS
 from evaluation.report.files import FILES, PLOTS
 
 EVALUATED = "evaluated"
@@ -148,7 +149,8 @@ def hashes_of(folder: Path) -> dict[str, str]:
     """SHA-256 of each file of a report, by its path relative to the report's folder."""
     drawn = sorted(file for file in (folder / PLOTS).rglob("*") if file.is_file()) if (folder / PLOTS).is_dir() else []
     written = [folder / name for name in FILES if (folder / name).is_file()]
-    return {file.relative_to(folder).as_posix(): hash_artifact(file) for file in (*written, *drawn)}
+    told = sorted((folder / CONVERSATIONS).glob("*"))
+    return {file.relative_to(folder).as_posix(): hash_artifact(file) for file in (*written, *drawn, *told)}
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,8 @@ from chimera.run.seals import history, unlike_disk
 from evaluation.records.recorded import load_study
 from evaluation.records.study import Study
 from evaluation.report.build import FORMAT, VERSION, build
-from evaluation.report.files import DATA, PAGE, TEXT, drawings_of
-from evaluation.report.page import page
-from evaluation.report.text import markdown
+from evaluation.report.conversations import FOLDER, conversations
+from evaluation.report.files import DATA, shown_files
 from evaluation.verify import again
 from evaluation.verify.asked import EVALUATED, Evaluated, RunThen, folder_in, hashes_of
 from evaluation.verify.impossible import impossible
@@ -169,7 +168,7 @@ def unlike(report: Mapping[str, Any], study: Study, folder: Path) -> list[str]:
         f"{place} is {_brief(stated)} in the report, but {_brief(found)} from the run"
         for place, stated, found in differences(report, build(study, (), folder))
     ]
-    return problems or _unlike_pages(report, folder)
+    return problems or _unlike_pages(report, study, folder)
 
 
 def read_report(report_file: Path) -> dict[str, Any]:
@@ -211,12 +210,14 @@ def _file(report_file: Path) -> Path:
     return of_run if of_run.is_file() and not (report_file / DATA).exists() else report_file / DATA
 
 
-def _unlike_pages(report: Mapping[str, Any], folder: Path) -> list[str]:
+def _unlike_pages(report: Mapping[str, Any], study: Study, folder: Path) -> list[str]:
     """The report's other files that differ from those made from the (true) `report`."""
     try:
-        shown = {TEXT: markdown(report), PAGE: page(report, drawings_of(report, folder))}
+        shown = shown_files(report, folder)
     except (OSError, KeyError, TypeError) as error:
         return [f"the plots of {folder / DATA} cannot be shown: {error}"]
+    if (folder / FOLDER).is_dir():
+        shown |= conversations(study, report)
     return [
         f"{folder / name} does not show what {DATA} holds: it was changed, or another version of Chimera made it"
         for name, text in shown.items()

@@ -110,15 +110,18 @@ def test_a_run_from_start_to_end(start_training):
     process = start_training("whole", "gather.tasks=4")
     output, _ = process.communicate()
     assert process.returncode == 0, output
-    first, look, second, *rest = output.splitlines()
+    loading, first, look, second, *rest = output.splitlines()
+    assert loading == "loading configuration, data and libraries ..."
     assert first.startswith(f"run {process.run}: gather on generated tasks")
     assert look == f"to look at it, now and later: python -m chimera view --runs-dir {process.run.parent}"
     assert second == "starting model servers, gateway and 2 runners ..."
-    assert rest[0] == "phases: gather"
-    assert rest[1].startswith("gather: 4 rollouts")
+    told = [
+        line for line in rest if not re.search(r", for \d+ s; run ", line)
+    ]  # On a slow machine it says what it does.
+    assert told[0] == "phases: gather"
+    assert told[1].startswith("gather: 4 rollouts")
     assert "PubMedQA" not in output
-    assert re.search(r"succeeded\s+│\s+4", output)
-    assert re.search(r"failed\s+│\s+0", output)
+    assert "4 succeeded, 0 failed" in output
     records = list(read_lines(process.run / "rollouts" / "gather.jsonl"))
     assert len(records) == 4
     for record in records:
@@ -130,7 +133,9 @@ def test_a_run_from_start_to_end(start_training):
     assert events == ["created", "planned", "phase_started", "phase_finished", "sealed", "sealed"]
     assert list(unlike_disk(process.run, history(read_lines(process.run / "ledger.jsonl")))) == []
     entries = read_chain(process.run / "ledger.jsonl")
-    assert output.splitlines()[-1].startswith(f"ledger: last hash {entries[-1].hash} ")
+    *_, ledger, command = (line for line in output.splitlines() if not line.startswith("      "))
+    assert ledger.startswith(f"ledger: last hash {entries[-1].hash} ")
+    assert command == f"next: python -m chimera.eval --run whole runs_dir={process.run.parent}"
     lines = list(read_lines(process.run / "metrics.jsonl"))
     assert [line["rollout_id"] for line in lines if line["phase"] == "rollout"] == [
         one["rollout_id"] for one in records

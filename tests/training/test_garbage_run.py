@@ -68,7 +68,7 @@ def test_a_run_against_garbage_ends_with_a_sentence_and_every_rollout_is_recorde
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
-    started = process.stdout.readline() + process.stdout.readline()
+    started = "".join(process.stdout.readline() for _ in range(3))
     processes = psutil.Process(process.pid).children(recursive=True)
     output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 6, started + output + errors

@@ -18,7 +18,7 @@ from chimera.serving.client import Completion, HttpModel
 from evaluation.conduct.rollout import EndedRollout, RolloutMaker
 from evaluation.records.rollouts import RolloutInput
 from evaluation.scores.rewards import Reward
-from evaluation.traces.spans import REWARD, REWARD_PARTS
+from evaluation.traces.spans import REWARD, REWARD_PARTS, agent_names
 from training.lab import resources as model_resources
 from training.lab.gateway.litellm import plain_error
 from training.lab.gateway.spec import START_SECONDS
@@ -51,7 +51,7 @@ class GatewayTransport(HttpModel):
     @contextmanager
     def operation(self, name: str, attributes: dict[str, Any], responses: Sequence[str]) -> Iterator[None]:
         """Agent Lightning's operation span around one visit of a role. Its output is the visit's response ids."""
-        with agl.operation(name=name, **attributes) as operation:
+        with agl.operation(name=name, **agent_names(attributes)) as operation:
             try:
                 yield
             finally:

@@ -94,9 +94,14 @@ async def grow(
         own = [call for call in drawn if call.weights_version == version]
         worths = await asyncio.gather(*(values.of(state, call) for call in own))
         kept = [Valued(call, worth) for call, worth in zip(own, worths, strict=True) if worth is not None]
+        nonlocal done
+        done += 1
+        advance(done, "")
         return AnswerGroup(state, tuple(kept), {"stale": len(drawn) - len(own), "unvalued": len(own) - len(kept)})
 
-    return list(await asyncio.gather(*map(group, states)))
+    done = 0
+    with bench.view.work(f"{k} answers to each prompt", len(states)) as advance:
+        return list(await asyncio.gather(*map(group, states)))
 
 
 def group_figures(groups: Sequence[AnswerGroup]) -> dict[str, float]:

@@ -22,6 +22,7 @@ from chimera.run.jsonl import read_lines
 from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutRecord
 from training.watch.metrics import ARTIFACT, PROTOCOLS
+from training.watch.wandb_overview import CHARTS, SECTION, Overview
 from training.watch.wandb_steps import PhaseSteps
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ def start(spec: WandbSpec, mode: str) -> "wandb.Run":
         mode="online" if mode == "online" else "offline",
         resume="allow" if mode == "online" else None,
         config=dict(spec.config),
+        notes=f"Look at the section '{SECTION}' first. Other metrics have no chart of their own; Add panel finds them.",
         settings=settings,
     )
 
@@ -141,7 +143,8 @@ class Mirror:
         self._run = run
         self._spec = spec
         self._report = report
-        self._steps = PhaseSteps(run)
+        self._overview = Overview(run)
+        self._steps = PhaseSteps(run, CHARTS)
         self._read = 0
         self._row = 0
         self._flushed = (0, -math.inf)
@@ -186,7 +189,8 @@ class Mirror:
             if new and self._spec.protocols:
                 self._protocols(line["of"])
         else:
-            self._steps.log(phase, step, line, row=self._row, time=when, send=new)
+            beside = self._overview.of(phase, step, line)
+            self._steps.log(phase, step, line, row=self._row, time=when, send=new, beside=beside)
 
     def _artifact(self, policy: Policy) -> None:
         """Log the policy's files by reference: paths and checksums, no copy. W&B recognises files that it has."""

@@ -1,6 +1,6 @@
 """Weights & Biases with named steps: every phase of a run is drawn over its own steps."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,16 @@ if TYPE_CHECKING:
 
 
 class PhaseSteps:
-    """Logs to one W&B run in which every phase has its own steps."""
+    """Logs to one W&B run in which every phase has its own steps.
 
-    def __init__(self, run: "wandb.Run") -> None:
+    Args:
+        run: The W&B run.
+        charts: Metrics of a phase that get a chart by themselves; None: all of them.
+    """
+
+    def __init__(self, run: "wandb.Run", charts: Collection[str] | None = None) -> None:
         self._run = run
+        self._charts = charts
         self._steps: dict[str, int] = {}
         self._counted: set[str] = set()
 
@@ -27,6 +33,7 @@ class PhaseSteps:
         row: int | None = None,
         time: datetime | None = None,
         send: bool = True,
+        beside: Mapping[str, float] | None = None,
     ) -> None:
         """Log `values` of `phase`.
 
@@ -37,10 +44,10 @@ class PhaseSteps:
             row: Row of W&B's history; None: the next row.
             time: Time of the values; None: now.
             send: False: only note the step, because W&B has the row already.
+            beside: Values of the same row with whole keys.
         """
         if phase not in self._steps:
-            self._run.define_metric(step_key(phase))
-            self._run.define_metric(f"{phase}/*", step_metric=step_key(phase))
+            self._define(phase)
             if step is None:
                 self._counted.add(phase)
         if step is None:
@@ -49,7 +56,15 @@ class PhaseSteps:
         if send:
             found = {f"{phase}/{key}": value for key, value in flat(values)}
             stamp = {} if time is None else {"_timestamp": time.timestamp()}
-            self._run.log({step_key(phase): step, **found, **stamp}, step=row, commit=True)
+            self._run.log({step_key(phase): step, **found, **(beside or {}), **stamp}, step=row, commit=True)
+
+    def _define(self, phase: str) -> None:
+        """Give the phase its x axis, and charts to those of its metrics that are to have one."""
+        hidden = self._charts is not None
+        self._run.define_metric(step_key(phase), hidden=hidden)
+        self._run.define_metric(f"{phase}/*", step_metric=step_key(phase), hidden=hidden)
+        for name in self._charts or ():
+            self._run.define_metric(f"{phase}/{name}", step_metric=step_key(phase))
 
 
 def step_key(phase: str) -> str:

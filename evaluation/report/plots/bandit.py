@@ -113,7 +113,7 @@ def _caption(plan: Plan, phase: str, last: Forecast, comparisons: Comparisons) -
         return text
     apart = happened.high < gain.low or gain.high < happened.low
     return (
-        f"{text} The last estimate of the gain is {gain.value:+.3f} ({gain.low:+.3f} to {gain.high:+.3f}), on held-out "
-        f"tasks it was {happened.difference:+.3f} ({happened.low:+.3f} to {happened.high:+.3f}): the intervals "
-        f"{'do not overlap, so the estimate cannot be relied on' if apart else 'overlap'}."
+        f"{text} The last estimate of the gain is {gain.value:+z.3f} ({gain.low:+z.3f} to {gain.high:+z.3f}), on "
+        f"held-out tasks it was {happened.difference:+z.3f} ({happened.low:+z.3f} to {happened.high:+z.3f}): the "
+        f"intervals {'do not overlap, so the estimate cannot be relied on' if apart else 'overlap'}."
     )

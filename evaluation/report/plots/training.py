@@ -1,11 +1,10 @@
 """Plots of training: rewards, their parts, and the metrics of the learners."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from evaluation.report.curves import Line, PhaseStretch, RolloutPoint, part_names, rollouts, running_mean, series, spans
@@ -62,7 +61,7 @@ def reward(lines: Sequence[Line]) -> Drawing | str:
         mean = _mean_line(axes, span, rewards)
         if mean is not None and span.held_out:
             axes.annotate(
-                f"{mean:.2f}", (_middle(span), mean), (0, 3), textcoords="offset points", ha="center", weight="bold"
+                f"{mean:z.2f}", (_middle(span), mean), (0, 3), textcoords="offset points", ha="center", weight="bold"
             )
     _mark_phases(axes, spans(points))
     _name_phases(axes, spans(points))
@@ -106,38 +105,50 @@ def parts(lines: Sequence[Line]) -> Drawing | str:
 
 def steps(lines: Sequence[Line], phase: str) -> Drawing | str:
     """Metrics by step of a phase that learns weights; a sentence if there are none."""
-    if (found := _diagnostics(lines, phase, PPO)) is not None:
-        drawing, zero = found
-        on_policy = {PPO["actor/ppo_kl"], PPO["actor/pg_clipfrac"]} <= zero
-        note = (
-            " KL to the sampling policy and clip fraction are 0 throughout: each batch is learned from once, by the "
-            "weights that sampled it."
-        )
+    if found := _metrics(lines, phase, PPO):
         caption = "One point a step. Rewards are of the step's own training tasks, which differ from step to step."
-        return Drawing(drawing, caption + note * on_policy)
-    if (found := _diagnostics(lines, phase, SFT)) is not None:
+        return _curves(phase, found, caption)
+    if found := _metrics(lines, phase, SFT):
         caption = "One point a step, on the conversations that are learned from; none are held out here."
-        return Drawing(found[0], caption)
+        return _curves(phase, found, caption)
     return f"{phase} has not run, or has not finished a step: the run's metrics have no line of it."
 
 
-def _diagnostics(lines: Sequence[Line], phase: str, titles: dict[str, str]) -> tuple[Figure, set[str]] | None:
-    """A panel for each metric of the phase, and the titles of metrics that are always 0; None if there are none."""
-    found = {title: points for key, title in titles.items() if (points := series(lines, phase, key))}
-    if not found:
-        return None
-    figure, grid = panels(len(found), 2, 1.45)
-    for axes, (title, points) in zip(grid, found.items(), strict=True):
+def _metrics(lines: Sequence[Line], phase: str, titles: dict[str, str]) -> dict[str, list[tuple[int, float]]]:
+    """The points of each metric that the phase has, by title."""
+    return {title: points for key, title in titles.items() if (points := series(lines, phase, key))}
+
+
+def _curves(phase: str, found: Mapping[str, list[tuple[int, float]]], caption: str) -> Drawing | str:
+    """A panel for each metric that changes; a sentence if none does. Constant ones are named with their value."""
+    constant = {title: points[0][1] for title, points in found.items() if _flat([value for _, value in points])}
+    moving = {title: points for title, points in found.items() if title not in constant}
+    if not moving:
+        made = max(len(points) for points in found.values())
+        return f"{phase} has no curve: {'it made one step' if made == 1 else 'no metric changed from step to step'}."
+    figure, grid = panels(len(moving), 2, 1.45)
+    for axes, (title, points) in zip(grid, moving.items(), strict=True):
         axes.plot(*zip(*points, strict=True), "o-", color=BLUE, markersize=3.5, linewidth=1.5)
         axes.set_title(title)
         axes.grid(axis="y")
         axes.yaxis.set_major_locator(MaxNLocator(3))
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
-        if _flat([value for _, value in points]):
-            axes.set_ylim(points[0][1] - 1, points[0][1] + 1)
-            axes.set_yticks([points[0][1]])
     figure.supxlabel("step", fontsize=9.5)
-    return figure, {title for title, points in found.items() if all(value == 0 for _, value in points)}
+    return Drawing(figure, caption + _constant_words(constant))
+
+
+def _constant_words(constant: Mapping[str, float]) -> str:
+    """Which metrics are not drawn, with their values, and why KL and clip fraction are 0."""
+    if not constant:
+        return ""
+    still = ", ".join(f"{title} {value:z.4g}" for title, value in constant.items())
+    zero = {title for title, value in constant.items() if value == 0}
+    on_policy = {PPO["actor/ppo_kl"], PPO["actor/pg_clipfrac"]} <= zero
+    why = (
+        " KL to the sampling policy and clip fraction are 0 because each batch is learned from once, by the weights "
+        "that sampled it."
+    )
+    return f" Not drawn, because the same in every step: {still}.{why * on_policy}"
 
 
 def _mean_line(axes: Axes, span: PhaseStretch, values: Sequence[float | None]) -> float | None:

@@ -108,7 +108,7 @@ def test_alignment_is_compared_over_all_tasks_by_mcnemars_exact_test():
     assert found.test == "McNemar's exact test"
 
 
-def test_latency_is_compared_only_where_the_gate_made_no_rollout():
+def test_latency_is_compared_only_where_rollouts_were_made_in_the_same_way():
     labels, rewards = ["yes"] * 3, [1.0] * 3
     evaluated = stage(labels, labels, rewards, seconds=2.0)
     by_gate = stage(labels, labels, rewards, seconds=1.0, worker="Worker-1")
@@ -263,11 +263,15 @@ def test_every_metric_can_be_judged():
     assert {figures.verdict for figures in found["a:b"].values()} <= {"better", "worse", "higher", "lower"}
 
 
-def test_a_verdict_that_correction_takes_away_is_said():
+def test_a_test_of_the_gate_is_in_no_family_and_keeps_its_verdict():
+    decided = replace(one(0.02), p_adjusted=0.02, verdict="better", by_gate=True)
     many = {f"s{number}:x": {"reward": one(0.02)} for number in range(10)}
-    found = adjust({**many, "s10:x": {"reward": one(0.9)}}, CONFIG)["s0:x"]
-    assert (found["reward"].verdict, found["reward"].uncorrected) == ("no difference shown", "better")
-    assert "reward no difference shown (before correction: better), from" in verdict_sentence("a", "b", found, CONFIG)
+    found = adjust({**many, "base:sft": {"reward": decided}}, CONFIG)
+    assert found["base:sft"]["reward"] == decided
+    assert {found[pair]["reward"].p_adjusted for pair in many} == {0.2}
+    words = verdict_sentence("a", "b", found["base:sft"], CONFIG)
+    assert "reward better, from" in words
+    assert "after correction" not in words.partition(";")[0]
 
 
 def test_the_declared_families_are_corrected_together():

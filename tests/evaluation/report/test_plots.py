@@ -102,7 +102,10 @@ LINES = [
     *rollouts("gather", 40, 1, 1.0),
     *rollouts("gate-base", 12, 41, 1.0),
     *({"time": "t", "phase": "sft", "step": step, "loss": 1 / step} for step in range(1, 9)),
-    *({"time": "t", "phase": "ppo", "step": step, "actor/ppo_kl": 0.0, "actor/pg_clipfrac": 0.0} for step in (1, 2)),
+    *(
+        {"time": "t", "phase": "ppo", "step": step, "actor/ppo_kl": 0.0, "actor/pg_clipfrac": 0.0, "reward/mean": step}
+        for step in (1, 2)
+    ),
     *rollouts("bandit", 15, 53, 1.5),
     estimate(0, 0.25),
     estimate(1, 0.5),
@@ -203,10 +206,14 @@ def test_stages_are_drawn_where_their_means_and_differences_are(study):
     assert points[1] == pytest.approx([0.25, 0.75])
 
 
-def test_kl_and_clip_fraction_of_zero_are_explained(plots):
-    assert "0 throughout" in plots["ppo"].caption
-    moving = [{**line, "actor/ppo_kl": 0.5} if line["phase"] == "ppo" else line for line in LINES]
-    assert "0 throughout" not in plots_training.steps(moving, "ppo").caption
+def test_what_is_constant_by_design_is_not_drawn_and_explained(plots, folder):
+    still = "Not drawn, because the same in every step: KL to the sampling policy 0, clip fraction 0."
+    assert f"{still} KL to the sampling policy and clip fraction are 0 because" in plots["ppo"].caption
+    assert "clip fraction" not in words(folder, plots["ppo"])
+    moving = [{**line, "actor/ppo_kl": line["step"]} if line["phase"] == "ppo" else line for line in LINES]
+    assert "0 because" not in plots_training.steps(moving, "ppo").caption
+    one_step = [line for line in LINES if line["phase"] == "ppo" and line["step"] == 1]
+    assert plots_training.steps(one_step, "ppo") == "ppo has no curve: it made one step."
 
 
 def test_the_bandits_last_estimate_is_held_against_what_happened(plots, folder, study):

@@ -1,6 +1,7 @@
 """A run made by hand: every figure of its report against a direct computation, its page, and what verify finds."""
 
 import copy
+import csv
 import io
 import json
 import re
@@ -24,16 +25,19 @@ from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Plan, PlannedTask, Stage
 from evaluation.report import table as report_table
 from evaluation.report.build import build, compare_all, stage_pairs
+from evaluation.report.conversations import linked
 from evaluation.report.figures import data_words
 from evaluation.report.files import write_report
-from evaluation.report.gave import gave, lost_words, replaced
+from evaluation.report.gave import gave, gave_rows, lost_words, replaced
 from evaluation.report.page import inlined, page
 from evaluation.report.plots.base import Plot
 from evaluation.report.publish import publish_predictions
+from evaluation.report.spreadsheet import metrics_csv, rollouts_csv
 from evaluation.report.text import markdown
 from evaluation.report.words import notes, players
 from evaluation.scores.judge import CRITERIA
 from evaluation.verify.check import differences, find_run, read_report, unlike, verify
+from training.gate_rule import compare as compare_gate
 
 LABELS = ["yes"] * 6 + ["no"] * 4 + ["maybe"] * 2
 DECISIONS = {
@@ -289,7 +293,6 @@ def test_comparisons_are_paired_tested_and_corrected_over_the_report(report, run
         assert [row["p_adjusted"] for row in family] == pytest.approx(list(corrected))
         for row in family:
             assert (row["verdict"] in ("no difference shown", "non-inferior")) == (row["p_adjusted"] >= 0.05)
-            assert (row["uncorrected"] in ("no difference shown", "non-inferior")) == (row["p"] >= 0.05)
 
 
 def test_baselines_of_the_same_rollouts_and_of_as_many_tokens(report):
@@ -351,14 +354,133 @@ def test_who_lost_the_wrong_answers_is_on_the_first_screen(report):
     assert words in page(report, {}).partition("<nav")[0]
     assert words in markdown(report).partition("## Stages")[0]
     assert [row["lost"] for row in report["outcomes"]["base"]["rollouts"]].count("failed") == 1
+    wrong = [row["id"] for row in report["outcomes"]["sft"]["rollouts"] if row["answer"] != row["label"]]
+    section = page(report, {}).partition('id="lost"')[2].partition("</section>")[0]
+    assert re.findall(r'<a href="rollouts/([^"]+)\.html">', section) == wrong
     report["lost"] = {}
     assert lost_words(report) == ""
     assert "Who lost" not in page(report, {}) + markdown(report)
 
 
-def test_what_each_phase_gave_is_on_the_first_screen_only_if_more_than_the_sequence_was_evaluated(report):
-    assert (gave(report), report_table.phases(report)) == ([], None)
-    assert "all together" not in (page(report, {}) + markdown(report)).lower()
+def test_what_each_phase_gave_is_on_the_first_screen(report):
+    report["plan"]["learned"] = {"sft": SFT.dump()}
+    (sft, whole) = gave_rows(report)
+    assert (sft["phase"], sft["learner"], whole["phase"]) == ("sft", "junior", "all together")
+    own = report["comparisons"]["base:sft"]
+    for cell, name in zip(sft["cells"], ("alignment", "reward"), strict=True):
+        assert {key: cell[key] for key in ("difference", "low", "verdict")} == {
+            key: own[name][key] for key in ("difference", "low", "verdict")
+        }
+    assert report_table.phases(report) is not None
+    for head in (page(report, {}).partition("<nav")[0], markdown(report).partition("## Stages")[0]):
+        assert "all together" in head.lower()
+        assert "junior" in head
+    report["ablation"] = []
+    assert (gave(report), gave_rows(report), report_table.phases(report)) == ([], [], None)
+
+
+def test_the_society_beside_one_call_of_its_model_is_on_the_first_screen(report):
+    found = report["comparisons"]["single@base:sft"]["alignment"]
+    report["standing"].append("single@base")
+    first = page(report, {}).partition("<nav")[0]
+    card = first.partition("beside one call of the same model")[2].partition("</section>")[0]
+    assert f'<a href="#pairs-single-base-sft"><strong>{100 * found["difference"]:+.1f}</strong>' in card
+    assert "One call: 16.7 % with 350 tokens a task" in " ".join(card.split())
+    report["standing"].remove("single@base")
+    assert "beside one call" not in page(report, {})
+
+
+def test_what_the_gate_decided_has_the_gate_s_verdict_in_the_report(study, run):
+    """12 tasks with other settings in gate and report: a report on the gate's own rollouts repeats the gate."""
+    settings = {"gate": {"tasks": 12, "confidence": 0.8, "resamples": 300}}
+    config = run.config.model_copy(update={"gate": run.config.gate.model_copy(update=settings["gate"])})
+    by_gate = {name: replace(one, second_tries=0) for name, one in study.answers.items()}
+
+    class GatedRun(Run):
+        config = property(lambda self: config)
+
+    gated = replace(study, run=GatedRun(run.path), answers=by_gate)
+    decided = compare_gate(by_gate["base"].records, by_gate["sft"].records, ("base", "sft"), config)
+    reported = compare_all(gated)["base:sft"]
+    assert (reported["reward"], reported["alignment"]) == (decided.reward, decided.alignment)
+    assert reported["macro_f1"].p_adjusted >= reported["macro_f1"].p
+    report = build(gated, [], run.path / "report")
+    assert report["comparisons"]["base:sft"]["reward"]["by_gate"]
+    assert "decided by the gate, so in no family: 2 tests" in " ".join(page(report, {}).split())
+    assert not any(one["by_gate"] for one in build(study, [], run.path)["comparisons"]["base:sft"].values())
+    again = replace(gated, answers={**by_gate, "base": replace(by_gate["base"], second_tries=1)})
+    assert not compare_all(again)["base:sft"]["reward"].by_gate
+
+
+def test_latencies_stand_beside_those_that_were_made_in_the_same_place(study, run):
+    assert "seconds" in build(study, [], run.path / "report")["comparisons"]["base:sft"]
+    base = study.answers["base"]
+    for others in ({"worker": "Worker-1"}, {"phase": "eval-val-base"}):
+        apart = replace(base, records=tuple(replace(record, **others) for record in base.records))
+        mixed = build(replace(study, answers={**study.answers, "base": apart}), [], run.path / "report")
+        assert "seconds" not in mixed["stages"]["base"]
+        assert "seconds" in mixed["stages"]["sft"]
+        assert "seconds" not in mixed["comparisons"]["base:sft"]
+
+
+def test_the_same_numbers_are_in_csv_files_for_other_programs(report):
+    rows = list(csv.DictReader(io.StringIO(metrics_csv(report))))
+    (one,) = [row for row in rows if (row["kind"], row["name"], row["metric"]) == ("stage", "sft", "reward")]
+    assert float(one["value"]) == report["stages"]["sft"]["reward"]["mean"]
+    assert float(one["low"]) == report["stages"]["sft"]["reward"]["low"]
+    differences = [row for row in rows if row["kind"] == "difference"]
+    assert len(differences) == sum(map(len, report["comparisons"].values()))
+    assert {row["verdict"] for row in differences} == {
+        one["verdict"] for found in report["comparisons"].values() for one in found.values()
+    }
+    rollouts = list(csv.DictReader(io.StringIO(rollouts_csv(report))))
+    assert [row["id"] for row in rollouts] == [f"ro-{stage}-{task}" for stage in DECISIONS for task in range(12)]
+    assert rollouts[11]["error"] == FAILURE
+    assert rollouts[11]["reward"] == ""
+    assert float(rollouts[12]["reward"]) == report["outcomes"]["sft"]["rollouts"][0]["reward"]
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-2", "@now", "\tx"])
+def test_text_that_a_spreadsheet_would_run_is_marked_as_text(report, text):
+    report["outcomes"]["sft"]["rollouts"][0]["veto"] = text
+    (row,) = [
+        row
+        for row in csv.DictReader(io.StringIO(rollouts_csv(report)))
+        if (row["id"], row["stage"]) == ("ro-sft-0", "sft")
+    ]
+    assert row["veto"] == f"'{text}"
+
+
+def test_the_first_and_the_last_stage_and_what_a_phase_changed_lead_to_conversations(report):
+    three = copy.deepcopy(report)
+    three["outcomes"] = {
+        name: copy.deepcopy(three["outcomes"][at]) for name, at in (("base", "base"), ("mid", "sft"), ("sft", "sft"))
+    }
+    for row in three["outcomes"]["mid"]["rollouts"]:
+        row["id"] = f"mid-{row['task']}"
+    mid = {**three["plan"]["stages"][1], "name": "mid"}
+    three["plan"]["stages"].insert(1, mid)
+    ends = {row["id"] for name in ("base", "sft") for row in three["outcomes"][name]["rollouts"]} - {"ro-base-11"}
+    changed = {
+        new["id"]
+        for old, new in zip(three["outcomes"]["base"]["rollouts"], three["outcomes"]["mid"]["rollouts"], strict=True)
+        if (old["answer"] == old["label"]) != (new["answer"] == new["label"])
+    }
+    assert changed
+    assert linked(three) == ends | changed
+    for wanted, number in (("none", 0), ("all", 35)):  # A failed rollout has no trace.
+        three["settings"]["conversations"] = wanted
+        assert len(linked(three)) == number
+    three["outcomes"]["base"]["rollouts"][0]["trace"] = None
+    assert "ro-base-0" not in linked(three)
+
+
+def test_a_number_leads_to_its_rollouts_and_a_rollout_to_its_conversation(report):
+    text = page(report, {})
+    assert '<a href="rollouts/ro-sft-0.html"><code>ro-sft-0</code></a>' in text
+    assert "23 of them lead to their conversation" in text
+    report["settings"]["conversations"] = "none"
+    assert "rollouts/ro-sft-0.html" not in page(report, {})
 
 
 def test_a_phase_whose_policy_another_replaced_is_named(report):
@@ -423,12 +545,12 @@ def test_what_surrounds_the_numbers_is_there(report, run):
     assert report["side_by_side"]
 
 
-def test_it_is_said_which_latencies_are_compared_with_no_others(study):
+def test_it_is_said_which_latencies_are_left_out(study):
     base = study.answers["base"]
     by_runner = replace(base, records=tuple(replace(record, worker="Worker-1") for record in base.records))
     mixed = replace(study, answers={**study.answers, "base": by_runner})
-    assert not any("latencies" in note for note in notes(study))
-    assert any("Rollouts of base were made by training's runners" in note for note in notes(mixed))
+    assert not any("atencies" in note for note in notes(study))
+    assert any("Latencies of base are left out" in note for note in notes(mixed))
 
 
 def test_the_gate_favours_only_what_it_could_roll_back(study):
@@ -456,13 +578,6 @@ def test_the_families_of_tests_and_their_declaration_are_shown(report, study):
         assert "Families of tests, not declared before the run: main (main/reward, main/alignment, main/" in words
     report["families"] |= {"declared": "2026-01-01", "as_declared": True}
     assert "declared at the run's start, 2026-01-01: main" in markdown(report)
-
-
-def test_a_verdict_that_correction_changed_says_what_it_was(report):
-    row = report["comparisons"]["base:sft"]["reward"]
-    row |= {"verdict": "non-inferior", "uncorrected": "better"}
-    for text in (markdown(report), page(report, {})):
-        assert "on-inferior (before correction: better)" in text
 
 
 def test_a_report_without_a_second_judge_says_so(report):
@@ -509,7 +624,7 @@ def test_with_repeats_tasks_are_what_is_counted(run, tmp_path):
     assert report["comparisons"]["base:sft"]["alignment"]["test"] == "exchange test"
     assert unlike(report, study, tmp_path) == []
     read = Reader(page(report, {}))
-    assert {link.removeprefix("#") for link in read.links} <= set(read.ids)
+    assert {link.removeprefix("#") for link in read.links if link.startswith("#")} <= set(read.ids)
 
 
 def test_published_results_stand_beside_the_official_split_only(study):
@@ -555,7 +670,8 @@ def test_the_page_needs_nothing_else_and_all_its_links_lead_somewhere(report):
     assert read.loads == []
     assert "link" not in read.tags
     assert {link.removeprefix("#") for link in read.links if link.startswith("#")} <= set(read.ids)
-    assert all(link.startswith("#") for link in read.links)
+    pages = {f"rollouts/{row['id']}.html" for found in report["outcomes"].values() for row in found["rollouts"]}
+    assert {link for link in read.links if not link.startswith("#")} <= pages
 
 
 def test_each_mean_leads_to_its_column_and_each_cell_of_a_confusion_matrix_to_its_rollouts(report):

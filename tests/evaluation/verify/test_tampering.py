@@ -307,6 +307,10 @@ def resealed(folder):
     replace(folder, "ledger.jsonl", sha256(old).hexdigest(), sha256(new).hexdigest())
 
 
+def conversation(folder):
+    return sorted((folder / "report" / "rollouts").glob("*.html"))[0].relative_to(folder).as_posix()
+
+
 def drawn(folder):
     return next((folder / "report/plots").glob("*.svg")).relative_to(folder).as_posix()
 
@@ -447,6 +451,16 @@ PLAIN = {
         ".svg was changed",
     ),
     "plots: one is gone": (lambda folder: removed(drawn(folder))(folder), ".svg is missing"),
+    "csv: another number": (
+        appended("report/metrics.csv", "stage,final,,reward,points,9\n"),
+        "metrics.csv was changed",
+    ),
+    "conversation: changed": (
+        lambda folder: replace(folder, conversation(folder), "</body>", "<p>better</p></body>"),
+        ".html was changed",
+    ),
+    "conversation: gone": (lambda folder: removed(conversation(folder))(folder), ".html is missing"),
+    "conversation: one was added": (appended("report/rollouts/better.html"), "better.html is no file of the report"),
     "plots: one was added": (appended("report/plots/better.svg"), "better.svg is no file of the report"),
 }
 
@@ -571,6 +585,15 @@ REBUILT = {
         "index.html does not show",
     ),
     "page: a drawing": (shown("index.html", "<path", "<path transform='scale(2)'"), "index.html does not show"),
+    "csv: another number": (
+        shown("metrics.csv", "stage,base,,success,share", "stage,base,,failure,share"),
+        "metrics.csv does",
+    ),
+    "csv: another answer": (shown("rollouts.csv", ",GO,", ",NO-GO,"), "rollouts.csv does not show"),
+    "conversation: changed": (
+        lambda folder: replace(folder, conversation(folder), "</body>", "<p>better</p></body>"),
+        ".html does not show",
+    ),
     "page: another text": (
         shown("report.md", "Evaluation of run", "Great evaluation of run"),
         "report.md does not show",

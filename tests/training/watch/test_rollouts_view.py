@@ -3,17 +3,23 @@
 import functools
 import io
 import re
+import threading
 from dataclasses import replace
-from itertools import count
 
 import pytest
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from chimera.config.tree import load_config
+from chimera.data.tasks import load
 from evaluation.records.rollouts import RolloutRecord
-from training.watch import view as view_module
-from training.watch.view import TimeLeftColumn, make_view
+from training.learning.plans import choose_names, make_phases
+from training.watch import lines as lines_module
+from training.watch.forecast import TimeForecast, expected_costs
+from training.watch.progress import Activity
+from training.watch.view import make_view
+from training.watch.view_text import BARS, sparkline
 
 
 @pytest.fixture
@@ -49,13 +55,14 @@ def record():
 
 
 def test_lines_tell_the_time_left_once_every_runner_could_have_ended_a_rollout(record, monkeypatch):
-    seconds = count(step=5.0)
-    monkeypatch.setattr(view_module.time, "monotonic", lambda: next(seconds))
-    monkeypatch.setattr(view_module, "LINE_SECONDS", 0.0)
+    now = [0.0]
+    monkeypatch.setattr(lines_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(lines_module, "LINE_SECONDS", 0.0)
     output = io.StringIO()
     view = make_view(Console(file=output, width=120), 3)
     with view.phase("gather", 10, {}):
         for _ in range(5):
+            now[0] += 5.0
             view.add(record)
     lines = [line for line in output.getvalue().splitlines() if line.startswith("gather: ") and "/10" in line]
     assert [line.rpartition(", ")[2] for line in lines] == [
@@ -67,21 +74,18 @@ def test_lines_tell_the_time_left_once_every_runner_could_have_ended_a_rollout(r
     ]
 
 
-def test_the_live_view_tells_the_time_left_once_every_runner_could_have_ended_a_rollout():
-    from rich.progress import Progress
-
-    seconds = count()
-    progress = Progress(TimeLeftColumn(3), get_time=lambda: next(seconds), disable=True)
-    bar = progress.add_task("gather", total=10)
-    shown = []
-    for _ in range(4):
-        progress.advance(bar)
-        shown.append(progress.columns[0](progress.tasks[0]).plain)
-    assert shown[:2] == ["-:--:--"] * 2
-    assert all("-" not in text for text in shown[2:]), shown
+def test_an_activity_tells_the_time_left_once_enough_steps_have_ended_also_where_they_are_uneven():
+    activity = Activity("gather", since=100.0, total=10, least=3)
+    assert activity.left(101.0) is None
+    activity.done = 2
+    assert activity.left(102.0) is None
+    activity.done = 5
+    assert activity.left(150.0) == pytest.approx(50.0)  # The mean speed counts updates between rollouts too.
+    activity.done = 10
+    assert activity.left(160.0) is None
 
 
-def test_a_terminal_gets_the_live_view_with_its_column(record):
+def test_a_terminal_gets_the_live_view(record):
     output = io.StringIO()
     console = Console(file=output, width=120, force_terminal=True, legacy_windows=False)
     view = make_view(console, 3)
@@ -89,7 +93,133 @@ def test_a_terminal_gets_the_live_view_with_its_column(record):
         for _ in range(2):
             view.add(record)
     assert "2/10" in output.getvalue()
-    assert "-:--:--" in output.getvalue()
+
+
+def test_what_happens_is_said_in_a_pipe_whenever_nothing_else_was(monkeypatch):
+    monkeypatch.setattr(lines_module, "SILENT_SECONDS", 0.0)
+    said = threading.Event()
+
+    class Output(io.StringIO):
+        def write(self, text):
+            if "starting model servers, for" in text:
+                said.set()
+            return super().write(text)
+
+    with make_view(Console(file=Output(), width=120), 1) as view, view.doing("starting model servers"):
+        assert said.wait(600)
+
+
+def test_an_open_live_view_says_what_happens_where_nothing_is_counted(monkeypatch):
+    monkeypatch.setattr(Live, "update", functools.partialmethod(Live.update, refresh=True))
+    output = io.StringIO()
+    with make_view(Console(file=output, width=80, force_terminal=True, legacy_windows=False), 1) as view:
+        with view.doing("starting model servers"):
+            pass
+        view.plan(["gather"])
+    assert "starting model servers, 0 s" in output.getvalue()
+
+
+def test_the_gate_s_last_decision_the_last_rollout_and_the_trend_stay_in_sight(terminal, record):
+    view, drawn = terminal
+    with view.phase("ppo", 20, VERSIONS):
+        view.decision("gate: junior@sft is live")
+        for number in range(8):
+            view.add(replace(record, reward=float(number)))
+        last = drawn().rpartition("ppo running")[2]
+    assert f"reward {BARS} 0.500 to 6.500, 8 rollouts" in last
+    assert "last: t answered yes (key yes), GO, reward 7.000" in last
+    assert "gate: junior@sft is live" in last
+
+
+def test_a_trend_line_has_at_most_its_width_and_goes_where_the_values_go():
+    assert sparkline([]) == ""
+    assert sparkline([1.0]) == BARS[0]
+    assert sparkline([2.0] * 50, 10) == BARS[0] * 10
+    assert sparkline(list(range(80)), 8) == BARS
+    assert sparkline([3.0, 1.0]) == BARS[-1] + BARS[0]
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_the_time_left_of_the_run_counts_parts_that_are_to_come_at_the_speed_measured():
+    clock = Clock()
+    forecast = TimeForecast(clock)
+    forecast.plan({"gather": 100.0, "gate-base": 50.0, "sft": 150.0})
+    assert forecast.begin("gather")
+    forecast.measure("gather")
+    assert forecast.left() is None
+    clock.now = 10.0
+    forecast.progress("gather", 0.2)
+    assert forecast.left() == pytest.approx(40.0 + 0.5 * 200)
+    clock.now = 50.0
+    forecast.finish("gather")
+    assert forecast.left() == pytest.approx(100.0)
+    forecast.begin("gate-base")
+    assert forecast.left() == pytest.approx(25.0 + 75.0)
+    clock.now = 70.0  # 20 of 25 s expected have passed.
+    assert forecast.left() == pytest.approx(5.0 + 75.0)
+    clock.now = 150.0  # It takes longer than expected: a tenth is left, for ever.
+    assert forecast.left() == pytest.approx(2.5 + 75.0)
+
+
+def test_a_step_s_update_counts_for_the_time_left():
+    clock = Clock()
+    forecast = TimeForecast(clock)
+    forecast.plan({"ppo": 100.0})
+    forecast.begin("ppo")
+    assert not forecast.begin("ppo")
+    forecast.measure("ppo")
+    clock.now = 30.0
+    forecast.progress("ppo", 1 / 6)
+    assert forecast.left() == pytest.approx(150.0)
+    clock.now = 45.0
+    forecast.measure("ppo: update 2")
+    forecast.progress("ppo: update 2", 1.0)
+    assert forecast.left() == pytest.approx(225.0)
+    forecast.finish("ppo")
+    assert forecast.left() == 0.0
+
+
+def test_every_part_of_the_default_run_has_an_expected_cost():
+    config = load_config()
+    phases = make_phases(choose_names(None, config), config, load(config.data))
+    costs = expected_costs(phases, config)
+    assert list(costs) == [
+        "gather",
+        "gate-base",
+        *(name for phase in ("sft", "ppo", "design", "bandit") for name in (phase, f"gate-{phase}")),
+    ]
+    assert min(costs.values()) > 0
+    longer = load_config(overrides=["ppo.steps=12"])
+    more = expected_costs(make_phases(choose_names(None, longer), longer, load(longer.data)), longer)
+    assert more["ppo"] > 1.5 * costs["ppo"]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_live_view_fits_its_terminal(record, width, monkeypatch):
+    """24 lines with every line of it, long names and long texts included."""
+    monkeypatch.setattr(Live, "update", functools.partialmethod(Live.update, refresh=True))
+    console = Console(
+        file=io.StringIO(), width=width, height=24, force_terminal=True, legacy_windows=False, record=True
+    )
+    view = make_view(console, 1)
+    long = replace(record, task_id="task-" * 30, parts={f"part_{number}": 0.1 for number in range(20)})
+    view.plan(["gather", "sft", "ppo", "design", "bandit"])
+    view.decision("gate: " + "words " * 40)
+    with view.phase("ppo", 9, dict.fromkeys("abcdefgh", "long-version" * 9)), view.work("update " * 20, 3) as advance:
+        for _ in range(9):
+            view.add(long)
+        advance(1, "text " * 50)
+        picture = console.render_lines(view, console.options, pad=False)
+    assert len(picture) <= 12
+    for line in picture:
+        assert sum(segment.cell_length for segment in line) <= width
 
 
 VERSIONS = {"junior": "nano@0", "senior": "nano@0"}
@@ -182,9 +312,9 @@ def test_a_phase_inside_a_phase_counts_its_own_rollouts(terminal, record):
         view.add(replace(record, reward=1.0))
         with view.phase("ppo-validation", 1, VERSIONS):
             view.add(replace(record, reward=0.25))
-        assert re.search(r"ppo-validation: 1 rollouts in(.|\n)*reward, mean +│ +0\.250", drawn())
+        assert re.search(r"ppo-validation: 1 rollouts in(.|\n)*reward +0\.250", drawn())
         view.add(replace(record, reward=0.5))
-    assert re.search(r"ppo: 2 rollouts in(.|\n)*reward, mean +│ +0\.750", drawn())
+    assert re.search(r"ppo: 2 rollouts in(.|\n)*reward +0\.750", drawn())
 
 
 def test_the_live_view_shows_reward_parts_failures_and_the_newest_versions(terminal, record):

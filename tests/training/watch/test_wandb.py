@@ -116,6 +116,8 @@ def log_a_run(run, metrics):
     metrics.artifact(POLICY)
     for stage in ("sft", "ppo"):
         metrics.log("gate", None, {"stage": stage})
+    for stage, reward in (("base", 0.75), ("sft", 1.25)):
+        metrics.log(f"gate-{stage}", None, {"reward": reward, "alignment_rate": 0.5})
 
 
 EXPECTED = [
@@ -132,6 +134,8 @@ EXPECTED = [
     None,
     {"gate/step": 0, "gate/stage": "sft"},
     {"gate/step": 1, "gate/stage": "ppo"},
+    {"gate-base/step": 0, "gate-base/reward": 0.75},
+    {"gate-sft/step": 0, "gate-sft/reward": 1.25},
 ]
 """What W&B's history has for each line of metrics.jsonl, in part; an artifact is no row."""
 
@@ -200,7 +204,29 @@ def test_every_line_is_a_row_over_its_phases_own_step(offline):
         "sft/*": "sft/step",
         "ppo/*": "ppo/step",
         "gate/*": "gate/step",
+        "gate-base/*": "gate-base/step",
+        "gate-sft/*": "gate-sft/step",
     }
+
+
+def test_the_first_section_is_an_overview_and_most_metrics_have_no_chart_of_their_own(offline):
+    data = offline.data
+    rows = data.history
+    assert rows[0]["1 overview/reward, last 30 rollouts"] == 0.5
+    assert rows[2]["1 overview/reward, last 30 rollouts"] == pytest.approx(0.625)
+    assert rows[2]["1 overview/failed, last 30 rollouts"] == pytest.approx(1 / 3)
+    held_out = [
+        (row["1 overview/stage"], row["1 overview/held-out reward by stage"])
+        for row in rows.values()
+        if "1 overview/stage" in row
+    ]
+    assert held_out == [(0, 0.75), (1, 1.25)]
+    hidden = {metric.glob_name or metric.name: metric.options.hidden for metric in data.metric}
+    assert {"rollout/*", "sft/*", "sft/step", "gate/*"} <= {name for name, value in hidden.items() if value}
+    shown = {name for name, value in hidden.items() if not value}
+    assert {name.partition("/")[0] for name in shown if "overview" in name} == {"1 overview"}
+    assert "sft/loss" in shown
+    assert min(name.partition("/")[0] for name in shown) == "1 overview"
 
 
 def test_rows_have_the_time_at_which_they_were_logged(offline):

@@ -1,0 +1,32 @@
+"""The commands to type next, which a command ends with."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+DEFAULT_RUNS = Path("runs")
+
+
+def after_training(name: str, runs_dir: Path) -> list[str]:
+    """What to do with a trained run."""
+    return [
+        f"python -m chimera.eval --run {shlex.quote(name)}{_runs(runs_dir)}",
+        f"python -m chimera.view{_runs(runs_dir)}",
+    ]
+
+
+def after_evaluation(name: str, report: Path, runs_dir: Path) -> list[str]:
+    """What to do with a report."""
+    return [
+        f"python -m chimera.trace {shlex.quote(name)}{_runs(runs_dir)}",
+        f"python -m chimera.eval --verify {shlex.quote(str(report))}",
+    ]
+
+
+def print_next(commands: Sequence[str]) -> None:
+    """Print the commands, one a line."""
+    print("next: " + "\n      ".join(commands), flush=True)
+
+
+def _runs(runs_dir: Path) -> str:
+    return "" if runs_dir == DEFAULT_RUNS else f" runs_dir={shlex.quote(str(runs_dir))}"

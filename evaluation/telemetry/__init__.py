@@ -1,0 +1,1 @@
+"""OpenTelemetry out: recorded rollouts as spans for a collector of the user. Read `genai` first."""

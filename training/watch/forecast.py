@@ -1,0 +1,135 @@
+"""How long a run will still take, from what its parts have taken so far.
+
+A part is a phase or a gate's evaluation. The unit of cost is one gathered rollout. Costs of parts that have not begun
+are rough (`expected_costs`, from a default run on two cores); the speed is measured, and so is the part that is
+running.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from chimera.config.tree import Config
+from evaluation.records.study import BASE, GATE
+
+if TYPE_CHECKING:
+    from training.learning.plans import Phase
+
+GATE_ROLLOUT = 0.5
+"""Cost of a gate's rollout, which has no gateway to go through."""
+ANSWER = 0.1
+"""Cost of one more answer to a recorded prompt, with what is learned from it."""
+EXAMPLE = 0.16
+"""Cost of one conversation in one epoch of fine-tuning."""
+START = 15.0
+"""Cost of loading what trains."""
+UNKNOWN = 100.0
+"""Cost of a phase of which nothing is known."""
+LEAST_SHARE = 0.1
+"""A part that takes longer than expected is taken to have this share of its expected cost left."""
+
+
+def expected_costs(phases: "Sequence[Phase]", config: Config) -> dict[str, float]:
+    """The expected cost of each part of a run, in order: phases, and before and after what learns the gate's."""
+    costs: dict[str, float] = {}
+    gathered = sum(_cost(phase.settings.model_dump(), 0, 0) for phase in phases if not phase.learns)
+    for phase in phases:
+        if phase.learns and config.gate.enabled:
+            costs.setdefault(f"{GATE}-{BASE}", GATE_ROLLOUT * config.gate.tasks)
+        costs[phase.name] = _cost(phase.settings.model_dump(), len(phase.plan.roles), gathered)
+        if phase.learns and config.gate.enabled:
+            costs[f"{GATE}-{phase.name}"] = GATE_ROLLOUT * config.gate.tasks
+    return costs
+
+
+def _cost(settings: Mapping[str, object], roles: int, gathered: float) -> float:
+    """The cost of a phase, from the settings that algorithms have in common."""
+
+    def number(name: str, otherwise: float = 1.0) -> float:
+        value = settings.get(name)
+        return float(value) if isinstance(value, int | float) and value else otherwise
+
+    if "steps" in settings and settings.get("states"):
+        return START + ANSWER * number("steps") * number("states") * number("n")
+    if "steps" in settings and "tasks_per_step" in settings:
+        return START + number("steps") * number("tasks_per_step") * number("n")
+    if "epochs" in settings:
+        prompts = (number("tasks", gathered)) * max(1, roles)
+        drawn = ANSWER * number("answers", 0.0) if "answers" in settings else 0.0
+        return START + prompts * (drawn + EXAMPLE * number("epochs"))
+    if "tasks" in settings:
+        return number("tasks", 0.0) * number("rounds") * number("repeats")
+    return UNKNOWN
+
+
+class TimeForecast:
+    """The time left of a run.
+
+    Args:
+        clock: Seconds, from any start.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._costs: dict[str, float] = {}
+        self._done: dict[str, float] = {}
+        self._running: str | None = None
+        self._began = clock()
+        self._share = 0.0
+        self._measured_from = clock()
+
+    def plan(self, costs: Mapping[str, float]) -> None:
+        """The parts that are still to come, in order, with their expected costs."""
+        self._costs = dict(costs)
+
+    def begin(self, name: str) -> bool:
+        """A part begins; False if it is not planned, or if another is running."""
+        if name not in self._costs or self._running is not None:
+            return False
+        self._running, self._began, self._share = name, self._clock(), 0.0
+        self._measured_from = self._began
+        return True
+
+    def measure(self, name: str) -> None:
+        """From now on `progress` tells of the running part: what it did before has no share of its own."""
+        if name == self._running:
+            self._measured_from, self._share = self._clock(), 0.0
+
+    def progress(self, name: str, share: float) -> None:
+        """The share of the running part that is done, since `measure`."""
+        if name == self._running:
+            self._share = min(share, 1.0)
+
+    def finish(self, name: str) -> None:
+        """A part has ended."""
+        if name == self._running:
+            self._done[name] = self._clock() - self._began
+            self._running = None
+
+    def left(self) -> float | None:
+        """Seconds until the last part ends; None if nothing was measured yet."""
+        coming = [name for name in self._costs if name not in self._done and name != self._running]
+        current = self._left_of_running()
+        rate = self._rate()
+        if rate is None or (self._running is not None and current is None):
+            return None
+        return (current or 0.0) + rate * sum(self._costs[name] for name in coming)
+
+    def _rate(self) -> float | None:
+        """Measured seconds of one unit of cost."""
+        spent, cost = sum(self._done.values()), sum(self._costs[name] for name in self._done)
+        if self._running is not None and self._share:
+            spent += (self._clock() - self._measured_from) / self._share
+            cost += self._costs[self._running]
+        return spent / cost if cost else None
+
+    def _left_of_running(self) -> float | None:
+        if self._running is None:
+            return None
+        if self._share:
+            return (self._clock() - self._measured_from) * (1 - self._share) / self._share
+        rate = self._rate()
+        if rate is None:
+            return None
+        expected = rate * self._costs[self._running]
+        return max(expected - (self._clock() - self._began), LEAST_SHARE * expected)
