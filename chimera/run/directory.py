@@ -260,7 +260,8 @@ class Run:
             changed = _changes(
                 effective(self.config), effective(config) | {"runs_dir": self.config.runs_dir.as_posix()}
             )
-            begun = tuple(f"{name}." for name in unfinished(self.events()) if self.rollouts_file(name).exists())
+            names = [name for name in unfinished(self.events()) if self.rollouts_file(name).exists()]
+            begun = tuple(f"pipeline.{name}." for name in names)
             same = same_inputs(self.events(), config)
             kept = [key for key in changed if key not in same and not key.endswith(FREE_ON_RESUME)]
             fixed = [key for key in kept if key.startswith(FIXED_ON_RESUME + begun)]

@@ -38,8 +38,9 @@ def run_rank(address: str, key: str) -> None:
     device = load_verl()
     if device == "cuda":
         import torch
+        from torch.distributed.distributed_c10d import get_node_local_rank
 
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(get_node_local_rank())
     dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl")
     host, _, port = address.rpartition(":")
     channel = Channel(socket.create_connection((host, int(port))))

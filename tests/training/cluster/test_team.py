@@ -140,9 +140,7 @@ def test_a_checkpoint_fits_any_number_of_ranks(one, two, tmp_path):
     assert all(torch.equal(weights[name], value) for name, value in expected[1].items())
     alone.load(checkpoint)
     started = []
-    three = two(
-        **options, team=lambda: Team(3, tmp_path, "three", torchrun(3, tmp_path / "key", tmp_path, started))
-    )
+    three = two(**options, team=lambda: Team(3, tmp_path, "three", torchrun(3, tmp_path / "key", tmp_path, started)))
     three.load(checkpoint)
     for engine, name in ((alone, "one"), (three, "three")):
         assert engine.update(some_samples(2), 2)["actor/lr"] == expected[0]["actor/lr"]

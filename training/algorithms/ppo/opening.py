@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chimera.core.errors import ConfigError
 from training.algorithms.ppo.checkpoints import Checkpoints
 from training.algorithms.ppo.settings import PpoSettings
 from training.learning.base import Bench, PhasePlan
@@ -21,7 +22,7 @@ def open_engine(
     """The engine that begins with `weights`. This takes seconds.
 
     Raises:
-        ConfigError: VeRL refuses a setting, or the model cannot be trained.
+        ConfigError: VeRL refuses a setting, the model cannot be trained, or there are fewer GPUs than ranks.
         RunError: Another engine is open in this process, or ranks cannot be started.
     """
     options: dict[str, Any] = {
@@ -33,8 +34,13 @@ def open_engine(
         from training.engines.local import PpoEngine
 
         return PpoEngine(weights, settings, **options)
+    import torch
+
     from training.cluster.team import Team
     from training.cluster.team_engine import TeamEngine
+
+    if 0 < (gpus := torch.cuda.device_count()) < settings.ranks:
+        raise ConfigError(f"{plan.name}.ranks={settings.ranks}: each rank needs a GPU, and {gpus} can be seen here")
 
     def start() -> "Team":
         team = Team(settings.ranks, bench.run.path / "logs", plan.name)
