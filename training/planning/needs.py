@@ -98,9 +98,13 @@ def serving_need(models: Mapping[str, Architecture], rows: int, context: int) ->
 
 
 def checkpoint_bytes(model: Architecture, settings: PpoSettings) -> int:
-    """One checkpoint of a PPO phase: weights and moments of the actor and, with gae, of the critic."""
+    """One checkpoint of a PPO phase: weights and moments of the actor and, with gae, of the critic.
+
+    A head that is tied to the embedding is stored once more.
+    """
     adapters = model.adapter_parameters(settings.lora_rank)
-    actor = model.parameters + adapters + ADAM * (adapters or model.parameters)
+    stored = model.parameters + adapters + model.tied * model.embedding
+    actor = stored + ADAM * (adapters or model.parameters)
     critic = (1 + ADAM) * model.critic_parameters if settings.adv_estimator == "gae" else 0
     return FLOAT32 * (actor + critic)
 

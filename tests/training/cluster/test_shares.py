@@ -1,5 +1,7 @@
 """How the rows of a mini-batch are divided among ranks and micro-batches."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,7 +49,7 @@ def test_no_rank_waits_much_longer_than_if_bundles_were_whole(batch, ranks):
     assert all(len({prompts[row] for row in piece}) == 1 for mine in found for piece in mine)
     if len(bundles) >= ranks:
         costs = [cost(bundle, sizes, prompts) for bundle in bundles]
-        parts = get_seqlen_balanced_partitions(costs, ranks, equal_size=False)
+        parts: Any = get_seqlen_balanced_partitions(costs, ranks, equal_size=False)
         assert slowest(found, sizes, prompts) <= max(sum(costs[place] for place in part) for part in parts)
 
 
