@@ -4,6 +4,7 @@ The compiled graph holds no data of a run: brief, models and tools are passed as
 compiles one graph for a configuration and uses it for every run.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,11 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import RetryPolicy
 
 from agents.context import RunContext
-from agents.nodes import NODES, evaluation_node
+from agents.nodes import NODES, Node, evaluation_node
 from agents.roles import DESIGNER, PEER_REVIEWER, PRINCIPAL_INVESTIGATOR, REFINER, SAFETY_OFFICER, SUPERVISOR
 from agents.routing import DESTINATIONS, Route, revisions_allowed, route, worst_severity
 from agents.seat import SEAT, seat_node
-from agents.state import ResearchState
+from agents.state import Question, ResearchState
 from chimera.config.roles import JUNIORS
 from chimera.config.society import SocietyConfig
 from chimera.core.errors import ModelError
@@ -58,13 +59,18 @@ def build_graph(
     return _compile(config, start)  # pyright: ignore[reportArgumentType] - pyright misses the hash of frozen pydantic models
 
 
+def graph_of_nodes(config: SocietyConfig, change: Callable[[Node], Node]) -> Graph:
+    """The society for `config` with every node changed, for callers that cannot pass LangGraph's run context."""
+    return _graph(config, None, change).compile()
+
+
 @cache
 def _compile(config: SocietyConfig, start: str | None) -> Graph:
     return _graph(config, start).compile()
 
 
 def _graph(
-    config: SocietyConfig, start: str | None
+    config: SocietyConfig, start: str | None, change: Callable[[Node], Node] | None = None
 ) -> "StateGraph[ResearchState, RunContext, ResearchState, ResearchState]":
     def after_reviews(state: ResearchState) -> Route:
         return route(
@@ -81,10 +87,12 @@ def _graph(
             initial_interval=0.1, jitter=False, max_attempts=config.node_retries + 1, retry_on=_retriable
         ),
     }
-    graph = StateGraph(ResearchState, context_schema=RunContext)
-    for name, node in NODES.items():
-        graph.add_node(name, node, **policy)
-    graph.add_node(EVALUATION, evaluation_node, **policy)
+    if change:
+        graph: Any = StateGraph(ResearchState, input_schema=Question)
+    else:
+        graph = StateGraph(ResearchState, context_schema=RunContext)
+    for name, node in {**NODES, EVALUATION: evaluation_node}.items():
+        graph.add_node(name, change(node) if change else node, **policy)
 
     for first in JUNIORS if start is None else (start,):
         graph.add_edge(START, first)

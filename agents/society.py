@@ -1,18 +1,20 @@
 """The society: takes a brief and returns the finished research state."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from langgraph.errors import NodeTimeoutError
+from langgraph.runtime import Runtime
 from langgraph.types import Command
 
 from agents.context import Evaluator, RunContext, Selector, SupervisorChoice, Tools
-from agents.graph import Graph, build_graph, step_limit
+from agents.graph import Graph, build_graph, graph_of_nodes, step_limit
+from agents.nodes import Node
 from agents.record import Observer, Operation, no_observer, no_operation
 from agents.roles import SUPERVISOR
 from agents.seat import SEAT
-from agents.state import ResearchState, without
+from agents.state import ResearchState, Update, without
 from chimera.config.roles import JUNIORS, RolesConfig
 from chimera.config.society import SocietyConfig
 from chimera.core.errors import RoleError
@@ -151,6 +153,26 @@ class Society:
                         yield node, update or {}
         except NodeTimeoutError as error:
             raise self._late(error) from error
+
+    def standing(self, brief_of: Callable[[str], Brief]) -> Graph:
+        """The graph for a server that gives it only a question, such as LangGraph Studio's.
+
+        Its input is {"research_goal": text}. Its nodes find the brief anew, so that a state can be edited and gone on
+        from anywhere.
+
+        Args:
+            brief_of: Finds the brief by the text; raises a ChimeraError if there is none.
+        """
+
+        def change(node: Node) -> Node:
+            async def standing_node(state: ResearchState, runtime: Runtime[Any]) -> Update:
+                brief = brief_of(state["research_goal"])
+                asked = cast(ResearchState, {**state, **_input(brief)})
+                return await node(asked, runtime.override(context=self._context(brief, None, None)))
+
+            return standing_node
+
+        return graph_of_nodes(self._config, change)
 
     async def _invoke(self, graph: Graph, given: Any, context: RunContext, **options: Any) -> ResearchState:
         try:

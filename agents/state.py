@@ -7,7 +7,9 @@ without a reducer (InvalidUpdateError). Values are plain JSON, so a state can be
 
 import operator
 from collections.abc import Mapping
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
+
+from typing_extensions import TypedDict  # pydantic, which LangGraph's servers ask for the schema, needs it below 3.12.
 
 from agents.prompting import Message
 from chimera.config.roles import JUNIORS
@@ -34,6 +36,12 @@ def by_author(hypotheses: list[dict[str, Any]], new: list[dict[str, Any]]) -> li
 
 Update = dict[str, Any]
 """What a node returns: the fields of `ResearchState` that it writes."""
+
+
+class Question(TypedDict):
+    """What a server gives the graph (`agents.society.Society.standing`)."""
+
+    research_goal: str
 
 
 class ResearchState(TypedDict):

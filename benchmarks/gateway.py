@@ -98,6 +98,11 @@ TICK = 1 / os.sysconf("SC_CLK_TCK")
 """Seconds of the smallest processor time that the system counts."""
 
 
+def times(part: float, seconds: float, digits: int = 1) -> str:
+    """`part / seconds`; less than one tick of processor time may have been counted as none, which gives a bound."""
+    return f"{part / seconds:.{digits}f}" if seconds else f"> {part / TICK:.{digits}f}"
+
+
 @dataclass(slots=True)
 class Cost:
     """Calls through one gateway: their wall seconds, and processor seconds of the gateway and of store and caller."""
@@ -108,12 +113,9 @@ class Cost:
     store_and_caller: float = 0.0
 
     def row(self) -> list[str]:
-        """Calls a second, the most that one processor could take, and milliseconds of processor time a call.
-
-        The system counts processor time in ticks; of few calls it may have counted none.
-        """
+        """Calls a second, the most that one processor could take, and milliseconds of processor time a call."""
         each = 1000 / self.calls
-        most = f"{self.calls / self.gateway:.0f}" if self.gateway else f"> {self.calls / TICK:.0f}"
+        most = times(self.calls, self.gateway, digits=0)
         return [
             f"{self.calls / self.wall:.0f}",
             most,
@@ -229,8 +231,8 @@ def main() -> None:
         "litellm / thin",
         "",
         "",
-        f"{litellm.gateway / thin.gateway:.1f}",
-        f"{litellm.store_and_caller / thin.store_and_caller:.1f}",
+        times(litellm.gateway, thin.gateway),
+        times(litellm.store_and_caller, thin.store_and_caller),
     )
     Console(width=120).print(table)
     forks.finish()

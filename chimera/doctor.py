@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int | None:
         print(
             f"the configured run cannot work: {', '.join(faults)}"
             if faults
-            else f"the configured run can work{f', with {warnings} warnings' if warnings else ''}"
+            else f"the configured run can work; warnings: {warnings}"
         )
     return 1 if faults else 0
 

@@ -112,4 +112,5 @@ def test_the_bundled_model_works_as_configured(tmp_path, monkeypatch, capsys):
     assert doctor.main(["--config", "c.yaml"]) == 0
     said = capsys.readouterr().out
     assert "models.junior: token ids" in said
-    assert said.rstrip().endswith("the configured run can work")
+    # One rollout of a sampled model may need an answer twice, which is a warning.
+    assert said.splitlines()[-1].startswith("the configured run can work")
