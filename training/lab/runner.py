@@ -80,9 +80,18 @@ def serve(spec: RunnerSpec, number: int, *, ends: bool = False) -> None:
         tracer=RolloutTracer(doors.store_key), poll_interval=0.05, interval_jitter=0.02, heartbeat_interval=30.0
     )
     runner.init(agent)
-    runner.init_worker(number, KeyedStoreClient(doors.store_url, doors.store_key))
+    store = KeyedStoreClient(doors.store_url, doors.store_key)
+    runner.init_worker(number, store)
+
+    async def work() -> None:
+        try:
+            await runner.iter()
+        finally:
+            await agent.close()
+            await store.close()
+
     try:
-        asyncio.run(runner.iter())
+        asyncio.run(work())
     except aiohttp.ClientConnectionError:
         if not ends:
             raise
