@@ -2,6 +2,7 @@
 # make train   sets up, then trains; make train ARGS="--config configs/pubmedqa.yaml gather.tasks=20" passes arguments on
 # make test    sets up, then tests;  make test ARGS="tests/chimera/config/test_config.py -k unknown" passes arguments on
 # make bench   runs every benchmark, some ten minutes;  make bench ARGS=--tiny shows in one minute that they run
+# make real-size   serves and trains a model of Qwen2.5-0.5B's size with random weights: 13 GiB of memory, some minutes
 # make notebooks   runs the notebooks again, outputs and all: the second shows the latest run, which needs a report
 # Variables: PYTHON (3.11 or 3.12), VENV, TORCH_INDEX (package index to take torch from, such as one with CPU builds),
 # TEST_PROCESSES (test files run at a time).
@@ -18,7 +19,7 @@ STAMP := $(VENV)/.chimera-installed
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint types imports notebooks bench clean
+.PHONY: help setup train test lint types imports notebooks bench real-size clean
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -57,6 +58,9 @@ notebooks: setup
 bench: setup
 	@set -e; for name in $(basename $(notdir $(wildcard benchmarks/*.py))); do \
 		echo "== python -m benchmarks.$$name $(ARGS)"; $(PY) -m benchmarks.$$name $(ARGS); done
+
+real-size: setup
+	$(PY) -m benchmarks.real_size $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

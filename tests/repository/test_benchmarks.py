@@ -29,6 +29,7 @@ ROWS = {
         rf"weight after 2 updates: {NUMBER} ",
     ],
     "quotes": [rf"read quotes, the refiner reads +│ +{NUMBER} │ +{NUMBER} │ +0 │ +0 │ +0 │ +{NUMBER} │"],
+    "real_size": [rf"serve-bfloat16: {NUMBER} s, {NUMBER} GiB; .*eight {NUMBER}; "],
     "retrieval": [rf"recall@5 {NUMBER}%", rf"indexed in {NUMBER} s, {NUMBER} ms per search"],
     "serving": [rf"server:\s+{NUMBER}\s+tokens/s", rf"generate, batched:\s+{NUMBER}\s+tokens/s", rf"│ +{NUMBER} x │"],
     "shortcuts": [r"accuracy %", rf"│ reads everything +│ {NUMBER} "],

@@ -4,17 +4,20 @@ Only `config.json`, `*.safetensors`, `tokenizer.json` and the chat template are 
 which saves seconds at start-up.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from chimera.config.models import Precision
 from chimera.core.errors import ConfigError
 from chimera.core.plain_json import parse_json
 
 if TYPE_CHECKING:
+    import torch
     from tokenizers import Tokenizer
     from torch import Tensor
 
@@ -24,6 +27,8 @@ HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 """Weight files that can run code when they are read. They are never read."""
 SUFFIX = ".safetensors"
+BYTES: Mapping[Precision, int] = {"float32": 4, "bfloat16": 2}
+"""Bytes of one number."""
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 """The names by which transformers finds safetensors. Without them it would look for pickles."""
 
@@ -72,7 +77,7 @@ class Language:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Everything the server needs of one model folder; `weights` are float32 by their Hugging Face names."""
+    """Everything the server needs of one model folder; `weights` are by their Hugging Face names."""
 
     name: str
     folder: Path
@@ -117,11 +122,11 @@ def locate(path: str) -> Path:
         ) from error
 
 
-def load_checkpoint(path: str) -> Checkpoint:
-    """Read the model behind a configured path; see `locate`.
+def load_checkpoint(path: str, dtype: Precision = "float32") -> Checkpoint:
+    """Read the model behind a configured path, with weights of `dtype`; see `locate`.
 
     Raises:
-        ConfigError: a file is missing or broken, or the architecture is not Qwen2.
+        ConfigError: a file is missing or broken, the architecture is not Qwen2, or memory cannot hold the weights.
     """
     folder = locate(path)
     refuse_adapter(folder)
@@ -138,7 +143,7 @@ def load_checkpoint(path: str) -> Checkpoint:
         name=path if folder == NANO else path.rstrip("/").rpartition("/")[-1],
         folder=folder,
         shape=shape,
-        weights=load_weights(folder, shape),
+        weights=load_weights(folder, shape, dtype),
         tokenizer=language.tokenizer,
         template=language.template,
         eos=language.eos,
@@ -263,14 +268,15 @@ def _no_safetensors(folder: Path) -> str:
     return f"{folder} has no *.safetensors file: save the model with save_pretrained"
 
 
-def load_weights(folder: Path, shape: Shape) -> "dict[str, Tensor]":
-    """All tensors of a folder's safetensors files in float32, checked against `shape`.
+def load_weights(folder: Path, shape: Shape, dtype: Precision = "float32") -> "dict[str, Tensor]":
+    """All tensors of a folder's safetensors files as `dtype`, checked against `shape`.
 
     Raises:
-        ConfigError: no or broken safetensors files, or a tensor is missing or has another size.
+        ConfigError: no or broken safetensors files, a tensor is missing or has another size, or they are larger than
+            this machine's memory.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    import torch
+    from safetensors import SafetensorError, safe_open
 
     files = sorted(folder.glob(f"*{SUFFIX}"))
     if not files:
@@ -278,17 +284,33 @@ def load_weights(folder: Path, shape: Shape) -> "dict[str, Tensor]":
     weights: dict[str, Tensor] = {}
     for file in files:
         try:
-            found = load_file(file)
+            with safe_open(file, framework="pt") as tensors:
+                names = list(tensors.keys())
+                _check_memory([tensors.get_slice(name).get_shape() for name in names], dtype, file)
+                # One at a time: a file's numbers are not in memory twice. Copied, because the file may be replaced.
+                for name in names:
+                    weights[name] = _plain(tensors.get_tensor(name), getattr(torch, dtype), name, file)
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"{file} cannot be read ({error}): save the model again") from error
-        for name, tensor in found.items():
-            weights[name] = _plain(tensor, name, file)
     _check_sizes(weights, shape, folder)
     return weights
 
 
-def _plain(tensor: "Tensor", name: str, file: Path) -> "Tensor":
-    """The tensor in float32.
+def _check_memory(sizes: list[list[int]], dtype: Precision, file: Path) -> None:
+    """Refuse a file whose weights are larger than this machine's memory."""
+    import psutil
+
+    wanted, memory = sum(map(math.prod, sizes)) * BYTES[dtype], psutil.virtual_memory().total
+    if wanted > memory:
+        raise ConfigError(
+            f"{file}: its weights need {wanted / 2**30:.0f} GiB as {dtype}, and this machine has "
+            f"{memory / 2**30:.0f}: take a smaller model, models.*.dtype=bfloat16, or a server on another machine "
+            "(kind: endpoint)"
+        )
+
+
+def _plain(tensor: "Tensor", dtype: "torch.dtype", name: str, file: Path) -> "Tensor":
+    """A copy of the tensor as `dtype`.
 
     Raises:
         ConfigError: It holds other than finite floating-point numbers.
@@ -297,7 +319,7 @@ def _plain(tensor: "Tensor", name: str, file: Path) -> "Tensor":
         raise ConfigError(
             f"{file}: {name} holds {tensor.dtype}, not floating-point numbers: save the model unquantised"
         )
-    plain = tensor.float()
+    plain = tensor.to(dtype, copy=True)
     if not plain.isfinite().all():
         raise ConfigError(f"{file}: {name} holds numbers that are not finite: the model is broken, take another copy")
     return plain

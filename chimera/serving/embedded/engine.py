@@ -1,4 +1,6 @@
-"""A Qwen2 forward pass in float32 over a static key/value cache: one token for many rows, several tokens for some rows.
+"""A Qwen2 forward pass over a static key/value cache: one token for many rows, several tokens for some rows.
+
+All is computed in the weights' dtype, float32 or bfloat16; logits are float32.
 
 Sizes in comments and docstrings: R cache rows, B rows that get one token, n tokens of a chunk, N all tokens of a pass,
 V vocabulary, H query heads, K key/value heads, G = H / K, D head size, M context length. Query, key and value
@@ -70,19 +72,23 @@ class Engine:
     """
 
     def __init__(self, shape: Shape, weights: dict[str, Tensor], *, rows: int, context: int) -> None:
+        """Take the tensors out of `weights` one by one, so that no more than one layer is in memory twice."""
         self.shape = shape
         self.rows = rows
         self.context = context
         self._layers = [_fuse(weights, layer) for layer in range(shape.layers)]
-        self._embed = weights["model.embed_tokens.weight"].contiguous()
-        self._norm = weights["model.norm.weight"].contiguous()
-        self._head = self._embed if shape.tied else weights["lm_head.weight"].contiguous()
+        self._embed = weights.pop("model.embed_tokens.weight").contiguous()
+        self._norm = weights.pop("model.norm.weight").contiguous()
+        self._head = self._embed if shape.tied else weights.pop("lm_head.weight").contiguous()
+        self._dtype = self._embed.dtype
         frequencies = 1.0 / shape.rope_theta ** (torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
         angles = torch.outer(torch.arange(context + 1).float(), frequencies)
         cos, sin = angles.cos(), angles.sin()
         # Rotation is x * cos + swapped_halves(x) * sin, with the first half of sin negated.
-        self._cos, self._sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
-        self._cache = torch.zeros(shape.layers, rows, 2 * shape.kv_heads, context + 1, shape.head_dim)
+        self._cos = torch.cat([cos, cos], -1).to(self._dtype)
+        self._sin = torch.cat([-sin, sin], -1).to(self._dtype)
+        size = shape.layers, rows, 2 * shape.kv_heads, context + 1, shape.head_dim
+        self._cache = torch.zeros(size, dtype=self._dtype)
 
     @property
     def idle_position(self) -> int:
@@ -102,14 +108,14 @@ class Engine:
         for chunk in chunks:
             tokens += chunk.tokens
             places += range(chunk.start, chunk.start + len(chunk.tokens))
-        spans = list(_spans(chunks, batch, groups))
+        spans = list(_spans(chunks, batch, groups, self._dtype))
         positions = torch.tensor(places)
         cos, sin = self._cos[positions, None], self._sin[positions, None]
         later = torch.arange(singles.columns) > positions[:batch, None]
-        mask = torch.zeros(batch, singles.columns).masked_fill_(later, float("-inf"))[:, None, None]
+        mask = torch.zeros(batch, singles.columns, dtype=self._dtype).masked_fill_(later, float("-inf"))[:, None, None]
         every = torch.arange(batch)
         x = functional.embedding(torch.tensor(tokens), self._embed)
-        mixed = torch.empty(len(tokens), shape.heads * shape.head_dim)
+        mixed = torch.empty(len(tokens), shape.heads * shape.head_dim, dtype=self._dtype)
         for cache, layer in zip(self._cache, self._layers, strict=True):
             projected = self._project(x, layer, cos, sin)
             if batch:
@@ -123,7 +129,7 @@ class Engine:
             x = self._finish(x, mixed, layer)
         scored = [torch.arange(batch)]
         scored += [torch.arange(span.tokens.stop - span.chunk.scored, span.tokens.stop) for span in spans]
-        logits = functional.linear(self._normed(x[torch.cat(scored)], self._norm), self._head)
+        logits = functional.linear(self._normed(x[torch.cat(scored)], self._norm), self._head).float()
         parts = logits.split([len(part) for part in scored])
         return parts[0], list(parts[1:])
 
@@ -163,24 +169,24 @@ class Engine:
         return x + functional.linear(functional.silu(gate) * up, layer.down)
 
 
-def _spans(chunks: Sequence[Chunk], first: int, groups: int) -> Iterator[_Span]:
+def _spans(chunks: Sequence[Chunk], first: int, groups: int, dtype: torch.dtype) -> Iterator[_Span]:
     """The chunks' places after the `first` single tokens."""
     for chunk in chunks:
         n = len(chunk.tokens)
         later = torch.ones(n, chunk.start + n, dtype=torch.bool).triu(chunk.start + 1)
-        mask = torch.zeros(n, chunk.start + n).masked_fill_(later, float("-inf")).repeat(groups, 1)
+        mask = torch.zeros(n, chunk.start + n, dtype=dtype).masked_fill_(later, float("-inf")).repeat(groups, 1)
         yield _Span(chunk, slice(first, first + n), mask)
         first += n
 
 
-def cache_bytes_per_row(shape: Shape, context: int) -> int:
+def cache_bytes_per_row(shape: Shape, context: int, bytes_per_number: int) -> int:
     """Memory of one cache row in bytes."""
-    return 2 * 4 * shape.layers * shape.kv_heads * (context + 1) * shape.head_dim
+    return 2 * bytes_per_number * shape.layers * shape.kv_heads * (context + 1) * shape.head_dim
 
 
 def _fuse(weights: dict[str, Tensor], index: int) -> _Layer:
     def get(name: str) -> Tensor:
-        return weights[f"model.layers.{index}.{name}"].contiguous()
+        return weights.pop(f"model.layers.{index}.{name}").contiguous()
 
     return _Layer(
         norm=get("input_layernorm.weight"),

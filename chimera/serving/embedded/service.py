@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chimera.config.models import ModelConfig, ServingConfig
+from chimera.config.models import ModelConfig, Precision, ServingConfig
 from chimera.core.errors import ConfigError
 from chimera.serving.embedded.answers import Answers
 from chimera.serving.embedded.protocol import BadRequest, ChatRequest, NotFound, envelope
@@ -38,6 +38,7 @@ class Binding:
     number: int
     version: str
     folder: Path
+    dtype: Precision
     lane: "Lane"
     text: "TextSide"
     running: "set[Future[FinishedJob]]" = field(default_factory=set)
@@ -57,7 +58,9 @@ class Service:
         self._lock = threading.Lock()
         self._swap_lock = threading.Lock()
         self._batcher: Batcher | None = None
-        embedded = {key: model.path for key, model in models.items() if model.kind == "embedded"}
+        embedded: dict[str, tuple[str, Precision]] = {
+            key: (model.path, model.dtype) for key, model in models.items() if model.kind == "embedded"
+        }
         if embedded:
             try:
                 self._start(embedded)
@@ -65,7 +68,8 @@ class Service:
                 self.close()
                 raise
 
-    def _start(self, paths: Mapping[str, str]) -> None:
+    def _start(self, models: Mapping[str, tuple[str, Precision]]) -> None:
+        """Load each folder in each precision once."""
         from jinja2 import TemplateError
 
         from chimera.serving.embedded.batcher import Batcher
@@ -73,26 +77,29 @@ class Service:
         from chimera.serving.embedded.completion import TextSide
 
         self._batcher = Batcher(self._serving.threads)
-        shared: dict[str, Binding] = {}
-        for key, path in paths.items():
-            if path not in shared:
-                checkpoint = load_checkpoint(path)
+        shared: dict[tuple[str, Precision], Binding] = {}
+        for key, model in models.items():
+            if model not in shared:
+                checkpoint = load_checkpoint(*model)
                 try:
                     text = TextSide(checkpoint, self._serving)
                 except TemplateError as error:
                     raise ConfigError(f"{checkpoint.folder}: its chat template is broken ({error})") from error
-                lane = self._lane(checkpoint, text)
-                shared[path] = Binding(next(self._loaded), f"{checkpoint.name}@0", checkpoint.folder, lane, text)
-            base = shared[path]
-            self._bindings[key] = Binding(base.number, base.version, base.folder, base.lane, base.text)
+                lane = self._lane(checkpoint, text, model[1])
+                shared[model] = Binding(
+                    next(self._loaded), f"{checkpoint.name}@0", checkpoint.folder, model[1], lane, text
+                )
+            base = shared[model]
+            self._bindings[key] = Binding(base.number, base.version, base.folder, base.dtype, base.lane, base.text)
 
-    def _lane(self, checkpoint: "Checkpoint", text: "TextSide") -> "Lane":
+    def _lane(self, checkpoint: "Checkpoint", text: "TextSide", dtype: Precision) -> "Lane":
         import psutil
 
         from chimera.serving.embedded.batcher import Lane
+        from chimera.serving.embedded.checkpoint import BYTES
         from chimera.serving.embedded.engine import Engine, cache_bytes_per_row
 
-        slots, row = self._serving.slots, cache_bytes_per_row(checkpoint.shape, text.context)
+        slots, row = self._serving.slots, cache_bytes_per_row(checkpoint.shape, text.context, BYTES[dtype])
         memory = psutil.virtual_memory().total
         if slots * row > memory:
             raise ConfigError(
@@ -120,6 +127,7 @@ class Service:
                 "kind": "embedded",
                 "weights_version": binding.version,
                 "folder": str(binding.folder),
+                "dtype": binding.dtype,
                 "max_model_len": binding.text.context,
             }
             for key, binding in self._bindings.items()
@@ -197,7 +205,7 @@ class Service:
 
         old = self._embedded(key)
         try:
-            checkpoint = load_checkpoint(str(folder))
+            checkpoint = load_checkpoint(str(folder), old.dtype)
         except ConfigError as error:
             raise BadRequest(f"weights of {key!r} stay {old.version}: {error}", param="folder") from error
         if checkpoint.tokenizer.get_vocab(with_added_tokens=True) != old.text.tokens:
@@ -206,8 +214,8 @@ class Service:
                 "start a new server for another model",
                 param="folder",
             )
-        lane = self._lane(checkpoint, old.text)
-        return Binding(next(self._loaded), version or key, checkpoint.folder, lane, old.text)
+        lane = self._lane(checkpoint, old.text, old.dtype)
+        return Binding(next(self._loaded), version or key, checkpoint.folder, old.dtype, lane, old.text)
 
     def _embedded(self, key: str) -> Binding:
         if key not in self._bindings:

@@ -96,6 +96,42 @@ def test_a_seeded_answer_does_not_depend_on_the_batch(pair):
     assert alone["choices"][0]["token_ids"] != different["choices"][0]["token_ids"]
 
 
+def test_bfloat16_stays_near_float32_also_after_new_weights(serving_model):
+    from transformers import AutoModelForCausalLM
+
+    folder = serving_model(seed=5, tied=False)
+    exact = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    models = {"junior": ModelConfig(path=str(folder), dtype="bfloat16"), "senior": ModelConfig(path=str(folder))}
+    service = Service(models, ServingConfig(slots=4, context_length=512, answers=0))
+    try:
+        assert {one["id"]: one["dtype"] for one in service.describe()} == {"junior": "bfloat16", "senior": "float32"}
+        texts = ["the rate", "was lower " * 20, "p=0.01 " * 35, "?"]
+        answers = ask(service, *[{"messages": talk(text), "seed": 1, "max_tokens": 30} for text in texts])
+        service.load_weights("junior", folder, "junior@2")
+        assert service.describe()[0]["dtype"] == "bfloat16"
+    finally:
+        service.close()
+    for answer in answers:
+        prompt, generated = answer["prompt_token_ids"], answer["choices"][0]["token_ids"]
+        with torch.inference_mode():
+            logits = exact(torch.tensor([prompt + generated])).logits[0, len(prompt) - 1 : -1]
+        expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(generated)[:, None])[:, 0]
+        told = torch.tensor([one["logprob"] for one in answer["choices"][0]["logprobs"]["content"]])
+        assert 0 < (told - expected).abs().mean() < 0.05
+        assert (told - expected).abs().max() < 0.3
+
+
+def test_weights_larger_than_memory_are_refused_before_they_are_read(serving_model, monkeypatch):
+    from types import SimpleNamespace
+
+    folder = serving_model(seed=5, tied=False)
+    size = sum(value.numel() for value in load_checkpoint(str(folder)).weights.values())
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=3 * size))
+    with pytest.raises(ConfigError, match=r"as float32, .* models\.\*\.dtype=bfloat16"):
+        load_checkpoint(str(folder))
+    assert load_checkpoint(str(folder), "bfloat16").weights["model.norm.weight"].dtype == torch.bfloat16
+
+
 # --- cache rows
 
 

@@ -178,6 +178,7 @@ def test_figures_are_means_over_what_has_a_value():
             r"ppo cannot run, .*models\.senior\.kind=endpoint\): set this slot",
         ),
         (["models.senior.temperature=0"], r"models\.senior\.temperature=0"),
+        (["models.senior.dtype=bfloat16"], r"models\.senior\.dtype=bfloat16: .*float32"),
         (["ppo.start=seniour"], r"ppo\.start=seniour: there are no such weights"),
         (["ppo.start=junior", "models.senior.path=/mine"], r"ppo\.start=junior: .* another model .* ppo\.start=null"),
         (["ppo.n=1"], "ppo.n=1: grpo"),

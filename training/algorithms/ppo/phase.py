@@ -61,6 +61,12 @@ class Ppo:
                 f"models.{plan.slot}.temperature=0 always gives the same answer, and {plan.name} learns from "
                 "differences: set it to 1"
             )
+        if config.models[plan.slot].dtype != "float32":
+            raise ConfigError(
+                f"models.{plan.slot}.dtype={config.models[plan.slot].dtype}: {plan.name} compares the probabilities of "
+                "float32 before and after an update, and these answers would come from others: set it to float32, or "
+                "let an algorithm that needs no probabilities learn, such as rejection"
+            )
         if settings.start is not None:
             _check_start(plan, settings.start, config)
         if settings.adv_estimator in GROUPED and settings.n < 2:

@@ -1,0 +1,402 @@
+"""Seconds and peak memory of serving, asking, fine-tuning and PPO with a model of real size, each in its own process.
+
+    python -m benchmarks.real_size [--size 0.5b|1.5b|3b] [--vocabulary FILE] [--steps serve-bfloat16,ppo,...] [--tiny]
+
+The model is made for the occasion: Qwen2.5's shape with random weights, so nothing is downloaded. It takes as long and
+as much memory as the true one. With a vocabulary file (the Python package `dashscope` ships Qwen's) its tokens are the
+true ones too; without one it has the bundled model's tokens, and as many embeddings as the true model. Its answers mean
+nothing: without an end that it learned, each is as long as its limit.
+
+The step `mismatch` compares log-probabilities: the server's in float32 and bfloat16 with those of transformers in
+float32, of the same tokens. Memory is the sum over a step's processes, looked at ten times a second.
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from chimera.config.models import ModelConfig, Precision, ServingConfig
+
+TEMPLATE = """{%- set opening = messages[0].content if messages[0].role == 'system' else 'Answer the question.' -%}
+<|im_start|>system
+{{ opening }}{% if tools %}
+
+To call a tool, write <tool_call>{"name": NAME, "arguments": {...}}</tool_call>. The tools:
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}{% endif %}<|im_end|>
+{% for message in messages if message.role != 'system' -%}
+<|im_start|>{{ 'user' if message.role == 'tool' else message.role }}
+{{ message.content or '' }}{% for call in message.tool_calls or [] -%}
+<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How Qwen's tokenizer splits text."""
+MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+PROMPT, NEW = 250, 64
+"""Tokens of a prompt and of an answer, where tokens a second are measured."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The shape of a Qwen2.5 model, as its config.json on the hub has it."""
+
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocabulary: int = 151_936
+    tied: bool = True
+
+
+SIZES: Mapping[str, Size] = {
+    "0.5b": Size(896, 4864, 24, 14, 2),
+    "1.5b": Size(1536, 8960, 28, 12, 2),
+    "3b": Size(2048, 11008, 36, 16, 2),
+    "tiny": Size(64, 128, 2, 4, 2, 4096),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="0.5b")
+    parser.add_argument("--vocabulary", type=Path, metavar="FILE", help="a tiktoken file")
+    parser.add_argument("--steps", default=",".join(STEPS), help=f"of {', '.join(STEPS)}")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads of each step")
+    parser.add_argument("--tiny", action="store_true", help="a small model, served only: shows that it runs")
+    parser.add_argument("--step", choices=STEPS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.step:
+        print(json.dumps(STEPS[options.step](options.folder, options.threads)))
+        return
+    if options.tiny:
+        options.size, options.steps = "tiny", "serve-bfloat16"
+    unknown = set(options.steps.split(",")) - STEPS.keys()
+    if unknown:
+        parser.error(f"--steps: there is no step {sorted(unknown)[0]!r}, only {', '.join(STEPS)}")
+    console = Console()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        parameters = make(folder, SIZES[options.size], options.vocabulary)
+        console.print(f"{parameters / 1e6:,.0f} million random weights: {4 * parameters / 2**30:.1f} GiB as float32")
+        table = Table(
+            "step", "seconds", "peak GiB", "figures", title=f"Qwen2.5 {options.size}, {options.threads} threads"
+        )
+        for step in options.steps.split(","):
+            seconds, peak, figures = measure(step, folder, options.threads)
+            shown = "; ".join(f"{name} {value}" for name, value in figures.items())
+            console.print(f"{step}: {seconds:.1f} s, {peak:.1f} GiB; {shown}", soft_wrap=True)
+            table.add_row(step, f"{seconds:.1f}", f"{peak:.1f}", shown)
+        console.print(table)
+
+
+def measure(step: str, folder: Path, threads: int) -> tuple[float, float, dict[str, Any]]:
+    """Run one step in a process of its own; its seconds, the peak of its processes' memory in GiB, and its figures."""
+    command = [sys.executable, "-m", "benchmarks.real_size", "--step", step, "--folder", str(folder)]
+    began = time.perf_counter()
+    child = subprocess.Popen([*command, "--threads", str(threads)], stdout=subprocess.PIPE, text=True)
+    peak, done = [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.1):
+            with suppress(psutil.Error):
+                first = psutil.Process(child.pid)
+                peak[0] = max(peak[0], sum(memory_of(one) for one in (first, *first.children(recursive=True))))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    printed, _ = child.communicate()
+    done.set()
+    watcher.join()
+    if child.returncode:
+        return time.perf_counter() - began, peak[0] / 2**30, {"it ended with exit code": child.returncode}
+    return time.perf_counter() - began, peak[0] / 2**30, json.loads(printed.strip().splitlines()[-1])
+
+
+def memory_of(process: psutil.Process) -> int:
+    """Bytes of memory of a process; 0 if it has ended."""
+    with suppress(psutil.Error):
+        return process.memory_info().rss
+    return 0
+
+
+# --- the model
+
+
+def make(folder: Path, size: Size, vocabulary: Path | None) -> int:
+    """Write a model of `size` with random weights in bfloat16; returns the number of its weights."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    folder.mkdir()
+    ids = make_tokenizer(folder, vocabulary)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        hidden_size=size.hidden,
+        intermediate_size=size.inner,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        vocab_size=size.vocabulary,
+        max_position_embeddings=32_768,
+        tie_word_embeddings=size.tied,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        eos_token_id=ids["<|im_end|>"],
+        pad_token_id=ids["<|endoftext|>"],
+    )
+    torch.set_default_dtype(torch.bfloat16)
+    model = Qwen2ForCausalLM(config)
+    torch.set_default_dtype(torch.float32)
+    model.save_pretrained(folder)
+    return sum(one.numel() for one in model.parameters())
+
+
+def make_tokenizer(folder: Path, vocabulary: Path | None) -> dict[str, int]:
+    """Write a tokenizer with a chat template; returns the ids of its marks."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    from chimera.serving.embedded.checkpoint import NANO
+
+    if vocabulary is None:
+        plain = Tokenizer.from_file(str(NANO / "tokenizer.json"))
+        plain.add_special_tokens(MARKS)
+    else:
+        plain = TikTokenConverter(vocab_file=str(vocabulary), pattern=PATTERN, extra_special_tokens=MARKS).converted()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return {mark: int(plain.token_to_id(mark)) for mark in MARKS}
+
+
+# --- what is measured
+
+
+def serve_float32(folder: Path, threads: int) -> dict[str, Any]:
+    """The embedded server with float32 weights."""
+    return _serve(folder, threads, "float32")
+
+
+def serve_bfloat16(folder: Path, threads: int) -> dict[str, Any]:
+    """The embedded server with bfloat16 weights."""
+    return _serve(folder, threads, "bfloat16")
+
+
+def _serve(folder: Path, threads: int, dtype: Precision) -> dict[str, Any]:
+    from benchmarks.serving import ask, free, schema
+    from chimera.serving.process import serve
+
+    models = {"asked": ModelConfig(path=str(folder), dtype=dtype)}
+    began = time.perf_counter()
+    with serve(models, ServingConfig(slots=8, threads=threads), {}, log_file=folder.parent / "server.log") as servers:
+        endpoint = servers.endpoints["asked"]
+        server = psutil.Process(servers.pid)
+        figures: dict[str, Any] = {"ready after s": round(time.perf_counter() - began, 1)}
+        figures["GiB then"] = round(memory_of(server) / 2**30, 2)
+        texts = prompts(folder, 20)
+        asyncio.run(ask(endpoint, texts[:1], concurrency=1, form=free))
+        for name, some, at_once, form in (
+            ("one request, tokens/s", texts[1:3], 1, free),
+            ("eight", texts[3:11], 8, free),
+            ("eight in a schema", texts[11:19], 8, schema),
+        ):
+            start = time.perf_counter()
+            tokens = asyncio.run(ask(endpoint, some, concurrency=at_once, form=form))
+            figures[name] = round(tokens / (time.perf_counter() - start), 1)
+        figures["GiB at the end"] = round(memory_of(server) / 2**30, 2)
+        start = time.perf_counter()
+        servers.load_weights("asked", folder, version="again")
+        figures["new weights after s"] = round(time.perf_counter() - start, 1)
+    return figures
+
+
+def prompts(folder: Path, count: int) -> list[str]:
+    """User messages of `PROMPT` tokens: texts of generated tasks."""
+    from tokenizers import Tokenizer
+
+    from chimera.data.generated.tasks import generate
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tasks = [one.task for one in generate(count, seed=1, levels=[4])]
+    texts = [" ".join(section.text for section in task.context) * 4 for task in tasks]
+    return [tokenizer.decode(tokenizer.encode(text).ids[:PROMPT]) for text in texts]
+
+
+def mismatch(folder: Path, threads: int) -> dict[str, Any]:
+    """How far the server's log-probabilities are from transformers' in float32."""
+    import httpx
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from chimera.serving.process import serve
+
+    torch.set_num_threads(threads)
+    answers: dict[str, list[dict[str, Any]]] = {}
+    for dtype in ("float32", "bfloat16"):
+        models = {"asked": ModelConfig(path=str(folder), dtype=dtype)}
+        log = folder.parent / "server.log"
+        with serve(models, ServingConfig(slots=8, threads=threads), {}, log_file=log) as servers:
+            endpoint = servers.endpoints["asked"]
+            headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+            with httpx.Client(base_url=endpoint.base_url, headers=headers, timeout=600, trust_env=False) as client:
+                answers[dtype] = []
+                for text in prompts(folder, 4):
+                    body = {"model": endpoint.model, "messages": [{"role": "user", "content": text}], "seed": 1}
+                    body |= {"max_tokens": NEW, "logprobs": True, "return_token_ids": True}
+                    answers[dtype].append(client.post("/chat/completions", json=body).raise_for_status().json())
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    figures: dict[str, Any] = {}
+    for dtype, some in answers.items():
+        apart = torch.cat([_apart(model, answer) for answer in some])
+        figures[f"{dtype}: mean"] = f"{apart.mean():.1e}"
+        figures[f"{dtype}: largest"] = f"{apart.max():.1e}"
+    return figures
+
+
+def _apart(model: Any, answer: Mapping[str, Any]) -> Any:
+    """Absolute differences (n,) between told and computed log-probabilities of one answer's tokens."""
+    import torch
+
+    prompt, (choice,) = answer["prompt_token_ids"], answer["choices"]
+    told = torch.tensor([one["logprob"] for one in choice["logprobs"]["content"]])
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + choice["token_ids"]])).logits[0, len(prompt) - 1 : -1]
+    chosen = torch.tensor(choice["token_ids"])[:, None]
+    return (told - torch.log_softmax(logits, -1).gather(1, chosen)[:, 0]).abs()
+
+
+def society(folder: Path, threads: int) -> dict[str, Any]:
+    """One rollout of the whole society, its answers limited to 200 tokens, which the random model always reaches."""
+    from chimera.config.tree import load_config
+    from chimera.data.tasks import load
+    from chimera.serving.client import HttpModel
+    from chimera.serving.process import serve
+    from evaluation.probes.rollout import rollout_finding
+
+    settings = [f"models.junior.path={folder}", "models.junior.dtype=bfloat16", "models.junior.timeout_s=600"]
+    settings += [
+        "models.junior.max_tokens=200",
+        "society.node_timeout_s=3600",
+        "data.size=40",
+        f"serving.threads={threads}",
+    ]
+    config = load_config(overrides=settings)
+    data = load(config.data)
+
+    async def play() -> str:
+        from agents.tools.toolbox import build_toolbox
+
+        tools = build_toolbox(config.tools, data.documents(), {}, roles=config.roles, conclusions=data.conclusions())
+        with serve(config.served(), config.serving, {}, log_file=folder.parent / "server.log") as servers:
+            model = HttpModel(servers.endpoints)
+            try:
+                return (await rollout_finding(config, model, tools, data.train[0].brief())).text
+            finally:
+                await model.aclose()
+
+    return {"rollout": asyncio.run(play())[:200]}
+
+
+def sft(folder: Path, threads: int) -> dict[str, Any]:
+    """One optimiser step of fine-tuning on 8 examples of 512 tokens, all weights."""
+    return _sft(folder, threads, rank=0)
+
+
+def sft_lora(folder: Path, threads: int) -> dict[str, Any]:
+    """The same with LoRA of rank 16, merged at the end."""
+    return _sft(folder, threads, rank=16)
+
+
+def _sft(folder: Path, threads: int, rank: int) -> dict[str, Any]:
+    from training.algorithms.sft.child import Spec
+    from training.algorithms.sft.process import SftProcess
+
+    tokens = list(range(300, 812))
+    rows = folder.parent / "rows.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"input_ids": tokens, "labels": [-100] * 256 + tokens[256:]}) + "\n" for _ in range(8))
+    )
+    out = folder.parent / f"sft-{rank}"
+    spec = Spec(
+        dataset=str(rows), model=str(folder), out=str(out), seed=0, epochs=1, batch_size=8, micro_batch_size=1,
+        lr=1e-5, warmup_ratio=0.0, max_length=1024, lora_rank=rank, lora_alpha=32, unsloth="never",
+    )  # fmt: skip
+
+    async def train() -> list[dict[str, Any]]:
+        async with SftProcess(folder.parent / "sft.log", "never") as process:
+            return [report async for report in process.train(spec)]
+
+    reports = asyncio.run(train())
+    return {"steps": sum(one["event"] == "step" for one in reports), "written": (out / "config.json").is_file()}
+
+
+def ppo(folder: Path, threads: int) -> dict[str, Any]:
+    """One PPO update of 8 calls of 256 tokens each, all weights, and the folder written."""
+    return _ppo(folder, threads, rank=0)
+
+
+def ppo_lora(folder: Path, threads: int) -> dict[str, Any]:
+    """The same with LoRA of rank 16, merged at the end."""
+    return _ppo(folder, threads, rank=16)
+
+
+def _ppo(folder: Path, threads: int, rank: int) -> dict[str, Any]:
+    import torch
+
+    from training.algorithms.ppo.batch import Sample
+    from training.algorithms.ppo.settings import PpoSettings
+    from training.engines.local import PpoEngine
+
+    settings = PpoSettings(lora_rank=rank, ppo_mini_batch_size=8, ppo_max_token_len_per_gpu=512)
+    samples = [
+        Sample(
+            tuple(range(300, 428)), tuple(range(500 + 128 * place, 628 + 128 * place)), place / 8, group="one", task=""
+        )
+        for place in range(8)
+    ]
+    torch.set_num_threads(threads)
+    engine = PpoEngine(folder, settings, seed=0, total_steps=1, device="cpu")
+    start = time.perf_counter()
+    engine.update(samples, 0)
+    figures: dict[str, Any] = {"update s": round(time.perf_counter() - start, 1)}
+    start = time.perf_counter()
+    engine.export(folder.parent / f"ppo-{rank}")
+    figures["written after s"] = round(time.perf_counter() - start, 1)
+    engine.close()
+    return figures
+
+
+Step = Callable[[Path, int], dict[str, Any]]
+STEPS: Mapping[str, Step] = {
+    "serve-float32": serve_float32,
+    "serve-bfloat16": serve_bfloat16,
+    "mismatch": mismatch,
+    "society": society,
+    "sft": sft,
+    "sft-lora": sft_lora,
+    "ppo": ppo,
+    "ppo-lora": ppo_lora,
+}
+
+
+if __name__ == "__main__":
+    main()
