@@ -82,16 +82,16 @@ def tuning_need(model: Architecture, settings: SftSettings, who: str) -> Need:
     return Need(who, parts, "gpu")
 
 
-def serving_need(models: Mapping[str, Architecture], rows: int, context: int) -> Need:
+def serving_need(models: Mapping[str, tuple[Architecture, int]], rows: int, context: int) -> Need:
     """The embedded server: each set of weights with its cache, and once more the largest while new weights go live.
 
     Args:
-        models: By what tells sets of weights apart.
+        models: By what tells sets of weights apart: the model, and the bytes of its numbers in the server.
         rows: Requests that are decoded together.
         context: Most tokens of a request.
     """
-    sizes = [FLOAT32 * one.parameters for one in models.values()]
-    caches = [rows * one.cache_bytes(context) for one in models.values()]
+    sizes = [number * one.parameters for one, number in models.values()]
+    caches = [rows * one.cache_bytes(context, number) for one, number in models.values()]
     swap = max((weights + cache for weights, cache in zip(sizes, caches, strict=True)), default=0)
     parts = {"process": BARE_SERVER, "weights": sum(sizes), "cache": sum(caches), "while weights go live": swap}
     return Need("model server", parts)

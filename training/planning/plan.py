@@ -7,7 +7,7 @@ from typing import Any
 
 from chimera.config.roles import expand
 from chimera.config.tree import Config
-from chimera.serving.embedded.checkpoint import locate
+from chimera.serving.embedded.checkpoint import BYTES, locate
 from training.algorithms.ppo.settings import PpoSettings
 from training.algorithms.sft.settings import SftSettings
 from training.planning.machine import Machine
@@ -144,7 +144,10 @@ def needs_of(
     else:
         learner = tuning_need(models[slot], settings, "fine-tuning")
     trained = {one for name in config.pipeline for one in _slots(config, name)}
-    sets = {slot if slot in trained else config.models[slot].path: model for slot, model in models.items()}
+    sets = {
+        slot if slot in trained else config.models[slot].path: (model, BYTES[config.models[slot].dtype])
+        for slot, model in models.items()
+    }
     return [
         Need("lab and gateway", {"process": BARE_LAB}),
         Need("each runner", {"process": RUNNER}, count=config.rollouts.runners),
@@ -236,7 +239,7 @@ def _pace(model: Architecture, settings: PpoSettings, config: Config, machine: M
     workers = min(settings.ranks, len(machine.gpus)) if machine.gpus else machine.cores
     update = update_operations(model, settings, tokens) / (machine.operations * workers)
     rows, threads = min(calls, config.serving.slots), min(config.serving.threads, machine.cores)
-    weights = FLOAT32 * model.parameters
+    weights = FLOAT32 * model.parameters  # PPO's slots are served in float32.
     seen = rows * model.cache_bytes(lengths.prompt + lengths.response // 2)
     token_s = max((weights + seen) / machine.bandwidth, model.operations(rows) / (machine.operations * threads))
     sample = calls / rows * lengths.response * token_s + model.operations(prompts * lengths.prompt) / machine.operations

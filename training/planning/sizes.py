@@ -112,9 +112,14 @@ class Architecture:
         """Parameters of LoRA adapters of all layers: rank x (inputs + outputs) of each matrix (Hu et al. 2021)."""
         return self.layers * sum(rank * (inputs + outputs) for inputs, outputs in self.layer_matrices)
 
-    def cache_bytes(self, context: int) -> int:
-        """Key/value cache of one request in the embedded server: float32, and one spare position."""
-        return 2 * FLOAT32 * self.layers * self.keys * (context + 1)
+    def cache_bytes(self, context: int, number: int = FLOAT32) -> int:
+        """Key/value cache of one request in the embedded server, with one spare position.
+
+        Args:
+            context: Most tokens of the request.
+            number: Bytes of a number.
+        """
+        return 2 * number * self.layers * self.keys * (context + 1)
 
     def activation_bytes(self, tokens: int, *, recomputed: bool = False) -> int:
         """What a forward pass in float32 keeps for the backward pass.

@@ -58,7 +58,8 @@ def test_the_cache_is_that_of_the_embedded_server():
     from chimera.serving.embedded.engine import Engine, cache_bytes_per_row
 
     nano, model = load_checkpoint("nano"), Architecture.read(NANO)
-    assert model.cache_bytes(100) == cache_bytes_per_row(nano.shape, 100)
+    for number in (2, 4):
+        assert model.cache_bytes(100, number) == cache_bytes_per_row(nano.shape, 100, number)
     engine = Engine(nano.shape, nano.weights, rows=3, context=100)
     assert 3 * model.cache_bytes(100) == engine._cache.nbytes
 
