@@ -35,6 +35,8 @@ CHECK_S = 0.2
 """How often processes are looked at while answers are awaited."""
 BLAME_S = 3.0
 """How long to wait for further processes to end after the first: it may have ended because another did."""
+START_S = 1800.0
+"""Limit of the start of all ranks, which only ranks that hang or that nobody starts exceed. Usual: ten seconds."""
 GREETING_S = 5.0
 """How long a new connection may take to show the key."""
 
@@ -187,7 +189,10 @@ class Team:
         """The connections of all ranks, by rank."""
         found: dict[int, Channel] = {}
         self._listener.settimeout(CHECK_S)
+        deadline = time.monotonic() + START_S
         while len(found) < ranks:
+            if time.monotonic() > deadline:
+                raise RankLost(f"only {len(found)} of {ranks} ranks have connected within {START_S:g} s")
             for rank, child in enumerate(self._children):
                 if not child.alive():
                     raise self._lost(rank)

@@ -59,7 +59,7 @@ class TeamEngine:
         self._opening: Mapping[str, Any] = {
             "do": "open",
             "folder": str(model_folder.absolute()),
-            "settings": settings.model_dump(mode="json"),
+            "settings": settings.model_dump(mode="json", include=set(PpoSettings.model_fields)),
             "seed": seed,
             "total_steps": total_steps,
             "device": device,
