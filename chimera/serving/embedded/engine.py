@@ -8,9 +8,11 @@ projections are fused, and so are gate and up. Grouped-query attention runs as G
 head, so nothing is repeated.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -88,7 +90,7 @@ class Engine:
         self._cos = torch.cat([cos, cos], -1).to(self._dtype)
         self._sin = torch.cat([-sin, sin], -1).to(self._dtype)
         size = shape.layers, rows, 2 * shape.kv_heads, context + 1, shape.head_dim
-        self._cache = torch.zeros(size, dtype=self._dtype)
+        self._cache = _zeros(size, self._dtype)
 
     @property
     def idle_position(self) -> int:
@@ -167,6 +169,11 @@ class Engine:
         x = x + functional.linear(mixed, layer.out)
         gate, up = functional.linear(self._normed(x, layer.mlp_norm), layer.gate_up).chunk(2, -1)
         return x + functional.linear(functional.silu(gate) * up, layer.down)
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that take memory only where something else was written: numpy asks for them lazily, torch writes them."""
+    return torch.from_numpy(np.zeros(math.prod(size) * dtype.itemsize, np.uint8)).view(dtype).view(size)
 
 
 def _spans(chunks: Sequence[Chunk], first: int, groups: int, dtype: torch.dtype) -> Iterator[_Span]:
