@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from chimera.config.cluster import ClusterConfig
 from chimera.config.data import DataConfig
 from chimera.config.evaluation import EvaluationConfig
 from chimera.config.learning import GateConfig, WandbConfig
@@ -43,6 +44,7 @@ class Config(ConfigSection):
     reward: RewardConfig = RewardConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
     gateway: GatewayConfig = GatewayConfig()
+    cluster: ClusterConfig = ClusterConfig()
     pipeline: Pipeline = Field(default=DEFAULT, validate_default=True, description="phases, in their order")
     gate: GateConfig = GateConfig()
     wandb: WandbConfig = WandbConfig()

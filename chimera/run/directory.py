@@ -39,6 +39,9 @@ SAFE_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}")
 FIXED_ON_RESUME = ("seed", "data.", "models.", "society.", "tools.", "reward.", "gate.")
 """Settings that a resumed run keeps. Other tasks, models or rewards would mix two experiments under one name."""
 
+FREE_ON_RESUME = (".ranks", ".shards", ".restarts")
+"""Settings of a begun phase that may change all the same: they say where it is computed, not what."""
+
 ALWAYS_WRITTEN = ("seed", "data", "models", "society", "tools", "reward", "gate", "evaluation")
 """Sections of every run's config.yaml, including the last one. A file without one of them was emptied or cut off."""
 START = {LEDGER, "config.yaml", "environment.json"}
@@ -257,9 +260,11 @@ class Run:
             changed = _changes(
                 effective(self.config), effective(config) | {"runs_dir": self.config.runs_dir.as_posix()}
             )
-            begun = tuple(f"{name}." for name in unfinished(self.events()) if self.rollouts_file(name).exists())
+            names = [name for name in unfinished(self.events()) if self.rollouts_file(name).exists()]
+            begun = tuple(f"pipeline.{name}." for name in names)
             same = same_inputs(self.events(), config)
-            fixed = [key for key in changed if key.startswith(FIXED_ON_RESUME + begun) and key not in same]
+            kept = [key for key in changed if key not in same and not key.endswith(FREE_ON_RESUME)]
+            fixed = [key for key in kept if key.startswith(FIXED_ON_RESUME + begun)]
             if fixed:
                 old, new = changed[fixed[0]]
                 raise RunError(

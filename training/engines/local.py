@@ -10,8 +10,8 @@ import gc
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,10 +21,12 @@ from chimera.core.plain_json import read_json_object
 from chimera.serving.embedded.checkpoint import check_trainable
 from training.algorithms.ppo.batch import Batch, Sample, mini_batches, reduce
 from training.algorithms.ppo.settings import PpoSettings
-from training.credit.advantages import GROUPED, alone, at_last_token, estimate, group_figures
+from training.credit.advantages import at_last_token, estimate, group_figures
+from training.engines.base import Watch, with_peers
 from training.engines.state import REMEDY, read_state, restore_worker, worker_state, write_state
 from training.engines.verl_config import check_verl, make_config, model_config
 from training.engines.verl_runtime import (
+    Device,
     OwnRandomness,
     close_group,
     load_verl,
@@ -41,8 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["PpoEngine", "Sample"]
 
 STATE, RANDOM = "engine.json", "random"
-Watch = Callable[[Batch, Mapping[str, float]], None]
-"""Takes an update's batch, with the columns of `Batch.columns` and `Batch.after`, and its metrics."""
 
 
 class PpoEngine:
@@ -80,20 +80,39 @@ class PpoEngine:
         check_verl(config.verl)
         check_trainable(model_folder)
         self._folder, self._config, self._seed, self._temperature = model_folder, config, seed, temperature
-        self._device = load_verl(device)
+        self._device: Device = load_verl(device)
         self._verl = make_config(config, total_steps)
         self._random = OwnRandomness(seed)
         self.updates = 0
         """Number of updates, including those before a checkpoint."""
         self._kl_in_reward = self._verl.algorithm.use_kl_in_reward
         self._closed = False
-        with rank_of_one(), no_progress_bars(), self._random:
-            open_group(self._device)
+        with self._environment(), no_progress_bars(), self._random:
+            self._join()
             try:
                 self._build()
             except BaseException:
                 self.close()
                 raise
+
+    def _environment(self) -> AbstractContextManager[None]:
+        """The environment variables that VeRL expects while its workers are made."""
+        return rank_of_one()
+
+    def _join(self) -> None:
+        """Open the process group."""
+        open_group(self._device)
+
+    def _leave(self) -> None:
+        """Close the process group."""
+        close_group()
+
+    def _batch(self, samples: Sequence[Sample]) -> Batch:
+        return Batch(samples, self._temperature)
+
+    def _loss(self, loss: Callable[..., Any]) -> Callable[..., Any]:
+        """What VeRL's workers take for one of its losses."""
+        return loss
 
     def _build(self) -> None:
         from verl.trainer.ppo.core_algos import get_kl_controller
@@ -102,12 +121,12 @@ class PpoEngine:
         gae = self._config.adv_estimator == "gae"
         frozen = (self._config.use_kl_loss or self._kl_in_reward) and not self._config.lora_rank
         self._actor = self._worker("language_model", self._verl.actor_optim, lora=True)
-        self._actor.set_loss_fn(partial(ppo_loss, config=self._verl.actor))
+        self._actor.set_loss_fn(self._loss(partial(ppo_loss, config=self._verl.actor)))
         # It is never stepped, so it needs memory for weights only. With LoRA, the actor's base model is the reference.
         self._reference = self._worker("language_model", self._verl.actor_optim, lora=False) if frozen else None
         self._critic = self._worker("value_model", self._verl.critic_optim, lora=False) if gae else None
         if self._critic:
-            self._critic.set_loss_fn(partial(value_loss, config=self._verl.critic))
+            self._critic.set_loss_fn(self._loss(partial(value_loss, config=self._verl.critic)))
         self._kl_control: Any = get_kl_controller(self._verl.algorithm.kl_ctrl)
 
     def _worker(self, kind: str, optimiser: Any, *, lora: bool) -> "TrainingWorker":
@@ -160,14 +179,13 @@ class PpoEngine:
 
     def _update(self, samples: Sequence[Sample], step: int, watch: Watch | None) -> dict[str, float]:
         config = self._config
-        single = alone([one.group for one in samples]) if config.adv_estimator in GROUPED else []
-        kept = [one for place, one in enumerate(samples) if place not in set(single)]
+        kept = with_peers(samples, config.adv_estimator)
         if not kept:
             raise RunError(
                 f"step {step} has {len(samples)} samples, none with a peer in its group, as {config.adv_estimator} "
                 "needs: raise ppo.n, or use ppo.adv_estimator=reinforce_plus_plus"
             )
-        batch = Batch(kept, self._temperature)
+        batch = self._batch(kept)
         metrics: dict[str, float] = {}
         started = time.perf_counter()
         metrics |= self._prepare(batch, step)
@@ -183,13 +201,13 @@ class PpoEngine:
         if watch is not None:
             with _timed(metrics, "watch"):
                 if again := batch.samples[: config.reread]:
-                    batch.after = self._infer(self._actor, Batch(again, self._temperature))["log_probs"]
+                    batch.after = self._infer(self._actor, self._batch(again))["log_probs"]
                 watch(batch, metrics)
         self.updates += 1
         seconds = time.perf_counter() - started
         return metrics | {
             **group_figures(kept),
-            "group/alone": float(len(single)),
+            "group/alone": float(len(samples) - len(kept)),
             "perf/total_num_tokens": float(sum(batch.sizes)),
             "perf/time_per_step": seconds,
             "perf/throughput": sum(batch.sizes) / seconds,
@@ -255,13 +273,11 @@ class PpoEngine:
         from verl.workers.utils.padding import no_padding_2_padding
 
         budget = max(self._verl.engine.infer_max_token_len_per_gpu, *batch.sizes)
-        bundles = batch.bundles(budget)
-        data = batch.packed(bundles, compute_loss=False, max_token_len_per_gpu=budget, **settings)
+        own = batch.share(batch.bundles(budget), budget)
+        data = batch.packed(own, compute_loss=False, max_token_len_per_gpu=budget, **settings)
         output = worker.infer_batch(data)
         names = [name for name in ("log_probs", "entropy", "values") if name in output]
-        rows = [row for bundle in bundles for row in bundle]
-        order = sorted(range(len(rows)), key=rows.__getitem__)
-        return {name: no_padding_2_padding(tu.get(output, name), data).float()[order] for name in names}
+        return {name: batch.gathered(own, no_padding_2_padding(tu.get(output, name), data).float()) for name in names}
 
     def _train(
         self, worker: "TrainingWorker", batch: Batch, columns: Sequence[str], verl: Any, prefix: str, step: int
@@ -288,7 +304,7 @@ class PpoEngine:
         with worker.engine.train_mode():
             for number, part in enumerate(parts, start=1):
                 data = batch.packed(
-                    part,
+                    batch.share(part, budget),
                     columns,
                     global_batch_size=sum(map(len, part)),
                     max_token_len_per_gpu=budget,
@@ -364,7 +380,7 @@ class PpoEngine:
         for name in ("_actor", "_reference", "_critic"):
             vars(self).pop(name, None)
         gc.collect()
-        close_group()
+        self._leave()
 
 
 @contextmanager

@@ -70,15 +70,18 @@ REMEDY = "remove the checkpoint to continue from an earlier one, or from the pha
 
 
 def worker_state(worker: "TrainingWorker") -> dict[str, Any]:
-    """Weights, optimiser and learning-rate schedule of a VeRL worker, which is the only rank."""
+    """Weights, optimiser and learning-rate schedule of a VeRL worker: whole tensors, whatever ranks hold of them.
+
+    All ranks must call it together. Only the first gets the tensors; the others get None in their places.
+    """
     engine: Any = worker.engine
     schedule = engine.lr_scheduler
     optimiser = engine.optimizer.state_dict()
     return {
-        "weights": {name: _local(value) for name, value in engine.module.state_dict().items()},
+        "weights": {name: _whole(value) for name, value in engine.module.state_dict().items()},
         "optimizer": {
             "state": {
-                index: {name: _local(value) for name, value in of_one.items()}
+                index: {name: _whole(value) for name, value in of_one.items()}
                 for index, of_one in optimiser["state"].items()
             },
             "param_groups": optimiser["param_groups"],
@@ -88,7 +91,7 @@ def worker_state(worker: "TrainingWorker") -> dict[str, Any]:
 
 
 def restore_worker(worker: "TrainingWorker", state: Mapping[str, Any]) -> None:
-    """Give a worker the state that `worker_state` took from a worker of the same kind.
+    """Give a worker the state that `worker_state` took from a worker of the same kind, of any number of ranks.
 
     Raises:
         KeyError, TypeError, ValueError, RuntimeError: It is the state of another kind of worker.
@@ -102,10 +105,9 @@ def restore_worker(worker: "TrainingWorker", state: Mapping[str, Any]) -> None:
         raise ValueError(f"other weights than the model's, such as {sorted(own.keys() ^ weights.keys())[0]}")
     with torch.no_grad():
         for name, value in own.items():
-            place = _local(value)
-            if place.shape != weights[name].shape:
-                raise ValueError(f"{name} is {tuple(weights[name].shape)}, not {tuple(place.shape)}")
-            place.copy_(weights[name])
+            if value.shape != weights[name].shape:
+                raise ValueError(f"{name} is {tuple(weights[name].shape)}, not {tuple(value.shape)}")
+            _local(value).copy_(_local(_placed_like(value, weights[name])))
     given = state["optimizer"]
     parameters = [one for group in engine.optimizer.param_groups for one in group["params"]]
     moments = {
@@ -120,21 +122,40 @@ def restore_worker(worker: "TrainingWorker", state: Mapping[str, Any]) -> None:
 
 
 def _local(value: Any) -> Any:
-    """The tensor inside FSDP's wrapper. With one rank it is the whole tensor."""
+    """This rank's part of a tensor."""
     from torch.distributed.tensor import DTensor
 
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def _placed_like(parameter: "Tensor", value: Any) -> Any:
-    """An optimiser value of `parameter`, wrapped like it. A value of another shape, such as a count, is unchanged."""
-    from torch import Tensor
+def _whole(value: Any) -> Any:
+    """The whole tensor of one that several ranks hold parts of; None on all ranks but the first.
+
+    torch.distributed.checkpoint.state_dict gathers likewise, but names an optimiser's values by weights instead of
+    numbers, which is another format than that of checkpoints of one rank.
+    """
     from torch.distributed.tensor import DTensor
+
+    if not isinstance(value, DTensor):
+        return value
+    if value.device_mesh.size() == 1:
+        return value.to_local()
+    whole = value.full_tensor()
+    return whole.cpu() if value.device_mesh.get_rank() == 0 else None
+
+
+def _placed_like(parameter: "Tensor", value: Any) -> Any:
+    """A whole value of `parameter`, divided among the ranks like it. One of another shape, such as a count, stays."""
+    from torch import Tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
     whole = value.to(parameter.to_local().device)
-    return DTensor.from_local(whole, parameter.device_mesh, parameter.placements, run_check=False)
+    if parameter.device_mesh.size() == 1:
+        return DTensor.from_local(whole, parameter.device_mesh, parameter.placements, run_check=False)
+    # Every rank has read the whole value, so nothing is sent.
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 class _Tensors:

@@ -153,15 +153,16 @@ def make_config(config: PpoSettings, total_steps: int) -> VerlConfig:
     actor = {key: getattr(config, key) for key in OURS["actor"] if key not in ("rollout_n", "grad_clip")}
     critic = {key: getattr(config, key) for key in (*same, "cliprange_value")}
     optim = {"clip_grad": config.grad_clip, "total_training_steps": total_steps}
+    sharded = config.ranks > 1 and config.shards == "fsdp"
     engine = {
         "strategy": "fsdp2",
-        "fsdp_size": 1,
+        "fsdp_size": -1 if sharded else 1,
         "max_token_len_per_gpu": config.ppo_max_token_len_per_gpu,
         "infer_max_token_len_per_gpu": config.ppo_max_token_len_per_gpu,
         "mixed_precision": FLOAT32,
         "use_torch_compile": False,
-        # One rank shards nothing, so gathering the weights again for the backward pass would only copy them.
-        "reshard_after_forward": False,
+        # Where nothing is sharded, gathering the weights again for the backward pass would only copy them.
+        "reshard_after_forward": sharded,
     }
     algorithm = {key: getattr(config, key) for key in OURS["algorithm"]}
     return VerlConfig(

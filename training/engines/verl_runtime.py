@@ -163,7 +163,7 @@ def rank_of_one() -> Iterator[None]:
 
     A process that is started inside inherits these variables, and its libraries may treat it as a rank.
     """
-    names = {**RANK_OF_ONE, "GLOO_SOCKET_IFNAME": _loopback()}
+    names = {**RANK_OF_ONE, "GLOO_SOCKET_IFNAME": loopback()}
     before = {name: os.environ.get(name) for name in (*names, "REDIS_STORE_SERVER_HOST")}
     os.environ.update(names)
     try:
@@ -176,7 +176,7 @@ def rank_of_one() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _loopback() -> str:
+def loopback() -> str:
     """Name of the interface with 127.0.0.1. Without it gloo listens on the host's public address."""
     import psutil
 

@@ -31,7 +31,7 @@ from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import Stage
 from evaluation.traces.spans import Span
 from training.bench.candidates import Beside, ServedCandidates, phase_of
-from training.lab import resources
+from training.lab import resources, visitors
 from training.lab.gateway.process import Gateway
 from training.lab.held_out import HeldOut
 from training.lab.pool import RunnerPool
@@ -46,6 +46,8 @@ GRACE_SECONDS = 30.0
 """A runner ends a late rollout itself; after this much longer it counts as hanging and is killed."""
 LOOK_SECONDS = 1.0
 """The store's own time-outs and the model server's end announce nothing, so they are looked for this often."""
+SILENCE_SECONDS = 60.0
+"""A runner on another machine that makes no model call for this much longer than a call may take is given up."""
 ENDED = ("succeeded", "failed", "cancelled")
 
 
@@ -95,7 +97,8 @@ class Lab:
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        self.store = LabStore(self._wake)
+        store_key, gateway_key, store_port, gateway_port = self._known_doors()
+        self.store = LabStore(self._wake, port=store_port, key=store_key)
         await self.store.start()
         self._recorder = Recorder(self.run, self.store, self.config.reward)
         self.gateway = Gateway(
@@ -106,6 +109,8 @@ class Lab:
             self._logs / "gateway.log",
             self.view.warn,
             self._fail,
+            port=gateway_port,
+            key=gateway_key,
         )
         register_secret("gateway key", self.gateway.key)
         register_secret("store key", self.store.key)
@@ -114,6 +119,8 @@ class Lab:
         doors = Doors(self.store.endpoint, self.gateway.url, self.store.key, self.gateway.key)
         spec = RunnerSpec.of(doors, self.config, self.dataset, self._secrets)
         self.toolbox = spec.toolbox
+        if self.config.cluster.key_file is not None:
+            visitors.admit(self.store, spec)
         self._held_out = HeldOut(self.run, self.config, self.servers, self._recorder, spec.toolbox, self.check)
         self.pool = RunnerPool(
             spec,
@@ -133,6 +140,21 @@ class Lab:
             await self._stop()
             raise
         return self
+
+    def _known_doors(self) -> tuple[str | None, str | None, int | None, int | None]:
+        """Keys and ports of store and gateway that visitors know; None where nobody needs to know them.
+
+        Raises:
+            ConfigError: The key file cannot be used.
+            RunError: A port is taken.
+        """
+        cluster = self.config.cluster
+        if cluster.key_file is None:
+            return None, None, None, None
+        visitors.make_key(cluster.key_file)
+        store_port = visitors.check_port(cluster.store_port, "cluster.store_port")
+        gateway_port = visitors.check_port(cluster.gateway_port, "cluster.gateway_port")
+        return *visitors.keys_of(cluster.key_file), store_port, gateway_port
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -265,6 +287,7 @@ class Lab:
             timeout_seconds=self.config.rollouts.timeout_s + GRACE_SECONDS,
             max_attempts=self.config.rollouts.max_attempts,
             retry_condition=["unresponsive"],
+            unresponsive_seconds=self._silence(),
         )
         enqueued = await self.store.enqueue_many_rollouts(
             [
@@ -273,6 +296,12 @@ class Lab:
             ]
         )
         return {rollout.rollout_id: given for rollout, given in zip(enqueued, inputs, strict=True)}
+
+    def _silence(self) -> float | None:
+        """Seconds without any model call after which a visitor counts as gone; the end of our own runners is seen."""
+        if self.config.cluster.key_file is None:
+            return None
+        return SILENCE_SECONDS + max(model.timeout_s for model in self.config.served().values())
 
     async def _ended(self, pending: Mapping[str, RolloutInput]) -> Sequence[agl.Rollout]:
         self._changed.clear()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import agentlightning as agl
+import aiohttp
 
 from agents.tools.own import TOOL_KEYS
 from agents.tools.passages import DocumentLike
@@ -59,8 +60,14 @@ def worker_name(number: int) -> str:
     return f"Worker-{number}"
 
 
-def serve(spec: RunnerSpec, number: int) -> None:
-    """The runner process: work until it is killed. Each `number` may be used only once in a run."""
+def serve(spec: RunnerSpec, number: int, *, ends: bool = False) -> None:
+    """The runner process: work until it is killed. Each `number` may be used only once in a run.
+
+    Args:
+        spec: What it works on, and how.
+        number: Its number.
+        ends: True to return when the store can no longer be reached, because the run has ended.
+    """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
     doors = spec.doors
     for name, value in {**spec.secrets, "gateway key": doors.gateway_key, "store key": doors.store_key}.items():
@@ -73,5 +80,18 @@ def serve(spec: RunnerSpec, number: int) -> None:
         tracer=RolloutTracer(doors.store_key), poll_interval=0.05, interval_jitter=0.02, heartbeat_interval=30.0
     )
     runner.init(agent)
-    runner.init_worker(number, KeyedStoreClient(doors.store_url, doors.store_key))
-    asyncio.run(runner.iter())
+    store = KeyedStoreClient(doors.store_url, doors.store_key)
+    runner.init_worker(number, store)
+
+    async def work() -> None:
+        try:
+            await runner.iter()
+        finally:
+            await agent.close()
+            await store.close()
+
+    try:
+        asyncio.run(work())
+    except aiohttp.ClientConnectionError:
+        if not ends:
+            raise

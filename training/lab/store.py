@@ -35,6 +35,7 @@ SCAN_SECONDS = 1.0
 SPAN_MEMORY_BYTES = 512 * 2**20
 ROUTES = re.compile(
     r"POST /v1/traces|GET /v1/agl/(health|resources/[^/]+)"
+    r"|POST /v1/chimera/runners"
     r"|POST /v1/agl/(queues/rollouts/dequeue|rollouts/[^/]+/attempts/[^/]+|workers/[^/]+|spans/next)"
 )
 """The routes of runners and gateway. The main process has the store in memory and needs no route."""
@@ -71,10 +72,15 @@ class KeyedStoreClient(agl.LightningStoreClient):
 
 
 class LabStore(agl.LightningStoreServer):
-    """Store server in a thread of the main process, on loopback; spans beyond 512 MB are evicted, oldest first."""
+    """Store server in a thread of the main process, on loopback; spans beyond 512 MB are evicted, oldest first.
 
-    def __init__(self, on_ended: Callable[[str], None]) -> None:
-        """`on_ended(rollout_id)` is called, in any thread, when an attempt has ended."""
+    Args:
+        on_ended: Called with the rollout's id, in any thread, when an attempt has ended.
+        port: Its port; None is a free one.
+        key: Its key; None is a fresh one.
+    """
+
+    def __init__(self, on_ended: Callable[[str], None], *, port: int | None = None, key: str | None = None) -> None:
         use_steady_time()
         memory = agl.InMemoryLightningStore(
             thread_safe=True, eviction_memory_threshold=SPAN_MEMORY_BYTES, scan_debounce_seconds=SCAN_SECONDS
@@ -83,7 +89,7 @@ class LabStore(agl.LightningStoreServer):
         super().__init__(
             memory,
             launcher_args=PythonServerLauncherArgs(
-                port=free_port(),
+                port=port or free_port(),
                 host="127.0.0.1",
                 access_host="127.0.0.1",
                 launch_mode="thread",
@@ -91,7 +97,7 @@ class LabStore(agl.LightningStoreServer):
                 thread_join_timeout=CLOSE_SECONDS,
             ),
         )
-        self.key = secrets.token_urlsafe(24)
+        self.key = key or secrets.token_urlsafe(24)
         assert self.app is not None
         self.app.add_middleware(Door, key=self.key, routes=ROUTES)
         self._on_ended = on_ended

@@ -28,7 +28,7 @@ def plain_weights(module: "nn.Module") -> "dict[str, Tensor]":
 
     with torch.no_grad():
         state: dict[str, Tensor] = {
-            name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().float()
+            name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().float().cpu()
             for name, value in module.state_dict().items()
         }
         adapters: Any = getattr(module, "peft_config", None)
@@ -46,6 +46,15 @@ def plain_weights(module: "nn.Module") -> "dict[str, Tensor]":
                 value = value + scale * (up @ down)
             plain[name.removeprefix("base_model.model.").replace(".base_layer.", ".")] = value.cpu().clone()
         return plain
+
+
+def gather_weights(module: "nn.Module") -> None:
+    """Take part in another rank's `plain_weights`, which needs every rank's part of each tensor; keep nothing."""
+    from torch.distributed.tensor import DTensor
+
+    for value in module.state_dict().values():
+        if isinstance(value, DTensor):
+            value.full_tensor()
 
 
 def copy_model(source: Path, folder: Path) -> None:

@@ -235,6 +235,19 @@ def test_resuming_records_changed_settings_and_refuses_other_tasks(config: Confi
     assert Run.open("a", config.runs_dir).config == changed
 
 
+def test_a_begun_phase_keeps_its_settings_but_not_the_number_of_processes(config: Config):
+    """Its records were made with them; where it computes changes nothing of what it learns."""
+    runs = f"runs_dir={config.runs_dir}"
+    with Run.create("a", config) as run:
+        run.ledger("phase_started", phase="ppo")
+        run.append_rollout({}, phase="ppo")
+    with pytest.raises(RunError, match=r"run 'a' was made with pipeline\.ppo\.lr="):
+        Run.create("a", load_config(None, [runs, "ppo.lr=0.1"]), resume=True)
+    changed = load_config(None, [runs, "ppo.ranks=3", "ppo.shards=fsdp", "design.lr=0.1"])
+    with Run.create("a", changed, resume=True) as run:
+        assert list(run.events())[-1]["changed"]["pipeline.ppo.ranks"] == [1, 3]
+
+
 def test_runs_without_a_name_get_different_ones_and_the_latest_is_found(config: Config):
     runs = [Run.create(None, config) for _ in range(3)]
     assert len({run.name for run in runs}) == 3

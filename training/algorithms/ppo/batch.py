@@ -87,6 +87,25 @@ class Batch:
             bundles += [part.tolist() for part in np.array_split(rows, math.ceil(len(rows) / most))]
         return bundles
 
+    def share(self, bundles: Sequence[Sequence[int]], budget: int) -> Sequence[Sequence[int]]:
+        """The rows that this process computes, for `packed`. All of them, where it is the only one.
+
+        Args:
+            bundles: Rows of one mini-batch, by bundles.
+            budget: Most tokens of a micro-batch.
+        """
+        return bundles
+
+    def gathered(self, own: Sequence[Sequence[int]], values: "Tensor") -> "Tensor":
+        """Values of all calls, (B, T), from those of the rows that this process has computed.
+
+        Args:
+            own: As `share` gave it.
+            values: (rows, t) in the order of `own`.
+        """
+        rows = [row for bundle in own for row in bundle]
+        return values[sorted(range(len(rows)), key=rows.__getitem__)]
+
     def packed(self, bundles: Sequence[Sequence[int]], columns: Sequence[str] = (), **settings: Any) -> "TensorDict":
         """The jagged batch of some rows for VeRL's engine.
 

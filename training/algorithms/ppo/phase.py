@@ -3,7 +3,8 @@
     for step in 1 .. steps:
         rollouts of tasks_per_step tasks, n of each, by the society with the current weights; or, with `states`,
         n answers of the current weights to each of so many recorded prompts      (training.algorithms.ppo.sources)
-        credit for each call of the roles; advantages; one update    (training.credit, training.engines.local)
+        credit for each call of the roles; advantages; one update, by one process or several
+                                                       (training.credit, training.engines, training.cluster)
         the new weights go live as <slot>@<phase>-<step>; checkpoint
 
 A step with too few usable rollouts is skipped and counted, and the weights stay. A resumed run begins after the last
@@ -26,6 +27,7 @@ from evaluation.records.rollouts import RolloutRecord
 from training.algorithms.ppo import steps as ppo_steps
 from training.algorithms.ppo.batch import Sample
 from training.algorithms.ppo.checkpoints import FIRST, Checkpoints, Progress
+from training.algorithms.ppo.opening import open_engine
 from training.algorithms.ppo.settings import PpoSettings
 from training.algorithms.ppo.sources import BranchSource, RolloutSource, SampleSource
 from training.algorithms.ppo.tokens import forget_update, record_update
@@ -40,7 +42,7 @@ from training.learning.weights import copy_model
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from training.engines.local import PpoEngine
+    from training.engines.base import TrainingEngine
 
 STOP_SECONDS = 1.0
 """Time that a stop waits for the update in progress. After it the update ends with the process."""
@@ -124,7 +126,7 @@ class _Loop:
         self._checkpoints = Checkpoints(bench.run, plan, settings.max_actor_ckpt_to_keep)
         self._first_weights = bench.weights(settings.start or plan.slot)
         self._worker = Background(f"{plan.name}-engine")
-        self._engine: PpoEngine | None = None
+        self._engine: TrainingEngine | None = None
 
     async def run(self) -> Learned:
         opened: asyncio.Future[None] | None = None
@@ -267,15 +269,7 @@ class _Loop:
         """Import VeRL and load the model. This takes seconds, while the first rollouts run."""
         # Works only before torch is loaded. Idle OpenMP threads that spin would slow the model server down manyfold.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        from training.engines.local import PpoEngine
-
-        self._engine = PpoEngine(
-            self._first_weights,
-            self._settings,
-            seed=self._bench.config.seed,
-            total_steps=self._settings.steps,
-            temperature=self._bench.config.models[self._plan.slot].temperature,
-        )
+        self._engine = open_engine(self._first_weights, self._plan, self._settings, self._bench, self._checkpoints)
         if checkpoint is not None:
             self._engine.load(checkpoint)
 

@@ -10,6 +10,7 @@ from training.learning.groups import BranchSettings
 
 ROLLOUT_KEYS = ("tasks_per_step", "credit", "sub_goal_weight", "role_baseline", "step_timeout_s", "min_good_share")
 BRANCH_KEYS = ("tasks", "value", "curriculum")
+TEAM_KEYS = ("shards", "restarts")
 CRITIC_KEYS = ("critic_lr", "critic_warmup", "cliprange_value", "lam")
 
 
@@ -110,6 +111,18 @@ class PpoSettings(BranchSettings):
         le=1,
         description="share of a step's rollouts that must be usable; the step is skipped otherwise",
     )
+    ranks: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="processes that share each update, one GPU each if there are GPUs; 1 updates in this process",
+    )
+    shards: Literal["copy", "fsdp"] = Field(
+        default="copy", description="copy: each rank has all weights; fsdp: weights and optimiser are split over ranks"
+    )
+    restarts: int = Field(
+        default=2, ge=0, le=1000, description="how often the ranks are started again for a step in which one died"
+    )
     verl: dict[str, Any] = Field(
         default={},
         description="more of VeRL's configuration, by actor, critic, engine, optim, model and algorithm",
@@ -138,6 +151,8 @@ class PpoSettings(BranchSettings):
             found["gamma"] = f"adv_estimator is {self.adv_estimator!r}, which does not discount"
         if not self.use_kl_loss:
             found |= dict.fromkeys(("kl_loss_coef", "kl_loss_type"), "use_kl_loss is false")
+        if self.ranks == 1:
+            found |= dict.fromkeys(TEAM_KEYS, "ranks is 1, so the update is made in this process")
         if not self.lora_rank:
             found["lora_alpha"] = "lora_rank is 0"
         if self.test_freq <= 0:

@@ -35,6 +35,8 @@ class Gateway:
         log_file: File for the process's output.
         on_warning: Called with a sentence for the user, such as the reason of the gateway's end when it is restarted.
         on_failure: Called with the error if the gateway cannot be kept running.
+        port: Its port; None is a free one.
+        key: Its key; None is a fresh one.
     """
 
     def __init__(
@@ -46,9 +48,12 @@ class Gateway:
         log_file: Path,
         on_warning: Callable[[str], None],
         on_failure: Callable[[ChimeraError], None],
+        *,
+        port: int | None = None,
+        key: str | None = None,
     ) -> None:
-        self.key = f"sk-{secrets.token_hex(24)}"
-        self._port = free_port()
+        self.key = key or f"sk-{secrets.token_hex(24)}"
+        self._port = port or free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._spec = GatewaySpec(config.gateway, store_url, config.models, endpoints, self.key, store_key)
         self._log_file = log_file

@@ -1,0 +1,45 @@
+"""`python -m chimera.runner`: work on rollouts of a run that is under way, here or on another machine."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from chimera.core.cli import run_command
+
+
+def main(argv: list[str]) -> int | None:
+    """Run the command: one runner, until the run has ended."""
+    parser = argparse.ArgumentParser(
+        prog="python -m chimera.runner",
+        description=f"{__doc__} From another machine: ssh -N -L 4747:127.0.0.1:4747 -L 4748:127.0.0.1:4748 HOST",
+    )
+    parser.add_argument("--store", required=True, metavar="URL", help="such as http://127.0.0.1:4747")
+    parser.add_argument("--key-file", required=True, type=Path, help="a copy of the run's cluster.key_file, mode 600")
+    arguments = parser.parse_args(argv)
+
+    import training  # noqa: F401  before Agent Lightning, which so leaves LiteLLM out
+    from agents.tools.own import TOOL_KEYS
+    from chimera.core.errors import RunError
+    from chimera.core.secrets import load_secrets
+    from training.lab.runner import Doors, serve, worker_name
+    from training.lab.visitors import read_spec, visit
+
+    store_url = arguments.store.rstrip("/")
+    told, store_key, gateway_key = visit(store_url, arguments.key_file)
+    doors = Doors(store_url, str(told["gateway"]), store_key, gateway_key)
+    try:
+        spec = read_spec(told, doors, {})
+    except ValueError as error:
+        raise RunError(
+            f"the run at {store_url} says what this version of Chimera cannot read ({error}): use the run's version"
+        ) from error
+    names = (*TOOL_KEYS, *spec.config.tools.secret_names())
+    known = {name: value for name, value in load_secrets(names).items() if name in names}
+    print(f"{worker_name(told['number'])} works for the run at {store_url}", file=sys.stderr, flush=True)
+    serve(read_spec(told, doors, known), told["number"], ends=True)
+    print("the run has ended", file=sys.stderr)
+    return None
+
+
+if __name__ == "__main__":
+    run_command(main)

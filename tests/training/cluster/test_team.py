@@ -1,0 +1,239 @@
+"""Updates by two ranks: those of one rank, whatever is learned; checkpoints for any number; a rank that dies."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import psutil
+import pytest
+from engine_kit import exported, some_samples
+
+from chimera.core.errors import RunError
+from training.algorithms.ppo.batch import Sample
+from training.cluster.team import Meeting, Team, place
+from training.cluster.wire import Channel
+
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # pytest resets the filter that the engine sets
+
+SCHEDULE = {"optim": {"lr_scheduler_type": "cosine", "min_lr_ratio": 0.1, "lr_warmup_steps": 2}}
+IN_REWARD = {"algorithm": {"use_kl_in_reward": True, "kl_ctrl": {"type": "adaptive", "horizon": 40}}}
+
+
+def peers(seed, prompts=5, answers=3):
+    """Answers to the same prompts, and one call that is alone in its group."""
+    numbers = np.random.default_rng(seed)
+    asked = [tuple(numbers.integers(0, 400, 30).tolist()) for _ in range(prompts)]
+    said = [tuple(numbers.integers(0, 400, int(length)).tolist()) for length in numbers.integers(1, 14, 99)]
+    rewards = numbers.normal(size=99).tolist()
+    return [
+        Sample(asked[n // answers], said[n], rewards[n], f"g{n // answers}", "t") for n in range(prompts * answers)
+    ] + [Sample((1, 2), (3,), 9.0, "lonely", "t")]
+
+
+def learned(engine, folder, batches):
+    """Metrics, what each update's watch has seen, and the weights at the end."""
+    seen = []
+
+    def watch(batch, metrics):
+        columns = {"mask": batch.mask, "after": batch.after, **batch.columns}
+        seen.append((batch.samples, {name: value.clone() for name, value in columns.items()}))
+
+    metrics = [engine.update(batch, step, watch) for step, batch in enumerate(batches)]
+    return metrics, seen, exported(engine, folder)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"adv_estimator": "grpo", "ppo_epochs": 2},
+        {"adv_estimator": "rloo", "loss_agg_mode": "seq-mean-token-mean", "shards": "fsdp"},
+        {"adv_estimator": "reinforce_plus_plus", "verl": IN_REWARD},
+        {"adv_estimator": "gae", "critic_warmup": 1, "shards": "fsdp"},
+        {"lora_rank": 4, "use_kl_loss": True, "lr": 4e-3},
+        {"lora_rank": 4, "use_kl_loss": True, "lr": 4e-3, "shards": "fsdp"},
+        {"use_kl_loss": True, "kl_loss_coef": 0.1, "shards": "fsdp"},
+    ],
+    ids=["grpo", "rloo fsdp", "reinforce++ kl", "gae fsdp", "lora", "lora fsdp", "reference fsdp"],
+)
+def test_two_ranks_learn_what_one_learns(one, two, tmp_path, options):
+    batches = [some_samples(0), peers(1), peers(2)]
+    metrics, seen, weights = learned(one(**options), tmp_path / "one", batches)
+    engine = two(**options)
+    assert engine.team.pids != [os.getpid()] * 2
+    others, witnessed, found = learned(engine, tmp_path / "two", batches)
+    for own, other in zip(metrics, others, strict=True):
+        kept = {name: value for name, value in own.items() if not name.startswith(("perf/", "timing_s/"))}
+        assert {name: other[name] for name in kept} == pytest.approx(kept, rel=1e-4, abs=1e-5)
+        assert own.keys() == other.keys()
+    for (samples, columns), (theirs, values) in zip(seen, witnessed, strict=True):
+        assert samples == theirs
+        assert columns.keys() == values.keys()
+        for name in columns:
+            assert values[name].numpy() == pytest.approx(columns[name].numpy(), rel=1e-4, abs=2e-5), name
+    apart = {name: float((weights[name] - found[name]).abs().max()) for name in weights}
+    assert max(apart.values()) < 1e-5, apart
+
+
+def test_micro_batches_and_ranks_without_rows_change_nothing(one, two, tmp_path):
+    """A budget of 90 tokens makes ranks with different numbers of pieces; the last batch has one call for two ranks."""
+    options = {"adv_estimator": "gae", "ppo_max_token_len_per_gpu": 90, "shards": "fsdp", "critic_warmup": 0}
+    batches = [peers(1), [Sample((5, 6, 7), (8, 9, 10), 1.0, "g", "t")]]
+    _, _, weights = learned(one(**options), tmp_path / "one", batches)
+    _, _, found = learned(two(**options), tmp_path / "two", batches)
+    assert max(float((weights[name] - found[name]).abs().max()) for name in weights) < 1e-5
+
+
+def test_what_cannot_be_learned_is_said_as_by_one_rank_and_the_team_goes_on(two):
+    engine = two()
+    with pytest.raises(RunError, match="none with a peer"):
+        engine.update(some_samples(0, peers=1), 0)
+    assert engine.update(some_samples(0), 0)["actor/optimizer_steps"] == 2
+
+
+# --- checkpoints
+
+
+def torchrun(ranks, key_file, logs, stop):
+    """Starts ranks as a user of torchrun would: with a meeting point of torchrun's own."""
+
+    def launch(meeting: Meeting):
+        key_file.write_text(meeting.key)
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone"]
+        command += ["-m", "training.cluster.rank", meeting.address, "--key-file", str(key_file)]
+        names = ("GLOO_SOCKET_IFNAME",)
+        environment = os.environ | {name: place(meeting, 0)[name] for name in names} | {"OMP_NUM_THREADS": "1"}
+        with (logs / "torchrun.log").open("wb") as log:
+            process = subprocess.Popen(command, env=environment | {"PYTHONPATH": os.getcwd()}, stderr=log, stdout=log)
+        stop.append(process)
+        return []
+
+    return launch
+
+
+def test_a_checkpoint_fits_any_number_of_ranks(one, two, tmp_path):
+    """Saved by two, it is continued by two bit for bit, by one in this process, and by three that torchrun started."""
+    import torch
+
+    options = {"adv_estimator": "gae", "shards": "fsdp", "lora_rank": 4, "verl": SCHEDULE}
+    first = two(**options)
+    for step in (0, 1):
+        first.update(some_samples(step), step)
+    checkpoint = tmp_path / "checkpoint"
+    first.save(checkpoint)
+    alone = one(**options)
+    alone.save(tmp_path / "of one")
+    assert sorted(file.name for file in checkpoint.iterdir()) == sorted(
+        file.name for file in (tmp_path / "of one").iterdir()
+    )
+    expected = first.update(some_samples(2), 2), exported(first, tmp_path / "straight")
+    again = two(**options)
+    again.load(checkpoint)
+    assert again.updates == 2
+    metrics, weights = again.update(some_samples(2), 2), exported(again, tmp_path / "again")
+    same = [name for name in expected[0] if not name.startswith(("perf/", "timing_s/"))]
+    assert {name: metrics[name] for name in same} == {name: expected[0][name] for name in same}
+    assert all(torch.equal(weights[name], value) for name, value in expected[1].items())
+    alone.load(checkpoint)
+    started = []
+    three = two(**options, team=lambda: Team(3, tmp_path, "three", torchrun(3, tmp_path / "key", tmp_path, started)))
+    three.load(checkpoint)
+    for engine, name in ((alone, "one"), (three, "three")):
+        assert engine.update(some_samples(2), 2)["actor/lr"] == expected[0]["actor/lr"]
+        assert engine.updates == 3
+        found = exported(engine, tmp_path / name)
+        assert max(float((found[key] - value).abs().max()) for key, value in expected[1].items()) < 1e-5
+    three.close()
+    assert started[0].wait(60) == 0
+
+
+# --- a rank that dies
+
+
+def test_a_step_in_which_a_rank_is_killed_is_made_again(two, tmp_path):
+    """The update before it had no checkpoint; both are made again, to the same weights bit for bit."""
+    import torch
+
+    checkpoint, notes = tmp_path / "checkpoint", []
+    straight = two(shards="fsdp")
+    for step in range(3):
+        straight.update(some_samples(step), step)
+    expected = exported(straight, tmp_path / "straight")
+    engine = two(shards="fsdp", newest=lambda: checkpoint if checkpoint.exists() else None, note=notes.append)
+    engine.update(some_samples(0), 0)
+    engine.save(checkpoint)
+    engine.update(some_samples(1), 1)
+    before = engine.team.pids
+    os.kill(before[1], signal.SIGSTOP)  # So the update cannot end before the kill.
+    killer = threading.Timer(0.5, os.kill, (before[1], signal.SIGKILL))
+    killer.start()
+    engine.update(some_samples(2), 2)
+    killer.join()
+    assert engine.updates == 3
+    assert notes == [f"rank 1 of 2 (process {before[1]}) was killed by SIGKILL: the ranks are started again, and the "
+                     "step is made again"]  # fmt: skip
+    assert not set(before) & set(engine.team.pids)
+    assert not any(psutil.pid_exists(pid) for pid in before)
+    assert all(torch.equal(expected[name], value) for name, value in exported(engine, tmp_path / "two").items())
+
+
+def test_when_ranks_die_too_often_one_sentence_says_which_and_how(two):
+    engine = two(restarts=0)
+    pid = engine.team.pids[0]
+    os.kill(pid, signal.SIGKILL)
+    message = rf"rank 0 of 2 \(process {pid}\) was killed by SIGKILL; .* again 0 times .*ppo\.restarts.* --resume"
+    with pytest.raises(RunError, match=message):
+        engine.update(some_samples(0), 0)
+
+
+# --- who may connect
+
+
+def test_only_who_shows_the_key_becomes_a_rank(tmp_path):
+    seen = []
+
+    def launch(meeting: Meeting):
+        host, _, port = meeting.address.rpartition(":")
+        listening = [one.laddr.ip for one in psutil.Process().net_connections() if one.status == psutil.CONN_LISTEN]
+        seen.append((host, listening))
+
+        def knock():
+            for message in ({"rank": 0, "key": "guess"}, {"rank": 0}, {"rank": 5, "key": meeting.key}):
+                with socket.create_connection((host, int(port))) as stranger:
+                    channel = Channel(stranger)
+                    channel.send(message)
+                    with pytest.raises(ConnectionError):
+                        channel.receive()
+            channel = Channel(socket.create_connection((host, int(port))))
+            channel.send({"rank": 0, "key": meeting.key})
+            order, _ = channel.receive()
+            channel.send({"obeyed": order})
+
+        threading.Thread(target=knock, daemon=True).start()
+        return []
+
+    team = Team(1, tmp_path, "guarded", launch)
+    assert team.call({"do": "nothing"}) == [({"obeyed": {"do": "nothing"}}, {})]
+    team.end()
+    assert set(seen[0][1]) == {seen[0][0]} == {"127.0.0.1"}
+
+
+def test_a_message_that_is_too_long_or_no_object_is_refused():
+    left, right = (Channel(one) for one in socket_pair())
+    left.send({"text": "x" * 5000})
+    with pytest.raises(ValueError, match="bytes"):
+        right.receive(greeting=True)
+    left, right = (Channel(one) for one in socket_pair())
+    left.send(json.loads("[1]"))
+    with pytest.raises(ValueError, match="no JSON object"):
+        right.receive()
+
+
+def socket_pair():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        return one, server.accept()[0]

@@ -1,0 +1,1 @@
+"""An update by several processes. Read `team.py` first: the main process's side; `rank.py` is the other."""

@@ -1,0 +1,243 @@
+"""Several processes that share each update: starts them, orders, waits, and notices when one is gone.
+
+    main process ── orders, by a connection to each rank (JSON, safetensors) ──> ranks
+    rank <── sums of gradients, by torch's process group (gloo, nccl) ──> rank
+
+Both listen on 127.0.0.1 only. A rank that connects must show the team's key. The ranks meet at a store that the main
+process holds, like those that torchrun starts.
+"""
+
+import hmac
+import os
+import secrets
+import selectors
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import chimera.core.errors as errors
+from chimera.core.errors import ChimeraError, RunError
+from chimera.core.ports import listen
+from chimera.run.child_environment import child_environment
+from chimera.run.children import Child, Command, stop
+from training.cluster.wire import Channel
+from training.engines.verl_runtime import loopback
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Answer = tuple[dict[str, Any], "dict[str, Tensor]"]
+
+CHECK_S = 0.2
+"""How often processes are looked at while answers are awaited."""
+BLAME_S = 3.0
+"""How long to wait for further processes to end after the first: it may have ended because another did."""
+START_S = 1800.0
+"""Limit of the start of all ranks, which only ranks that hang or that nobody starts exceed. Usual: ten seconds."""
+GREETING_S = 5.0
+"""How long a new connection may take to show the key."""
+
+
+class RankLost(Exception):
+    """A rank is gone; the message says which and how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the ranks of a team meet.
+
+    Attributes:
+        ranks: Number of ranks.
+        address: Where the main process listens, HOST:PORT.
+        key: What a rank must show there.
+        host: Where the ranks' store listens.
+        port: As above.
+        logs: Folder of the ranks' logs.
+        name: The team's, for messages and names of logs.
+    """
+
+    ranks: int
+    address: str
+    key: str
+    host: str
+    port: int
+    logs: Path
+    name: str
+
+
+Launch = Callable[[Meeting], Sequence[Child]]
+"""Starts the ranks; returns those that are processes of this machine, in the order of ranks."""
+
+
+def launch_here(meeting: Meeting) -> Sequence[Child]:
+    """Start all ranks on this machine. They share its cores."""
+    cores = max(1, len(os.sched_getaffinity(0)) // meeting.ranks)
+    children = []
+    for rank in range(meeting.ranks):
+        environment = {
+            "OMP_NUM_THREADS": str(cores),
+            # Threads that spin while they wait occupy cores that other processes of the run need.
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "HF_HUB_OFFLINE": "1",
+            **child_environment(),
+            **place(meeting, rank),
+        }
+        child = Command(
+            f"rank {rank} of {meeting.ranks}",
+            "training.cluster.rank",
+            [meeting.address],
+            meeting.logs / f"{meeting.name}-rank-{rank}.log",
+            environment,
+        )
+        child.tell(f"{meeting.key}\n")
+        children.append(child)
+    return children
+
+
+def place(meeting: Meeting, rank: int) -> dict[str, str]:
+    """The environment variables that give a rank of this machine its place, as torchrun sets them."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(meeting.ranks),
+        "LOCAL_WORLD_SIZE": str(meeting.ranks),
+        "MASTER_ADDR": meeting.host,
+        "MASTER_PORT": str(meeting.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "GLOO_SOCKET_IFNAME": loopback(),
+    }
+
+
+class Team:
+    """The ranks. Making one starts them and waits until all have connected, which takes the seconds of VeRL's import.
+
+    Args:
+        ranks: Number of ranks.
+        logs: Folder of their logs.
+        name: Begins the logs' names.
+        launch: Starts the processes.
+
+    Raises:
+        RankLost: A rank ended before it was ready.
+        RunError: No port can be opened.
+    """
+
+    def __init__(self, ranks: int, logs: Path, name: str, launch: Launch = launch_here) -> None:
+        from torch._C._distributed_c10d import TCPStore
+
+        self._listener, meet = listen(), listen()
+        host, port = meet.getsockname()
+        # Without a socket of ours the store would listen on all interfaces.
+        self._store: Any = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=meet.detach())
+        own, key = self._listener.getsockname(), secrets.token_urlsafe(32)
+        self._channels: list[Channel] = []
+        self._children = launch(Meeting(ranks, f"{own[0]}:{own[1]}", key, host, port, logs, name))
+        try:
+            self._channels = self._greet(ranks, key)
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the ranks of this machine, by rank."""
+        return [child.pid for child in self._children]
+
+    def call(self, order: Mapping[str, Any]) -> list[Answer]:
+        """Give one order to all ranks; returns their answers by rank.
+
+        Raises:
+            ChimeraError: A rank could not carry it out. All have answered.
+            RankLost: A rank is gone. The team must be ended.
+        """
+        for rank, channel in enumerate(self._channels):
+            try:
+                channel.send(order)
+            except OSError as error:
+                raise self._lost(rank) from error
+        answers: dict[int, Answer] = {}
+        with selectors.DefaultSelector() as waiting:
+            for rank, channel in enumerate(self._channels):
+                waiting.register(channel, selectors.EVENT_READ, rank)
+            while len(answers) < len(self._channels):
+                for ready, _ in waiting.select(CHECK_S):
+                    try:
+                        answers[ready.data] = self._channels[ready.data].receive()
+                    except (OSError, ValueError) as error:
+                        raise self._lost(ready.data) from error
+                    waiting.unregister(ready.fileobj)
+        for rank in sorted(answers):
+            message, _ = answers[rank]
+            if "error" in message:
+                raise _error(message)
+        return [answers[rank] for rank in sorted(answers)]
+
+    def end(self) -> None:
+        """End all ranks. Ending twice does nothing."""
+        for channel in self._channels:
+            channel.close()
+        self._listener.close()
+        for child in self._children:
+            child.kill()
+        stop(self._children)
+        self._store = None
+
+    def _greet(self, ranks: int, key: str) -> list[Channel]:
+        """The connections of all ranks, by rank."""
+        found: dict[int, Channel] = {}
+        self._listener.settimeout(CHECK_S)
+        deadline = time.monotonic() + START_S
+        while len(found) < ranks:
+            if time.monotonic() > deadline:
+                raise RankLost(f"only {len(found)} of {ranks} ranks have connected within {START_S:g} s")
+            for rank, child in enumerate(self._children):
+                if not child.alive():
+                    raise self._lost(rank)
+            with suppress(TimeoutError):
+                connection, _ = self._listener.accept()
+                connection.settimeout(GREETING_S)
+                channel = Channel(connection)
+                rank = _rank_of(channel, key)
+                if rank is None or rank in found or not 0 <= rank < ranks:
+                    channel.close()
+                else:
+                    connection.settimeout(None)
+                    found[rank] = channel
+        return [found[rank] for rank in range(ranks)]
+
+    def _lost(self, rank: int) -> RankLost:
+        """Says which rank is gone. A rank that was killed is named rather than one that ended for want of it."""
+        deadline = time.monotonic() + BLAME_S
+        while any(child.alive() for child in self._children) and time.monotonic() < deadline:
+            if any(child.killed() for child in self._children):
+                break
+            time.sleep(CHECK_S / 10)
+        gone = [child for child in self._children if not child.alive()]
+        killed = [child for child in gone if child.killed()]
+        if killed:
+            return RankLost(killed[0].ending())
+        if rank < len(self._children) and self._children[rank] in gone:
+            gone = [self._children[rank]]
+        if gone:
+            return RankLost(f"{gone[0].ending()}: {gone[0].last_words()} (see {gone[0].log_file})")
+        return RankLost(f"rank {rank} of {len(self._channels)} closed its connection")
+
+
+def _rank_of(channel: Channel, key: str) -> int | None:
+    """The rank at the other end; None if it does not show the key."""
+    try:
+        message, _ = channel.receive(greeting=True)
+    except (OSError, ValueError):
+        return None
+    shown = message.get("key")
+    rank = message.get("rank")
+    known = isinstance(shown, str) and hmac.compare_digest(shown.encode(), key.encode())
+    return rank if known and isinstance(rank, int) else None
+
+
+def _error(message: Mapping[str, Any]) -> ChimeraError:
+    kind = getattr(errors, message["error"], RunError)
+    return kind(message["text"]) if kind in (errors.ConfigError, errors.DataError) else RunError(message["text"])
