@@ -63,6 +63,7 @@ def main(argv: list[str]) -> int | None:
     from training.gate import check as check_gate
     from training.learning.plans import check_rollouts, choose_names, make_phases
     from training.session import train
+    from training.watch.forecast import expected_costs
 
     gc.enable()
     if arguments.resume:
@@ -89,7 +90,8 @@ def main(argv: list[str]) -> int | None:
         return 0
     with Run.create(name, config, resume=arguments.resume) as run:
         trial = arguments.quick or any(event.get("trial") for event in run.events())
-        run.ledger("planned", phases=list(names), families=config.evaluation.families, trial=trial)
+        costs = expected_costs(phases, config)
+        run.ledger("planned", phases=list(names), families=config.evaluation.families, trial=trial, costs=costs)
         print(f"run {run.path}: {', '.join(names)} on {dataset.describe()}", flush=True)
         if trial:
             print(TRIAL, flush=True)
