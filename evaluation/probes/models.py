@@ -17,6 +17,7 @@ from agents.roles import ROLES, Role
 from chimera.config.tree import Config
 from chimera.core.errors import ModelError
 from chimera.serving.client import Completion, Endpoint, HttpModel
+from evaluation.probes.context import ROOM, told_context
 from evaluation.probes.probed import Level, Probed
 
 SEED = 7
@@ -49,7 +50,7 @@ class ModelProbe:
         searching = [role for role in played if self._config.roles.tool_names()[role.name]]
         if searching:
             found.append(await self._searches(searching[0]))
-        found += [await self._repeats(played[0]), await self._token_ids(played[0])]
+        found += [await self._context(), await self._repeats(played[0]), await self._token_ids(played[0])]
         return found + [self._finding("fields", Level.WARNING, said) for said in dict.fromkeys(self._told)]
 
     async def _reached(self, role: Role | None) -> Probed:
@@ -116,6 +117,22 @@ class ModelProbe:
         except ModelError as error:
             return str(error)
         return bool(completion.tool_calls)
+
+    async def _context(self) -> Probed:
+        """Whether the server's context has room for a prompt beside the longest answer."""
+        model = self._config.models[self._slot]
+        length, answer = await told_context(self._endpoint), model.max_completion_tokens or model.max_tokens
+        if length is None:
+            text = f"not told by {self._endpoint.base_url}/models: a prompt that does not fit fails its rollout"
+            return self._finding("context", Level.NOTE, text)
+        text = f"{length:,} tokens, of which an answer may take {answer:,}"
+        if length - answer >= ROOM:
+            return self._finding("context", Level.OK, text)
+        key = "max_tokens" if model.max_completion_tokens is None else "max_completion_tokens"
+        remedy = f"lower {self._area}.{key}, or have the server take more"
+        return self._finding(
+            "context", Level.WARNING, f"{text}, so prompts of more than {max(0, length - answer):,} fail: {remedy}"
+        )
 
     async def _repeats(self, role: Role) -> Probed:
         """Whether equal seeds give equal answers, which repeated and paired rollouts rely on."""

@@ -47,6 +47,7 @@ def test_servers_that_can_do_everything(asked):
     assert level == "ok"
     assert "decision GO" in text
     assert "literature_search" in text
+    assert found["models.junior", "context"][0] == "note"
     assert found["models.board", "answers"][0] == "ok"
     assert ("models.board", "tools") not in found, "no role of this slot has tools"
 
@@ -109,8 +110,10 @@ def test_a_missing_key_is_one_sentence(asked):
 def test_the_bundled_model_works_as_configured(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").write_text("data: {size: 40}\npipeline: {gather: {tasks: 4}}\n")
-    assert doctor.main(["--config", "c.yaml"]) == 0
-    said = capsys.readouterr().out
+    assert doctor.main(["--config", "c.yaml", "models.refiner.max_tokens=1500"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "models.junior: context 2,048 tokens, of which an answer may take 768" in said
+    assert "prompts of more than 548 fail: lower models.refiner.max_tokens" in said
     assert "models.junior: token ids" in said
     # One rollout of a sampled model may need an answer twice, which is a warning.
-    assert said.splitlines()[-1].startswith("the configured run can work")
+    assert "the configured run can work; warnings: " in said
