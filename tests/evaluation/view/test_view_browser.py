@@ -48,7 +48,7 @@ def page(request, browser, address):
     """A page whose browser tells every error, and every request to another host."""
     scheme, width = request.param
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
-    context.set_default_timeout(600_000)
+    context.set_default_timeout(240_000)
     page, wrong = context.new_page(), []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
@@ -62,6 +62,12 @@ def page(request, browser, address):
     assert wrong == []
 
 
+def follow(page, selector):
+    """Click what leads to another page, and wait until its script has run."""
+    with page.expect_navigation():
+        page.locator(selector).first.click()
+
+
 def check(page):
     """The page fits the window, and nothing that was planted has run."""
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -73,38 +79,38 @@ def test_from_the_runs_to_tokens_and_comparisons(page):
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", page.url)
     assert ODD_FOLDER in page.inner_text("main")
     check(page)
-    page.click("text=first")
+    follow(page, "text=first")
     assert page.locator(".chart polyline").count() > 3
     check(page)
-    page.click("#stages >> text=gather")
+    follow(page, "#stages >> text=gather")
     assert page.locator("tbody tr").count() == 3
     assert PLANTED in page.inner_text("main")
     check(page)
-    page.select_option("select[name=failure]", "vetoed")  # Chosen at once, without a button.
-    page.wait_for_url(re.compile("failure=vetoed"))
-    page.click("tbody th a")
+    with page.expect_navigation(url=re.compile("failure=vetoed")):
+        page.select_option("select[name=failure]", "vetoed")  # Chosen at once, without a button.
+    follow(page, "tbody th a")
     assert page.inner_text("h1") == PLANTED
     check(page)
-    page.click("text=previous")
-    page.wait_for_url(re.compile("ro-000000000001"))
+    follow(page, "text=previous")
+    assert "ro-000000000001" in page.url
     token = page.locator(".tokens span.up").first
     assert token.is_visible()
     assert token.evaluate("one => getComputedStyle(one).backgroundColor") != "rgba(0, 0, 0, 0)"
     check(page)
     page.click("text=About it, and other rollouts of this task (2)")
-    page.locator("text=side by side").first.click()
+    follow(page, "text=side by side")
     assert page.locator(".pair del").first.is_visible()
     check(page)
-    page.click("text=Chimera")
+    follow(page, "text=Chimera")
     for name in ("first", "second"):
         page.check(f"input[value={name}]")
-    page.click("text=Compare two chosen runs")
+    follow(page, "text=Compare two chosen runs")
     assert page.inner_text("h1") in ("first and second", "second and first")
     check(page)
 
 
 def test_an_open_page_shows_what_the_run_records(page, runs):
-    page.click("text=second")
+    follow(page, "text=second")
     row = page.locator("#stages tbody tr", has_text="gather")
     before = int(row.locator("td").first.inner_text())
     with Run(runs / "second").own() as run:
