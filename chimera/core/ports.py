@@ -21,6 +21,26 @@ def listen(*, backlog: int | None = None) -> socket.socket:
         raise RunError(f"no port of 127.0.0.1 can be opened ({error.strerror}): {REMEDY}") from error
 
 
+def reserve(port: int = 0) -> socket.socket:
+    """A socket that holds a port of 127.0.0.1, by default a free one, for a server of this run: bound, not listening.
+
+    The server, also one that is started again, listens there with SO_REUSEADDR, as uvicorn and asyncio do. As long as
+    this socket is open, the system gives the port to no program that asks for a free one.
+
+    Raises:
+        RunError: No port can be opened.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind(("127.0.0.1", port))
+    except OSError as error:
+        held.close()
+        what = f"port {port} of 127.0.0.1 cannot" if port else "no port of 127.0.0.1 can"
+        raise RunError(f"{what} be opened ({error.strerror}): {REMEDY}") from error
+    return held
+
+
 def free_port() -> int:
     """A port of 127.0.0.1 that no process uses now.
 

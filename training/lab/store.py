@@ -21,7 +21,7 @@ from agentlightning.types import AttemptStatus, EnqueueRolloutRequest
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from fastapi import HTTPException
 
-from chimera.core.ports import free_port
+from chimera.core.ports import reserve
 from chimera.serving.door import Door
 from training.lab.steady_time import use_steady_time
 
@@ -86,10 +86,11 @@ class LabStore(agl.LightningStoreServer):
             thread_safe=True, eviction_memory_threshold=SPAN_MEMORY_BYTES, scan_debounce_seconds=SCAN_SECONDS
         )
         _read_again_when_changed(memory)
+        reserved = reserve(port or 0)
         super().__init__(
             memory,
             launcher_args=PythonServerLauncherArgs(
-                port=port or free_port(),
+                port=reserved.getsockname()[1],
                 host="127.0.0.1",
                 access_host="127.0.0.1",
                 launch_mode="thread",
@@ -97,6 +98,7 @@ class LabStore(agl.LightningStoreServer):
                 thread_join_timeout=CLOSE_SECONDS,
             ),
         )
+        self._reserved = reserved
         self.key = key or secrets.token_urlsafe(24)
         assert self.app is not None
         self.app.add_middleware(Door, key=self.key, routes=ROUTES)
@@ -179,6 +181,7 @@ class LabStore(agl.LightningStoreServer):
         """Answer all waiting runners and stop the server."""
         self._closing = True
         self._wake()
+        self._reserved.close()
         try:
             await self.stop()
         except RuntimeError as error:

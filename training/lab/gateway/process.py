@@ -12,7 +12,7 @@ from pathlib import Path
 
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError, RunError, boundary
-from chimera.core.ports import free_port
+from chimera.core.ports import reserve
 from chimera.run import forks
 from chimera.run.children import stop
 from chimera.serving.client import Endpoint
@@ -53,7 +53,8 @@ class Gateway:
         key: str | None = None,
     ) -> None:
         self.key = key or f"sk-{secrets.token_hex(24)}"
-        self._port = port or free_port()
+        self._reserved = reserve(port or 0)
+        self._port = self._reserved.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
         self._spec = GatewaySpec(config.gateway, store_url, config.models, endpoints, self.key, store_key)
         self._log_file = log_file
@@ -95,6 +96,7 @@ class Gateway:
             asyncio.get_running_loop().remove_reader(child.sentinel)
             self._listen(None)
             stop([child])
+        self._reserved.close()
 
     def _listen(self, voice: Connection | None) -> None:
         """Pass on what the process says from now on; None: no more."""
