@@ -193,8 +193,10 @@ def _merged(tree: Mapping[str, Any], path: str, value: Any) -> Any:
     if not path:
         return {} if value is None else value
     name, _, rest = path.removeprefix(".").partition(".")
-    below = tree.get(name, {}) if rest else {}
-    return {**tree, name: _merged(below if isinstance(below, Mapping) else {}, f".{rest}" if rest else "", value)}
+    if not rest:
+        return {**tree, name: value}
+    below = tree.get(name)
+    return {**tree, name: _merged(below if isinstance(below, Mapping) else {}, f".{rest}", value)}
 
 
 def _below(section: str, names: list[str]) -> str:

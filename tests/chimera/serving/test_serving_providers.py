@@ -211,11 +211,12 @@ def test_a_configuration_with_providers_is_written_and_read_back(tmp_path):
     more = [
         "models.senior.provider=ollama",
         "models.refiner.base_url=http://b.test/v1",
-        "models.refiner.extra_body={a: {b: 1}}",
+        "models.refiner.extra_body={a: {b: 1}, seed: null}",
     ]
     config = load_config(None, [*slots(provider="anthropic", provider_options="{a: [1, x]}"), *more])
     (tmp_path / "again.yaml").write_text(dump_config(config))
     assert load_config(tmp_path / "again.yaml") == config
+    assert config.models["refiner"].extra_body == {"a": {"b": 1}, "seed": None}
 
 
 # --- fields that a server does not take
