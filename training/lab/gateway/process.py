@@ -17,7 +17,7 @@ from chimera.run import forks
 from chimera.run.children import stop
 from chimera.serving.client import Endpoint
 from training.lab.gateway import litellm, thin
-from training.lab.gateway.spec import START_SECONDS, GatewaySpec
+from training.lab.gateway.spec import START_SECONDS, GatewaySpec, scored_slots
 
 MAX_RESTARTS = 3
 SERVE = {"thin": thin.serve, "litellm": litellm.serve}
@@ -56,7 +56,9 @@ class Gateway:
         self._reserved = reserve(port or 0)
         self._port = self._reserved.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
-        self._spec = GatewaySpec(config.gateway, store_url, config.models, endpoints, self.key, store_key)
+        self._spec = GatewaySpec(
+            config.gateway, store_url, config.models, endpoints, self.key, store_key, scored_slots(config)
+        )
         self._log_file = log_file
         self._on_warning = on_warning
         self._on_failure = on_failure
