@@ -19,6 +19,7 @@ import aiohttp
 import uvicorn
 
 from chimera.core.errors import ModelError
+from chimera.core.ports import listen_together
 from chimera.serving.client import Endpoint
 from chimera.serving.connections import MAX_BYTES, BadAnswerError, Connections, NoAnswerError
 from chimera.serving.door import Door
@@ -209,8 +210,9 @@ async def _serve(spec: GatewaySpec, port: int, ready: Connection) -> int:
             timeout_graceful_shutdown=STOP_SECONDS,
         )
         server = uvicorn.Server(config)
+        shared = [listen_together(port)] if spec.gateway.processes > 1 else None
         # The main process ends this one by SIGTERM. No clean-up is needed: all answers are in the store.
-        serving = asyncio.create_task(server.serve())
+        serving = asyncio.create_task(server.serve(shared))
         while not server.started and not serving.done():  # noqa: ASYNC110  uvicorn has no event for it
             await asyncio.sleep(0.01)
         recording = asyncio.create_task(exchanges.run())
