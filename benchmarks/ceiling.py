@@ -116,15 +116,16 @@ async def gateways(processes: int, backend: str, folder: Path, calls: int, at_on
         await store.close()
 
 
-def crowd(store_url: str, key_file: str, runners: int) -> None:
+def crowd(store_url: str, key_file: str, runners: int, joined: Connection) -> None:
     """A process with many runners of the echo society, until the run has ended."""
     logging.disable(logging.CRITICAL)
-    asyncio.run(work_together(store_url, Path(key_file), runners))
+    asyncio.run(work_together(store_url, Path(key_file), runners, joined))
 
 
-async def work_together(store_url: str, key_file: Path, runners: int) -> None:
+async def work_together(store_url: str, key_file: Path, runners: int, joined: Connection) -> None:
     """Each runner asks for its number, as one that somebody starts by hand, and then works."""
-    told = [await asyncio.to_thread(visit, store_url, key_file) for _ in range(runners)]
+    told = [visit(store_url, key_file) for _ in range(runners)]
+    joined.send("joined")
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         work = (
             echo_runner(worker_name(one["number"]), store_url, store_key, str(one["gateway"]), gateway_key, session)
@@ -182,8 +183,8 @@ def reported(rollout_id: str, attempt_id: str, response_id: str) -> bytes:
     return request.SerializeToString()
 
 
-async def store_and_main(config: Config, folder: Path, rollouts: int, runners: int) -> StoreCost:
-    """The run's main process with all rollouts queued, and the crowd that takes them."""
+async def store_and_main(config: Config, folder: Path, queued: int, measured: int, runners: int) -> StoreCost:
+    """The run's main process with all rollouts queued, until the crowd has ended some of them."""
     from training.lab.lab import Lab
     from training.watch.metrics import Metrics
     from training.watch.view import make_view
@@ -196,31 +197,34 @@ async def store_and_main(config: Config, folder: Path, rollouts: int, runners: i
     ):
         async with Lab(run, config, dataset, servers, {}, view, Metrics(run)) as lab:
             lab.pool.stop()  # The crowd works, not the run's own runner.
-            inputs = [RolloutInput.of(dataset.train[0], "gather", number, 0) for number in range(rollouts)]
+            crowds = [await join(lab.store.endpoint, config, folder, number, runners) for number in range(CROWDS)]
+            inputs = [RolloutInput.of(dataset.train[0], "gather", number, 0) for number in range(queued)]
             memory = [resident()]
             before, started = spent([os.getpid()]), time.perf_counter()
-            workers: list[forks.Fork] = []
-            seen = 0
             async with aclosing(lab.rollouts(inputs)) as episodes:
                 first = asyncio.ensure_future(anext(episodes))
                 while not (await lab.store.statistics()).get("total_rollouts"):  # noqa: ASYNC110  nothing announces it
                     await asyncio.sleep(0.01)
-                queued_s = time.perf_counter() - started
+                enqueue_s = time.perf_counter() - started
                 memory.append(resident())
-                for number in range(CROWDS):
-                    args = (lab.store.endpoint, str(config.cluster.key_file), math.ceil(runners / CROWDS))
-                    workers.append(forks.Fork(f"crowd {number}", crowd, args, folder / f"crowd-{number}.log"))
-                    workers[-1].start()
                 failed = [(await first).record.error]
-                started = time.perf_counter()
-                async for episode in episodes:
-                    seen += 1
-                    failed.append(episode.record.error)
-                wall = time.perf_counter() - started
-            used = spent([os.getpid()]) - before
-            stop(workers)
+                while len(failed) < measured:
+                    failed.append((await anext(episodes)).record.error)
+                wall, used = time.perf_counter() - started, spent([os.getpid()]) - before
+                memory.append(resident())
+                stop(crowds)
             assert not any(failed), next(filter(None, failed))
-            return StoreCost(seen / wall, 1000 * used / rollouts, queued_s, *memory, resident())
+            return StoreCost(measured / wall, 1000 * used / measured, enqueue_s, *memory)
+
+
+async def join(store_url: str, config: Config, folder: Path, number: int, runners: int) -> forks.Fork:
+    """One process of the crowd, whose runners have their numbers."""
+    receiver, sender = forks.pipe()
+    args = (store_url, str(config.cluster.key_file), math.ceil(runners / CROWDS), sender)
+    started = forks.Fork(f"crowd {number}", crowd, args, folder / f"crowd-{number}.log")
+    started.start()
+    await forks.receive(receiver, started, seconds=3600)
+    return started
 
 
 def resident() -> float:
@@ -237,6 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=2000, help="model calls for each number of gateway processes")
     parser.add_argument("--rollouts", type=int, default=10_000, help="echo rollouts that are queued")
+    parser.add_argument("--measured", type=int, default=2_000, help="of these, how many are awaited")
     parser.add_argument("--runners", type=int, default=100, help="runners of the crowd")
     parser.add_argument("--gpu-tokens", type=float, default=2500, help="tokens that one GPU generates a second")
     parser.add_argument("--answer-tokens", type=float, default=100, help="tokens of an answer")
@@ -244,7 +249,7 @@ def main() -> None:
     arguments = parser.parse_args()
     processes: tuple[int, ...] = (1, 2, 4)
     if arguments.tiny:
-        arguments.calls, arguments.rollouts, arguments.runners, processes = 8, 6, 2, (2,)
+        arguments.calls, arguments.rollouts, arguments.measured, arguments.runners, processes = 8, 6, 3, 2, (2,)
     forks.prepare()
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as made:
@@ -259,12 +264,13 @@ def main() -> None:
             at_once = min(64, arguments.calls)
             costs = [asyncio.run(gateways(count, url, folder, arguments.calls, at_once)) for count in processes]
             config = echo_config(url, folder)
-            store = asyncio.run(store_and_main(config, folder, arguments.rollouts, arguments.runners))
+            sizes = arguments.rollouts, min(arguments.measured, arguments.rollouts), arguments.runners
+            store = asyncio.run(store_and_main(config, folder, *sizes))
         finally:
             stop([backend])
     console = Console(width=120)
     console.print(gateway_table(costs, arguments.calls))
-    console.print(store_table(store, arguments.rollouts, arguments.runners))
+    console.print(store_table(store, *sizes))
     for line in conclusions(costs, store, arguments.gpu_tokens, arguments.answer_tokens):
         console.print(line, highlight=False, soft_wrap=True)
     forks.finish()
@@ -294,9 +300,9 @@ def gateway_table(costs: Sequence[GatewayCost], calls: int) -> Table:
     return table
 
 
-def store_table(cost: StoreCost, rollouts: int, runners: int) -> Table:
+def store_table(cost: StoreCost, queued: int, measured: int, runners: int) -> Table:
     """What the main process does and holds."""
-    table = Table(title=f"store: {rollouts} echo rollouts queued, {runners} runners")
+    table = Table(title=f"store: {queued} echo rollouts queued, the first {measured} of them by {runners} runners")
     for column in ("rollouts/s", "main CPU ms a rollout", "s to queue", "MiB before", "MiB queued", "MiB ended"):
         table.add_column(column, justify="right")
     memory = (f"{size:.0f}" for size in (cost.first, cost.queued, cost.ended))
