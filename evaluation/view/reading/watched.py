@@ -15,8 +15,8 @@ from chimera.core.plain_json import parse_json, read_json_object
 from chimera.run.chain import read_events
 from chimera.run.directory import LEDGER, SAFE_NAME, Run
 from evaluation.records.study import GATE
-from evaluation.view.growing import GrowingFile
-from evaluation.view.rows import RolloutRow, role_of, row_of
+from evaluation.view.reading.growing import GrowingFile
+from evaluation.view.reading.rows import RolloutRow, role_of, row_of
 
 ROLLOUT = "rollout"
 """The value of "phase" in metrics.jsonl of a line about one rollout."""
