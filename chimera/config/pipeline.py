@@ -81,6 +81,10 @@ class PhaseSettings(ConfigSection):
         """True if it learns from rollouts of earlier phases, and so cannot be the first phase of a run."""
         return False
 
+    def needs_log_probs(self) -> bool:
+        """True if it learns from its roles' tokens with their log-probabilities under the weights that sampled them."""
+        return False
+
     @field_validator("roles", mode="before")
     @classmethod
     def _one_or_more(cls, value: Any) -> Any:

@@ -1,9 +1,9 @@
 """Rollouts: the reward, the runners and the gateway."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from chimera.config.loader import ConfigSection
 
@@ -65,7 +65,7 @@ GatewayEngine = Literal["thin", "litellm"]
 
 
 class GatewayConfig(ConfigSection):
-    """The process that forwards model calls from runners to models."""
+    """The processes that forward model calls from runners to models."""
 
     engine: GatewayEngine = Field(
         default="thin",
@@ -77,7 +77,21 @@ class GatewayConfig(ConfigSection):
         le=604_800,
         description="thin: seconds without the store, which records every call, that end the run",
     )
+    processes: int = Field(
+        default=1,
+        ge=1,
+        le=4,
+        description="thin: processes behind the gateway's one address; more than one where one is busy all the time",
+    )
 
     def unused(self) -> Mapping[str, str]:
         """The time limit of the store, for which LiteLLM's gateway does not wait."""
         return {"store_timeout_s": "gateway.engine is 'litellm'"} if self.engine == "litellm" else {}
+
+    @model_validator(mode="after")
+    def _one_litellm(self) -> Self:
+        if self.engine == "litellm" and self.processes > 1:
+            raise ValueError(
+                f"gateway.processes={self.processes} with engine=litellm, which is one process: set gateway.processes=1"
+            )
+        return self

@@ -21,17 +21,23 @@ def listen(*, backlog: int | None = None) -> socket.socket:
         raise RunError(f"no port of 127.0.0.1 can be opened ({error.strerror}): {REMEDY}") from error
 
 
-def reserve(port: int = 0) -> socket.socket:
+def reserve(port: int = 0, *, shared: bool = False) -> socket.socket:
     """A socket that holds a port of 127.0.0.1, by default a free one, for a server of this run: bound, not listening.
 
     The server, also one that is started again, listens there with SO_REUSEADDR, as uvicorn and asyncio do. As long as
     this socket is open, the system gives the port to no program that asks for a free one.
+
+    Args:
+        port: The port; 0 is a free one.
+        shared: True if several servers listen there, each with `listen_together`.
 
     Raises:
         RunError: No port can be opened.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         held.bind(("127.0.0.1", port))
     except OSError as error:
@@ -39,6 +45,20 @@ def reserve(port: int = 0) -> socket.socket:
         what = f"port {port} of 127.0.0.1 cannot" if port else "no port of 127.0.0.1 can"
         raise RunError(f"{what} be opened ({error.strerror}): {REMEDY}") from error
     return held
+
+
+def listen_together(port: int) -> socket.socket:
+    """A socket that listens on a port of 127.0.0.1 beside those of other processes of this user.
+
+    The system gives each connection to one of them (SO_REUSEPORT), and none to a process that has ended.
+
+    Raises:
+        RunError: The port cannot be opened.
+    """
+    try:
+        return socket.create_server(("127.0.0.1", port), reuse_port=True)
+    except OSError as error:
+        raise RunError(f"port {port} of 127.0.0.1 cannot be opened ({error.strerror}): {REMEDY}") from error
 
 
 def free_port() -> int:

@@ -56,13 +56,16 @@ class TokenRecord:
         reward: The credit that the call got.
         policy: The weights that sampled it.
         mask: 1.0 for tokens that count in the loss.
-        advantages: How much better than expected, in the estimator's units; NaN where an update had none.
+        advantages: How much better than expected, in the estimator's units; NaN where an update had none. With
+            `sampled_log_probs`, times the token's importance weight.
         old_log_probs: Natural logarithm of each token's probability under the weights before the update.
         new_log_probs: The same under the weights after it; None if the call was not read again, or an earlier version
             of Chimera wrote the record.
         parts: The parts of the reward, weighted, that `reward` is the sum of; empty if it is a share of a rollout's.
         objective: What a token's share of the loss and of the gradient is computed from; None in records of earlier
             versions.
+        sampled_log_probs: Natural logarithm of each token's probability under the weights `policy`, which may be older
+            than those before the update; None if they are the same.
     """
 
     rollout_id: str
@@ -79,6 +82,7 @@ class TokenRecord:
     new_log_probs: list[float] | None = None
     parts: dict[str, float] = field(default_factory=dict)
     objective: Objective | None = None
+    sampled_log_probs: list[float] | None = None
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "TokenRecord":
@@ -87,8 +91,11 @@ class TokenRecord:
         return cls(**{**data, "objective": None if found is None else Objective(**found)})
 
     def dump(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
+        """Plain data; without `sampled_log_probs` where there are none."""
+        found = asdict(self)
+        if self.sampled_log_probs is None:
+            del found["sampled_log_probs"]
+        return found
 
 
 def tokens_file(run: Path, phase: str, step: int) -> Path:

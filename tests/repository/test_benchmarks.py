@@ -14,6 +14,11 @@ ROOT = Path(__file__).parents[2]
 NUMBER = r"[+-]?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?"
 ROWS = {
     "adapter": [rf"ms per 1,000 spans, processor time(?s:.)*\n +\d+ +{NUMBER} +{NUMBER} +{NUMBER}"],
+    "ceiling": [
+        rf"│ +2 │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +(> )?{NUMBER} │",
+        rf"MiB ended ┃(?s:.)*│ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │",
+        rf"ms, so {NUMBER} rollouts/s = {NUMBER} calls/s, {NUMBER} GPUs",
+    ],
     "coverage": [
         r"intervals that cover, %",
         rf"│ +5 │ +0\.04, 0\.3, 0\.4 │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │",

@@ -15,7 +15,14 @@ MOST_AT_ONCE = 128
 
 
 async def ask_again(
-    side: SideCalls, config: Config, versions: Mapping[str, str], call: Call, k: int, seed: int
+    side: SideCalls,
+    config: Config,
+    versions: Mapping[str, str],
+    call: Call,
+    k: int,
+    seed: int,
+    *,
+    log_probs: bool = False,
 ) -> list[Call]:
     """`k` answers to the prompt of `call`, by the weights that are live.
 
@@ -26,6 +33,7 @@ async def ask_again(
         call: From an episode of this run.
         k: How many answers.
         seed: With the prompt it decides what is drawn: the same for both gives the same answers.
+        log_probs: True to ask for the log-probabilities of their tokens too.
 
     Raises:
         RunError: The call's exchange is not known, or the server read other tokens than the call's.
@@ -46,6 +54,7 @@ async def ask_again(
             about={"rollout_id": call.rollout_id, "response_id": call.response_id},
             n=min(k - len(found), MOST_AT_ONCE),
             seed=_seed(seed, call, len(found)),
+            log_probs=log_probs,
             **options,
         )
         found += _answers(call, made.response)

@@ -93,7 +93,8 @@ class LabBench:
 
     async def branch(self, call: Call, k: int, *, seed: int) -> list[Call]:
         """`k` answers to the prompt of a recorded call; see `training.bench.branches`."""
-        return await branches.ask_again(self._side, self.config, self.versions, call, k, seed)
+        scored = self.config.pipeline[self._phase].needs_log_probs()
+        return await branches.ask_again(self._side, self.config, self.versions, call, k, seed, log_probs=scored)
 
     async def replay(
         self,

@@ -82,6 +82,7 @@ class SideCalls:
         about: Mapping[str, Any] | None = None,
         n: int = 1,
         temperature: float | None = None,
+        log_probs: bool = False,
         **options: Any,
     ) -> SideCall:
         """Ask the model of `slot` for `n` answers to `messages`; a request that is recorded is not sent again.
@@ -94,6 +95,7 @@ class SideCalls:
             about: What is recorded in place of messages, tools and response format, where another file holds them.
             n: How many answers; servers that do not know `n` give one.
             temperature: None for that of the slot's configuration.
+            log_probs: True to ask for the log-probability of each token too.
             options: `tools`, `response_format` and `seed`, as in `chimera.serving.client.Model`.
 
         Raises:
@@ -104,6 +106,7 @@ class SideCalls:
         request |= {} if temperature is None else {"temperature": temperature}
         if self._config.models[slot].kind != "endpoint":
             request["return_token_ids"] = True
+        request |= {"logprobs": True} if log_probs else {}
         key = hashlib.sha256(json.dumps([kind, slot, version, request], sort_keys=True).encode()).hexdigest()
         # Two prompts may be the same: whoever asks second gets what the first one is told.
         async with self._asking[key]:

@@ -115,13 +115,14 @@ class Orders:
 
 def sample_of(plain: list[Any]) -> Sample:
     """The inverse of `plain_sample`."""
-    prompt_ids, response_ids, reward, group, task = plain
-    return Sample(tuple(prompt_ids), tuple(response_ids), reward, group, task)
+    prompt_ids, response_ids, reward, group, task, log_probs = plain
+    sampled = None if log_probs is None else tuple(log_probs)
+    return Sample(tuple(prompt_ids), tuple(response_ids), reward, group, task, log_probs=sampled)
 
 
 def plain_sample(sample: Sample) -> list[Any]:
     """What a rank needs of a sample."""
-    return [sample.prompt_ids, sample.response_ids, sample.reward, sample.group, sample.task]
+    return [sample.prompt_ids, sample.response_ids, sample.reward, sample.group, sample.task, sample.log_probs]
 
 
 def main(argv: list[str] | None = None) -> NoReturn:

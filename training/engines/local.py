@@ -1,9 +1,9 @@
 """PPO on one model through VeRL's training workers, in this process.
 
 One update follows VeRL's trainer: log-probabilities of the sampled tokens under the current weights (old_log_prob) and,
-if there is a KL term, under the phase's initial weights (ref); values of a critic for gae; advantages; then the clipped
-objective (Schulman et al. 2017, equation 7, with VeRL's separate lower and upper clip range) over mini-batches and
-epochs, in micro-batches of a token budget.
+if there is a KL term, under the phase's initial weights (ref); values of a critic for gae; advantages; with `ahead` the
+importance weights of tokens that older weights have sampled; then the clipped objective (Schulman et al. 2017, equation
+7, with VeRL's separate lower and upper clip range) over mini-batches and epochs, in micro-batches of a token budget.
 """
 
 import gc
@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from chimera.core.errors import RunError
 from chimera.core.plain_json import read_json_object
 from chimera.serving.embedded.checkpoint import check_trainable
-from training.algorithms.ppo.batch import Batch, Sample, mini_batches, reduce
+from training.algorithms.ppo.batch import WEIGHTS, Batch, Sample, mini_batches, reduce
 from training.algorithms.ppo.settings import PpoSettings
 from training.credit.advantages import at_last_token, estimate, group_figures
+from training.credit.importance import importance
 from training.engines.base import Watch, with_peers
 from training.engines.state import REMEDY, read_state, restore_worker, worker_state, write_state
 from training.engines.verl_config import check_verl, make_config, model_config
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["PpoEngine", "Sample"]
 
 STATE, RANDOM = "engine.json", "random"
+LOSS_COLUMNS = ("old_log_probs", "advantages", "ref_log_prob", WEIGHTS)
 
 
 class PpoEngine:
@@ -195,7 +197,7 @@ class PpoEngine:
             with _timed(metrics, "update_critic"):
                 metrics |= self._train(self._critic, batch, ("values", "returns"), self._verl.critic, "critic/", step)
         if not self._critic or self.updates >= config.critic_warmup:
-            columns = [name for name in ("old_log_probs", "advantages", "ref_log_prob") if name in batch.columns]
+            columns = [name for name in LOSS_COLUMNS if name in batch.columns]
             with _timed(metrics, "update_actor"):
                 metrics |= self._train(self._actor, batch, columns, self._verl.actor, "actor/", step)
         if watch is not None:
@@ -229,6 +231,15 @@ class PpoEngine:
             )
         mode = self._config.loss_agg_mode
         metrics["actor/entropy"] = float(agg_loss(old["entropy"], batch.mask, mode))
+        if self._config.ahead:
+            batch.columns[WEIGHTS], corrections = importance(
+                old["log_probs"],
+                batch.sampled(old["log_probs"]),
+                batch.mask,
+                level=self._config.rollout_is,
+                threshold=self._config.rollout_is_threshold,
+            )
+            metrics |= corrections
         if self._config.use_kl_loss or self._kl_in_reward:
             with _timed(metrics, "ref"):
                 base = self._reference or self._actor

@@ -46,6 +46,8 @@ GRACE_SECONDS = 30.0
 """A runner ends a late rollout itself; after this much longer it counts as hanging and is killed."""
 LOOK_SECONDS = 1.0
 """The store's own time-outs and the model server's end announce nothing, so they are looked for this often."""
+LOOK_SHARE = 0.05
+"""Most of the time that is spent on looking; with ten thousand ended rollouts it takes half a second."""
 SILENCE_SECONDS = 60.0
 """A runner on another machine that makes no model call for this much longer than a call may take is given up."""
 ENDED = ("succeeded", "failed", "cancelled")
@@ -90,6 +92,8 @@ class Lab:
         self._resources_id = ""
         self._versions_of: dict[str | None, Mapping[str, str]] = {}
         self._changed = asyncio.Event()
+        self._told: set[str] = set()
+        self._look_again = 0.0
         self._failure: ChimeraError | None = None
         self._watch = Watch(config)
         self._losing: set[asyncio.Task[None]] = set()
@@ -304,10 +308,22 @@ class Lab:
         return SILENCE_SECONDS + max(model.timeout_s for model in self.config.served().values())
 
     async def _ended(self, pending: Mapping[str, RolloutInput]) -> Sequence[agl.Rollout]:
+        """Those of `pending` that have ended: of which the store has told, and now and then all that it knows to have.
+
+        To ask the store about thousands of rollouts whenever one ends would take longer than the rollouts.
+        """
         self._changed.clear()
         if not pending:
             return []
-        return (await self.store.query_rollouts(rollout_id_in=list(pending), status_in=ENDED)).items
+        told = [rollout_id for rollout_id in self._told if rollout_id in pending]
+        self._told.difference_update(told)
+        if (began := self._loop.time()) < self._look_again:
+            known = [await self.store.get_rollout_by_id(rollout_id) for rollout_id in told]
+            return [rollout for rollout in known if rollout is not None and rollout.status in ENDED]
+        ended = (await self.store.query_rollouts(status_in=ENDED)).items
+        now = self._loop.time()
+        self._look_again = now + max(LOOK_SECONDS, (now - began) / LOOK_SHARE)
+        return [rollout for rollout in ended if rollout.rollout_id in pending]
 
     async def _wait(self, collecting: set[asyncio.Task[Episode]]) -> None:
         """Until a rollout has ended, a record is complete, or it is time to look again."""
@@ -338,8 +354,12 @@ class Lab:
                 self.pool.kill(attempt.worker_id)
         return episode
 
-    def _wake(self, _rollout_id: str = "") -> None:
-        self._loop.call_soon_threadsafe(self._changed.set)
+    def _wake(self, rollout_id: str = "") -> None:
+        self._loop.call_soon_threadsafe(self._note_end, rollout_id)
+
+    def _note_end(self, rollout_id: str) -> None:
+        self._told.add(rollout_id)
+        self._changed.set()
 
     def _fail(self, error: ChimeraError) -> None:
         self._failure = error

@@ -105,6 +105,16 @@ class Call:
         except ValueError:
             return None
 
+    @property
+    def log_probs(self) -> tuple[float, ...] | None:
+        """Natural logarithm of each response token's probability under the weights that sampled it, at temperature 1.
+
+        As the server said, without the grammar's mask; None if it was not asked for them.
+        """
+        told = self.asked.choice.get("logprobs") if self.asked is not None else None
+        content = told.get("content") if told else None
+        return None if content is None else tuple(float(one["logprob"]) for one in content)
+
     def answered(self, completion: Completion) -> "Call":
         """The call with another answer to the same messages. It has no token ids, and nothing came of it.
 

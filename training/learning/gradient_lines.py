@@ -65,7 +65,8 @@ def _line(run: Run, one: _LearnedCall, models: CallGradients, texts: Sequence[st
     record, objective = one.record, one.record.objective
     if objective is None:
         return "gradient: an earlier version of Chimera recorded the call without its objective"
-    before = _weights(run, one.slot, record.policy)
+    # Where older weights may have sampled the call, its record does not say which ones were updated.
+    before = _weights(run, one.slot, record.policy) if record.sampled_log_probs is None else None
     after = _weights(run, one.slot, None if one.update is None else f"{one.slot}@{one.update}")
     if before is None and after is None:
         return (

@@ -179,6 +179,8 @@ def test_figures_are_means_over_what_has_a_value():
         ),
         (["models.senior.temperature=0"], r"models\.senior\.temperature=0"),
         (["models.senior.dtype=bfloat16"], r"models\.senior\.dtype=bfloat16: .*float32"),
+        (["ppo.ahead=1", "models.senior.temperature=0.5"], r"models\.senior\.temperature=0\.5: ppo\.ahead=1 needs"),
+        (["ppo.ahead=1", "gateway.engine=litellm"], r"gateway\.engine=litellm does not ask .* ppo\.ahead=1"),
         (["ppo.start=seniour"], r"ppo\.start=seniour: there are no such weights"),
         (["ppo.start=junior", "models.senior.path=/mine"], r"ppo\.start=junior: .* another model .* ppo\.start=null"),
         (["ppo.n=1"], "ppo.n=1: grpo"),
@@ -255,7 +257,8 @@ def made_up_rollout(made, live, path, stale=()):
         version = "other@1" if role in stale else live
         response = [draw.randrange(500) for _ in range(draw.randint(3, 6))]
         small += [token < 100 for token in response]
-        choice = {"message": {"role": "assistant", "content": "{}"}, "token_ids": response}
+        scores = {"content": [{"logprob": -draw.uniform(6.0, 8.0)} for _ in response]}
+        choice = {"message": {"role": "assistant", "content": "{}"}, "token_ids": response, "logprobs": scores}
         span("raw_gen_ai_request", {
             "llm.hosted_vllm.id": response_id, "llm.hosted_vllm.model": "senior",
             "llm.hosted_vllm.messages": str([{"role": "user", "content": "{}"}]),
@@ -413,6 +416,36 @@ def test_calls_of_other_weights_are_left_out_and_counted(straight, tmp_path):
     assert Counter(record.role for record in records) == {ROLES[0]: 4, ROLES[1]: 6}
     assert {record.policy for record in records} == {"nano@0"}
     assert (result.figures["calls/stale"], lab.logged[0][2]["calls/stale"], result.figures["updates"]) == (2, 2, 1)
+
+
+def test_ahead_learns_from_weights_one_version_older_and_a_continued_run_makes_no_rollout_twice(straight, tmp_path):
+    """Killed after the second update, when the third step's rollouts are there; some calls are of other weights."""
+
+    def lab(name):
+        flaw = {"stale": [ROLES[0]]}
+        return MadeUpLab(tmp_path / name, straight.model, lambda one: dict(flaw) if one.repeat == 3 else {}, ahead=1)
+
+    def stop(policy):
+        if policy.version == "senior@ppo-2":
+            raise Stop
+
+    alone = lab("alone")
+    result = asyncio.run(learn(alone))
+    for step, sampler in ((1, "nano@0"), (2, "nano@0"), (3, "senior@ppo-1")):
+        records = read_tokens(tokens_file(alone.run.path, "ppo", step))
+        assert {record.policy for record in records} == {sampler}
+        assert alone.logged[step - 1][2]["calls/older"] == (len(records) if step > 1 else 0)
+    assert (result.figures["calls/stale"], result.figures["calls/older"]) == (2, 22)
+    stopped = lab("stopped")
+    stopped.on_live = stop
+    with pytest.raises(Stop):
+        asyncio.run(learn(stopped))
+    wait_for_engines()
+    resumed = lab("stopped")
+    again = asyncio.run(learn(resumed))
+    assert (len(stopped.asked), len(resumed.asked)) == (18, 0)
+    assert again.figures == result.figures
+    assert weights(resumed.run.path / again.policy.folder) == weights(alone.run.path / result.policy.folder)
 
 
 def test_when_every_step_is_skipped_nothing_was_learned(straight, tmp_path):

@@ -5,18 +5,23 @@ Answers are made-up tokens whose worth follows from them, so that the right resu
 
 import asyncio
 import hashlib
+import math
 import threading
 from dataclasses import replace
 
 import pytest
 from branch_kit import REFINER, TASKS, Answers, answer
 
+from chimera.core.errors import RunError
 from evaluation.traces.token_records import read_tokens, tokens_file
 from training.algorithms.ppo.phase import Ppo
 from training.algorithms.ppo.settings import PpoSettings
+from training.engines.local import PpoEngine
 from training.learning.base import PhasePlan
 
 PLAN = PhasePlan("refine", "ppo", (REFINER,), ("refiner",))
+PATIENCE = 3600.0
+"""Seconds; a test that waits so long fails."""
 SETTINGS = {"states": 4, "n": 4, "steps": 3, "lr": 0.05, "reward": {"alignment": 1.0}, "curriculum": "pass_rate"}
 
 
@@ -32,8 +37,9 @@ class Tokens(Answers):
     def say(self, call, random_):
         tokens = tuple(random_.randrange(500) for _ in range(4))
         said = answer("yes" if tokens[0] < 250 else "no")
-        choice = {**call.asked.choice, "message": {"role": "assistant", "content": said}}
-        asked = replace(call.asked, choice=choice)
+        scores = [{"logprob": -random_.uniform(6.0, 8.0)} for _ in tokens]
+        choice = {"message": {"role": "assistant", "content": said}, "logprobs": {"content": scores}}
+        asked = replace(call.asked, choice={**call.asked.choice, **choice})
         return replace(call, response_ids=tokens, weights_version=self.versions["refiner"], asked=asked)
 
     async def publish(self, policy):
@@ -141,3 +147,89 @@ def test_a_phase_may_begin_with_another_slots_weights(straight, tmp_path):
     assert [policy.version for policy in resumed.published] == ["refiner@refine-0", "refiner@refine-1"]
     assert {version for _, _, _, version in resumed.branches} == {"refiner@refine-0"}
     assert digest(tmp_path / result.policy.folder) not in (digest(started), digest(straight.first))
+
+
+# --- ahead: the next step's answers are asked for while the update runs
+
+
+@pytest.fixture(scope="module")
+def ahead(straight, tmp_path_factory):
+    """Its first update ends only after the second step's answers have been asked for."""
+    bench = Tokens(tmp_path_factory.mktemp("ahead"), straight.first, ahead=1)
+    asked = threading.Event()
+    branch, update = bench.branch, PpoEngine.update
+
+    async def branching(call, k, *, seed):
+        if len(bench.branches) >= 4:
+            asked.set()
+        return await branch(call, k, seed=seed)
+
+    def updating(engine, samples, step, watch=None):
+        assert asked.wait(PATIENCE)
+        return update(engine, samples, step, watch)
+
+    bench.branch = branching
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PpoEngine, "update", updating)
+        bench.result = learned(bench)
+    return bench
+
+
+def test_ahead_asks_the_weights_one_version_older_while_the_update_runs(ahead):
+    versions = [version for _, _, _, version in ahead.branches]
+    assert versions == ["nano@0"] * 8 + ["refiner@refine-1"] * 4
+    assert [policy.version for policy in ahead.published] == [f"refiner@refine-{step}" for step in (1, 2, 3)]
+
+
+def test_what_older_weights_said_is_counted_and_weighted(ahead):
+    older = []
+    for step, sampler in ((1, "nano@0"), (2, "nano@0"), (3, "refiner@refine-1")):
+        values = ahead.logged[step - 1][2]
+        records = read_tokens(tokens_file(ahead.run.path, "refine", step))
+        assert {record.policy for record in records} == {sampler}
+        older.append(0 if step == 1 else len(records))
+        assert (values["calls/older"], values["calls/stale"]) == (older[-1], 0)
+        weights = [
+            min(math.exp(old - sampled), 2.0)
+            for record in records
+            for old, sampled in zip(record.old_log_probs, record.sampled_log_probs, strict=True)
+        ]
+        assert values["rollout_corr/rollout_is_mean"] == pytest.approx(sum(weights) / len(weights), rel=1e-4)
+        assert values["rollout_corr/rollout_is_max"] == pytest.approx(max(weights), rel=1e-4)
+    assert ahead.result.figures["calls/older"] == sum(older) > 0
+
+
+@pytest.mark.parametrize("stop_at", ["refiner@refine-1", "in the update", "refiner@refine-3"])
+def test_a_continued_phase_asks_the_same_weights_the_same_again(ahead, tmp_path, stop_at):
+    """Without that, it would ask newer weights for the answers that it has already."""
+    stopped = Tokens(tmp_path, ahead.first, ahead=1)
+    stopped.stop_at, branch = stop_at, stopped.branch
+
+    async def branching(call, k, *, seed):
+        if stop_at == "in the update" and len(stopped.branches) == 10:  # of the third step, beside the second update
+            raise Stop
+        return await branch(call, k, seed=seed)
+
+    stopped.branch = branching
+    with pytest.raises(Stop):
+        learned(stopped)
+    wait_for_engines()
+    resumed = Tokens(tmp_path, ahead.first, ahead=1)
+    result = learned(resumed)
+    assert set(resumed.branches) | set(stopped.branches) == set(ahead.branches)
+    assert digest(tmp_path / result.policy.folder) == digest(ahead.run.path / ahead.result.policy.folder)
+    assert result.figures == ahead.result.figures
+
+
+def test_ahead_needs_to_know_how_likely_the_tokens_were(straight, tmp_path):
+    bench = Tokens(tmp_path, straight.first, ahead=1)
+    usual = bench.say
+
+    def say(call, random_):
+        said = usual(call, random_)
+        return replace(said, asked=replace(said.asked, choice={**said.asked.choice, "logprobs": None}))
+
+    bench.say = say
+    with pytest.raises(RunError, match="has no log-probabilities for its 4 tokens, and ahead=1 needs one for each"):
+        learned(bench)
+    wait_for_engines()

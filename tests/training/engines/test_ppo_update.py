@@ -1,5 +1,6 @@
 """One update of PPO through VeRL on tiny random models: what it computes, beside a loop written by hand."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from chimera.core.errors import RunError
 from chimera.serving.embedded.checkpoint import NANO, load_checkpoint
 from training.algorithms.ppo.batch import Sample, mini_batches
 from training.algorithms.ppo.settings import PpoSettings
+from training.credit.importance import importance
 
 MEASURED = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "ppo_mini_batch_size": 100}
 
@@ -20,6 +22,32 @@ pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # pytest
 
 
 # --- what an update computes
+
+
+log_probs = st.lists(
+    st.lists(st.tuples(st.floats(-8, 0), st.floats(-8, 0)), min_size=1, max_size=6), min_size=1, max_size=4
+)
+
+
+@given(log_probs, st.sampled_from([0.5, 1.0, 2.0, 100.0]))
+def test_importance_weights_are_truncated_ratios(rows, threshold):
+    import torch
+
+    width = max(map(len, rows))
+    mask = torch.tensor([[float(place < len(row)) for place in range(width)] for row in rows])
+    old, sampled = (
+        torch.tensor([[pair[which] for pair in row] + [0.0] * (width - len(row)) for row in rows]) for which in (0, 1)
+    )
+    token, metrics = importance(old, sampled, mask, level="token", threshold=threshold)
+    whole, _ = importance(old, sampled, mask, level="sequence", threshold=threshold)
+    same, _ = importance(old, old, mask, level="token", threshold=max(1.0, threshold))
+    assert torch.equal(same, mask)
+    for row, of_tokens, of_row in zip(rows, token, whole, strict=True):
+        expected = [min(math.exp(left - right), threshold) for left, right in row]
+        assert of_tokens.tolist() == pytest.approx(expected + [0.0] * (width - len(row)), rel=1e-4)
+        ratio = math.exp(max(-20.0, min(20.0, math.fsum(left - right for left, right in row))))
+        assert of_row[: len(row)].tolist() == pytest.approx([min(ratio, threshold)] * len(row), rel=1e-4)
+    assert metrics["rollout_corr/rollout_is_max"] <= threshold * (1 + 1e-6)
 
 
 class ByHand:
@@ -41,9 +69,13 @@ class ByHand:
         with torch.no_grad():
             before = [chosen(log_softmax(self.model, one), one) for one in samples]
         losses, norms = [], []
+        ones = [torch.ones(len(one.response_ids)) for one in samples]
+        if config.ahead:
+            sampled = [torch.tensor(one.log_probs) for one in samples]
+            ones = [(old - by).exp().clamp(max=1.5) for old, by in zip(before, sampled, strict=True)]
         for _ in range(config.ppo_epochs):
             loss = torch.zeros(())
-            for one, advantage, old in zip(samples, advantages.tolist(), before, strict=True):
+            for one, advantage, old, weight in zip(samples, advantages.tolist(), before, ones, strict=True):
                 logs = log_softmax(self.model, one)
                 ratio = (chosen(logs, one) - old).exp()
                 clipped = ratio.clamp(1 - config.clip_ratio_low, 1 + config.clip_ratio_high)
@@ -51,7 +83,7 @@ class ByHand:
                 if advantage < 0:
                     objective = objective.clamp(min=3.0 * advantage)
                 entropy = -(logs.exp() * logs).sum(-1)
-                loss = loss - (objective + config.entropy_coeff * entropy).sum() / total
+                loss = loss - (weight * objective + config.entropy_coeff * entropy).sum() / total
             loss.backward()
             norms.append(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip).item())
             self.optimiser.step()
@@ -60,17 +92,22 @@ class ByHand:
         return np.mean(losses), np.mean(norms)
 
 
-@pytest.mark.parametrize("budget", [4096, 64])
-def test_updates_equal_those_of_a_loop_written_by_hand(engine, serving_model, tmp_path, budget):
+@pytest.mark.parametrize(("budget", "ahead"), [(4096, 0), (64, 0), (64, 1)])
+def test_updates_equal_those_of_a_loop_written_by_hand(engine, serving_model, tmp_path, budget, ahead):
     # The rate is so high that the second epoch leaves the clip range; a budget of 64 tokens makes many micro-batches.
     folder = serving_model(seed=3)
     config = PpoSettings(
-        **MEASURED, lr=3e-3, ppo_epochs=2, entropy_coeff=0.01, grad_clip=0.5, ppo_max_token_len_per_gpu=budget
-    )
+        **MEASURED, lr=3e-3, ppo_epochs=2, entropy_coeff=0.01, grad_clip=0.5, ppo_max_token_len_per_gpu=budget,
+        ahead=ahead, rollout_is_threshold=1.5,
+    )  # fmt: skip
     verl, hand = engine(config, folder=folder), ByHand(folder, config)
     first = load_checkpoint(str(folder)).weights
     for step in range(3):
         samples = some_samples(step)
+        if ahead:
+            drawn = np.random.default_rng(step)
+            scores = [tuple(drawn.uniform(-8, -5, len(one.response_ids)).tolist()) for one in samples]
+            samples = [replace(one, log_probs=two) for one, two in zip(samples, scores, strict=True)]
         metrics = verl.update(samples, step)
         loss, norm = hand.update(samples)
         assert metrics["actor/loss"] == pytest.approx(loss, abs=1e-6)

@@ -2,12 +2,16 @@
 
 import asyncio
 import json
+import os
+import re
+import signal
 import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import aiohttp
 import httpx
+import psutil
 import pytest
 import uvicorn
 from agentlightning.types import EnqueueRolloutRequest
@@ -337,6 +341,116 @@ async def test_a_run_without_its_store_ends_in_words_and_nobody_got_an_unrecorde
             gateway.stop()
     assert str(error).startswith("the gateway gave up: the run's store has taken no exchange for 0.1 s")
     assert len(upstream.seen) == 1
+
+
+async def test_a_store_that_no_longer_answers_ends_the_run_and_not_only_one_that_is_gone(tmp_path):
+    """A real store that takes the connection and then nothing more, with two gateway processes that write to it."""
+    forks.prepare()
+    upstream, failed = Upstream(), asyncio.get_running_loop().create_future()
+    hanging, go_on = threading.Event(), threading.Event()
+    store = LabStore(lambda _: None)
+    store.employ("Worker-0")
+
+    async def hang(spans):
+        hanging.set()
+        go_on.wait()  # It blocks the thread of the store's server.
+
+    def fail(error):
+        if not failed.done():
+            failed.set_result(error)
+
+    await store.start()
+    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input={}, mode="train")])
+    held = await store.dequeue_rollout("Worker-0")
+    store.add_many_spans = hang
+    with served(upstream) as url:
+        endpoints = {"junior": Endpoint(f"{url}/v1", "served", "sk-behind")}
+        config = Config.model_validate({"gateway": {"store_timeout_s": 0.5, "processes": 2}})
+        gateway = Gateway(config, endpoints, store.endpoint, store.key, tmp_path / "gateway.log", failed.cancel, fail)
+        await gateway.start()
+        try:
+            path = CALL.format(held.rollout_id, held.attempt.attempt_id)
+            async with httpx.AsyncClient(headers={"authorization": f"Bearer {gateway.key}"}, timeout=None) as client:
+                answer = await client.post(gateway.url + path, json=ASKED)
+            error = await failed
+        finally:
+            go_on.set()
+            gateway.stop()
+            await store.close()
+    assert hanging.is_set()
+    assert (answer.status_code, "It does" in answer.text) == (503, False)
+    assert re.match(r"the gateway gave up: .* taken no exchange for 0\.5 s .*: it did not answer within", str(error))
+
+
+async def test_several_processes_share_the_calls_and_one_that_dies_is_replaced(tmp_path):
+    """Each connection is served by one of them; what was answered is in the store, whichever answered."""
+    forks.prepare()
+    upstream, restarted, go_on = Upstream(), asyncio.Event(), threading.Event()
+
+    async def hold(receive, send):
+        while not go_on.is_set():  # noqa: ASYNC110  it is set in another thread
+            await asyncio.sleep(0.01)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": json.dumps(ANSWER).encode()})
+
+    upstream.reply = hold
+    store = LabStore(lambda _: None)
+    store.employ("Worker-0")
+    await store.start()
+    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input={}, mode="train")])
+    held = await store.dequeue_rollout("Worker-0")
+    path = CALL.format(held.rollout_id, held.attempt.attempt_id)
+    told = []
+
+    def tell(text):
+        told.append(text)
+        restarted.set()
+
+    with served(upstream) as url:
+        endpoints = {"junior": Endpoint(f"{url}/v1", "served", "sk-behind")}
+        config = Config.model_validate({"gateway": {"processes": 2}})
+        gateway = Gateway(config, endpoints, store.endpoint, store.key, tmp_path / "gateway.log", tell, print)
+        await gateway.start()
+        first, second = gateway.pids
+        headers = {"authorization": f"Bearer {gateway.key}", "connection": "close"}
+        try:
+            async with httpx.AsyncClient(headers=headers, timeout=None) as client:
+
+                async def call(number):
+                    while True:
+                        try:
+                            answer = await client.post(gateway.url + path, json={**ASKED, "seed": number})
+                        except httpx.TransportError:  # It went to the process that was just killed.
+                            continue
+                        assert answer.status_code == 200
+                        return
+
+                calls = [asyncio.create_task(call(number)) for number in range(30)]
+                while len(upstream.seen) < 30:  # noqa: ASYNC110  what is awaited happens in another thread
+                    await asyncio.sleep(0.01)
+                shares = [connections_to(url, pid) for pid in (first, second)]
+                os.kill(first, signal.SIGKILL)
+                go_on.set()
+                await asyncio.gather(*calls)
+                await restarted.wait()
+                while len(gateway.pids) < 2:  # noqa: ASYNC110  another task starts it
+                    await asyncio.sleep(0.01)
+            seeds = {
+                span.attributes[f"{RAW}seed"]
+                for span in (await store.query_spans(held.rollout_id)).items
+                if span.name == EXCHANGE
+            }
+        finally:
+            gateway.stop()
+            await store.close()
+    assert seeds == set(range(30))
+    assert (min(shares) > 0, sum(shares)) == (True, 30)
+    assert re.match(r"gateway 1 \(process \d+\) was killed by SIGKILL; restart 1 of 3", told[0])
+
+
+def connections_to(url, pid):
+    port = int(url.rpartition(":")[2])
+    return sum(one.raddr[1:] == (port,) for one in psutil.Process(pid).net_connections("tcp4") if one.raddr)
 
 
 def test_what_no_span_can_hold_is_encoded_all_the_same():

@@ -1,1 +1,1 @@
-"""PPO, on rollouts or on answers to recorded prompts. Read `phase` first, then `sources`."""
+"""PPO, on rollouts or on answers to recorded prompts. Read `phase` first, then `loop` and `sources`."""

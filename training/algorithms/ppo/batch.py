@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
     from torch import Tensor
 
+WEIGHTS = "rollout_is_weights"
+"""VeRL's name of the importance weights of tokens, see `training.credit.importance`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -29,6 +32,8 @@ class Sample:
         task: The task, for messages.
         call: The call, for records. It is ignored when samples are compared.
         parts: The weighted parts that the reward is the sum of, for records; empty for a share of a rollout's reward.
+        log_probs: Natural logarithm of each response token's probability under the weights that sampled it; None where
+            those are the weights that learn from it.
     """
 
     prompt_ids: tuple[int, ...]
@@ -38,12 +43,16 @@ class Sample:
     task: str
     call: Call | None = field(default=None, compare=False, repr=False)
     parts: Mapping[str, float] = field(default_factory=dict, compare=False, repr=False)
+    log_probs: tuple[float, ...] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not self.prompt_ids or not self.response_ids:
             raise ValueError(f"the call of {self.task} has no prompt or no response tokens")
         if not math.isfinite(self.reward):
             raise ValueError(f"the call of {self.task} has the reward {self.reward}")
+        if self.log_probs is not None and len(self.log_probs) != len(self.response_ids):
+            counts = f"{len(self.log_probs)} log-probabilities for {len(self.response_ids)} tokens"
+            raise ValueError(f"the call of {self.task} has {counts}")
 
 
 class Batch:
@@ -86,6 +95,16 @@ class Batch:
             most = max(1, budget // max(self.sizes[row] for row in rows))
             bundles += [part.tolist() for part in np.array_split(rows, math.ceil(len(rows) / most))]
         return bundles
+
+    def sampled(self, current: "Tensor") -> "Tensor":
+        """(B, T) log-probabilities under the weights that sampled: those of `current` where a call has none."""
+        import torch
+
+        found = current.clone()
+        for row, one in enumerate(self.samples):
+            if one.log_probs is not None:
+                found[row, : len(one.log_probs)] = torch.tensor(one.log_probs, dtype=found.dtype)
+        return found
 
     def share(self, bundles: Sequence[Sequence[int]], budget: int) -> Sequence[Sequence[int]]:
         """The rows that this process computes, for `packed`. All of them, where it is the only one.

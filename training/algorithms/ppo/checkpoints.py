@@ -1,7 +1,7 @@
 """Checkpoints of a PPO phase: the engine's state and the phase's progress, written whole or not at all.
 
 checkpoints/<phase>/<step>/  engine/ (weights, optimiser, schedules, random states)  phase.json
-models/<slot>/<phase>-<step>/  the weights with which the next step samples
+models/<slot>/<phase>-<step>/  the weights with which the next step samples; ahead: also those one version older
 """
 
 import json
@@ -36,7 +36,10 @@ class Progress:
         skipped: Number of steps without an update.
         stale_calls: Number of calls that were not learned from because other weights had sampled them.
         live: The slot's weights after `step`; None if they are still those from before the phase.
-        course: What the curriculum has drawn so far.
+        course: What the curriculum has drawn for the steps so far.
+        asked: ahead: the slot's weights that were live when the next step's samples were asked for, which is one update
+            before `live`; None if they were those from before the phase.
+        older_calls: ahead: number of calls that were learned from and that weights one version older had sampled.
     """
 
     step: int = 0
@@ -46,6 +49,8 @@ class Progress:
     stale_calls: int = 0
     live: Policy | None = None
     course: Course = field(default_factory=Course)
+    asked: Policy | None = None
+    older_calls: int = 0
 
     def dump(self) -> dict[str, Any]:
         """Plain data."""
@@ -54,9 +59,8 @@ class Progress:
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "Progress":
         """The inverse of `dump`."""
-        live = data["live"]
-        course = Course(**data["course"])
-        return cls(**{**data, "live": None if live is None else Policy.load(live), "course": course})
+        policies = {name: data.get(name) and Policy.load(data[name]) for name in ("live", "asked")}
+        return cls(**{**data, **policies, "course": Course(**data["course"])})
 
 
 class Checkpoints:
@@ -110,10 +114,11 @@ class Checkpoints:
         for step in self._steps()[: -self._keep]:
             shutil.rmtree(self._folder / str(step))
 
-    def remove_old_weights(self, live: Policy | None) -> None:
+    def remove_old_weights(self, now: Progress) -> None:
         """Remove exported weights that are neither live nor part of a checkpoint."""
-        kept = [live, *(self._progress(self._folder / str(step)).live for step in self._steps())]
-        folders = {self._run.path / policy.folder for policy in kept if policy is not None}
+        kept = [now, *(self._progress(self._folder / str(step)) for step in self._steps())]
+        policies = [policy for one in kept for policy in (one.live, one.asked)]
+        folders = {self._run.path / policy.folder for policy in policies if policy is not None}
         for folder in (self._run.path / "models" / self._plan.slot).glob(f"{self._plan.name}-*"):
             if folder not in folders and folder.name != f"{self._plan.name}-{FIRST}":
                 shutil.rmtree(folder)

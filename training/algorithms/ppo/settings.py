@@ -11,6 +11,7 @@ from training.learning.groups import BranchSettings
 ROLLOUT_KEYS = ("tasks_per_step", "credit", "sub_goal_weight", "role_baseline", "step_timeout_s", "min_good_share")
 BRANCH_KEYS = ("tasks", "value", "curriculum")
 TEAM_KEYS = ("shards", "restarts")
+AHEAD_KEYS = ("rollout_is", "rollout_is_threshold")
 CRITIC_KEYS = ("critic_lr", "critic_warmup", "cliprange_value", "lam")
 
 
@@ -123,6 +124,21 @@ class PpoSettings(BranchSettings):
     restarts: int = Field(
         default=2, ge=0, le=1000, description="how often the ranks are started again for a step in which one died"
     )
+    ahead: int = Field(
+        default=0,
+        ge=0,
+        le=1,
+        description="1: what the next step learns from is asked for while this step's update runs, so of weights one "
+        "version older than those that then learn from it; tokens are weighted for it by VeRL's rollout correction; "
+        "older ones are left out",
+    )
+    rollout_is: Literal["token", "sequence"] = Field(
+        default="token",
+        description="ahead: importance weights of single tokens (biased, they vary less), or of whole answers",
+    )
+    rollout_is_threshold: float = Field(
+        default=2.0, gt=0, le=1e6, description="ahead: importance weights above it are cut off to it"
+    )
     verl: dict[str, Any] = Field(
         default={},
         description="more of VeRL's configuration, by actor, critic, engine, optim, model and algorithm",
@@ -131,6 +147,10 @@ class PpoSettings(BranchSettings):
     def needs_rollouts(self) -> bool:
         """True if it learns from answers to recorded prompts, and answers no tasks first."""
         return self.states > 0 and self.tasks == 0
+
+    def needs_log_probs(self) -> bool:
+        """True if tokens are weighted by how likely the weights that sampled them made them."""
+        return self.ahead > 0
 
     def unused(self) -> Mapping[str, str]:
         """Keys that have no effect with these settings."""
@@ -153,6 +173,8 @@ class PpoSettings(BranchSettings):
             found |= dict.fromkeys(("kl_loss_coef", "kl_loss_type"), "use_kl_loss is false")
         if self.ranks == 1:
             found |= dict.fromkeys(TEAM_KEYS, "ranks is 1, so the update is made in this process")
+        if not self.ahead:
+            found |= dict.fromkeys(AHEAD_KEYS, "ahead is 0, so the weights that learn have sampled")
         if not self.lora_rank:
             found["lora_alpha"] = "lora_rank is 0"
         if self.test_freq <= 0:

@@ -1,7 +1,7 @@
 """Where the samples of an online step come from: rollouts of the society, or branches of recorded states."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,10 +26,10 @@ class Taken:
     """One step's samples.
 
     Attributes:
-        samples: Calls of the live weights with their credit and their group.
+        samples: Calls with their credit and their group.
         metrics: What the step's rollouts or branches came to.
         skip: Why there are too few to learn from; None if there are enough.
-        stale: Number of calls left out because other weights had sampled them.
+        stale: Number of calls left out because weights that are too old, or unknown ones, had sampled them.
         left_out: Number of rollouts that were not learned from, by reason.
     """
 
@@ -47,8 +47,13 @@ class SampleSource(Protocol):
         """Get ready for the first step."""
         ...
 
-    async def take(self, step: int) -> Taken:
-        """The samples of step `step` (from 1). Steps come in order, each once."""
+    async def take(self, step: int, fresh: Collection[str]) -> Taken:
+        """The samples of step `step` (from 1). Steps come in order, each once.
+
+        Args:
+            step: The step.
+            fresh: The versions of the slot's weights, the live one among them, whose answers are learned from.
+        """
         ...
 
 
@@ -70,17 +75,17 @@ class RolloutSource:
     async def open(self) -> None:
         """Nothing is needed before the first step."""
 
-    async def take(self, step: int) -> Taken:
+    async def take(self, step: int, fresh: Collection[str]) -> Taken:
         """Run the society on the step's tasks; rollouts that end after the step's time limit are left out."""
         settings, plan = self._settings, self._plan
-        seed, version = self._bench.config.seed, self._bench.versions[plan.slot]
+        seed = self._bench.config.seed
         for _ in range(step - 1 - self._passed):  # A continued run draws what the steps before it had.
             next(self._tasks)
         self._passed = step
         inputs = ppo_steps.inputs_of(next(self._tasks), plan.name, step, settings.n, seed)
         found = ppo_steps.sort_out(inputs, await self._episodes(inputs))
         without = await self._without(found.good, self._first) if self._first is not None else {}
-        samples, stale = await asyncio.to_thread(self._samples, found.good, version, without)
+        samples, stale = await asyncio.to_thread(self._samples, found.good, fresh, without)
         metrics = ppo_steps.figures(found, samples)
         return Taken(samples, metrics, ppo_steps.why_skip(found, samples, settings, plan.name), stale, found.left_out)
 
@@ -106,18 +111,18 @@ class RolloutSource:
         return {episode.record.rollout_id: one.record for episode, one in zip(episodes, found, strict=True)}
 
     def _samples(
-        self, episodes: Sequence[Episode], version: str, without: Mapping[str, RolloutRecord]
+        self, episodes: Sequence[Episode], fresh: Collection[str], without: Mapping[str, RolloutRecord]
     ) -> tuple[list[Sample], int]:
         """The roles' calls with their credit, and the number of calls left out because other weights sampled them."""
         samples: list[Sample] = []
         stale = 0
         for episode in episodes:
             calls = episode.calls(self._plan.roles)
-            own = [call for call in calls if call.weights_version == version]
+            own = [call for call in calls if call.weights_version in fresh]
             stale += len(calls) - len(own)
             other = without.get(episode.record.rollout_id)
             credited = credit(own, episode.record, self._settings, self._bench.config.reward, without=other)
-            samples += ppo_steps.samples_of(credited, episode.record.task_id)
+            samples += ppo_steps.samples_of(credited, episode.record.task_id, scored=self._settings.needs_log_probs())
         return samples, stale
 
 
@@ -151,8 +156,8 @@ class BranchSource:
         )
         self._bench.view.note(f"{plan.name}: {len(levels)} states of {', '.join(plan.roles)}")
 
-    async def take(self, step: int) -> Taken:
-        """Ask the live weights for answers to the step's states, and value them."""
+    async def take(self, step: int, fresh: Collection[str]) -> Taken:
+        """Ask the live weights for answers to the step's states, and value them. No other weights are asked."""
         bench, settings = self._bench, self._settings
         names = self._curriculum.draw(settings.states)
         states = [self._states[name] for name in names]
@@ -161,15 +166,24 @@ class BranchSource:
         for group in groups:
             if group.right is not None:
                 self._curriculum.saw(group.state.name, group.right)
-        samples = [sample for group in groups if group.informs for sample in samples_of(group)]
+        scored = settings.needs_log_probs()
+        samples = [sample for group in groups if group.informs for sample in samples_of(group, scored=scored)]
         metrics = group_figures(groups) | curriculum.figures(self._course, names)
         stale = sum(group.left_out["stale"] for group in groups)
         skip = None if samples else f"all answers to one state are worth the same in each of {len(groups)} states"
         return Taken(samples, metrics, skip, stale)
 
 
-def samples_of(group: AnswerGroup) -> list[Sample]:
-    """The answers of one state for the engine. One without tokens, which a server may return, is left out."""
+def samples_of(group: AnswerGroup, *, scored: bool = False) -> list[Sample]:
+    """The answers of one state for the engine. One without tokens, which a server may return, is left out.
+
+    Args:
+        group: The answers.
+        scored: True to take along how likely the weights that sampled the tokens made them.
+
+    Raises:
+        RunError: The server did not say it.
+    """
     return [
         Sample(
             prompt_ids=one.call.prompt_ids,
@@ -179,6 +193,7 @@ def samples_of(group: AnswerGroup) -> list[Sample]:
             task=one.call.rollout_id,
             call=one.call,
             parts=one.worth.parts,
+            log_probs=ppo_steps.scores_of(one.call) if scored else None,
         )
         for one in group.answers
         if one.call.response_ids

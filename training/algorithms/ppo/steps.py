@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from chimera.core.errors import RunError
 from chimera.core.types import ResearchTask
 from chimera.data.tasks import Dataset
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
@@ -92,10 +93,18 @@ def _reason(record: RolloutRecord | None) -> str | None:
     return "untraced" if record.untraced_calls else None
 
 
-def samples_of(credited: Sequence[Credited], task_id: str) -> list[Sample]:
+def samples_of(credited: Sequence[Credited], task_id: str, *, scored: bool = False) -> list[Sample]:
     """The calls of one rollout for the engine, each with its group (see `group_of`).
 
     A response without tokens, which a server may return, is no action and is left out.
+
+    Args:
+        credited: The calls.
+        task_id: The rollout's task.
+        scored: True to take along how likely the weights that sampled the tokens made them.
+
+    Raises:
+        RunError: The server did not say it.
     """
     return [
         Sample(
@@ -105,10 +114,28 @@ def samples_of(credited: Sequence[Credited], task_id: str) -> list[Sample]:
             group=group_of(task_id, item.call),
             task=item.call.rollout_id,
             call=item.call,
+            log_probs=scores_of(item.call) if scored else None,
         )
         for item in credited
         if item.call.response_ids
     ]
+
+
+def scores_of(call: Call) -> tuple[float, ...]:
+    """The log-probabilities of a call's tokens under the weights that sampled them.
+
+    Raises:
+        RunError: The server did not say them, or not for every token.
+    """
+    found = call.log_probs
+    if found is None or len(found) != len(call.response_ids):
+        said = "no" if found is None else f"{len(found)}"
+        raise RunError(
+            f"call {call.response_id} of {call.role} in rollout {call.rollout_id} has {said} log-probabilities for its "
+            f"{len(call.response_ids)} tokens, and ahead=1 needs one for each: set ahead=0, or begin a new run if it "
+            "was made with ahead=0"
+        )
+    return found
 
 
 def group_of(task_id: str, call: Call) -> str:

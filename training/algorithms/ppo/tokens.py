@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evaluation.traces.token_records import Objective, TokenRecord, tokens_file, write_tokens
+from training.algorithms.ppo.batch import WEIGHTS
 from training.algorithms.ppo.settings import PpoSettings
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from training.algorithms.ppo.batch import Batch
 
 
@@ -37,7 +40,7 @@ def record_update(
 
 def records_of(batch: "Batch", settings: PpoSettings, grad_norm: float | None) -> list[TokenRecord]:
     """One record for each sample that has a call, in the order of the batch."""
-    columns = [batch.mask, batch.columns["advantages"], batch.columns["old_log_probs"]]
+    columns = [batch.mask, _advantages(batch), batch.columns["old_log_probs"]]
     after = [] if batch.after is None else batch.after.tolist()
     rows = zip(batch.samples, *(column.tolist() for column in columns), strict=True)
     objectives = _objectives(batch, settings, grad_norm)
@@ -57,6 +60,7 @@ def records_of(batch: "Batch", settings: PpoSettings, grad_norm: float | None) -
             new_log_probs=[round(value, 6) for value in after[place][:count]] if place < len(after) else None,
             parts=dict(sample.parts),
             objective=objectives[place],
+            sampled_log_probs=None if sample.log_probs is None else list(sample.log_probs),
         )
         for place, (sample, mask, advantages, log_probs) in enumerate(rows)
         if (call := sample.call) is not None and (count := len(sample.response_ids))
@@ -77,7 +81,7 @@ def token_weights(mode: str, lengths: Sequence[int]) -> list[float]:
 def _objectives(batch: "Batch", settings: PpoSettings, grad_norm: float | None) -> list[Objective]:
     """The objective with the weight of each call's tokens."""
     weights = token_weights(settings.loss_agg_mode, [len(one.response_ids) for one in batch.samples])
-    sizes = batch.columns["advantages"].abs() * batch.mask
+    sizes = _advantages(batch).abs() * batch.mask
     pulls = sizes * -batch.columns["old_log_probs"].clamp(max=0.0).expm1()
     loss, gradient = (
         math.fsum(weight * total for weight, total in zip(weights, of_call.sum(dim=1).tolist(), strict=True))
@@ -86,6 +90,12 @@ def _objectives(batch: "Batch", settings: PpoSettings, grad_norm: float | None) 
     most = float(settings.verl.get("actor", {}).get("clip_ratio_c", DUAL_CLIP))
     clip = settings.clip_ratio_low, settings.clip_ratio_high, most
     return [Objective(weight, loss, gradient, grad_norm, *clip) for weight in weights]
+
+
+def _advantages(batch: "Batch") -> "Tensor":
+    """(B, T) advantages, times the importance weights if there are any: the loss is linear in the advantage."""
+    advantages = batch.columns["advantages"]
+    return advantages * batch.columns[WEIGHTS] if WEIGHTS in batch.columns else advantages
 
 
 def forget_update(run: Path, phase: str, step: int) -> None:

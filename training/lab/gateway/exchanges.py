@@ -113,7 +113,7 @@ class Exchanges:
             _settle(stored, None)
 
     async def _send(self, body: bytes) -> None:
-        timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=min(REQUEST_SECONDS, self._patience or REQUEST_SECONDS))
         first = time.monotonic()
         while True:
             try:
@@ -125,7 +125,9 @@ class Exchanges:
                         raise RefusedError(f"the run's store {said}")
                     if answer.status < 500:
                         raise StoreAwayError(f"the run's store {said}")
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            except TimeoutError:
+                said = f"did not answer within {timeout.total:g} s"
+            except (aiohttp.ClientError, OSError) as error:
                 said = f"cannot be reached ({type(error).__name__})"
             if time.monotonic() - first > self._patience:
                 raise StoreAwayError(

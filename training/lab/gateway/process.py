@@ -1,4 +1,4 @@
-"""The gateway seen from the main process: a separate process that every model call of a run goes through.
+"""The gateway seen from the main process: separate processes that every model call of a run goes through.
 
 Runners call http://<gateway>/rollout/<id>/attempt/<id>/v1; the gateway attributes the call to that rollout, forwards it
 to the server behind the logical model, and writes the exchange with its token ids into the store.
@@ -17,7 +17,7 @@ from chimera.run import forks
 from chimera.run.children import stop
 from chimera.serving.client import Endpoint
 from training.lab.gateway import litellm, thin
-from training.lab.gateway.spec import START_SECONDS, GatewaySpec
+from training.lab.gateway.spec import START_SECONDS, GatewaySpec, scored_slots
 
 MAX_RESTARTS = 3
 SERVE = {"thin": thin.serve, "litellm": litellm.serve}
@@ -25,14 +25,17 @@ SERVE = {"thin": thin.serve, "litellm": litellm.serve}
 
 
 class Gateway:
-    """The gateway process, seen from the main process. If it dies, it is restarted at the same address.
+    """The gateway's processes, seen from the main process. One that dies is started again at the same address.
+
+    With `gateway.processes` several share the address, and the system gives each connection to one of them. They share
+    nothing else: each writes its exchanges into the store before it answers.
 
     Args:
         config: Has the models and the gateway's settings.
         endpoints: The servers behind the models.
         store_url: Address of the store for exchanges.
         store_key: Its key.
-        log_file: File for the process's output.
+        log_file: File for the first process's output; those of others have its name with their numbers.
         on_warning: Called with a sentence for the user, such as the reason of the gateway's end when it is restarted.
         on_failure: Called with the error if the gateway cannot be kept running.
         port: Its port; None is a free one.
@@ -53,82 +56,106 @@ class Gateway:
         key: str | None = None,
     ) -> None:
         self.key = key or f"sk-{secrets.token_hex(24)}"
-        self._reserved = reserve(port or 0)
+        self._reserved = reserve(port or 0, shared=config.gateway.processes > 1)
         self._port = self._reserved.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
-        self._spec = GatewaySpec(config.gateway, store_url, config.models, endpoints, self.key, store_key)
+        self._spec = GatewaySpec(
+            config.gateway, store_url, config.models, endpoints, self.key, store_key, scored_slots(config)
+        )
         self._log_file = log_file
         self._on_warning = on_warning
         self._on_failure = on_failure
-        self._child: forks.Fork | None = None
-        self._voice: Connection | None = None
+        self._children: dict[int, forks.Fork] = {}
+        self._voices: dict[int, Connection] = {}
+        self._said: set[str] = set()
         self._restarts = 0
-        self._restarting: asyncio.Task[None] | None = None
+        self._restarting: set[asyncio.Task[None]] = set()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process ids of those that run."""
+        return tuple(child.pid for _, child in sorted(self._children.items()))
 
     @property
     def pid(self) -> int | None:
-        """The process id, None while there is no process."""
-        return None if self._child is None else self._child.pid
+        """The first one's process id, None while there is no process."""
+        return next(iter(self.pids), None)
 
     async def start(self) -> None:
-        """Start the process and wait until it answers.
+        """Start the processes that do not run and wait until they answer.
 
         Raises:
-            RunError: It did not start.
+            RunError: One did not start.
         """
-        receiver, sender = forks.pipe()
-        child = forks.Fork(
-            "gateway", SERVE[self._spec.gateway.engine], (self._spec, self._port, sender), self._log_file
-        )
-        child.start()
-        self._child = child
-        sender.close()
-        await forks.receive(receiver, child, seconds=START_SECONDS)
-        self._listen(receiver)
-        asyncio.get_running_loop().add_reader(child.sentinel, self._died, child)
+        missing = set(range(self._spec.gateway.processes)) - set(self._children)
+        begun = [(number, *self._begin(number)) for number in sorted(missing)]
+        for number, child, receiver in begun:
+            await forks.receive(receiver, child, seconds=START_SECONDS)
+            self._listen(number, receiver)
+            asyncio.get_running_loop().add_reader(child.sentinel, self._died, number, child)
 
     def stop(self) -> None:
-        """End the process."""
-        if self._restarting is not None:
-            self._restarting.cancel()
-        child, self._child = self._child, None
-        if child is not None:
+        """End the processes."""
+        for restarting in self._restarting:
+            restarting.cancel()
+        children, self._children = self._children, {}
+        for number, child in children.items():
             asyncio.get_running_loop().remove_reader(child.sentinel)
-            self._listen(None)
-            stop([child])
+            self._listen(number, None)
+        stop(children.values())
         self._reserved.close()
 
-    def _listen(self, voice: Connection | None) -> None:
-        """Pass on what the process says from now on; None: no more."""
-        loop, old, self._voice = asyncio.get_running_loop(), self._voice, voice
+    def _begin(self, number: int) -> tuple[forks.Fork, Connection]:
+        """Start one process; what it says first comes when it answers."""
+        receiver, sender = forks.pipe()
+        log = self._log_file.with_stem(f"{self._log_file.stem}-{number + 1}") if number else self._log_file
+        name = f"gateway {number + 1}" if self._spec.gateway.processes > 1 else "gateway"
+        child = forks.Fork(name, SERVE[self._spec.gateway.engine], (self._spec, self._port, sender), log)
+        child.start()
+        self._children[number] = child
+        sender.close()
+        return child, receiver
+
+    def _listen(self, number: int, voice: Connection | None) -> None:
+        """Pass on what a process says from now on; None: no more."""
+        loop, old = asyncio.get_running_loop(), self._voices.pop(number, None)
         if old is not None:
             loop.remove_reader(old.fileno())
             old.close()
         if voice is not None:
-            loop.add_reader(voice.fileno(), self._hear, voice)
+            self._voices[number] = voice
+            loop.add_reader(voice.fileno(), self._hear, number, voice)
 
-    def _hear(self, voice: Connection) -> None:
+    def _hear(self, number: int, voice: Connection) -> None:
         try:
-            self._on_warning(voice.recv())
+            said = voice.recv()
         except (EOFError, OSError):
-            self._listen(None)
+            self._listen(number, None)
+            return
+        if said not in self._said:  # Each process learns by itself what a server does not take.
+            self._said.add(said)
+            self._on_warning(said)
 
-    def _died(self, child: forks.Fork) -> None:
+    def _died(self, number: int, child: forks.Fork) -> None:
         asyncio.get_running_loop().remove_reader(child.sentinel)
+        del self._children[number]
         child.join(1.0)
-        self._restarting = asyncio.create_task(self._restart(child))
+        restarting = asyncio.create_task(self._restart(child))
+        self._restarting.add(restarting)  # The loop holds tasks weakly.
+        restarting.add_done_callback(self._restarting.discard)
 
     async def _restart(self, child: forks.Fork) -> None:
         """Restart the gateway after `child` has ended. Nobody awaits this, so every error goes to `on_failure`."""
+        log = child.log_file
         try:
-            with boundary(RunError, f"the gateway ended and could not be started again (see {self._log_file})"):
+            with boundary(RunError, f"the gateway ended and could not be started again (see {log})"):
                 if child.exit_code == thin.STORE_AWAY:
-                    raise RunError(f"the gateway gave up: {child.last_words(1)} (see {self._log_file})")
+                    raise RunError(f"the gateway gave up: {child.last_words(1)} (see {log})")
                 self._restarts += 1
                 ending = child.ending() if child.killed() else f"{child.ending()}: {child.last_words()}"
                 if self._restarts > MAX_RESTARTS:
-                    raise RunError(f"{ending}, after {MAX_RESTARTS} restarts (see {self._log_file})")
-                self._on_warning(f"{ending}; restart {self._restarts} of {MAX_RESTARTS} (see {self._log_file})")
+                    raise RunError(f"{ending}, after {MAX_RESTARTS} restarts (see {log})")
+                self._on_warning(f"{ending}; restart {self._restarts} of {MAX_RESTARTS} (see {log})")
                 await self.start()
         except RunError as error:
             self._on_failure(error)

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from chimera.config.models import ModelConfig
+from chimera.config.roles import expand
 from chimera.config.rollouts import GatewayConfig
+from chimera.config.tree import Config
 from chimera.serving.client import Endpoint
 
 START_SECONDS = 300.0
@@ -13,7 +15,10 @@ START_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class GatewaySpec:
-    """The store with its key, the models behind the gateway, and the key that callers need."""
+    """The store with its key, the models behind the gateway, and the key that callers need.
+
+    `scored` are the models that are asked for the log-probabilities of tokens.
+    """
 
     gateway: GatewayConfig
     store_url: str
@@ -21,3 +26,10 @@ class GatewaySpec:
     endpoints: Mapping[str, Endpoint]
     key: str = field(repr=False)
     store_key: str = field(repr=False)
+    scored: frozenset[str] = frozenset()
+
+
+def scored_slots(config: Config) -> frozenset[str]:
+    """The slots of roles that a phase trains which needs to know how likely each token was."""
+    phases = ((name, one) for name, one in config.pipeline.items() if one.needs_log_probs())
+    return frozenset(config.slot(role) for name, one in phases for role in expand(one.roles, f"pipeline.{name}.roles"))

@@ -19,6 +19,7 @@ import aiohttp
 import uvicorn
 
 from chimera.core.errors import ModelError
+from chimera.core.ports import listen_together
 from chimera.serving.client import Endpoint
 from chimera.serving.connections import MAX_BYTES, BadAnswerError, Connections, NoAnswerError
 from chimera.serving.door import Door
@@ -58,6 +59,7 @@ class ThinGateway:
         with_ids: Logical models whose servers are asked for token ids. Other servers may refuse the unknown option.
         exchanges: Records exchanges.
         tell: Called with a sentence for the user when a server does not take a field.
+        scored: Logical models that are asked for the log-probabilities of tokens.
     """
 
     def __init__(
@@ -66,8 +68,10 @@ class ThinGateway:
         with_ids: frozenset[str],
         exchanges: Exchanges,
         tell: Callable[[str], None],
+        scored: frozenset[str] = frozenset(),
     ) -> None:
         self._endpoints = endpoints
+        self._scored = scored
         self._with_ids = with_ids
         self._exchanges = exchanges
         self._tell = tell
@@ -109,6 +113,8 @@ class ThinGateway:
         asked["model"] = endpoint.model + version
         if name in self._with_ids:
             asked["return_token_ids"] = True
+        if name in self._scored:
+            asked["logprobs"] = True
         started = time.time_ns()
         asked, reply = await self._answered(name, endpoint, asked)
         if reply.status != 200:
@@ -189,7 +195,7 @@ async def _serve(spec: GatewaySpec, port: int, ready: Connection) -> int:
     with_ids = frozenset(name for name in spec.endpoints if spec.models[name].kind != "endpoint")
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         exchanges = Exchanges(session, spec.store_url, spec.store_key, spec.gateway.store_timeout_s)
-        gateway = ThinGateway(spec.endpoints, with_ids, exchanges, ready.send)
+        gateway = ThinGateway(spec.endpoints, with_ids, exchanges, ready.send, spec.scored)
         for name, endpoint in spec.endpoints.items():
             if endpoint.provider is not None:  # Imports take seconds, in which no other call would be answered.
                 chat_model(endpoint, f"models.{name}")
@@ -204,8 +210,9 @@ async def _serve(spec: GatewaySpec, port: int, ready: Connection) -> int:
             timeout_graceful_shutdown=STOP_SECONDS,
         )
         server = uvicorn.Server(config)
+        shared = [listen_together(port)] if spec.gateway.processes > 1 else None
         # The main process ends this one by SIGTERM. No clean-up is needed: all answers are in the store.
-        serving = asyncio.create_task(server.serve())
+        serving = asyncio.create_task(server.serve(shared))
         while not server.started and not serving.done():  # noqa: ASYNC110  uvicorn has no event for it
             await asyncio.sleep(0.01)
         recording = asyncio.create_task(exchanges.run())

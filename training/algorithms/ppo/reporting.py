@@ -1,0 +1,43 @@
+"""What is told of an online step: the seconds of its stages, and its line."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+
+class StepClock:
+    """Measures the seconds of a step's stages."""
+
+    def __init__(self) -> None:
+        self._started = self._last = time.perf_counter()
+        self._stages: dict[str, float] = {}
+
+    def stop(self, stage: str) -> None:
+        """End stage `stage` and begin the next."""
+        now = time.perf_counter()
+        self._stages[f"timing_s/{stage}"] = now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each stage and of the whole step."""
+        return {**self._stages, "timing_s/step": self._last - self._started}
+
+
+def step_line(phase: str, step: int, steps: int, metrics: Mapping[str, Any]) -> str:
+    """Describe a step in one line."""
+
+    def figure(name: str, text: str, form: str = ".3f") -> str:
+        value = metrics.get(name)
+        return "" if value is None else f", {text} {value:{form}}"
+
+    return (
+        f"{phase}: step {step}/{steps}"
+        + figure("reward/mean", "reward")
+        + figure("alignment/mean", "aligned", ".0%")
+        + figure("rollouts/good", "good rollouts", "d")
+        + figure("actor/ppo_kl", "KL", ".1e")
+        + figure("actor/entropy", "entropy")
+        + figure("val-core/reward/mean", "held-out reward")
+        + figure("timing_s/step", "seconds", ".1f")
+        + f", {metrics['policy']} is live"
+    )
