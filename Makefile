@@ -1,6 +1,7 @@
 # make setup   creates .venv and installs everything, exactly as constraints.txt pins it
 # make train   sets up, then trains; make train ARGS="--config configs/pubmedqa.yaml gather.tasks=20" passes arguments on
 # make test    sets up, then tests;  make test ARGS="tests/chimera/config/test_config.py -k unknown" passes arguments on
+# make test-all   also what starts whole commands, runs and teams of processes; .ci/run does this
 # make bench   runs every benchmark, some ten minutes;  make bench ARGS=--tiny shows in one minute that they run
 # make docs    builds the pages of docs/ into build/docs/index.html, and refuses broken links
 # make real-size   serves and trains a model of Qwen2.5-0.5B's size with random weights: 13 GiB of memory, some minutes
@@ -15,12 +16,13 @@ ARGS ?=
 TEST_PROCESSES ?= 2
 
 PY := $(VENV)/bin/python
+IN_PARALLEL := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 STAMP := $(VENV)/.chimera-installed
 # The nodejs wheel brings pyright's runtime; without this pyright also asks the web for its newest version.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint types imports docs notebooks bench real-size clean
+.PHONY: help setup train test test-all lint types imports docs notebooks bench real-size clean
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -41,7 +43,10 @@ train: setup
 	$(PY) -m chimera.train $(ARGS)
 
 test: setup
-	$(PY) -m pytest $(ARGS) -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(PY) -m pytest -m "not long and not whole" $(ARGS) $(IN_PARALLEL)
+
+test-all: setup
+	$(PY) -m pytest $(ARGS) $(IN_PARALLEL)
 
 lint: setup
 	$(VENV)/bin/ruff check .

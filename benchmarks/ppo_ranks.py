@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", TOKENIZERS_PARALLELISM="false")
 
@@ -34,6 +35,8 @@ from training.engines.local import PpoEngine, Sample
 
 Seconds = tuple[float, float]
 """Wall time and processor time."""
+Shards = Literal["copy", "fsdp"]
+SHARDS: tuple[Shards, ...] = ("copy", "fsdp")
 
 
 def main() -> None:
@@ -44,7 +47,7 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=8, help="calls of one prompt")
     parser.add_argument("--mini-batch", type=int, default=64, help="calls of one optimiser step")
     parser.add_argument("--repeats", type=int, default=5, help="timed updates of each")
-    parser.add_argument("--tiny", action="store_true", help="4 calls, 1 repeat: shows that it runs, not how fast")
+    parser.add_argument("--tiny", action="store_true", help="4 calls, 1 repeat, FSDP2 only: shows that it runs")
     options = parser.parse_args()
     if options.tiny:
         options.calls, options.mini_batch, options.repeats, options.answers = 4, 4, 1, 2
@@ -54,7 +57,7 @@ def main() -> None:
     console = Console()
     console.print(f"{options.model}: {len(samples)} calls, {tokens:,} tokens, 1 torch thread a rank")
     config = PpoSettings(ppo_mini_batch_size=options.mini_batch, verl={"actor": {"shuffle": False}})
-    seconds, apart = run(folder, config, samples, options.ranks, options.repeats)
+    seconds, apart = run(folder, config, samples, options.ranks, options.repeats, SHARDS[options.tiny :])
     table = Table(title="One PPO update")
     for name in ("ranks", "seconds", "against one", "CPU seconds", "against one"):
         table.add_column(name, justify="left" if name == "ranks" else "right")
@@ -71,7 +74,7 @@ def main() -> None:
 
 
 def run(
-    folder: Path, config: PpoSettings, samples: Sequence[Sample], ranks: int, repeats: int
+    folder: Path, config: PpoSettings, samples: Sequence[Sample], ranks: int, repeats: int, ways: Sequence[Shards]
 ) -> tuple[Mapping[str, list[Seconds]], float]:
     """Seconds of every timed update by engine, and how far apart the weights are at the end."""
     import torch
@@ -84,7 +87,7 @@ def run(
         one = PpoEngine(folder, config, seed=0, total_steps=repeats + 1, device="cpu")
         closing.callback(one.close)
         engines["1"] = one, lambda: [os.getpid()]
-        for shards in ("copy", "fsdp"):
+        for shards in ways:
             settings = config.model_copy(update={"ranks": ranks, "shards": shards})
             team = Team(ranks, scratch, shards)
             closing.callback(team.end)

@@ -17,11 +17,14 @@ from chimera.core.secrets import protect_logging
 from chimera.data.tasks import Dataset
 from chimera.run import forks
 from chimera.run.directory import Run
+from chimera.run.policies import live
 from chimera.serving.process import serve
 from evaluation.telemetry.sender import telemetry
 from training.interrupt import interruptible
 from training.learning.plans import Phase
 from training.watch.view import make_view
+
+PRELOAD_CHOICE = "training.lab.preload_choice"
 
 
 def train(run: Run, config: Config, dataset: Dataset, phases: Sequence[Phase], secrets: Mapping[str, str]) -> None:
@@ -34,13 +37,19 @@ def train(run: Run, config: Config, dataset: Dataset, phases: Sequence[Phase], s
     runners = config.rollouts.runners
     print(f"starting model servers, gateway and {runners} runner{'s' * (runners > 1)} ...", flush=True)
     try:
-        forks.prepare()
+        forks.prepare(*([PRELOAD_CHOICE] if _chooses(run, phases) else []))
         _log_to(run.path / "logs" / "main.log")
         asyncio.run(_train(run, config, dataset, phases, secrets))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
         forks.finish()
+
+
+def _chooses(run: Run, phases: Sequence[Phase]) -> bool:
+    """True if a policy that was learned chooses a hypothesis in this run, now or later."""
+    parts = {phase.algorithm.part for phase in phases} | {part for part, _ in live(run.events())}
+    return "choice" in parts
 
 
 def _log_to(file: Path) -> None:

@@ -45,12 +45,21 @@ Tree = TypeVar("Tree", bound=ConfigSection)
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One dotted key of a tree, as shown in documentation."""
+    """One dotted key of a tree."""
 
     name: str
-    type: str
+    field: FieldInfo
     default: Any
-    description: str
+
+    @property
+    def type(self) -> str:
+        """What it takes, as shown in documentation: "whole number >= 1"."""
+        return _type_name(self.field)
+
+    @property
+    def description(self) -> str:
+        """What it means, as shown in documentation."""
+        return self.field.description or ""
 
 
 def sections(section: ConfigSection) -> dict[str, ConfigSection]:
@@ -90,7 +99,7 @@ def keys(tree: ConfigSection, prefix: str = "") -> Iterator[Key]:
         for key, one in inner.items():
             yield from keys(one, f"{prefix}{key}.")
         if not inner and not _is_table(field):
-            yield Key(f"{prefix}{name}", _type_name(field), getattr(tree, name), field.description or "")
+            yield Key(f"{prefix}{name}", field, getattr(tree, name))
 
 
 def validate(tree: Tree, settings: Mapping[str, Setting]) -> Tree:
@@ -151,14 +160,17 @@ def check_keys(tree: ConfigSection, settings: Mapping[str, Setting]) -> dict[str
     Raises:
         ConfigError: an unknown key, with the nearest valid one; a value for a section; a section for a value.
     """
-    names = [key.name for key in keys(tree)]
-    free = {key.name for key in keys(tree) if isinstance(key.default, dict)}
+    if not settings:
+        return {}
+    defaults = {key.name: key.default for key in keys(tree)}
+    names = list(defaults)
+    free = [name for name in names if isinstance(defaults[name], dict)]
     checked: dict[str, Setting] = {}
     for key, setting in settings.items():
         if mapping := next((name for name in free if key == name or key.startswith(f"{name}.")), None):
             earlier = checked[mapping].value if mapping in checked else {}
             checked[mapping] = Setting(_merged(earlier, key.removeprefix(mapping), setting.value), setting.place)
-        elif key in names:
+        elif key in defaults:
             checked[key] = setting
         elif any(name.startswith(f"{key}.") for name in names):
             if setting.value not in (None, {}):

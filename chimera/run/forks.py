@@ -30,17 +30,23 @@ UNKNOWN = 255
 """The exit code that multiprocessing gives for a child whose fork server was killed."""
 
 _context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload([PRELOAD])
 _preparing = threading.Lock()
 
 
-def prepare() -> None:
+def prepare(*more: str) -> None:
     """Start the fork server; it imports agents and Agent Lightning while the caller continues. Call this early.
 
-    A terminal sends Ctrl-C to the fork server too, which ignores it only after its imports. So it is started with
-    SIGINT blocked.
+    Args:
+        more: Names of further modules that it imports after `PRELOAD`, also when it is started again.
     """
-    _context.set_forkserver_preload([PRELOAD])
-    # Its children inherit its environment, and its initial environment stays readable in /proc.
+    _context.set_forkserver_preload([PRELOAD, *more])
+    _ensure_running()
+
+
+def _ensure_running() -> None:
+    # A terminal sends Ctrl-C to the fork server too, which ignores it only after its imports: so SIGINT is blocked. Its
+    # children inherit its environment, and its initial environment stays readable in /proc.
     with _preparing, only_child_environment(network=True):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
@@ -112,7 +118,7 @@ class Fork(Child):
     def _start(self) -> None:
         if not _running():
             finish()
-            prepare()
+            _ensure_running()
         self._process.start()
         assert self._process.pid is not None
         self._started(self._process.pid)

@@ -70,15 +70,7 @@ def phases(report: Mapping[str, Any]) -> Table | None:
     if merged := gave_rows(report):
         return _in_order(report, merged, confidence)
     ways = [way for way in WAYS if any(way in table["ways"] for table in tables)]
-    shown = Table(
-        title=f"what each phase gave, with {confidence} intervals",
-        title_justify="left",
-        caption=" ".join(replaced(report)) or None,
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    shown.add_column("phase", overflow="fold")
+    shown = _by_phase(report, f"what each phase gave, with {confidence} intervals", apart=1)
     for way in ways:
         shown.add_column(WAYS[way], justify="right", min_width=14)
     for table in tables:
@@ -93,20 +85,26 @@ def phases(report: Mapping[str, Any]) -> Table | None:
 
 def _in_order(report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], confidence: str) -> Table:
     """What each phase gave in the run's order, one line a phase."""
-    shown = Table(
-        title=f"what each phase gave beside the stage before, {confidence} intervals",
-        title_justify="left",
-        caption=" ".join(replaced(report)) or None,
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 2, 0, 0),
-    )
-    shown.add_column("phase", overflow="fold")
+    shown = _by_phase(report, f"what each phase gave beside the stage before, {confidence} intervals", apart=2)
     for one in GAVE.values():
         shown.add_column(one["title"], justify="right", no_wrap=True)
     for row in rows:
         right, reward = row["cells"]
         shown.add_row(row["phase"], _gained(right, 100, 1, " "), _gained(reward, 1, 3, " "))
+    return shown
+
+
+def _by_phase(report: Mapping[str, Any], title: str, *, apart: int) -> Table:
+    """A table with a first column for phases; its columns are `apart` spaces from each other."""
+    shown = Table(
+        title=title,
+        title_justify="left",
+        caption=" ".join(replaced(report)) or None,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, apart, 0, 0),
+    )
+    shown.add_column("phase", overflow="fold")
     return shown
 
 

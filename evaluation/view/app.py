@@ -12,10 +12,10 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 
 from chimera.core.errors import ChimeraError, ConfigError, RunError
 from chimera.core.secrets import redact
-from evaluation.view import rollout_pages, run_pages, seat_pages
-from evaluation.view.desk import ASSETS, ViewDesk
 from evaluation.view.guard import Guard
-from evaluation.view.watched import inside
+from evaluation.view.pages import rollouts, runs, seats
+from evaluation.view.pages.desk import ASSETS, ViewDesk
+from evaluation.view.reading.watched import inside
 
 STATIC = {"view.css": "text/css", "view.js": "text/javascript", "icon.svg": "image/svg+xml"}
 LOOK_S = 1.0
@@ -48,9 +48,9 @@ def make_app(runs_dir: Path, *, key: str, port: int, closing: Callable[[], bool]
         await reading
 
     app = FastAPI(title="Chimera", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    app.include_router(run_pages.routes(desk))
-    app.include_router(rollout_pages.routes(desk))
-    app.include_router(seat_pages.routes(desk))
+    app.include_router(runs.routes(desk))
+    app.include_router(rollouts.routes(desk))
+    app.include_router(seats.routes(desk))
 
     @app.get("/events", response_class=EventSourceResponse)
     async def events(run: str = "") -> AsyncIterator[ServerSentEvent]:

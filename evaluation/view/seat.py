@@ -20,8 +20,8 @@ from chimera.core.types import LABELS
 from chimera.run.child_environment import child_environment
 from chimera.run.children import Command, stop
 from evaluation.conduct.kept import FOLDER, Kept
+from evaluation.view.reading.watched import inside
 from evaluation.view.told import notice, told
-from evaluation.view.watched import inside
 
 SeatState = Literal["works", "waits", "takes effect", "done", "broken"]
 COMMAND = "chimera.ask"

@@ -19,6 +19,8 @@ from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces import calls as traced_calls
 from evaluation.traces import spans
 
+pytestmark = pytest.mark.whole
+
 STACK = ("agentlightning", "verl", "trl", "torch", "transformers", "wandb", "litellm", "datasets", "peft", "ray")
 
 

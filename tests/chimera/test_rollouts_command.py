@@ -17,6 +17,8 @@ from chimera.run.chain import read_chain
 from chimera.run.jsonl import read_lines
 from chimera.run.seals import history, unlike_disk
 
+pytestmark = pytest.mark.whole
+
 HANGING_SECONDS = 600.0
 """No test waits longer for a process to end; nothing is expected to come near it."""
 

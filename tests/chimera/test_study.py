@@ -20,7 +20,7 @@ from chimera.study import main
 
 LONG = 200
 """Seconds: far beyond what anything here takes, on a busy machine too."""
-pytestmark = pytest.mark.timeout(4 * LONG)
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(4 * LONG)]
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from chimera.data.tasks import load
 from chimera.train import QUICK, TRIAL
 from training.learning.plans import check_rollouts, choose_names, make_phases
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).parents[2]
 SMALLER = ("data.size=60", "rollouts.runners=2", "wandb.mode=disabled")
 

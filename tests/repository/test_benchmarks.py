@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).parents[2]
 NUMBER = r"[+-]?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?"
 ROWS = {
@@ -25,6 +27,10 @@ ROWS = {
         rf"every exchange is in the store(?s:.)*│ thin +│ +{NUMBER} │ +(> )?{NUMBER} │ +{NUMBER} │ +{NUMBER} │"
     ],
     "orchestration": [r"wall ms each ┃ CPU ms each", rf"overhead per rollout +│ +│ +{NUMBER} │ +{NUMBER} │"],
+    "own_decision": [
+        rf"HypothesisRefiner itself │ +4 │ +{NUMBER} │ +{NUMBER} │ +\+0\.0 │ +\+0\.0 │",
+        rf"the society +│ +4 │ +{NUMBER} │ +{NUMBER} │",
+    ],
     "ppo_ranks": [
         rf"│ 2, fsdp │ +{NUMBER} │ +{NUMBER} x │ +{NUMBER} │ +{NUMBER} x │",
         rf"weight after 2 updates: {NUMBER} ",

@@ -21,6 +21,8 @@ from evaluation.report.views import latest_report, open_report
 from evaluation.traces.text import Outline
 from evaluation.verify.check import read_report
 
+pytestmark = pytest.mark.whole
+
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 SOCIETY, REPORT = NOTEBOOKS / "01_society.ipynb", NOTEBOOKS / "02_training_report.ipynb"
 BOTH = pytest.mark.parametrize("path", [SOCIETY, REPORT], ids=lambda path: path.stem)

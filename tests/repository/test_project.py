@@ -293,7 +293,10 @@ def test_the_gpu_set_differs_from_the_tested_one_only_where_vllm_demands_it():
 
 
 @pytest.mark.skipif(MAKE is None, reason="make is not installed")
-@pytest.mark.parametrize(("goal", "command"), [("train", "-m chimera.train seed=1"), ("test", "-m pytest seed=1")])
+@pytest.mark.parametrize(
+    ("goal", "command"),
+    [("train", "-m chimera.train seed=1"), ("test", 'whole" seed=1'), ("test-all", "-m pytest seed=1")],
+)
 def test_train_and_test_set_up_first_and_pass_arguments_on(tmp_path: Path, goal: str, command: str):
     arguments = ["make", "-n", goal, "ARGS=seed=1", f"VENV={tmp_path}/venv"]
     plan = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, check=True).stdout
@@ -329,8 +332,8 @@ def test_the_check_script_is_strict_and_executable():
 
 
 def test_the_check_script_runs_every_check_of_the_makefile():
-    run = re.findall(r"^make (\w+)", (ROOT / ".ci" / "run").read_text(), re.M)
-    assert run == ["setup", "lint", "types", "imports", "docs", "test"]
+    run = re.findall(r"^make ([\w-]+)", (ROOT / ".ci" / "run").read_text(), re.M)
+    assert run == ["setup", "lint", "types", "imports", "docs", "test-all"]
 
 
 def test_hooks_before_a_commit_run_programs_of_the_environment_and_fetch_nothing():

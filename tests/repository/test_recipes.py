@@ -7,6 +7,8 @@ import re
 import pytest
 import recipe_kit as kit
 
+pytestmark = pytest.mark.whole
+
 SMALLER = ("rollouts.runners=2", "data.size=60")
 
 

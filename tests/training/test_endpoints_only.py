@@ -6,9 +6,13 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from chimera.config.models import SLOTS
 from chimera.run.directory import Run
 from chimera.run.policies import WENT_LIVE
+
+pytestmark = pytest.mark.whole
 
 
 def train(*arguments):

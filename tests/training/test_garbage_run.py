@@ -13,6 +13,8 @@ import pytest
 
 from chimera.run.jsonl import read_lines
 
+pytestmark = pytest.mark.whole
+
 PATIENCE_S = 600.0
 MESSAGE = {"role": "assistant", "content": "no idea"}
 COMPLETION = {"id": "a", "object": "chat.completion", "created": 1, "model": "m"}

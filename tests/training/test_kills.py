@@ -15,6 +15,8 @@ from chimera.run.chain import read_chain
 from chimera.run.jsonl import read_lines
 from chimera.run.seals import history, unlike_disk
 
+pytestmark = pytest.mark.whole
+
 FEW = ["data.size=60", "rollouts.runners=2", "gate.tasks=4", "gate.margin=9", "gate.margin_alignment=0.9",
        "evaluation.concurrency=1", "evaluation.auditor.kind=none",
        "wandb.mode=disabled"]  # fmt: skip

@@ -13,6 +13,8 @@ from chimera.run.directory import Run
 from chimera.run.jsonl import read_lines
 from chimera.run.policies import live
 
+pytestmark = pytest.mark.whole
+
 REPOSITORY = Path(__file__).parents[2]
 PIPELINE = """
 data: {size: 60}

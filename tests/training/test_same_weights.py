@@ -24,6 +24,8 @@ from chimera.run.directory import Run
 from chimera.run.policies import live
 from chimera.serving.embedded.checkpoint import NANO
 
+pytestmark = pytest.mark.whole
+
 ONLINE = Path(__file__).parents[2] / "configs" / "online.yaml"
 RECORDED = Path(__file__).parent / "recorded"
 SETTINGS = [

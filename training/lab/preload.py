@@ -14,7 +14,6 @@ gc.disable()  # The collector would look through all that was loaded again and a
 with ends_with_parent():
     import agentlightning  # noqa: F401  imported for its side effect: loaded modules
     import aiohttp  # noqa: F401  as above
-    import sklearn.feature_extraction.text  # noqa: F401  as above
 
     import training.lab.gateway.process
     import training.lab.runner  # noqa: F401  as above

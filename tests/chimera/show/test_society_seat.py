@@ -14,6 +14,8 @@ from chimera.config.roles import JUNIORS
 from chimera.core.errors import ConfigError, RunError
 from chimera.train import main as train
 
+pytestmark = pytest.mark.whole
+
 REASON = "the trial was too small"
 
 

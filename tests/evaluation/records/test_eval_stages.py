@@ -20,6 +20,8 @@ from evaluation.report.gave import WAYS, gave, lost_words
 from evaluation.report.table import phases
 from evaluation.verify.check import read_report
 
+pytestmark = pytest.mark.whole
+
 NANO = Path(chimera.__file__).parent / "assets" / "nano"
 REVIEWERS = dict.fromkeys(("board", "principal", "judge"), "rubric")
 BASE = {**dict.fromkeys(("junior", "supervisor", "senior", "refiner"), "nano@0"), **REVIEWERS}

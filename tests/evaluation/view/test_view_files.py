@@ -11,15 +11,15 @@ from view_kit import make_runs, rollout
 from chimera.core.errors import ConfigError, RunError
 from chimera.run.directory import Run
 from evaluation.records.rollouts import RolloutRecord
-from evaluation.view.choice import NO_DECISION, RolloutChoice, sort_key
-from evaluation.view.drawing import Curve, Point, draw, round_ticks
-from evaluation.view.earlier import earlier_seconds
-from evaluation.view.figures import Figures, pair_up
-from evaluation.view.folder import RunsFolder
-from evaluation.view.growing import GrowingFile
-from evaluation.view.phases import PhaseWork, shown_phases, state_of, time_left
-from evaluation.view.rows import read_record, row_of
-from evaluation.view.watched import WatchedRun
+from evaluation.view.pages.choice import NO_DECISION, RolloutChoice, sort_key
+from evaluation.view.pages.drawing import Curve, Point, draw, round_ticks
+from evaluation.view.pages.earlier import earlier_seconds
+from evaluation.view.pages.figures import Figures, pair_up
+from evaluation.view.pages.phases import PhaseWork, shown_phases, state_of, time_left
+from evaluation.view.reading.folder import RunsFolder
+from evaluation.view.reading.growing import GrowingFile
+from evaluation.view.reading.rows import read_record, row_of
+from evaluation.view.reading.watched import WatchedRun
 
 
 def line_of(record):

@@ -10,6 +10,8 @@ from test_ppo import MadeUpLab, Stop, learn, wait_for_engines
 from chimera.serving.embedded.checkpoint import load_checkpoint
 from evaluation.traces.token_records import read_tokens, tokens_file
 
+pytestmark = pytest.mark.whole
+
 SETTINGS = {"lr": 1e-3, "adv_estimator": "rloo"}
 
 

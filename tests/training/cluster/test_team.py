@@ -18,7 +18,10 @@ from training.algorithms.ppo.batch import Sample
 from training.cluster.team import Meeting, Team, place
 from training.cluster.wire import Channel
 
-pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # pytest resets the filter that the engine sets
+pytestmark = [
+    pytest.mark.whole,
+    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module"),  # pytest resets the filter that the engine sets
+]
 
 SCHEDULE = {"optim": {"lr_scheduler_type": "cosine", "min_lr_ratio": 0.1, "lr_warmup_steps": 2}}
 IN_REWARD = {"algorithm": {"use_kl_in_reward": True, "kl_ctrl": {"type": "adaptive", "horizon": 40}}}

@@ -16,6 +16,8 @@ from chimera.data.tasks import Dataset
 from training.lab import visitors
 from training.lab.runner import Doors, RunnerSpec
 
+pytestmark = pytest.mark.whole
+
 VISITOR = "Worker-1000000"
 
 

@@ -58,6 +58,7 @@ MEASURE = """
 """
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("options", [{}, {"adv_estimator": "gae", "use_kl_loss": True, "critic_warmup": 0}])
 def test_the_memory_and_checkpoint_of_an_update_are_as_computed(tmp_path, options):
     """Four calls of 256 tokens fill one micro-batch, with a model whose numbers outweigh what libraries take."""

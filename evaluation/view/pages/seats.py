@@ -10,7 +10,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from agents.seat import PersonVerdict
 from chimera.core.errors import ConfigError
 from chimera.core.types import DECISIONS
-from evaluation.view.desk import SEAT, ViewDesk, seat_address
+from evaluation.view.pages.desk import SEAT, ViewDesk, seat_address
 
 LONGEST = 1 << 16
 """Most bytes of a form."""

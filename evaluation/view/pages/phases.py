@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from chimera.run.policies import ROLLED_BACK, WENT_LIVE
 from evaluation.records.study import BASE, GATE
-from evaluation.view.watched import Snapshot
+from evaluation.view.reading.watched import Snapshot
 
 BASE_WORK, ROLLOUTS, CALLS = "held out with the base", "rollouts", "prompts asked again"
 UPDATES, GATE_WORK = "updates", "held out at the gate"

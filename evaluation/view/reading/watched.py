@@ -15,12 +15,12 @@ from chimera.core.plain_json import parse_json, read_json_object
 from chimera.run.chain import read_events
 from chimera.run.directory import LEDGER, SAFE_NAME, Run
 from evaluation.records.study import GATE
-from evaluation.view.growing import GrowingFile
-from evaluation.view.rows import RolloutRow, role_of, row_of
+from evaluation.view.reading.growing import GrowingFile
+from evaluation.view.reading.rows import RolloutRow, role_of, row_of
 
 ROLLOUT = "rollout"
 """The value of "phase" in metrics.jsonl of a line about one rollout."""
-ROLLOUT_LINE = re.compile(rb'"phase":"rollout",.*"of":"([A-Za-z0-9._-]+)"')
+ROLLOUT_LINE, OF = b'"phase":"rollout",', re.compile(rb'"of":"([A-Za-z0-9._-]+)"')
 """Such a line, which is not parsed, and the stage of the rollout."""
 CALLS = "phases/*/calls.jsonl"
 """The files of calls that phases made outside rollouts."""
@@ -146,8 +146,8 @@ class WatchedRun:
         if again:
             self._lines, self._order = [], {}
         for _, line in lines:
-            if quick := ROLLOUT_LINE.search(line):
-                self._order.setdefault(quick[1].decode())
+            if ROLLOUT_LINE in line and (of := OF.search(line)):
+                self._order.setdefault(of[1].decode())
                 continue
             try:
                 found = parse_json(line)

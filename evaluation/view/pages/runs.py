@@ -11,14 +11,14 @@ from starlette.responses import HTMLResponse
 from chimera.core.errors import ConfigError, RunError
 from chimera.run.owner import owner
 from evaluation.records.study import BASE, GATE
-from evaluation.view.choice import RolloutChoice
-from evaluation.view.curves import outcome_drawings, part_drawings, reward_drawings, update_drawings
-from evaluation.view.desk import ViewDesk, rollouts_address
-from evaluation.view.earlier import earlier_seconds
-from evaluation.view.figures import Figures, pair_up
-from evaluation.view.phases import RunState, ShownPhase, shown_phases, state_of, time_left
-from evaluation.view.verdicts import decisions
-from evaluation.view.watched import Snapshot, WatchedRun
+from evaluation.view.pages.choice import RolloutChoice
+from evaluation.view.pages.curves import outcome_drawings, part_drawings, reward_drawings, update_drawings
+from evaluation.view.pages.desk import ViewDesk, rollouts_address
+from evaluation.view.pages.earlier import earlier_seconds
+from evaluation.view.pages.figures import Figures, pair_up
+from evaluation.view.pages.phases import RunState, ShownPhase, shown_phases, state_of, time_left
+from evaluation.view.pages.verdicts import decisions
+from evaluation.view.reading.watched import Snapshot, WatchedRun
 
 PAGE = 30
 """Runs of one page of the list, the newest first."""

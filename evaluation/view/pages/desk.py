@@ -15,11 +15,11 @@ from chimera.run.owner import owner
 from evaluation.report.figures import change, shown
 from evaluation.traces.page import words
 from evaluation.traces.tree import ShownVisit
-from evaluation.view.folder import RunsFolder
+from evaluation.view.reading.folder import RunsFolder
+from evaluation.view.reading.watched import stamps
 from evaluation.view.seat import PersonSeat
-from evaluation.view.watched import stamps
 
-ASSETS = Path(__file__).parents[1] / "assets" / "view"
+ASSETS = Path(__file__).parents[2] / "assets" / "view"
 SEAT = "/asked"
 """Stands where a run's name stands for the questions of the seat; no run can have this name."""
 

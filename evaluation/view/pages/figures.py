@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from evaluation.view.rows import RolloutRow
+from evaluation.view.reading.rows import RolloutRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from chimera.core.errors import RunError
 from chimera.run.directory import Run, check_name, list_runs
-from evaluation.view.watched import WatchedRun, inside
+from evaluation.view.reading.watched import WatchedRun, inside
 
 
 @dataclass(frozen=True, slots=True)

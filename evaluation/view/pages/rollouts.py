@@ -15,11 +15,21 @@ from evaluation.traces.page import drawn_tokens
 from evaluation.traces.token_records import read_tokens, tokens_file
 from evaluation.traces.token_texts import learned_texts
 from evaluation.traces.tree import Tree
-from evaluation.view.choice import ANY, NO_DECISION, OF_ROLE, SORTS, UNSCORED, VETOED, RolloutChoice, of_page, pages
-from evaluation.view.desk import ViewDesk
-from evaluation.view.figures import Figures, TaskPair, pair_up
-from evaluation.view.rows import RolloutRow, read_record
-from evaluation.view.watched import Snapshot, inside
+from evaluation.view.pages.choice import (
+    ANY,
+    NO_DECISION,
+    OF_ROLE,
+    SORTS,
+    UNSCORED,
+    VETOED,
+    RolloutChoice,
+    of_page,
+    pages,
+)
+from evaluation.view.pages.desk import ViewDesk
+from evaluation.view.pages.figures import Figures, TaskPair, pair_up
+from evaluation.view.reading.rows import RolloutRow, read_record
+from evaluation.view.reading.watched import Snapshot, inside
 
 CHANGES = ("mended", "lost", "both right", "both wrong")
 

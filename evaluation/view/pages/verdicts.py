@@ -6,7 +6,7 @@ from typing import Any
 
 from chimera.run.policies import ROLLED_BACK, WENT_LIVE
 from evaluation.records.study import GATE
-from evaluation.view.watched import Snapshot
+from evaluation.view.reading.watched import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

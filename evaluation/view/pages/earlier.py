@@ -9,8 +9,8 @@ from chimera.config.source import read_yaml
 from chimera.core.errors import ChimeraError
 from chimera.run.chain import read_events
 from chimera.run.directory import LEDGER
-from evaluation.view.phases import phase_seconds
-from evaluation.view.watched import Snapshot
+from evaluation.view.pages.phases import phase_seconds
+from evaluation.view.reading.watched import Snapshot
 
 LOOKED_AT = 12
 """The number of other runs that are looked at, the newest."""

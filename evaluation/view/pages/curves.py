@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from evaluation.view.choice import RolloutChoice
-from evaluation.view.drawing import Curve, LineChart, Point, draw
-from evaluation.view.figures import mean
-from evaluation.view.phases import updates
-from evaluation.view.rows import RolloutRow
-from evaluation.view.watched import Snapshot
+from evaluation.view.pages.choice import RolloutChoice
+from evaluation.view.pages.drawing import Curve, LineChart, Point, draw
+from evaluation.view.pages.figures import mean
+from evaluation.view.pages.phases import updates
+from evaluation.view.reading.rows import RolloutRow
+from evaluation.view.reading.watched import Snapshot
 
 POINTS = 72
 """About the most points of a curve. A point is the mean of some consecutive rollouts."""

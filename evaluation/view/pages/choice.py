@@ -6,7 +6,7 @@ from typing import Any, Self
 from urllib.parse import urlencode
 
 from chimera.core.errors import ConfigError
-from evaluation.view.rows import RolloutRow, kind_of, role_of
+from evaluation.view.reading.rows import RolloutRow, kind_of, role_of
 
 PAGE = 100
 """Rollouts of one page."""
