@@ -86,7 +86,9 @@ def canned_server(port: int, ready: Connection) -> None:
 
 async def serve_app(app: Any, port: int, ready: Connection) -> None:
     """Serve an ASGI application on a loopback port, and send something through `ready` once it answers."""
-    server = uvicorn.Server(uvicorn.Config(app, port=port, lifespan="off", log_config=None, access_log=False))
+    # On a busy machine a connection is idle for long, and the caller must not find it closed.
+    config = uvicorn.Config(app, port=port, lifespan="off", log_config=None, access_log=False, timeout_keep_alive=3600)
+    server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
         await asyncio.sleep(0.01)

@@ -19,6 +19,13 @@ class ClusterConfig(ConfigSection):
     store_port: int = Field(default=4747, ge=1, le=65_535, description="port of 127.0.0.1 of the rollout store")
     gateway_port: int = Field(default=4748, ge=1, le=65_535, description="port of 127.0.0.1 of the gateway")
 
+    store: str | None = Field(
+        default=None,
+        pattern=r"^mongodb(\+srv)?://[^@]+$",
+        description="mongodb://HOST:PORT/?replicaSet=NAME: the replica set that holds queued rollouts and spans, "
+        "without a password (MongoDB's x.509 certificates work); needs pymongo; null: the main process's memory",
+    )
+
     def unused(self) -> Mapping[str, str]:
         """The ports, which are free ones while nobody needs to know them."""
         return {} if self.key_file else dict.fromkeys(("store_port", "gateway_port"), "key_file is null")

@@ -32,6 +32,7 @@ from evaluation.records.study import Stage
 from evaluation.traces.spans import Span
 from training.bench.candidates import Beside, ServedCandidates, phase_of
 from training.lab import resources, visitors
+from training.lab.ends import LOOK_SECONDS, Ends, Look
 from training.lab.gateway.process import Gateway
 from training.lab.held_out import HeldOut
 from training.lab.pool import RunnerPool
@@ -44,13 +45,8 @@ from training.watch.view import View
 
 GRACE_SECONDS = 30.0
 """A runner ends a late rollout itself; after this much longer it counts as hanging and is killed."""
-LOOK_SECONDS = 1.0
-"""The store's own time-outs and the model server's end announce nothing, so they are looked for this often."""
-LOOK_SHARE = 0.05
-"""Most of the time that is spent on looking; with ten thousand ended rollouts it takes half a second."""
 SILENCE_SECONDS = 60.0
 """A runner on another machine that makes no model call for this much longer than a call may take is given up."""
-ENDED = ("succeeded", "failed", "cancelled")
 
 
 class Lab:
@@ -92,8 +88,6 @@ class Lab:
         self._resources_id = ""
         self._versions_of: dict[str | None, Mapping[str, str]] = {}
         self._changed = asyncio.Event()
-        self._told: set[str] = set()
-        self._look_again = 0.0
         self._failure: ChimeraError | None = None
         self._watch = Watch(config)
         self._losing: set[asyncio.Task[None]] = set()
@@ -102,8 +96,9 @@ class Lab:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         store_key, gateway_key, store_port, gateway_port = self._known_doors()
-        self.store = LabStore(self._wake, port=store_port, key=store_key)
+        self.store = LabStore(self._wake, port=store_port, key=store_key, mongo=self.config.cluster.store)
         await self.store.start()
+        self._ends = Ends(self.store)
         self._recorder = Recorder(self.run, self.store, self.config.reward)
         self.gateway = Gateway(
             self.config,
@@ -265,10 +260,12 @@ class Lab:
         resources_id = await self._describe(beside) if beside.versions else self._resources_id
         pending = await self._enqueue(missing, mode, resources_id)
         collecting: set[asyncio.Task[Episode]] = set()
+        look = Look()
         try:
             while pending or collecting:
                 self.check()
-                for rollout in await self._ended(pending):
+                self._changed.clear()
+                for rollout in await self._ends.among(pending, look):
                     given = pending.pop(rollout.rollout_id)
                     collecting.add(asyncio.create_task(self._collect(rollout, given)))
                 finished = {task for task in collecting if task.done()}
@@ -307,24 +304,6 @@ class Lab:
             return None
         return SILENCE_SECONDS + max(model.timeout_s for model in self.config.served().values())
 
-    async def _ended(self, pending: Mapping[str, RolloutInput]) -> Sequence[agl.Rollout]:
-        """Those of `pending` that have ended: of which the store has told, and now and then all that it knows to have.
-
-        To ask the store about thousands of rollouts whenever one ends would take longer than the rollouts.
-        """
-        self._changed.clear()
-        if not pending:
-            return []
-        told = [rollout_id for rollout_id in self._told if rollout_id in pending]
-        self._told.difference_update(told)
-        if (began := self._loop.time()) < self._look_again:
-            known = [await self.store.get_rollout_by_id(rollout_id) for rollout_id in told]
-            return [rollout for rollout in known if rollout is not None and rollout.status in ENDED]
-        ended = (await self.store.query_rollouts(status_in=ENDED)).items
-        now = self._loop.time()
-        self._look_again = now + max(LOOK_SECONDS, (now - began) / LOOK_SHARE)
-        return [rollout for rollout in ended if rollout.rollout_id in pending]
-
     async def _wait(self, collecting: set[asyncio.Task[Episode]]) -> None:
         """Until a rollout has ended, a record is complete, or it is time to look again."""
         changed = asyncio.create_task(self._changed.wait())
@@ -358,7 +337,8 @@ class Lab:
         self._loop.call_soon_threadsafe(self._note_end, rollout_id)
 
     def _note_end(self, rollout_id: str) -> None:
-        self._told.add(rollout_id)
+        if rollout_id:
+            self._ends.tell(rollout_id)
         self._changed.set()
 
     def _fail(self, error: ChimeraError) -> None:

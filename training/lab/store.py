@@ -23,6 +23,7 @@ from fastapi import HTTPException
 
 from chimera.core.ports import reserve
 from chimera.serving.door import Door
+from training.lab.backing import in_memory, in_mongo
 from training.lab.steady_time import use_steady_time
 
 logger = logging.getLogger(__name__)
@@ -30,9 +31,6 @@ logger = logging.getLogger(__name__)
 LONG_POLL_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
 """Time limit of the server's end. Its thread ends with the process at the latest."""
-SCAN_SECONDS = 1.0
-"""Interval at which the store looks for rollouts over their time limit."""
-SPAN_MEMORY_BYTES = 512 * 2**20
 ROUTES = re.compile(
     r"POST /v1/traces|GET /v1/agl/(health|resources/[^/]+)"
     r"|POST /v1/chimera/runners"
@@ -72,23 +70,35 @@ class KeyedStoreClient(agl.LightningStoreClient):
 
 
 class LabStore(agl.LightningStoreServer):
-    """Store server in a thread of the main process, on loopback; spans beyond 512 MB are evicted, oldest first.
+    """Store server in a thread of the main process, on loopback.
 
     Args:
         on_ended: Called with the rollout's id, in any thread, when an attempt has ended.
         port: Its port; None is a free one.
         key: Its key; None is a fresh one.
+        mongo: Address of the MongoDB that holds rollouts and spans; None keeps them in memory.
+
+    Raises:
+        ConfigError: The MongoDB cannot be used.
     """
 
-    def __init__(self, on_ended: Callable[[str], None], *, port: int | None = None, key: str | None = None) -> None:
+    def __init__(
+        self,
+        on_ended: Callable[[str], None],
+        *,
+        port: int | None = None,
+        key: str | None = None,
+        mongo: str | None = None,
+    ) -> None:
         use_steady_time()
-        memory = agl.InMemoryLightningStore(
-            thread_safe=True, eviction_memory_threshold=SPAN_MEMORY_BYTES, scan_debounce_seconds=SCAN_SECONDS
-        )
-        _read_again_when_changed(memory)
+        kept = in_memory() if mongo is None else in_mongo(mongo)
+        if isinstance(kept, agl.InMemoryLightningStore):
+            _read_again_when_changed(kept)
+        self._kept: Any = kept
+        self._mongo = mongo is not None
         reserved = reserve(port or 0)
         super().__init__(
-            memory,
+            kept,
             launcher_args=PythonServerLauncherArgs(
                 port=reserved.getsockname()[1],
                 host="127.0.0.1",
@@ -187,6 +197,8 @@ class LabStore(agl.LightningStoreServer):
         except RuntimeError as error:
             # A request is still in progress. A run that ends or is stopped does not wait for it.
             logger.warning("the store's server did not end within %g s: %s", CLOSE_SECONDS, error)
+        if self._mongo:
+            await self._kept.close()
 
     def _believe(self, rollout_id: str, attempt_id: str) -> None:
         """Refuse data about an attempt that was not given to a runner of this run."""

@@ -92,7 +92,7 @@ async def test_a_late_span_of_a_killed_runner_does_not_keep_the_rollout_from_its
 
 
 async def test_a_clock_that_is_set_forward_does_not_end_a_rollout_as_late(monkeypatch):
-    monkeypatch.setattr("training.lab.store.SCAN_SECONDS", 0.0)
+    monkeypatch.setattr("training.lab.backing.SCAN_SECONDS", 0.0)
     store = LabStore(lambda _: None)
     store.employ("Worker-0")
     hour = agl.RolloutConfig(timeout_seconds=3600)
