@@ -53,10 +53,12 @@ class Gateway:
         key: str | None = None,
     ) -> None:
         self.key = key or f"sk-{secrets.token_hex(24)}"
-        self._reserved = reserve(port or 0)
+        self._reserved = reserve(port or 0, host=config.cluster.host)
         self._port = self._reserved.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self._port}"
-        self._spec = GatewaySpec(config.gateway, store_url, config.models, endpoints, self.key, store_key)
+        self.url = f"http://{config.cluster.host}:{self._port}"
+        self._spec = GatewaySpec(
+            config.gateway, store_url, config.models, endpoints, self.key, store_key, config.cluster.host
+        )
         self._log_file = log_file
         self._on_warning = on_warning
         self._on_failure = on_failure

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from chimera.config.models import ModelConfig
 from chimera.config.rollouts import GatewayConfig
+from chimera.core.ports import LOOPBACK
 from chimera.serving.client import Endpoint
 
 START_SECONDS = 300.0
@@ -21,3 +22,5 @@ class GatewaySpec:
     endpoints: Mapping[str, Endpoint]
     key: str = field(repr=False)
     store_key: str = field(repr=False)
+    host: str = LOOPBACK
+    """The address of this machine at which it listens."""

@@ -21,7 +21,7 @@ import uvicorn
 from chimera.core.errors import ModelError
 from chimera.serving.client import Endpoint
 from chimera.serving.connections import MAX_BYTES, BadAnswerError, Connections, NoAnswerError
-from chimera.serving.door import Door
+from chimera.serving.door import Door, hosts_of
 from chimera.serving.embedded.service import CANDIDATE
 from chimera.serving.providers import ProviderModels, chat_model
 from chimera.serving.refused import REFUSALS, RefusedFields, with_codes
@@ -194,8 +194,8 @@ async def _serve(spec: GatewaySpec, port: int, ready: Connection) -> int:
             if endpoint.provider is not None:  # Imports take seconds, in which no other call would be answered.
                 chat_model(endpoint, f"models.{name}")
         config = uvicorn.Config(
-            Door(gateway, spec.key),
-            host="127.0.0.1",
+            Door(gateway, spec.key, hosts_of(spec.host)),
+            host=spec.host,
             port=port,
             lifespan="off",
             log_config=None,
