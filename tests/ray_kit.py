@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,18 +49,27 @@ class LoopbackCluster:
         """Processor time of nodes that have ended."""
 
     def start(self, address: str) -> None:
-        first = ["--head", f"--port={self.port}", "--include-dashboard=false", f"--temp-dir={self.folder}"]
+        first = [
+            "--head",
+            f"--port={self.port}",
+            "--include-dashboard=false",
+            "--no-monitor",
+            f"--temp-dir={self.folder}",
+        ]
         options = first if address == HEAD else [f"--address={HEAD}:{self.port}"]
         options += [f"--node-ip-address={address}", "--num-cpus=2", "--min-worker-port=0", "--max-worker-port=0"]
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.config.token_file)}
         with (self.folder / f"{address}.log").open("wb") as log:
             started = subprocess.Popen(
                 [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--block", "--disable-usage-stats",
-                 "--object-store-memory=80000000"],
+                 "--include-log-monitor=false", "--object-store-memory=80000000"],
                 env=os.environ | token | QUICK | FRUGAL | {"PYTHONPATH": os.getcwd()},
                 stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self.nodes[address] = psutil.Process(started.pid)
+        while "Ray runtime started" not in (self.folder / f"{address}.log").read_text():
+            assert started.poll() is None, (self.folder / f"{address}.log").read_text()
+            time.sleep(0.1)
 
     def kill(self, address: str) -> None:
         """End a node as a power cut would: all of its processes at once."""
@@ -69,8 +79,15 @@ class LoopbackCluster:
             with suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
                 self.seconds += times.user + times.system
+                print(address, round(times.user + times.system, 1), process.name(), process.cmdline()[-1][-40:])
                 process.send_signal(signal.SIGKILL)
         node.wait()
+
+    def node_of(self, pid: int) -> str:
+        """The address of the node that a process belongs to."""
+        above = {process.pid for process in psutil.Process(pid).parents()}
+        (address,) = (address for address, node in self.nodes.items() if node.pid in above)
+        return address
 
     def close(self) -> None:
         for address in list(self.nodes):
