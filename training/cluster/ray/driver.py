@@ -7,6 +7,7 @@ of the main process. When this process ends, however it ends, Ray ends its actor
 """
 
 import os
+import queue
 import socket
 import sys
 import threading
@@ -44,6 +45,7 @@ class Driver:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self._orders: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._sending = threading.Lock()
         self._actors: dict[str, Any] = {}
         self._shared: Any = None
@@ -55,11 +57,8 @@ class Driver:
         Raises:
             RunError: The cluster cannot be joined, or has no room.
         """
-        while True:
-            try:
-                order, _ = self._channel.receive()
-            except ConnectionError:
-                return
+        threading.Thread(target=self._read, name="orders", daemon=True).start()
+        while (order := self._orders.get()) is not None:
             given = {name: value for name, value in order.items() if name != "do"}
             match order["do"]:
                 case "join":
@@ -76,11 +75,21 @@ class Driver:
                 case unknown:
                     raise ValueError(f"unknown order {unknown!r}")
 
+    def _read(self) -> None:
+        """Take orders at once, also while one is carried out: the main process must not wait for that."""
+        try:
+            while True:
+                self._orders.put(self._channel.receive()[0])
+        except OSError:
+            self._orders.put(None)
+
     def _say(self, event: str, **fields: Any) -> None:
         with self._sending:
             self._channel.send({"event": event, **fields})
 
     def _join(self, address: str) -> None:
+        if address != "auto":
+            _watch(address)
         try:
             ray.init(address=address, log_to_driver=False, configure_logging=False)
         except (OSError, ValueError, RuntimeError, RayError) as error:
@@ -88,8 +97,8 @@ class Driver:
                 f"the Ray cluster at cluster.address={address} cannot be joined ({_first_line(error)}): start a "
                 "node of it on this machine (ray start), and see cluster.token_file"
             ) from error
-        head = ray.get_runtime_context().gcs_address
-        threading.Thread(target=_end_without, args=(head,), name="head-watch", daemon=True).start()
+        if address == "auto":
+            _watch(ray.get_runtime_context().gcs_address)
         self._say("joined", nodes=len([node for node in ray.nodes() if node["Alive"]]))
 
     def _place(self, ranks: int, need: Mapping[str, float]) -> None:
@@ -174,8 +183,12 @@ def _first_line(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__)[:400]
 
 
+def _watch(head: str) -> None:
+    """From now on, end this process with a sentence when the head does not answer."""
+    threading.Thread(target=_end_without, args=(head,), name="head-watch", daemon=True).start()
+
+
 def _end_without(head: str) -> None:
-    """End this process with a sentence when the head no longer answers."""
     host, _, port = head.rpartition(":")
     seen = time.monotonic()
     while True:
