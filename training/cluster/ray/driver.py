@@ -7,7 +7,6 @@ of the main process. When this process ends, however it ends, Ray ends its actor
 """
 
 import os
-import queue
 import socket
 import sys
 import threading
@@ -22,6 +21,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from chimera.core.errors import RunError
+from training.cluster.ray.start import Orders
 from training.cluster.ray.work import Work
 from training.cluster.wire import Channel
 
@@ -41,11 +41,12 @@ class Driver:
 
     Args:
         channel: The connection to it.
+        orders: What it wants.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, orders: Orders) -> None:
         self._channel = channel
-        self._orders: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._orders = orders
         self._sending = threading.Lock()
         self._actors: dict[str, Any] = {}
         self._shared: Any = None
@@ -57,7 +58,6 @@ class Driver:
         Raises:
             RunError: The cluster cannot be joined, or has no room.
         """
-        threading.Thread(target=self._read, name="orders", daemon=True).start()
         while (order := self._orders.get()) is not None:
             given = {name: value for name, value in order.items() if name != "do"}
             match order["do"]:
@@ -74,14 +74,7 @@ class Driver:
                         ray.kill(actor)
                 case unknown:
                     raise ValueError(f"unknown order {unknown!r}")
-
-    def _read(self) -> None:
-        """Take orders at once, also while one is carried out: the main process must not wait for that."""
-        try:
-            while True:
-                self._orders.put(self._channel.receive()[0])
-        except OSError:
-            self._orders.put(None)
+        ray.shutdown()
 
     def _say(self, event: str, **fields: Any) -> None:
         with self._sending:
@@ -197,19 +190,8 @@ def _end_without(head: str) -> None:
             seen = time.monotonic()
         except OSError as error:
             if time.monotonic() - seen > HEAD_S:
-                print(
-                    f"error: the head of the Ray cluster at {head} is gone ({error.strerror or error})", file=sys.stderr
-                )
+                how = error.strerror or error
+                print(f"error: the head of the Ray cluster at {head} does not answer ({how})", file=sys.stderr)
                 sys.stderr.flush()
                 os._exit(1)
         time.sleep(LOOK_S)
-
-
-def main(argv: list[str]) -> None:
-    """Serve the main process by the socket with this descriptor.
-
-    Raises:
-        RunError: See `Driver.obey`.
-    """
-    Driver(Channel(socket.socket(fileno=int(argv[0])))).obey()
-    ray.shutdown()

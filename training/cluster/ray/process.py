@@ -59,7 +59,7 @@ class RayProcess:
         with theirs:
             self._child = Command(
                 "the process that speaks with Ray",
-                "training.cluster.ray.driver",
+                "training.cluster.ray.start",
                 [str(theirs.fileno())],
                 log_file,
                 environment,
