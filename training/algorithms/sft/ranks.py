@@ -4,6 +4,7 @@ The conversations of a step, and the order of steps, are those of one process, s
 """
 
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -14,16 +15,21 @@ if TYPE_CHECKING:
     from trl.trainer.sft_trainer import SFTTrainer
 
 
+ALONE = {"RANK": "0", "WORLD_SIZE": "1"}
+"""The place of a process without others. The parent gives each rank its own in these variables."""
+
+
 def rank_of() -> tuple[int, int]:
-    """This process's rank and the number of ranks, from the environment; 0 of 1 without any."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    """This process's rank and the number of ranks."""
+    rank, ranks = (int(os.environ.get(name, usual)) for name, usual in ALONE.items())
+    return rank, ranks
 
 
 def hold_meeting(descriptor: int) -> Any:
     """The store where ranks meet, on a listening socket, for rank 0; keep it. By itself torch listens everywhere."""
     from torch._C._distributed_c10d import TCPStore
 
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    host, port = socket.socket(fileno=os.dup(descriptor)).getsockname()
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
 
 
