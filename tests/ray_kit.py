@@ -3,7 +3,6 @@
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -45,8 +44,6 @@ class LoopbackCluster:
         self.port = free_port()
         self.config = ClusterConfig(address=f"{HEAD}:{self.port}", token_file=token_file)
         self.nodes: dict[str, psutil.Process] = {}
-        self.seconds = 0.0
-        """Processor time of nodes that have ended."""
 
     def start(self, address: str) -> None:
         first = [
@@ -77,11 +74,8 @@ class LoopbackCluster:
         family = [node, *node.children(recursive=True)]
         for process in family:
             with suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                self.seconds += times.user + times.system
-                print(address, round(times.user + times.system, 1), process.name(), process.cmdline()[-1][-40:])
-                process.send_signal(signal.SIGKILL)
-        node.wait()
+                process.kill()
+        psutil.wait_procs(family, timeout=60)
 
     def node_of(self, pid: int) -> str:
         """The address of the node that a process belongs to."""

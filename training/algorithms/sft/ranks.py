@@ -29,7 +29,8 @@ def hold_meeting(descriptor: int) -> Any:
     """The store where ranks meet, on a listening socket, for rank 0; keep it. By itself torch listens everywhere."""
     from torch._C._distributed_c10d import TCPStore
 
-    host, port = socket.socket(fileno=os.dup(descriptor)).getsockname()
+    with socket.socket(fileno=os.dup(descriptor)) as listening:
+        host, port = listening.getsockname()
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
 
 
