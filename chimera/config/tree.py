@@ -87,6 +87,8 @@ class Config(ConfigSection):
                 "gateway.engine=litellm records only OpenAI-compatible servers, and "
                 f"models.{foreign[0]} has a provider: set gateway.engine=thin"
             )
+        if self.rollouts.on == "cluster" and self.cluster.address is None:
+            raise ValueError("rollouts.on=cluster needs a Ray cluster: set cluster.address=HOST:PORT or auto")
         if near := self.evaluation.unknown_prices(set(self.models) - {self.roles.Judge.model}):
             raise ValueError(near)
         return self

@@ -30,7 +30,7 @@ class Ends:
         store: The store.
     """
 
-    def __init__(self, store: agl.LightningStore) -> None:
+    def __init__(self, store: agl.LightningStoreServer) -> None:
         self._store = store
         self._told: set[str] = set()
 

@@ -373,10 +373,40 @@ def test_the_local_configuration_spells_out_the_defaults():
     assert set(parse_yaml((CONFIGS / "local.yaml").read_text(), "local.yaml")) == expected
 
 
-@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.name)
+OURS = sorted(file for file in CONFIGS.glob("*.yaml") if file.name != "ray-cluster.yaml")  # Which is Ray's.
+
+
+@pytest.mark.parametrize("file", OURS, ids=lambda file: file.name)
 def test_every_committed_configuration_loads_and_dumps(file: Path, tmp_path: Path):
     config = load_config(file)
     assert load_config(written(tmp_path, dump_config(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rollouts.on=cluster"], r"rollouts\.on=cluster needs a Ray cluster: set cluster\.address"),
+        (["cluster.host=10.0.0.1"], r"cluster\.host=10\.0\.0\.1 can be reached from outside: set cluster\.key_file"),
+        (
+            ["cluster.host=0.0.0.0", "cluster.key_file=k"],
+            r"cluster\.host=0\.0\.0\.0 is no address that others can be told",
+        ),
+        (["cluster.token_file=t"], r"cluster\.token_file .* has no effect because address is null"),
+        (["cluster.address=ray://h:1"], r"cluster\.address"),
+    ],
+)
+def test_a_cluster_that_cannot_be_meant_is_refused(overrides: list[str], message: str):
+    with pytest.raises(ConfigError, match=message):
+        load_config(None, overrides)
+
+
+def test_a_cluster_is_what_the_overrides_say():
+    config = load_config(None, ["cluster.address=10.0.0.1:6379", "cluster.host=127.0.0.2", "rollouts.on=cluster"])
+    assert (config.cluster.address, config.cluster.host, config.rollouts.on) == (
+        "10.0.0.1:6379",
+        "127.0.0.2",
+        "cluster",
+    )
 
 
 def test_the_endpoint_example_has_a_server_for_every_model():
