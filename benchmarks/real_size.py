@@ -1,19 +1,23 @@
 """Seconds and peak memory of serving, asking, fine-tuning and PPO with a model of real size, each in its own process.
 
-    python -m benchmarks.real_size [--size 0.5b|1.5b|3b] [--vocabulary FILE] [--steps serve-bfloat16,ppo,...] [--tiny]
+    python -m benchmarks.real_size [--size 0.5b|1.5b|3b|qwen3-0.6b|llama-1b] [--layers N] [--vocabulary FILE]
+                                   [--steps serve-bfloat16,ppo,...] [--tiny]
 
-The model is made for the occasion: Qwen2.5's shape with random weights, so nothing is downloaded. It takes as long and
-as much memory as the true one. With a vocabulary file (the Python package `dashscope` ships Qwen's) its tokens are the
-true ones too; without one it has the bundled model's tokens, and as many embeddings as the true model. Its answers mean
-nothing: without an end that it learned, each is as long as its limit.
+The model is made for the occasion: a shape of Qwen2.5, Qwen3 or Llama 3.2 with random weights, so nothing is
+downloaded. It takes as long and as much memory as the true one; with --layers it is less deep. With a vocabulary file
+(the Python package `dashscope` ships Qwen's) its tokens are the true ones too; without one it has the bundled model's
+tokens, and as many embeddings as the true model. Its answers mean nothing: without an end that it learned, each is as
+long as its limit.
 
 The step `mismatch` compares log-probabilities: the server's in float32 and bfloat16 with those of transformers in
-float32, of the same tokens. Memory is the sum over a step's processes, looked at ten times a second.
+float32, of the same tokens. The step `beside` serves both and asks them by turns, so that what else the machine does
+slows both alike. Memory is the sum over a step's processes, looked at ten times a second.
 """
 
 import argparse
 import asyncio
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,7 +25,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,30 +58,42 @@ PROMPT, NEW = 250, 64
 """Tokens of a prompt and of an answer, where tokens a second are measured."""
 
 
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+PLAIN = {"rope_type": "default", "rope_theta": 1e6}
+
+
 @dataclass(frozen=True)
 class Size:
-    """The shape of a Qwen2.5 model, as its config.json on the hub has it."""
+    """The shape of a model, as its config.json on the hub has it."""
 
+    family: str
     hidden: int
     inner: int
     layers: int
     heads: int
     kv_heads: int
     vocabulary: int = 151_936
-    tied: bool = True
+    head_dim: int = 64
+    rope: Mapping[str, Any] = field(default_factory=lambda: PLAIN)
 
 
 SIZES: Mapping[str, Size] = {
-    "0.5b": Size(896, 4864, 24, 14, 2),
-    "1.5b": Size(1536, 8960, 28, 12, 2),
-    "3b": Size(2048, 11008, 36, 16, 2),
-    "tiny": Size(64, 128, 2, 4, 2, 4096),
+    "0.5b": Size("qwen2", 896, 4864, 24, 14, 2),
+    "1.5b": Size("qwen2", 1536, 8960, 28, 12, 2, head_dim=128),
+    "3b": Size("qwen2", 2048, 11008, 36, 16, 2, head_dim=128),
+    "qwen3-0.6b": Size("qwen3", 1024, 3072, 28, 16, 8, head_dim=128),
+    "llama-1b": Size("llama", 2048, 8192, 16, 32, 8, vocabulary=128_256, rope=LLAMA3),
+    "tiny": Size("qwen2", 64, 128, 2, 4, 2, 4096, head_dim=16),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="0.5b")
+    parser.add_argument("--layers", type=int, metavar="N", help="fewer than the true model has")
     parser.add_argument("--vocabulary", type=Path, metavar="FILE", help="a tiktoken file")
     parser.add_argument("--steps", default=",".join(STEPS), help=f"of {', '.join(STEPS)}")
     parser.add_argument("--threads", type=int, default=2, help="torch threads of each step")
@@ -95,11 +112,12 @@ def main() -> None:
     console = Console()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
-        parameters = make(folder, SIZES[options.size], options.vocabulary)
+        size = SIZES[options.size]
+        size = replace(size, layers=options.layers or size.layers)
+        parameters = make(folder, size, options.vocabulary)
         console.print(f"{parameters / 1e6:,.0f} million random weights: {4 * parameters / 2**30:.1f} GiB as float32")
-        table = Table(
-            "step", "seconds", "peak GiB", "figures", title=f"Qwen2.5 {options.size}, {options.threads} threads"
-        )
+        title = f"{options.size}, {size.layers} layers, {options.threads} threads"
+        table = Table("step", "seconds", "peak GiB", "figures", title=title)
         for step in options.steps.split(","):
             seconds, peak, figures = measure(step, folder, options.threads)
             shown = "; ".join(f"{name} {value}" for name, value in figures.items())
@@ -144,12 +162,15 @@ def memory_of(process: psutil.Process) -> int:
 def make(folder: Path, size: Size, vocabulary: Path | None) -> int:
     """Write a model of `size` with random weights in bfloat16; returns the number of its weights."""
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     folder.mkdir()
     ids = make_tokenizer(folder, vocabulary)
     torch.manual_seed(0)
-    config = Qwen2Config(
+    # Qwen2 takes its head's size from the others.
+    own = {} if size.family == "qwen2" else {"head_dim": size.head_dim}
+    config = AutoConfig.for_model(
+        size.family,
         hidden_size=size.hidden,
         intermediate_size=size.inner,
         num_hidden_layers=size.layers,
@@ -157,14 +178,14 @@ def make(folder: Path, size: Size, vocabulary: Path | None) -> int:
         num_key_value_heads=size.kv_heads,
         vocab_size=size.vocabulary,
         max_position_embeddings=32_768,
-        tie_word_embeddings=size.tied,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        tie_word_embeddings=True,
+        rope_parameters=dict(size.rope),
+        bos_token_id=None,
         eos_token_id=ids["<|im_end|>"],
         pad_token_id=ids["<|endoftext|>"],
+        **own,
     )
-    torch.set_default_dtype(torch.bfloat16)
-    model = Qwen2ForCausalLM(config)
-    torch.set_default_dtype(torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
     return sum(one.numel() for one in model.parameters())
 
@@ -226,6 +247,32 @@ def _serve(folder: Path, threads: int, dtype: Precision) -> dict[str, Any]:
         start = time.perf_counter()
         servers.load_weights("asked", folder, version="again")
         figures["new weights after s"] = round(time.perf_counter() - start, 1)
+    return figures
+
+
+def beside(folder: Path, threads: int) -> dict[str, Any]:
+    """Tokens a second, and tokens of a second of processor time, of float32 and bfloat16 by turns: medians of 3."""
+    from benchmarks.serving import ask, free, timed
+    from chimera.serving.process import serve
+
+    dtypes: tuple[Precision, ...] = ("float32", "bfloat16")
+    models = {dtype: ModelConfig(path=str(folder), dtype=dtype) for dtype in dtypes}
+    counts: dict[str, list[tuple[int, float, float]]] = {}
+    with serve(models, ServingConfig(slots=8, threads=threads), {}, log_file=folder.parent / "server.log") as servers:
+        server = psutil.Process(servers.pid)
+        texts = prompts(folder, 30)
+        for turn in range(4):
+            for at_once, some in ((1, texts[turn : turn + 1]), (8, texts[4 + 8 * turn : 12 + 8 * turn] or texts[:8])):
+                for dtype in dtypes:
+                    work = partial(ask, servers.endpoints[dtype], some, concurrency=at_once, form=free)
+                    found = timed(server, lambda: asyncio.run(work()))  # noqa: B023 - run at once
+                    if turn:  # The first is to warm up.
+                        counts.setdefault(f"{dtype}, {at_once} at once", []).append(found)
+    figures: dict[str, Any] = {}
+    for name, some in counts.items():
+        wall = statistics.median(tokens / seconds for tokens, seconds, _ in some)
+        processor = statistics.median(tokens / seconds for tokens, _, seconds in some)
+        figures[name] = f"{wall:.1f} tokens/s, {processor:.1f} of processor time"
     return figures
 
 
@@ -389,6 +436,7 @@ Step = Callable[[Path, int], dict[str, Any]]
 STEPS: Mapping[str, Step] = {
     "serve-float32": serve_float32,
     "serve-bfloat16": serve_bfloat16,
+    "beside": beside,
     "mismatch": mismatch,
     "society": society,
     "sft": sft,
