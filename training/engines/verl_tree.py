@@ -66,10 +66,10 @@ class TreeEngine(Engine):
         places, which = output_args[TREE]
         given = output.logits.squeeze(0).float()
         if which is None:
-            log_probs, entropy = given.unbind(-1)
+            columns = ("log_probs", "entropy")[: 1 + _wants_entropy(micro_batch)]
+            found = dict(zip(columns, given.unbind(-1), strict=False))
         else:
-            log_probs, entropy = self._scores(given, which, places, output_args, micro_batch)
-        found = {"log_probs": log_probs} | ({"entropy": entropy} if _wants_entropy(micro_batch) else {})
+            found = self._scores(given, which, places, output_args, micro_batch)
         ids = micro_batch["input_ids"]
         empty = torch.zeros(len(ids.values()), device=given.device)
         return {
@@ -79,16 +79,16 @@ class TreeEngine(Engine):
 
     def _scores(
         self, logits: Tensor, which: Tensor, places: Tensor, output_args: dict[str, Any], micro_batch: "TensorDict"
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> dict[str, Tensor]:
         """Log-probabilities and, if asked for, entropies of response tokens, from the logits of shared places."""
         if not output_args["temperature_is_one"]:
             logits = logits / _temperature(output_args)
         total = logits.logsumexp(dim=-1)
         labels = output_args["input_ids_rmpad_rolled"][places]
-        log_probs = logits[which, labels] - total[which]
-        if not _wants_entropy(micro_batch):
-            return log_probs, None
-        return log_probs, (total - (logits.softmax(dim=-1) * logits).sum(dim=-1))[which]
+        found = {"log_probs": logits[which, labels] - total[which]}
+        if _wants_entropy(micro_batch):
+            found["entropy"] = (total - (logits.softmax(dim=-1) * logits).sum(dim=-1))[which]
+        return found
 
     def _ask(self, places: Tensor, output_args: dict[str, Any], micro_batch: "TensorDict") -> None:
         """Make the next forward pass score the labels of these places, a chunk at a time."""

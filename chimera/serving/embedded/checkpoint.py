@@ -26,6 +26,8 @@ HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 """Weight files that can run code when they are read. They are never read."""
 SUFFIX = ".safetensors"
+MARKS = ("bos_token", "eos_token", "pad_token", "unk_token")
+"""What tokenizer_config.json calls the control tokens that chat templates may name."""
 BYTES: Mapping[Precision, int] = {"float32": 4, "bfloat16": 2}
 """Bytes of one number."""
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -34,11 +36,15 @@ WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """How a model reads and writes text: its tokenizer, its chat template, and the ids that end an answer."""
+    """How a model reads and writes text: its tokenizer, its chat template, and the ids that end an answer.
+
+    `marks` are the control tokens that templates name, such as Llama's bos_token, by these names.
+    """
 
     tokenizer: "Tokenizer" = field(repr=False)
     template: str = field(repr=False)
     eos: tuple[int, ...]
+    marks: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,7 @@ class Checkpoint:
     tokenizer: "Tokenizer" = field(repr=False)
     template: str = field(repr=False)
     eos: tuple[int, ...]
+    marks: Mapping[str, str]
 
 
 def locate(path: str) -> Path:
@@ -114,6 +121,7 @@ def load_checkpoint(path: str, dtype: Precision = "float32") -> Checkpoint:
         tokenizer=language.tokenizer,
         template=language.template,
         eos=language.eos,
+        marks=language.marks,
     )
 
 
@@ -135,7 +143,10 @@ def load_language(folder: Path) -> Language:
     settings = _read_json(folder / "config.json")
     tokenizer_settings = _read_json(folder / "tokenizer_config.json", optional=True)
     return Language(
-        tokenizer, _template(folder, tokenizer_settings), _eos(folder, settings, tokenizer_settings, tokenizer)
+        tokenizer,
+        _template(folder, tokenizer_settings),
+        _eos(folder, settings, tokenizer_settings, tokenizer),
+        {name: mark for name in MARKS if (mark := _mark(tokenizer_settings.get(name))) is not None},
     )
 
 
@@ -258,6 +269,12 @@ def _template(folder: Path, tokenizer_settings: dict[str, Any]) -> str:
     return template
 
 
+def _mark(token: Any) -> str | None:
+    """The text of a control token as tokenizer_config.json has it; None if it names none."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
 def _eos(
     folder: Path, settings: dict[str, Any], tokenizer_settings: dict[str, Any], tokenizer: "Tokenizer"
 ) -> tuple[int, ...]:
@@ -265,8 +282,7 @@ def _eos(
     generation = _read_json(folder / "generation_config.json", optional=True)
     listed = generation.get("eos_token_id", settings.get("eos_token_id"))
     ids = [] if listed is None else listed if isinstance(listed, list) else [listed]
-    token = tokenizer_settings.get("eos_token")
-    token = token.get("content") if isinstance(token, dict) else token
+    token = _mark(tokenizer_settings.get("eos_token"))
     if token is not None and (own := tokenizer.token_to_id(token)) is not None:
         ids = [own, *ids]
     if not ids:
