@@ -85,13 +85,15 @@ def tuning_need(model: Architecture, settings: SftSettings, who: str) -> Need:
 def serving_need(models: Mapping[str, tuple[Architecture, int]], rows: int, context: int) -> Need:
     """The embedded server: each set of weights with its cache, and once more the largest while new weights go live.
 
+    Where the processor does not multiply bfloat16 itself, the cache is in float32 whatever the weights are.
+
     Args:
-        models: By what tells sets of weights apart: the model, and the bytes of its numbers in the server.
+        models: By what tells sets of weights apart: the model, and the bytes of a weight in the server.
         rows: Requests that are decoded together.
         context: Most tokens of a request.
     """
     sizes = [number * one.parameters for one, number in models.values()]
-    caches = [rows * one.cache_bytes(context, number) for one, number in models.values()]
+    caches = [rows * one.cache_bytes(context) for one, _ in models.values()]
     swap = max((weights + cache for weights, cache in zip(sizes, caches, strict=True)), default=0)
     parts = {"process": BARE_SERVER, "weights": sum(sizes), "cache": sum(caches), "while weights go live": swap}
     return Need("model server", parts)
