@@ -1,0 +1,87 @@
+"""Waits until a vLLM server answers, and asks it what it is."""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from chimera.core.errors import ModelError
+from chimera.run.programs import Program
+from chimera.serving.connections import Connections
+from chimera.serving.vllm.engine import SERVED
+from chimera.serving.vllm.replicas import Replica
+
+LOOK_S = 0.3
+ANSWER_S = 10.0
+LOG_LINES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server answers.
+
+    Attributes:
+        name: As named in errors.
+        url: Its address, without /v1.
+        key: Its key.
+        socket: Its Unix socket; None for an address of a network.
+        program: Its process; None if the run did not start it.
+    """
+
+    name: str
+    url: str
+    key: str
+    socket: Path | None = None
+    program: Program | None = None
+
+
+def wait_for(place: Place, deadline: float) -> Replica:
+    """The server at `place` as soon as it answers.
+
+    Args:
+        place: The server.
+        deadline: Of `time.monotonic`.
+
+    Raises:
+        ModelError: It ended, did not answer in time, or is no vLLM server.
+    """
+    transport = httpx.HTTPTransport(uds=str(place.socket) if place.socket else None)
+    headers = {"Authorization": f"Bearer {place.key}"} if place.key else {}
+    with httpx.Client(transport=transport, headers=headers, timeout=ANSWER_S) as client:
+        while True:
+            try:
+                client.get(f"{place.url}/health").raise_for_status()
+                break
+            except httpx.HTTPError as error:
+                said = f"{type(error).__name__}: {error}"
+            if place.program is not None and not place.program.alive():
+                raise ModelError(f"{place.program.ending()} while starting: {_log(place.program)}")
+            if time.monotonic() > deadline:
+                more = _log(place.program) if place.program else f"{said}; is it running?"
+                raise ModelError(f"{place.name} did not answer in time (models.*.start_timeout_s): {more}")
+            time.sleep(LOOK_S)
+        names = [entry["id"] for entry in _listed(client, place)]
+        # Without VLLM_SERVER_DEV_MODE there is no such route; such a server takes no new weights either.
+        info = client.get(f"{place.url}/server_info", params={"config_format": "json"})
+        device = info.json()["vllm_config"].get("device_config") if info.status_code == 200 else None
+    socket = str(place.socket) if place.socket else None
+    model = SERVED if SERVED in names else names[0]
+    return Replica(place.name, place.url, place.key, Connections(socket), model, "cpu" in json.dumps(device))
+
+
+def _listed(client: httpx.Client, place: Place) -> list[dict[str, Any]]:
+    answer = client.get(f"{place.url}/v1/models")
+    try:
+        answer.raise_for_status()
+        return answer.json()["data"]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"{place.name} does not list its models ({error}): is it a vLLM server, and its key right?"
+        ) from error
+
+
+def _log(program: Program) -> str:
+    return f"{program.last_words(LOG_LINES)} (see {program.log_file})"
