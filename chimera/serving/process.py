@@ -7,6 +7,7 @@ ends, for whatever reason.
 """
 
 import json
+import os
 import secrets as random_secrets
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -127,6 +128,11 @@ def check_models(
     for key, model in models.items():
         if model.kind == "vllm":
             vllm_key(key, model, secrets)
+            if model.python and not (os.access(model.python, os.X_OK) and Path(model.python).is_absolute()):
+                raise ConfigError(
+                    f"models.{key}.python={model.python} is no program: give the absolute path of the Python of an "
+                    "environment that has vLLM"
+                )
         if model.kind == "endpoint":
             endpoint = user_endpoint(f"models.{key}", model, secrets)
             if endpoint.provider is not None:

@@ -10,9 +10,11 @@ import json
 import logging
 import secrets
 import shutil
+import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ from chimera.run.programs import Program
 from chimera.serving.embedded.checkpoint import locate
 from chimera.serving.vllm.engine import start_engine
 from chimera.serving.vllm.front import Front, create_front
+from chimera.serving.vllm.probe import preload
 from chimera.serving.vllm.publish import Loaded, ServedWeights
 from chimera.serving.vllm.ready import Place, wait_for
 from chimera.serving.vllm.sharing import share
@@ -66,6 +69,10 @@ def main(argv: list[str]) -> None:
     settings = json.load(sys.stdin)
     models = {key: ModelConfig.model_validate(model) for key, model in settings["models"].items()}
     serving = ServingConfig.model_validate(settings["serving"])
+    # uvicorn passes the signal on when it has stopped; servers are to be stopped after that.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if settings["learning"]:
+        threading.Thread(target=preload, daemon=True).start()  # While the servers start, which takes longer.
     sockets = Path(tempfile.mkdtemp(prefix="chimera-vllm-"))
     logs, groups = Path(settings["folder"]), list[Group]()
     try:

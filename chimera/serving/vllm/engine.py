@@ -4,12 +4,10 @@ It listens on a Unix socket in a folder that only this user can enter. vLLM guar
 port would open the routes that change weights (VLLM_SERVER_DEV_MODE) to every user of the machine.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from chimera.config.models import ModelConfig, ServingConfig
-from chimera.core.errors import ConfigError
 from chimera.core.plain_json import read_json_object
 from chimera.run.child_environment import child_environment
 from chimera.run.programs import Program
@@ -36,16 +34,8 @@ def start_engine(
     name: str,
     key: str,
 ) -> Program:
-    """Start replica `number` of a slot's servers; it serves the weights in `folder` at `socket`.
-
-    Raises:
-        ConfigError: There is no such Python.
-    """
+    """Start replica `number` of a slot's servers; it serves the weights in `folder` at `socket`."""
     assert model.python is not None
-    if not os.access(model.python, os.X_OK) or not Path(model.python).is_absolute():
-        raise ConfigError(
-            f"python={model.python} is no program: give the absolute path of the Python of an environment that has vLLM"
-        )
     place = model.gpus[number] if model.gpus else ""
     command = [model.python, *arguments(model, serving, folder, socket, place)]
     environment = _environment(Path(model.python), serving, place, key)

@@ -112,6 +112,10 @@ def create_front(front: Front, key: str) -> FastAPI:
     async def known(request: Request, error: ApiError) -> JSONResponse:
         return JSONResponse(error.body(), status_code=error.status)
 
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse(ApiError(f"{type(error).__name__}: {error}").body(), status_code=500)
+
     @app.get("/health")
     async def health() -> dict[str, Any]:
         return {"status": "ok", "models": front.versions()}

@@ -9,14 +9,14 @@ again.
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chimera.config.models import Precision
-from chimera.core.errors import ConfigError, ModelError
+from chimera.core.errors import ConfigError, ModelError, boundary
 from chimera.serving.connections import HttpAnswer
 from chimera.serving.vllm.probe import (
     TOLERANCE,
@@ -59,14 +59,24 @@ class ServedWeights:
         first: What they serve now.
         dtype: The numbers that they compute with.
         folder: Where folders for vLLM are made.
+        learner: Computes the learner's log-probabilities.
     """
 
-    def __init__(self, name: str, replicas: Sequence[Replica], first: Loaded, dtype: Precision, folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        replicas: Sequence[Replica],
+        first: Loaded,
+        dtype: Precision,
+        folder: Path,
+        learner: Callable[[Path, Sequence[int], Precision], list[float]] = learner_log_probs,
+    ) -> None:
         self.name = name
         self._replicas = list(replicas)
         self._live = first
         self._dtype: Precision = dtype
         self._folder = folder
+        self._learner = learner
         self._numbers = itertools.count(1)
         self._broken: str | None = None
         self._publishing = asyncio.Lock()
@@ -196,8 +206,9 @@ class ServedWeights:
         await asyncio.gather(*(replica.ask(path, body, limit_s=ROUTE_S) for replica in self._replicas))
 
     async def _expected(self, source: Path) -> tuple[list[int], list[float]]:
-        tokens = await asyncio.to_thread(probe_tokens, source)
-        return tokens, await asyncio.to_thread(learner_log_probs, source, tokens, self._dtype)
+        with boundary(ModelError, f"the model in {source} cannot be computed"):
+            tokens = await asyncio.to_thread(probe_tokens, source)
+            return tokens, await asyncio.to_thread(self._learner, source, tokens, self._dtype)
 
     async def _prove(self, expected: tuple[list[int], list[float]]) -> list[float]:
         """How far each replica's log-probabilities of the probe are from the learner's.
