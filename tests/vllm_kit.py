@@ -36,7 +36,7 @@ class ScriptedVllm:
         self.running = 0
         self.hold = None
 
-    async def app(self, scope, receive, send):
+    async def __call__(self, scope, receive, send):
         """Serve one request, as an ASGI application."""
         query = scope["query_string"].decode()
         path = scope["path"] + (f"?{query}" if query else "")
@@ -98,7 +98,7 @@ class ScriptedVllm:
     @asynccontextmanager
     async def serve(self, socket):
         """Serve at a Unix socket in this event loop."""
-        server = uvicorn.Server(uvicorn.Config(self.app, uds=str(socket), log_config=None, lifespan="off"))
+        server = uvicorn.Server(uvicorn.Config(self, uds=str(socket), log_config=None, lifespan="off"))
         server.capture_signals = nullcontext
         running = asyncio.create_task(server.serve())
         while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
@@ -124,7 +124,7 @@ def main(behaviour, arguments):
         sys.exit("no CPU backend found")
     print("serving", given["--model"], flush=True)
     server = ScriptedVllm(given["--model"])
-    uvicorn.run(server.app, uds=given["--uds"], log_config=None, lifespan="off")
+    uvicorn.run(server, uds=given["--uds"], log_config=None, lifespan="off")
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def _start(
         own = secrets.token_urlsafe(24)
         log_file = logs / f"vllm-{slot}-{number + 1}.log"
         program = start_engine(model, serving, number, first.prepared, at, log_file, name, own)
-        places.append(Place(name, "http://127.0.0.1", own, at, program))
+        places.append(Place(name, "http://127.0.0.1", own, at, program, on_cpu=not model.gpus))
     return Group(slots, first, folder, places)
 
 

@@ -4,7 +4,6 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -16,6 +15,8 @@ from chimera.serving.vllm.replicas import Replica
 
 LOOK_S = 0.3
 ANSWER_S = 10.0
+INFO_S = 300.0
+"""Seconds in which a server may describe itself: vLLM looks through its whole system for that."""
 LOG_LINES = 8
 
 
@@ -29,6 +30,7 @@ class Place:
         key: Its key.
         socket: Its Unix socket; None for an address of a network.
         program: Its process; None if the run did not start it.
+        on_cpu: True for one that the run started on the processor.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Place:
     key: str
     socket: Path | None = None
     program: Program | None = None
+    on_cpu: bool = True
 
 
 def wait_for(place: Place, deadline: float) -> Replica:
@@ -63,24 +66,21 @@ def wait_for(place: Place, deadline: float) -> Replica:
                 more = _log(place.program) if place.program else f"{said}; is it running?"
                 raise ModelError(f"{place.name} did not answer in time (models.*.start_timeout_s): {more}")
             time.sleep(LOOK_S)
-        names = [entry["id"] for entry in _listed(client, place)]
-        # Without VLLM_SERVER_DEV_MODE there is no such route; such a server takes no new weights either.
-        info = client.get(f"{place.url}/server_info", params={"config_format": "json"})
-        device = info.json()["vllm_config"].get("device_config") if info.status_code == 200 else None
-    socket = str(place.socket) if place.socket else None
-    model = SERVED if SERVED in names else names[0]
-    return Replica(place.name, place.url, place.key, Connections(socket), model, "cpu" in json.dumps(device))
-
-
-def _listed(client: httpx.Client, place: Place) -> list[dict[str, Any]]:
-    answer = client.get(f"{place.url}/v1/models")
-    try:
-        answer.raise_for_status()
-        return answer.json()["data"]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"{place.name} does not list its models ({error}): is it a vLLM server, and its key right?"
-        ) from error
+        if place.program is not None:
+            return Replica(place.name, place.url, place.key, Connections(str(place.socket)), SERVED, place.on_cpu)
+        try:
+            listed = client.get(f"{place.url}/v1/models").raise_for_status().json()["data"]
+            # Without VLLM_SERVER_DEV_MODE there is no such route; such a server takes no new weights either.
+            info = client.get(f"{place.url}/server_info", params={"config_format": "json"}, timeout=INFO_S)
+            device = info.json()["vllm_config"].get("device_config") if info.status_code == 200 else None
+            return Replica(
+                place.name, place.url, place.key, Connections(), listed[0]["id"], "cpu" in json.dumps(device)
+            )
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            raise ModelError(
+                f"{place.name} does not tell its models and device ({type(error).__name__}: {error}): is it a vLLM "
+                "server, and its key right?"
+            ) from error
 
 
 def _log(program: Program) -> str:

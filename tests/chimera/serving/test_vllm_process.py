@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import httpx
@@ -64,8 +65,9 @@ def ask(running, slot, **fields):
 
 def wait_until_gone(process):
     """One that nobody reaps counts as ended."""
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-        threading.Event().wait(0.05)
+    with suppress(psutil.NoSuchProcess):
+        while process.status() != psutil.STATUS_ZOMBIE:
+            threading.Event().wait(0.05)
 
 
 def engines(pid):
