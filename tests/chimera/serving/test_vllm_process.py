@@ -126,7 +126,6 @@ def test_each_server_has_a_log_and_no_key_is_in_one(running):
     assert logs == [
         "models.log",
         "vllm-junior-1.log",
-        "vllm-junior-2.log",
         "vllm-senior-1.log",
         "vllm-senior-2.log",
         "vllm.log",
