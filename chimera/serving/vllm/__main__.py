@@ -33,7 +33,7 @@ from chimera.serving.vllm.engine import start_engine
 from chimera.serving.vllm.front import Front, create_front
 from chimera.serving.vllm.probe import preload
 from chimera.serving.vllm.publish import Loaded, ServedWeights
-from chimera.serving.vllm.ready import Place, wait_for
+from chimera.serving.vllm.ready import ServerPlace, wait_for
 from chimera.serving.vllm.sharing import share
 from chimera.serving.vllm.weights import prepare
 
@@ -47,13 +47,13 @@ PUBLISHES = "vllm-publishes.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Sharing:
     """Slots that share servers, and the servers."""
 
     slots: tuple[str, ...]
     first: Loaded
     folder: Path
-    places: Sequence[Place]
+    places: Sequence[ServerPlace]
 
 
 def main(argv: list[str]) -> None:
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> None:
     if settings["learning"]:
         threading.Thread(target=preload, daemon=True).start()  # While the servers start, which takes longer.
     sockets = Path(tempfile.mkdtemp(prefix="chimera-vllm-"))
-    logs, groups = Path(settings["folder"]), list[Group]()
+    logs, groups = Path(settings["folder"]), list[Sharing]()
     try:
         for slots in share(models, settings["learning"]):
             groups.append(_start(slots, models[slots[0]], serving, sockets, logs, settings["keys"][slots[0]]))
@@ -88,26 +88,26 @@ def main(argv: list[str]) -> None:
 
 def _start(
     slots: tuple[str, ...], model: ModelConfig, serving: ServingConfig, sockets: Path, logs: Path, key: str
-) -> Group:
+) -> Sharing:
     slot = slots[0]
     source, folder = Path(locate(model.path)), logs / f"vllm-{slot}"
     first = Loaded(f"{source.name}@0", source, prepare(source, folder / "0"))
     if model.urls:
-        return Group(
-            slots, first, folder, [Place(f"the vLLM server of {slot} at {url}", url, key) for url in model.urls]
+        return Sharing(
+            slots, first, folder, [ServerPlace(f"the vLLM server of {slot} at {url}", url, key) for url in model.urls]
         )
-    places: list[Place] = []
+    places: list[ServerPlace] = []
     for number in range(model.replicas):
         name, at = f"vLLM server {number + 1} of {slot}", sockets / f"{slot}-{number}"
         own = secrets.token_urlsafe(24)
         log_file = logs / f"vllm-{slot}-{number + 1}.log"
         program = start_engine(model, serving, number, first.prepared, at, log_file, name, own)
-        places.append(Place(name, "http://127.0.0.1", own, at, program, on_cpu=not model.gpus))
-    return Group(slots, first, folder, places)
+        places.append(ServerPlace(name, "http://127.0.0.1", own, at, program, on_cpu=not model.gpus))
+    return Sharing(slots, first, folder, places)
 
 
 async def _serve(
-    groups: Sequence[Group],
+    groups: Sequence[Sharing],
     models: Mapping[str, ModelConfig],
     serving: ServingConfig,
     key: str,
@@ -144,5 +144,5 @@ async def _serve(
         await serve
 
 
-def _programs(groups: Sequence[Group]) -> list[Program]:
+def _programs(groups: Sequence[Sharing]) -> list[Program]:
     return [place.program for group in groups for place in group.places if place.program is not None]

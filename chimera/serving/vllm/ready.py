@@ -21,7 +21,7 @@ LOG_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerPlace:
     """Where a server answers.
 
     Attributes:
@@ -41,7 +41,7 @@ class Place:
     on_cpu: bool = True
 
 
-def wait_for(place: Place, deadline: float) -> Replica:
+def wait_for(place: ServerPlace, deadline: float) -> Replica:
     """The server at `place` as soon as it answers.
 
     Args:

@@ -22,7 +22,7 @@ from chimera.core.errors import ModelError, RunError
 from chimera.run.programs import Program
 from chimera.serving.process import serve
 from chimera.serving.vllm.probe import learner_log_probs, probe_tokens
-from chimera.serving.vllm.ready import Place, wait_for
+from chimera.serving.vllm.ready import ServerPlace, wait_for
 
 
 def vllm(folder, **settings):
@@ -140,13 +140,13 @@ def test_each_server_has_a_log_and_no_key_is_in_one(running):
 
 def test_a_server_that_does_not_start_is_an_error_with_its_own_words(tmp_path):
     program = Program("vLLM server 1 of senior", [write_python(tmp_path, "broken")], tmp_path / "log", dict(os.environ))
-    place = Place(program.name, "http://x", "", tmp_path / "socket", program)
+    place = ServerPlace(program.name, "http://x", "", tmp_path / "socket", program)
     with pytest.raises(ModelError, match=r"server 1 of senior .* ended with exit code 1 while starting: no CPU"):
         wait_for(place, time.monotonic() + 3600)
 
 
 def test_a_server_that_does_not_answer_in_time_is_an_error_that_names_the_limit():
-    place = Place("the vLLM server of senior at http://127.0.0.1:9", "http://127.0.0.1:9", "")
+    place = ServerPlace("the vLLM server of senior at http://127.0.0.1:9", "http://127.0.0.1:9", "")
     with pytest.raises(ModelError, match=r"127.0.0.1:9 did not answer in time \(models.\*.start_timeout_s\): ConnectE"):
         wait_for(place, time.monotonic())
 
