@@ -281,6 +281,6 @@ def open_society(config: Config, library: Library | None = None) -> Iterator[Liv
     descriptor, name = tempfile.mkstemp(prefix="chimera-models-", suffix=".log")
     os.close(descriptor)
     log_file = Path(name)
-    with serve(config.used(), config.serving, secrets, log_file=log_file) as servers:
+    with serve(config.used(), config.serving, secrets, log_file=log_file, learning=config.learning()) as servers:
         yield LiveSociety(config, servers, library)
     log_file.unlink()  # After an error the log stays, because the message names it.

@@ -27,12 +27,14 @@ class Need:
         parts: Bytes by what they hold.
         device: "gpu" if the parts other than `process` are in a GPU's memory where there is one.
         count: How many of these processes there are.
+        places: The numbers of the GPUs that they take, where they are known.
     """
 
     who: str
     parts: Mapping[str, int]
     device: str = "cpu"
     count: int = 1
+    places: tuple[int, ...] = ()
 
     @property
     def each(self) -> int:
@@ -64,7 +66,8 @@ def ppo_need(model: Architecture, settings: PpoSettings, who: str) -> Need:
         "activations": model.activation_bytes(settings.ppo_max_token_len_per_gpu, recomputed=recomputed),
         "gathered": 2 * FLOAT32 * max(model.embedding, model.layer_parameters) if split > 1 else 0,
     }
-    return Need(who, {name: size for name, size in parts.items() if size}, "gpu", settings.ranks)
+    named = {name: size for name, size in parts.items() if size}
+    return Need(who, named, "gpu", settings.ranks, tuple(range(settings.ranks)))
 
 
 def tuning_need(model: Architecture, settings: SftSettings, who: str) -> Need:
@@ -79,7 +82,7 @@ def tuning_need(model: Architecture, settings: SftSettings, who: str) -> Need:
         "optimiser": ADAM * FLOAT32 * trained,
         "activations": model.activation_bytes(tokens, recomputed=model.parameters >= LARGE_MODEL),
     }
-    return Need(who, parts, "gpu")
+    return Need(who, parts, "gpu", places=(0,))
 
 
 def serving_need(models: Mapping[str, tuple[Architecture, int]], rows: int, context: int) -> Need:

@@ -439,6 +439,7 @@ TEXT = st.one_of(
 URL = st.from_regex(r"https?://[a-z0-9.]{1,12}(:[0-9]{2,4})?/v1", fullmatch=True)
 SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "base_url": URL,
+    "urls": st.lists(URL, min_size=1, max_size=2),
     "api_key_env": st.from_regex(r"[A-Z][A-Z0-9_]{0,9}", fullmatch=True),
     "labels": st.lists(TEXT.filter(lambda text: text.strip() == text != "none"), min_size=2, max_size=4, unique=True),
 }
@@ -457,7 +458,7 @@ def values(field: FieldInfo, name: str, annotation: Any = None) -> st.SearchStra
         return st.none() | SPECIAL[name]
     if get_origin(annotation) is Literal:
         return st.sampled_from(get_args(annotation))
-    if get_origin(annotation) is tuple:
+    if get_origin(annotation) in (tuple, list):
         return st.lists(values(field, name, get_args(annotation)[0]), min_size=1, max_size=4)
     if type(None) in get_args(annotation):
         return st.none() | values(field, name, get_args(annotation)[0])
