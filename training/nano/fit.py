@@ -127,6 +127,8 @@ class Fitter:
         self.model = model.to(device)  # pyright: ignore[reportArgumentType] - transformers' wrapper hides nn.Module.to
         self.schedule = schedule
         self.device = device
+        # A processor without bfloat16 instructions computes in it many times more slowly than in float32.
+        self._half = device != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
         self._random = random.Random(seed)
         self._generator = torch.Generator().manual_seed(seed)
         matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
@@ -156,9 +158,14 @@ class Fitter:
                 report(step + 1, smoothed)
                 break
 
-    def fit(self, examples: Iterator[TokenizedTranscript], report: Callable[[int, float, float], None]) -> None:
-        """Make `schedule.steps` updates. Batches come from pools sorted by length, so that padding is short."""
-        smoothed, step, tokens, started = None, 0, 0, time.perf_counter()
+    def fit(
+        self, examples: Iterator[TokenizedTranscript], report: Callable[[int, float, float], None], done: int = 0
+    ) -> None:
+        """Make `schedule.steps` updates, of which `done` were made before a stop.
+
+        Batches come from pools sorted by length, so that padding is short.
+        """
+        smoothed, step, tokens, started = None, done, 0, time.perf_counter()
         while step < self.schedule.steps:
             pool = sorted((next(examples) for _ in range(self.schedule.batch * 8)), key=lambda e: len(e.tokens))
             batches = [pool[i : i + self.schedule.batch] for i in range(0, len(pool), self.schedule.batch)]
@@ -167,7 +174,7 @@ class Fitter:
                 ids, learned = collate(batch)
                 share = step / self.schedule.steps
                 final = self.schedule.final_share
-                rate = min(1.0, (step + 1) / 50) * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1, share))))
+                rate = min(1.0, (step - done + 1) / 50) * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1, share))))
                 smoothed = self._step(ids, learned, rate, smoothed)
                 step += 1
                 tokens += sum(len(e.tokens) for e in batch)
@@ -182,7 +189,7 @@ class Fitter:
         for group, base in zip((g for o in self._optimisers for g in o.param_groups), self._rates, strict=True):
             group["lr"] = base * rate
         chosen = learned[:, 1:]
-        with torch.autocast(self.device, dtype=torch.bfloat16):
+        with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self._half):
             # Right padding and a causal mask: padded positions come after every learned one, so no mask is needed.
             hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
             logits = self.model.lm_head(hidden[chosen])
