@@ -93,7 +93,9 @@ def of_both(
     rng = random.Random(seed)
     tasks = (item for block in itertools.count() for item in generate(50, seed=seed + block, levels=levels))
     of_one = stream(tasks, seed, FAULTLESS_READERS)
-    items = (item for block in itertools.count() for item in synthesis_tasks.generate(50, seed=seed + block, levels=levels))
+    items = (
+        item for block in itertools.count() for item in synthesis_tasks.generate(50, seed=seed + block, levels=levels)
+    )
     of_several = synthesis.stream(items, seed, FAULTLESS_READERS)
     while True:
         yield encode(tokenizer, next(of_several if rng.random() < share else of_one))

@@ -124,6 +124,8 @@ class Fitter:
     def __init__(self, model: "Qwen2ForCausalLM", schedule: Schedule, seed: int, *, device: str = "cpu") -> None:
         import torch
 
+        from training.nano.muon import FloatMuon
+
         self.model = model.to(device)  # pyright: ignore[reportArgumentType] - transformers' wrapper hides nn.Module.to
         self.schedule = schedule
         self.device = device
@@ -136,7 +138,9 @@ class Fitter:
         rest = [p for p in model.parameters() if id(p) not in in_muon]
         self._optimisers: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(rest, lr=schedule.adamw_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True),
-            torch.optim.Muon(matrices, lr=schedule.muon_rate, momentum=0.95, weight_decay=0.01),
+            (torch.optim.Muon if self._half else FloatMuon)(
+                matrices, lr=schedule.muon_rate, momentum=0.95, weight_decay=0.01
+            ),
         ]
         self._rates = [group["lr"] for optimiser in self._optimisers for group in optimiser.param_groups]
 
@@ -174,11 +178,13 @@ class Fitter:
                 ids, learned = collate(batch)
                 share = step / self.schedule.steps
                 final = self.schedule.final_share
-                rate = min(1.0, (step - done + 1) / 50) * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1, share))))
+                rate = min(1.0, (step - done + 1) / 50) * (
+                    final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1, share)))
+                )
                 smoothed = self._step(ids, learned, rate, smoothed)
                 step += 1
                 tokens += sum(len(e.tokens) for e in batch)
-                if step % 50 == 0:
+                if step % 10 == 0:
                     report(step, smoothed, tokens / (time.perf_counter() - started))
 
     def _step(self, ids: "torch.Tensor", learned: "torch.Tensor", rate: float, smoothed: float | None) -> float:

@@ -13,7 +13,7 @@ from typing import cast
 from agents.prompting import Message, dump, opening, tool_message
 from agents.roles import REFINER, ROLES
 from agents.schemas import Hypothesis
-from agents.tools.sources import given_sources, sources_within
+from agents.tools.sources import sources_within
 from chimera.config.roles import JUNIORS, LITERATURE, OWN_TOOLS, TRIALS
 from chimera.core.types import YesNoMaybe, abstract_text
 from chimera.data.generated.synthesis import Study, SynthesisTask, decide, decisive, matching

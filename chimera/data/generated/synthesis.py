@@ -182,7 +182,9 @@ def generate_one(seed: int, index: int, level: int) -> SynthesisTask:
     for place, plan in enumerate(plans):
         studied = population if plan.matches else other_population(rng, group, condition)
         findings = write_findings(rng, plan, place, (subject, second), endpoints, studied, asked, level)
-        studies.append(write_study(rng, f"{id_}-{place + 1}", place, plan, (subject, second), studied, findings, len(plans)))
+        studies.append(
+            write_study(rng, f"{id_}-{place + 1}", place, plan, (subject, second), studied, findings, len(plans))
+        )
     asked_endpoint = endpoints[0].synonym if level == 4 and rng.random() < 0.5 else endpoints[0].name
     facts = Facts(
         asked=asked,
