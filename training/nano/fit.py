@@ -178,7 +178,7 @@ class Fitter:
                 ids, learned = collate(batch)
                 share = step / self.schedule.steps
                 final = self.schedule.final_share
-                rate = min(1.0, (step - done + 1) / 50) * (
+                rate = min(1.0, (step - done + 1) / (10 if done else 50)) * (
                     final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1, share)))
                 )
                 smoothed = self._step(ids, learned, rate, smoothed)
