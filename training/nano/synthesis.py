@@ -121,7 +121,7 @@ def given(item: SynthesisTask, role: str, rng: random.Random) -> Transcript:
     facts = item.facts
     documents = rng.sample(facts.studies, len(facts.studies))
     populations = dict.fromkeys(study.population for study in facts.studies)
-    asked = [(population, way) for population in populations for way in WAYS]
+    asked: list[tuple[str, Direction]] = [(population, way) for population in populations for way in WAYS]
     first, *others = rng.sample(asked, len(asked))[:MOST_QUESTIONS]
     prompt = opening(ROLES[role], ask(item, *first, rng), sources=[document(study) for study in documents])
     messages = [*prompt, answered(read(about(item, *first), documents))]
