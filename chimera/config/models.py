@@ -41,8 +41,8 @@ class ModelConfig(ConfigSection):
     path: str = Field(default="nano", min_length=1, description="embedded, vllm: 'nano', a folder, or a hub name")
     dtype: Precision = Field(
         default="float32",
-        description="embedded, vllm: what the server keeps weights in; bfloat16 halves their memory, and eight requests "
-        "at a time take as long as with float32, or less where the processor multiplies bfloat16 itself; PPO refuses "
+        description="embedded, vllm: what the server keeps weights in; bfloat16 halves their memory, and eight "
+        "requests at a time take as long as with float32, or less where the processor multiplies bfloat16 itself; PPO refuses "
         "it, because it learns from float32's probabilities",
     )
     base_url: str | None = Field(
