@@ -25,8 +25,8 @@ from training.cluster.ray.start import Orders
 from training.cluster.ray.work import Work
 from training.cluster.wire import Channel
 
-PLACE_S = 20.0
-"""How long to wait for room that others may free before one rank fewer is asked for."""
+PLACE_S = 45.0
+"""How long to wait for room before one rank fewer is asked for: longer than Ray counts a node that is gone as alive."""
 LOOK_S = 1.0
 """How often it is looked whether nodes have come or gone."""
 HEAD_S = 15.0
