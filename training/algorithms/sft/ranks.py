@@ -50,7 +50,7 @@ def share(rows: Sequence[int], rank: int, ranks: int, micro: int, spare: int) ->
     return [own[first : first + micro] or [spare] for first in starts]
 
 
-class Shares:
+class SharedBatches:
     """The micro-batches of one rank, as a batch sampler.
 
     Args:
@@ -98,7 +98,7 @@ def sharing_trainer(batch: int) -> "type[SFTTrainer]":
             lengths = list(whole["length"])[:-1]
             micro, count = self.args.per_device_train_batch_size, len(lengths)
             order = LengthGroupedSampler(batch, lengths=lengths)
-            shares: Any = Shares(order, count, batch, micro, spare=count)
+            shares: Any = SharedBatches(order, count, batch, micro, spare=count)
             # Accelerate would divide the data in its own way, so it does not get the loader.
             return DataLoader(data, batch_sampler=shares, collate_fn=self.data_collator)
 

@@ -22,11 +22,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from chimera.core.errors import RunError
 from training.cluster.ray.start import Orders
-from training.cluster.ray.work import Work
+from training.cluster.ray.work import NodeWork
 from training.cluster.wire import Channel
 
-PLACE_S = 20.0
-"""How long to wait for room that others may free before one rank fewer is asked for."""
+PLACE_S = 45.0
+"""How long to wait for room before one rank fewer is asked for: longer than Ray counts a node that is gone as alive."""
 LOOK_S = 1.0
 """How often it is looked whether nodes have come or gone."""
 HEAD_S = 15.0
@@ -128,7 +128,7 @@ class Driver:
         cpus, gpus = need.get("CPU", 0), need.get("GPU", 0)
         made: Any = ray.remote(
             num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0, scheduling_strategy=where
-        )(Work)
+        )(NodeWork)
         actor = self._actors[name] = made.remote()
 
         def started(found: Any) -> None:

@@ -102,7 +102,7 @@ class RayProcess:
     def start(
         self, name: str, kind: str, given: Mapping[str, Any], need: Mapping[str, float], *, bundle: int = -1
     ) -> Actor:
-        """Start an actor in the room that was placed, or anywhere as soon as there is room; see `Work.work`.
+        """Start an actor in the room that was placed, or anywhere as soon as there is room; see `NodeWork.work`.
 
         Raises:
             RunError: The cluster is lost.

@@ -14,7 +14,7 @@ from chimera.config.cluster import is_loopback
 from chimera.core.errors import ChimeraError, RunError
 
 
-class Work:
+class NodeWork:
     """One actor."""
 
     def where(self) -> tuple[int, str]:
