@@ -42,8 +42,8 @@ class ModelConfig(ConfigSection):
     dtype: Precision = Field(
         default="float32",
         description="embedded, vllm: what the server keeps weights in; bfloat16 halves their memory, and eight "
-        "requests at a time take as long as with float32, or less where the processor multiplies bfloat16 itself; PPO refuses "
-        "it, because it learns from float32's probabilities",
+        "requests at a time take as long as with float32, or less where the processor multiplies bfloat16 itself; PPO "
+        "refuses it, because it learns from float32's probabilities",
     )
     base_url: str | None = Field(
         default=None,
