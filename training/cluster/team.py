@@ -22,7 +22,7 @@ import chimera.core.errors as errors
 from chimera.core.errors import ChimeraError, RunError
 from chimera.core.ports import LOOPBACK, listen
 from chimera.run.child_environment import child_environment
-from chimera.run.children import KILL_SECONDS, Command
+from chimera.run.children import Command
 from training.cluster.wire import Channel
 from training.engines.verl_runtime import loopback
 
@@ -37,6 +37,8 @@ BLAME_S = 10.0
 """How long to wait for further processes to end after the first: it may have ended because another did, or its node."""
 START_S = 1800.0
 """Limit of the start of all ranks, which only ranks that hang or that nobody starts exceed. Usual: ten seconds."""
+END_S = 30.0
+"""How long to wait for a killed rank to disappear. Usual: at once, seconds on a very busy machine."""
 GREETING_S = 5.0
 """How long a new connection may take to show the key."""
 
@@ -226,7 +228,7 @@ class Team:
         for child in self._children:
             child.kill()
         for child in self._children:
-            child.join(KILL_SECONDS)
+            child.join(END_S)
         self._store = None
 
     def _greet(self, ranks: int, key: str) -> list[Channel]:

@@ -55,9 +55,10 @@ def test_ranks_on_two_nodes_learn_what_one_learns(cluster, one, two, tmp_path):
 @pytest.mark.long
 def test_a_step_in_which_a_node_dies_is_made_again_by_the_rank_there_is_room_for(cluster, one, two, tmp_path):
     checkpoint, notes, teams = tmp_path / "checkpoint", [], []
+    whole_nodes = cluster.config.model_copy(update={"cpus_per_rank": 2.0})
 
     def start():
-        teams.append(team_on_ray(cluster.config, 2, tmp_path, "ray"))
+        teams.append(team_on_ray(whole_nodes, 2, tmp_path, "ray"))
         return teams[-1]
 
     engine = two(
