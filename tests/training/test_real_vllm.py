@@ -118,7 +118,7 @@ def test_the_shipped_endpoint_file_gathers_with_tool_calls_from_a_vllm_server(tm
     assert done.returncode == 0, done.stdout + done.stderr
     records = [RolloutRecord.load(data) for data in Run(tmp_path / "endpoint").rollouts("gather")]
     calls = sum(sum(record.tool_calls.values()) for record in records) / len(records)
-    failed = [record.failure for record in records if record.failure]
+    failed = [record.error for record in records if record.error]
     print(f"{len(records)} rollouts, {calls:.2f} tool calls a rollout, {len(failed)} failed: {failed}")
     assert calls >= 2
     assert len(failed) <= 1
