@@ -62,7 +62,7 @@ class ModelServers:
             ModelError: the weights are not served by the run, or the folder does not fit the model.
         """
         if key not in self._servers:
-            raise ModelError(f"model {key!r} is an endpoint, so its weights cannot be changed here")
+            raise ModelError(f"model {key!r} is not embedded and not on vLLM, so its weights cannot be changed here")
         body = {"model": key, "folder": str(Path(folder).absolute())}
         answer = self._servers[key].request("POST", "/admin/weights", body | ({"version": version} if version else {}))
         return answer["weights_version"]
@@ -76,7 +76,7 @@ class ModelServers:
             ModelError: the model is not embedded, or the folder does not fit it.
         """
         if key not in self._servers:
-            raise ModelError(f"model {key!r} is an endpoint, so no other weights can be served beside it")
+            raise ModelError(f"model {key!r} is not embedded, so no other weights can be served beside it")
         body = {"model": key, "folder": str(Path(folder).absolute()), "version": version}
         return self._servers[key].request("POST", "/admin/candidates", body)["model"]
 

@@ -7,19 +7,27 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from chimera.config.rollouts import RewardConfig
+from chimera.core.ports import free_port
+from chimera.run.children import stop
 from chimera.run.directory import Run
 from chimera.run.jsonl import read_lines
+from chimera.run.programs import Program
+from chimera.serving.embedded.checkpoint import NANO
+from chimera.serving.vllm.engine import USUAL
+from chimera.serving.vllm.ready import ServerPlace, wait_for
 from evaluation.records.rollouts import RolloutRecord
 from training.learning.adapter import HierarchicalTraceAdapter
 from training.learning.episodes import Episode
 
 PYTHON = os.environ.get("CHIMERA_VLLM_PYTHON", "")
+KEY = "a-key-of-this-test-only"
 REPOSITORY = Path(__file__).parents[2]
 SETTINGS = f"""
 data: {{size: 80}}
@@ -72,3 +80,45 @@ def test_gather_one_ppo_step_and_a_publish_behind_vllm_leave_no_answer_with_an_u
     assert publishes[-1]["version"] == learned
     assert max(max(one["apart"]) for one in publishes) < 1e-4
     print(json.dumps({"versions": found, "branches": answers, "publishes": publishes}, indent=1))
+
+
+def test_the_shipped_endpoint_file_gathers_with_tool_calls_from_a_vllm_server(tmp_path):
+    port = free_port()
+    environment = {**os.environ, "VLLM_API_KEY": KEY, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    openmp = Path(PYTHON).parent.parent / "lib" / "libiomp5.so"
+    environment |= {"LD_PRELOAD": str(openmp)} if openmp.exists() else {}
+    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(NANO), "--served-model-name", "nano"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager", *USUAL]
+    command += ["--max-model-len", "2048", "--kv-cache-memory-bytes", str(2**30)]
+    server = Program("vLLM", command, tmp_path / "vllm.log", environment)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(ServerPlace("vLLM", url, KEY, program=server), time.monotonic() + 1800)
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "chimera.train", "--config", str(REPOSITORY / "configs" / "endpoint.yaml")),
+                *("--name", "endpoint", "--phases", "gather", f"runs_dir={tmp_path}", "wandb.mode=disabled"),
+                *("data.size=60", "gather.tasks=8", "society.node_timeout_s=3600", "rollouts.timeout_s=3600"),
+                *(f"models.{slot}.base_url={url}/v1" for slot in ("junior", "senior")),
+                *(f"models.{slot}.model=nano" for slot in ("junior", "senior")),
+                *(f"models.{slot}.api_key_env=OPENAI_API_KEY" for slot in ("junior", "senior")),
+                # vLLM 0.32 on a processor ends when it decodes several requests with seeds together.
+                *(f"models.{slot}.extra_body={{seed: null}}" for slot in ("junior", "senior")),
+                *(f"models.{slot}.kind=rubric" for slot in ("board", "principal", "judge")),
+                *("models.junior.timeout_s=900", "models.junior.max_tokens=768"),
+            ],
+            capture_output=True,
+            text=True,
+            cwd=REPOSITORY,
+            env={**os.environ, "OPENAI_API_KEY": KEY},
+            check=False,
+        )
+    finally:
+        stop([server], seconds=10)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = [RolloutRecord.load(data) for data in Run(tmp_path / "endpoint").rollouts("gather")]
+    calls = sum(sum(record.tool_calls.values()) for record in records) / len(records)
+    failed = [record.error for record in records if record.error]
+    print(f"{len(records)} rollouts, {calls:.2f} tool calls a rollout, {len(failed)} failed: {failed}")
+    assert calls >= 2
+    assert len(failed) <= 1

@@ -66,7 +66,7 @@ def wait_for(place: ServerPlace, deadline: float) -> Replica:
                 more = _log(place.program) if place.program else f"{said}; is it running?"
                 raise ModelError(f"{place.name} did not answer in time (models.*.start_timeout_s): {more}")
             time.sleep(LOOK_S)
-        if place.program is not None:
+        if place.program is not None and place.socket is not None:
             return Replica(place.name, place.url, place.key, Connections(str(place.socket)), SERVED, place.on_cpu)
         try:
             listed = client.get(f"{place.url}/v1/models").raise_for_status().json()["data"]

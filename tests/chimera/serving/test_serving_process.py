@@ -152,7 +152,7 @@ def test_a_refused_change_says_why_and_leaves_the_weights(running, tmp_path):
     before = running.servers.versions()
     with pytest.raises(ModelError, match=r"config\.json is missing"):
         running.servers.load_weights("senior", tmp_path)
-    with pytest.raises(ModelError, match="no embedded model 'judge'"):
+    with pytest.raises(ModelError, match="'judge' is not embedded"):
         running.servers.load_weights("judge", tmp_path)
     assert running.servers.versions() == before
 
