@@ -1,14 +1,17 @@
 """Seconds and peak memory of serving, asking, fine-tuning and PPO with a model of real size, each in its own process.
 
-    python -m benchmarks.real_size [--size 0.5b|1.5b|3b] [--vocabulary FILE] [--steps serve-bfloat16,ppo,...] [--tiny]
+    python -m benchmarks.real_size [--size 0.5b|1.5b|3b|qwen3-0.6b|llama-1b] [--layers N] [--vocabulary FILE]
+                                   [--steps serve-bfloat16,ppo,...] [--tiny]
 
-The model is made for the occasion: Qwen2.5's shape with random weights, so nothing is downloaded. It takes as long and
-as much memory as the true one. With a vocabulary file (the Python package `dashscope` ships Qwen's) its tokens are the
-true ones too; without one it has the bundled model's tokens, and as many embeddings as the true model. Its answers mean
-nothing: without an end that it learned, each is as long as its limit.
+The model is made for the occasion: a shape of Qwen2.5, Qwen3 or Llama 3.2 with random weights, so nothing is
+downloaded. It takes as long and as much memory as the true one; with --layers it is less deep. With a vocabulary file
+(the Python package `dashscope` ships Qwen's) its tokens are the true ones too; without one it has the bundled model's
+tokens, and as many embeddings as the true model. Its answers mean nothing: without an end that it learned, each is as
+long as its limit.
 
 The step `mismatch` compares log-probabilities: the server's in float32 and bfloat16 with those of transformers in
-float32, of the same tokens. Memory is the sum over a step's processes, looked at ten times a second.
+float32, of the same tokens. The step `beside` serves both and asks them by turns, so that what else the machine does
+slows both alike. Memory is the sum over a step's processes, looked at ten times a second.
 """
 
 import argparse
@@ -21,7 +24,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,39 +57,60 @@ PROMPT, NEW = 250, 64
 """Tokens of a prompt and of an answer, where tokens a second are measured."""
 
 
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+PLAIN = {"rope_type": "default", "rope_theta": 1e6}
+
+
 @dataclass(frozen=True)
 class Size:
-    """The shape of a Qwen2.5 model, as its config.json on the hub has it."""
+    """The shape of a model, as its config.json on the hub has it."""
 
+    family: str
     hidden: int
     inner: int
     layers: int
     heads: int
     kv_heads: int
     vocabulary: int = 151_936
-    tied: bool = True
+    head_dim: int = 64
+    rope: Mapping[str, Any] = field(default_factory=lambda: PLAIN)
 
 
 SIZES: Mapping[str, Size] = {
-    "0.5b": Size(896, 4864, 24, 14, 2),
-    "1.5b": Size(1536, 8960, 28, 12, 2),
-    "3b": Size(2048, 11008, 36, 16, 2),
-    "tiny": Size(64, 128, 2, 4, 2, 4096),
+    "0.5b": Size("qwen2", 896, 4864, 24, 14, 2),
+    "1.5b": Size("qwen2", 1536, 8960, 28, 12, 2, head_dim=128),
+    "3b": Size("qwen2", 2048, 11008, 36, 16, 2, head_dim=128),
+    "qwen3-0.6b": Size("qwen3", 1024, 3072, 28, 16, 8, head_dim=128),
+    "llama-1b": Size("llama", 2048, 8192, 16, 32, 8, vocabulary=128_256, rope=LLAMA3),
+    "tiny": Size("qwen2", 64, 128, 2, 4, 2, 4096, head_dim=16),
 }
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much each step computes, and with how many torch threads."""
+
+    threads: int
+    calls: int
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="0.5b")
+    parser.add_argument("--layers", type=int, metavar="N", help="fewer than the true model has")
     parser.add_argument("--vocabulary", type=Path, metavar="FILE", help="a tiktoken file")
     parser.add_argument("--steps", default=",".join(STEPS), help=f"of {', '.join(STEPS)}")
     parser.add_argument("--threads", type=int, default=2, help="torch threads of each step")
+    parser.add_argument("--calls", type=int, default=8, help="examples of an SFT step, and calls of a PPO update")
     parser.add_argument("--tiny", action="store_true", help="a small model, served only: shows that it runs")
     parser.add_argument("--step", choices=STEPS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.step:
-        print(json.dumps(STEPS[options.step](options.folder, options.threads)))
+        print(json.dumps(STEPS[options.step](options.folder, Load(options.threads, options.calls))))
         return
     if options.tiny:
         options.size, options.steps = "tiny", "serve-bfloat16"
@@ -95,24 +120,26 @@ def main() -> None:
     console = Console()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
-        parameters = make(folder, SIZES[options.size], options.vocabulary)
+        size = SIZES[options.size]
+        size = replace(size, layers=options.layers or size.layers)
+        parameters = make(folder, size, options.vocabulary)
         console.print(f"{parameters / 1e6:,.0f} million random weights: {4 * parameters / 2**30:.1f} GiB as float32")
-        table = Table(
-            "step", "seconds", "peak GiB", "figures", title=f"Qwen2.5 {options.size}, {options.threads} threads"
-        )
+        title = f"{options.size}, {size.layers} layers, {options.threads} threads"
+        table = Table("step", "seconds", "peak GiB", "figures", title=title)
         for step in options.steps.split(","):
-            seconds, peak, figures = measure(step, folder, options.threads)
+            seconds, peak, figures = measure(step, folder, Load(options.threads, options.calls))
             shown = "; ".join(f"{name} {value}" for name, value in figures.items())
             console.print(f"{step}: {seconds:.1f} s, {peak:.1f} GiB; {shown}", soft_wrap=True)
             table.add_row(step, f"{seconds:.1f}", f"{peak:.1f}", shown)
         console.print(table)
 
 
-def measure(step: str, folder: Path, threads: int) -> tuple[float, float, dict[str, Any]]:
+def measure(step: str, folder: Path, load: Load) -> tuple[float, float, dict[str, Any]]:
     """Run one step in a process of its own; its seconds, the peak of its processes' memory in GiB, and its figures."""
     command = [sys.executable, "-m", "benchmarks.real_size", "--step", step, "--folder", str(folder)]
     began = time.perf_counter()
-    child = subprocess.Popen([*command, "--threads", str(threads)], stdout=subprocess.PIPE, text=True)
+    command += ["--threads", str(load.threads), "--calls", str(load.calls)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     peak, done = [0], threading.Event()
 
     def watch() -> None:
@@ -144,12 +171,15 @@ def memory_of(process: psutil.Process) -> int:
 def make(folder: Path, size: Size, vocabulary: Path | None) -> int:
     """Write a model of `size` with random weights in bfloat16; returns the number of its weights."""
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     folder.mkdir()
     ids = make_tokenizer(folder, vocabulary)
     torch.manual_seed(0)
-    config = Qwen2Config(
+    # Qwen2 takes its head's size from the others.
+    own = {} if size.family == "qwen2" else {"head_dim": size.head_dim}
+    config = AutoConfig.for_model(
+        size.family,
         hidden_size=size.hidden,
         intermediate_size=size.inner,
         num_hidden_layers=size.layers,
@@ -157,14 +187,14 @@ def make(folder: Path, size: Size, vocabulary: Path | None) -> int:
         num_key_value_heads=size.kv_heads,
         vocab_size=size.vocabulary,
         max_position_embeddings=32_768,
-        tie_word_embeddings=size.tied,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        tie_word_embeddings=True,
+        rope_parameters=dict(size.rope),
+        bos_token_id=None,
         eos_token_id=ids["<|im_end|>"],
         pad_token_id=ids["<|endoftext|>"],
+        **own,
     )
-    torch.set_default_dtype(torch.bfloat16)
-    model = Qwen2ForCausalLM(config)
-    torch.set_default_dtype(torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
     return sum(one.numel() for one in model.parameters())
 
@@ -191,23 +221,25 @@ def make_tokenizer(folder: Path, vocabulary: Path | None) -> dict[str, int]:
 # --- what is measured
 
 
-def serve_float32(folder: Path, threads: int) -> dict[str, Any]:
+def serve_float32(folder: Path, load: Load) -> dict[str, Any]:
     """The embedded server with float32 weights."""
-    return _serve(folder, threads, "float32")
+    return _serve(folder, load, "float32")
 
 
-def serve_bfloat16(folder: Path, threads: int) -> dict[str, Any]:
+def serve_bfloat16(folder: Path, load: Load) -> dict[str, Any]:
     """The embedded server with bfloat16 weights."""
-    return _serve(folder, threads, "bfloat16")
+    return _serve(folder, load, "bfloat16")
 
 
-def _serve(folder: Path, threads: int, dtype: Precision) -> dict[str, Any]:
+def _serve(folder: Path, load: Load, dtype: Precision) -> dict[str, Any]:
     from benchmarks.serving import ask, free, schema
     from chimera.serving.process import serve
 
     models = {"asked": ModelConfig(path=str(folder), dtype=dtype)}
     began = time.perf_counter()
-    with serve(models, ServingConfig(slots=8, threads=threads), {}, log_file=folder.parent / "server.log") as servers:
+    with serve(
+        models, ServingConfig(slots=8, threads=load.threads), {}, log_file=folder.parent / "server.log"
+    ) as servers:
         endpoint = servers.endpoints["asked"]
         server = psutil.Process(servers.pid)
         figures: dict[str, Any] = {"ready after s": round(time.perf_counter() - began, 1)}
@@ -229,6 +261,35 @@ def _serve(folder: Path, threads: int, dtype: Precision) -> dict[str, Any]:
     return figures
 
 
+def beside(folder: Path, load: Load) -> dict[str, Any]:
+    """Tokens a second, wall and processor time, of float32 and bfloat16 by turns; the better of 2 turns."""
+    from benchmarks.serving import ask, free, timed
+    from chimera.serving.process import serve
+
+    dtypes: tuple[Precision, ...] = ("float32", "bfloat16")
+    models = {dtype: ModelConfig(path=str(folder), dtype=dtype) for dtype in dtypes}
+    counts: dict[str, list[tuple[int, float, float]]] = {}
+    with serve(
+        models, ServingConfig(slots=8, threads=load.threads), {}, log_file=folder.parent / "server.log"
+    ) as servers:
+        server = psutil.Process(servers.pid)
+        texts = prompts(folder, 19)
+        for dtype in dtypes:
+            asyncio.run(ask(servers.endpoints[dtype], texts[:1], concurrency=1, form=free))
+        for turn in range(2):
+            for at_once, some in ((1, texts[1 + turn : 2 + turn]), (8, texts[3 + 8 * turn : 11 + 8 * turn])):
+                for dtype in dtypes:
+                    work = partial(ask, servers.endpoints[dtype], some, concurrency=at_once, form=free)
+                    found = timed(server, lambda: asyncio.run(work()))  # noqa: B023 - run at once
+                    counts.setdefault(f"{dtype}, {at_once} at once", []).append(found)
+    figures: dict[str, Any] = {}
+    for name, some in counts.items():
+        wall = max(tokens / seconds for tokens, seconds, _ in some)
+        processor = max(tokens / seconds for tokens, _, seconds in some)
+        figures[name] = f"{wall:.1f} tokens/s, {processor:.1f} of processor time"
+    return figures
+
+
 def prompts(folder: Path, count: int) -> list[str]:
     """User messages of `PROMPT` tokens: texts of generated tasks."""
     from tokenizers import Tokenizer
@@ -241,7 +302,7 @@ def prompts(folder: Path, count: int) -> list[str]:
     return [tokenizer.decode(tokenizer.encode(text).ids[:PROMPT]) for text in texts]
 
 
-def mismatch(folder: Path, threads: int) -> dict[str, Any]:
+def mismatch(folder: Path, load: Load) -> dict[str, Any]:
     """How far the server's log-probabilities are from transformers' in float32."""
     import httpx
     import torch
@@ -249,12 +310,12 @@ def mismatch(folder: Path, threads: int) -> dict[str, Any]:
 
     from chimera.serving.process import serve
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(load.threads)
     answers: dict[str, list[dict[str, Any]]] = {}
     for dtype in ("float32", "bfloat16"):
         models = {"asked": ModelConfig(path=str(folder), dtype=dtype)}
         log = folder.parent / "server.log"
-        with serve(models, ServingConfig(slots=8, threads=threads), {}, log_file=log) as servers:
+        with serve(models, ServingConfig(slots=8, threads=load.threads), {}, log_file=log) as servers:
             endpoint = servers.endpoints["asked"]
             headers = {"Authorization": f"Bearer {endpoint.api_key}"}
             with httpx.Client(base_url=endpoint.base_url, headers=headers, timeout=600, trust_env=False) as client:
@@ -284,7 +345,7 @@ def _apart(model: Any, answer: Mapping[str, Any]) -> Any:
     return (told - torch.log_softmax(logits, -1).gather(1, chosen)[:, 0]).abs()
 
 
-def society(folder: Path, threads: int) -> dict[str, Any]:
+def society(folder: Path, load: Load) -> dict[str, Any]:
     """One rollout of the whole society, its answers limited to 200 tokens, which the random model always reaches."""
     from chimera.config.tree import load_config
     from chimera.data.tasks import load
@@ -297,7 +358,7 @@ def society(folder: Path, threads: int) -> dict[str, Any]:
         "models.junior.max_tokens=200",
         "society.node_timeout_s=3600",
         "data.size=40",
-        f"serving.threads={threads}",
+        f"serving.threads={load.threads}",
     ]
     config = load_config(overrides=settings)
     data = load(config.data)
@@ -316,28 +377,30 @@ def society(folder: Path, threads: int) -> dict[str, Any]:
     return {"rollout": asyncio.run(play())[:200]}
 
 
-def sft(folder: Path, threads: int) -> dict[str, Any]:
-    """One optimiser step of fine-tuning on 8 examples of 512 tokens, all weights."""
-    return _sft(folder, threads, rank=0)
+def sft(folder: Path, load: Load) -> dict[str, Any]:
+    """One optimiser step of fine-tuning on examples of 512 tokens, all weights."""
+    return _sft(folder, load, rank=0)
 
 
-def sft_lora(folder: Path, threads: int) -> dict[str, Any]:
+def sft_lora(folder: Path, load: Load) -> dict[str, Any]:
     """The same with LoRA of rank 16, merged at the end."""
-    return _sft(folder, threads, rank=16)
+    return _sft(folder, load, rank=16)
 
 
-def _sft(folder: Path, threads: int, rank: int) -> dict[str, Any]:
+def _sft(folder: Path, load: Load, rank: int) -> dict[str, Any]:
     from training.algorithms.sft.child import Spec
     from training.algorithms.sft.process import SftProcess
 
     tokens = list(range(300, 812))
     rows = folder.parent / "rows.jsonl"
     rows.write_text(
-        "".join(json.dumps({"input_ids": tokens, "labels": [-100] * 256 + tokens[256:]}) + "\n" for _ in range(8))
+        "".join(
+            json.dumps({"input_ids": tokens, "labels": [-100] * 256 + tokens[256:]}) + "\n" for _ in range(load.calls)
+        )
     )
     out = folder.parent / f"sft-{rank}"
     spec = Spec(
-        dataset=str(rows), model=str(folder), out=str(out), seed=0, epochs=1, batch_size=8, micro_batch_size=1,
+        dataset=str(rows), model=str(folder), out=str(out), seed=0, epochs=1, batch_size=load.calls, micro_batch_size=1,
         lr=1e-5, warmup_ratio=0.0, max_length=1024, lora_rank=rank, lora_alpha=32, unsloth="never",
     )  # fmt: skip
 
@@ -349,31 +412,35 @@ def _sft(folder: Path, threads: int, rank: int) -> dict[str, Any]:
     return {"steps": sum(one["event"] == "step" for one in reports), "written": (out / "config.json").is_file()}
 
 
-def ppo(folder: Path, threads: int) -> dict[str, Any]:
-    """One PPO update of 8 calls of 256 tokens each, all weights, and the folder written."""
-    return _ppo(folder, threads, rank=0)
+def ppo(folder: Path, load: Load) -> dict[str, Any]:
+    """One PPO update of calls of 256 tokens each, all weights, and the folder written."""
+    return _ppo(folder, load, rank=0)
 
 
-def ppo_lora(folder: Path, threads: int) -> dict[str, Any]:
+def ppo_lora(folder: Path, load: Load) -> dict[str, Any]:
     """The same with LoRA of rank 16, merged at the end."""
-    return _ppo(folder, threads, rank=16)
+    return _ppo(folder, load, rank=16)
 
 
-def _ppo(folder: Path, threads: int, rank: int) -> dict[str, Any]:
+def _ppo(folder: Path, load: Load, rank: int) -> dict[str, Any]:
     import torch
 
     from training.algorithms.ppo.batch import Sample
     from training.algorithms.ppo.settings import PpoSettings
     from training.engines.local import PpoEngine
 
-    settings = PpoSettings(lora_rank=rank, ppo_mini_batch_size=8, ppo_max_token_len_per_gpu=512)
+    settings = PpoSettings(lora_rank=rank, ppo_mini_batch_size=load.calls, ppo_max_token_len_per_gpu=512)
     samples = [
         Sample(
-            tuple(range(300, 428)), tuple(range(500 + 128 * place, 628 + 128 * place)), place / 8, group="one", task=""
+            tuple(range(300, 428)),
+            tuple(range(500 + 128 * place, 628 + 128 * place)),
+            place / load.calls,
+            group="one",
+            task="",
         )
-        for place in range(8)
+        for place in range(load.calls)
     ]
-    torch.set_num_threads(threads)
+    torch.set_num_threads(load.threads)
     engine = PpoEngine(folder, settings, seed=0, total_steps=1, device="cpu")
     start = time.perf_counter()
     engine.update(samples, 0)
@@ -385,10 +452,11 @@ def _ppo(folder: Path, threads: int, rank: int) -> dict[str, Any]:
     return figures
 
 
-Step = Callable[[Path, int], dict[str, Any]]
+Step = Callable[[Path, Load], dict[str, Any]]
 STEPS: Mapping[str, Step] = {
     "serve-float32": serve_float32,
     "serve-bfloat16": serve_bfloat16,
+    "beside": beside,
     "mismatch": mismatch,
     "society": society,
     "sft": sft,

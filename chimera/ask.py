@@ -403,7 +403,12 @@ def _players(models: "Mapping[str, ModelConfig]") -> str:
     """The slots that each model plays, such as 'nano: junior, supervisor, senior; rubric: board, principal, judge'."""
     parts: dict[str, list[str]] = {}
     for key, one in models.items():
-        name = {"embedded": one.path, "endpoint": one.model or "endpoint", "rubric": "rubric"}[one.kind]
+        name = {
+            "embedded": one.path,
+            "vllm": f"{one.path} on vLLM",
+            "endpoint": one.model or "endpoint",
+            "rubric": "rubric",
+        }[one.kind]
         parts.setdefault(name, []).append(key)
     return "; ".join(f"{name}: {', '.join(keys)}" for name, keys in parts.items())
 

@@ -115,7 +115,10 @@ def _models(config: "Config", dataset: "Dataset", secrets: Mapping[str, str], te
             tools = build_toolbox(
                 config.tools, dataset.documents(), secrets, roles=config.roles, conclusions=dataset.conclusions()
             )
-            with serve(config.served(), config.serving, secrets, log_file=Path(folder) / "models.log") as servers:
+            log_file = Path(folder) / "models.log"
+            with serve(
+                config.served(), config.serving, secrets, log_file=log_file, learning=config.learning()
+            ) as servers:
                 asyncio.run(_ask(config, dataset, servers.endpoints, tools, tell))
         except ChimeraError as error:
             tell(Probed("models", "start", Level.FAULT, str(error)))

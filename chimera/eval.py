@@ -188,7 +188,7 @@ def _fill(
 
     auditor_settings = {"auditor": config.evaluation.auditor.model_dump()}
     secrets = load_secrets((*config.secret_names(), *api_key_names(auditor_settings)))
-    check_models(config.used(), secrets)
+    check_models(config.used(), secrets, learning=config.learning())
     allow_files("evaluation.concurrency", config.evaluation.concurrency)
     second = _second_judge(config.evaluation, secrets)
     conductor = Conductor(
@@ -213,7 +213,9 @@ def _fill(
             log = run.path / "logs" / "eval-models.log"
             stack.enter_context(view.doing("stopping model servers"))
             with view.doing("starting model servers"):
-                servers = stack.enter_context(serve(config.used(), config.serving, secrets, log_file=log))
+                servers = stack.enter_context(
+                    serve(config.used(), config.serving, secrets, log_file=log, learning=config.learning())
+                )
         try:
             asyncio.run(_make(conductor, servers, todo, second))
         except asyncio.CancelledError:

@@ -219,7 +219,7 @@ def _card(learned: LearnedRole, command: str) -> str:
     from chimera.show.model_card import CardFacts, model_card
 
     run, config, model = learned.run, learned.config, learned.config.models[learned.slot]
-    toy = model.kind == "embedded" and is_bundled(model.path)
+    toy = model.has_weights and is_bundled(model.path)
     report = _report(run)
     sharing = [name for name in type(config.roles).model_fields if config.slot(name) == learned.slot]
     commit = str(run.environment.get("commit") or "unknown")[:12]

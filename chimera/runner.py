@@ -18,25 +18,14 @@ def main(argv: list[str]) -> int | None:
     arguments = parser.parse_args(argv)
 
     import training  # noqa: F401  before Agent Lightning, which so leaves LiteLLM out
-    from agents.tools.own import TOOL_KEYS
-    from chimera.core.errors import RunError
-    from chimera.core.secrets import load_secrets
     from training.lab.runner import Doors, serve, worker_name
-    from training.lab.visitors import read_spec, visit
+    from training.lab.visitors import spec_here, visit
 
     store_url = arguments.store.rstrip("/")
     told, store_key, gateway_key = visit(store_url, arguments.key_file)
-    doors = Doors(store_url, str(told["gateway"]), store_key, gateway_key)
-    try:
-        spec = read_spec(told, doors, {})
-    except ValueError as error:
-        raise RunError(
-            f"the run at {store_url} says what this version of Chimera cannot read ({error}): use the run's version"
-        ) from error
-    names = (*TOOL_KEYS, *spec.config.tools.secret_names())
-    known = {name: value for name, value in load_secrets(names).items() if name in names}
+    spec = spec_here(told, Doors(store_url, str(told["gateway"]), store_key, gateway_key))
     print(f"{worker_name(told['number'])} works for the run at {store_url}", file=sys.stderr, flush=True)
-    serve(read_spec(told, doors, known), told["number"], ends=True)
+    serve(spec, told["number"], ends=True)
     print("the run has ended", file=sys.stderr)
     return None
 

@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int | None:
     names = choose_names(phase_list, config)
     secrets = load_secrets(config.secret_names())
     dataset = load(config.data)
-    check_models(config.served(), secrets)
+    check_models(config.served(), secrets, learning=config.learning())
     if config.roles.foreign():
         from agents.tools.toolbox import check_tools
 

@@ -1,5 +1,6 @@
 """A lab for tests: the real store, gateway and runners, with a scripted OpenAI server behind them."""
 
+import asyncio
 from contextlib import asynccontextmanager
 
 from rich.console import Console
@@ -67,3 +68,23 @@ async def open_lab(url, folder, tasks, name="run", config=None, **rollouts):
 async def collect(lab, tasks, phase="gather"):
     inputs = [RolloutInput.of(one, phase, 0, 0) for one in tasks]
     return {episode.record.task_id: episode.record async for episode in lab.rollouts(inputs)}
+
+
+class AllAtOnce:
+    """Every rollout waits in its first call until all have begun, so that no runner gets two, and `go` is set."""
+
+    def __init__(self, openai, names):
+        self.begun, self.together, self.go = set(), asyncio.Event(), asyncio.Event()
+        self._openai, self._names, self._loop = openai, names, asyncio.get_running_loop()
+        openai.hooks.append(self._hook)
+
+    def _hook(self, request):
+        if self.go.is_set():
+            return None
+        self.begun.update(name for name in self._names if name in self._openai.goal(request))
+        if len(self.begun) == len(self._names):
+            self._loop.call_soon_threadsafe(self.together.set)
+        return self._wait()
+
+    async def _wait(self):
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.go.wait(), self._loop))

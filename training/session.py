@@ -73,7 +73,9 @@ async def _train(
         stack.enter_context(view.doing("stopping model servers, gateway and runners"))
         stack.enter_context(telemetry(run, config.telemetry, secrets, view.note))
         stack.enter_context(interruptible(task))
-        serving = serve(config.served(), config.serving, secrets, log_file=run.path / "logs" / "models.log")
+        log_file = run.path / "logs" / "models.log"
+        learning = config.learning()
+        serving = serve(config.served(), config.serving, secrets, log_file=log_file, learning=learning)
         starting = asyncio.create_task(asyncio.to_thread(stack.enter_context, serving))
         await asyncio.sleep(0)
         with view.doing("starting model servers"):

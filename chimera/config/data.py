@@ -12,6 +12,8 @@ GENERATED, HUB = "generated", "hub"
 FAILED = "none"
 """Reports count rollouts without an answer under this name, so no label can have it."""
 
+Family = Literal["abstract", "synthesis"]
+"""Families of generated tasks."""
 Columns = str | tuple[str, ...] | None
 """One column, several, or the usual one."""
 
@@ -58,6 +60,11 @@ class DataConfig(ConfigSection):
         description="'generated'; 'hub' (qiaojin/PubMedQA) or the authors' JSON file; a CSV, TSV, JSONL or Parquet "
         "file, a folder of them, or a data set of the hub as owner/name",
     )
+    family: Family = Field(
+        default="abstract",
+        description="generated tasks: abstract, one study answers the question; synthesis, it follows from two to four "
+        "studies, each of which is found by a search of its own",
+    )
     size: int = Field(
         default=1000, ge=10, le=100_000, description="how many generated tasks to make; other sources are used whole"
     )
@@ -102,7 +109,7 @@ class DataConfig(ConfigSection):
             found = dict.fromkeys(of_tables, f"generated tasks have their own form (data.path is {GENERATED!r})")
             return {**found, "test_ids": f"generated tasks have no official test set (data.path is {GENERATED!r})"}
         made = f"only generated tasks are made to order (data.path is {self.path!r})"
-        found = {"size": made, "levels": made}
+        found = {"family": made, "size": made, "levels": made}
         if self.path == HUB:
             found |= dict.fromkeys(of_tables, f"PubMedQA has its own form (data.path is {HUB!r})")
         return found if self.test_ids is None else {**found, "test_share": "data.test_ids names the test tasks"}

@@ -82,6 +82,13 @@ class EvaluationConfig(ConfigSection):
         default=True,
         description="also ask the junior model alone as often as the society's tokens allow, for a majority of its own",
     )
+    agent_tool_calls: int = Field(
+        default=0,
+        ge=0,
+        le=100,
+        description="also let one agent with every role's tools answer alone, with at most so many tool calls; by "
+        "self_consistency as often as the society's tokens allow, for a majority of its own; 0: no such agent",
+    )
     contributions: Contributions = Field(
         default="none",
         description="which role and phase gave what: roles also evaluates the end with each trained slot, and the "

@@ -266,7 +266,7 @@ def _annotation_name(annotation: Any) -> str:
         return " | ".join(str(choice) for choice in get_args(annotation))
     if get_origin(annotation) is dict:
         return "mapping"
-    if get_origin(annotation) is tuple:
+    if get_origin(annotation) in (tuple, list):
         return f"list of {_annotation_name(get_args(annotation)[0])}"
     if get_args(annotation):
         return " | ".join(_annotation_name(part) for part in get_args(annotation))

@@ -33,14 +33,17 @@ class ModelConfig(ConfigSection):
     like: str | None = Field(
         default=None, min_length=1, description="the slot from which it takes what it does not set itself"
     )
-    kind: Literal["embedded", "endpoint", "rubric"] = Field(
-        default="embedded", description="in-project server, any OpenAI-compatible server, or deterministic grader"
+    kind: Literal["embedded", "vllm", "endpoint", "rubric"] = Field(
+        default="embedded",
+        description="in-project server, vLLM servers whose weights follow training, any OpenAI-compatible server, or "
+        "deterministic grader",
     )
-    path: str = Field(default="nano", min_length=1, description="embedded: 'nano', a folder, or a hub name")
+    path: str = Field(default="nano", min_length=1, description="embedded, vllm: 'nano', a folder, or a hub name")
     dtype: Precision = Field(
         default="float32",
-        description="embedded: the numbers that the server computes with; bfloat16 halves memory and, for models of "
-        "real size, more than halves the time, but PPO refuses it, because it learns from float32's probabilities",
+        description="embedded, vllm: what the server keeps weights in; bfloat16 halves their memory, and eight "
+        "requests at a time take as long as with float32, or less where the processor multiplies bfloat16 itself; PPO refuses "
+        "it, because it learns from float32's probabilities",
     )
     base_url: str | None = Field(
         default=None,
@@ -60,12 +63,36 @@ class ModelConfig(ConfigSection):
     model: str | None = Field(default=None, min_length=1, description="endpoint: the model's name there")
     api_key_env: str | None = Field(
         default=None,
-        description="endpoint: name of the environment variable with the key, never the key itself",
+        description="endpoint, vllm with urls: name of the environment variable with the key, never the key itself",
+    )
+    python: str | None = Field(
+        default=None,
+        min_length=1,
+        description="vllm: the Python of the environment in which vLLM is installed; the run starts its own servers",
+    )
+    urls: list[str] = Field(
+        default=[],
+        description="vllm: addresses of servers that run already, in place of python, such as [http://127.0.0.1:8001]",
+    )
+    replicas: int = Field(default=1, ge=1, le=64, description="vllm with python: servers that share the slot's calls")
+    gpus: list[str] = Field(
+        default=[],
+        description="vllm with python: the GPUs of each replica by their numbers, such as ['4', '5'], or ['4,5'] for "
+        "one replica that is divided among two; empty: its servers compute on the processor",
+    )
+    cache_gib: float = Field(
+        default=1.0, gt=0, le=10_000, description="vllm with python: GiB of key/value cache of each replica"
+    )
+    args: list[str] = Field(
+        default=[], description="vllm with python: further arguments of its servers, such as [--enforce-eager]"
+    )
+    start_timeout_s: float = Field(
+        default=600.0, gt=0, le=86_400, description="vllm: seconds in which its servers have to answer"
     )
     structured: Literal["auto", "always", "final", "never"] = Field(
         default="auto",
         description="when to send a JSON schema: always, only when no tools are offered (final), or never; "
-        "auto: final for endpoints, since some servers never call a tool beside a schema, always for the others",
+        "auto: final for endpoints and vllm, since some servers never call a tool beside a schema, always for the rest",
     )
     temperature: float = Field(default=1.0, ge=0, le=2, description="sampling temperature; 0 is greedy")
     top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus sampling: share of probability kept")
@@ -89,6 +116,11 @@ class ModelConfig(ConfigSection):
     def _address(cls, value: str | None) -> str | None:
         return http_address(value)
 
+    @field_validator("urls")
+    @classmethod
+    def _addresses(cls, value: list[str]) -> list[str]:
+        return [address.rstrip("/") for address in map(http_address, value) if address]
+
     @field_validator("api_key_env")
     @classmethod
     def _variable_name(cls, value: str | None) -> str | None:
@@ -105,11 +137,31 @@ class ModelConfig(ConfigSection):
             )
         return self
 
+    @model_validator(mode="after")
+    def _vllm_is_complete(self) -> Self:
+        if self.kind != "vllm":
+            return self
+        if bool(self.python) == bool(self.urls):
+            raise ValueError(
+                "kind 'vllm' needs either python, the Python of an environment with vLLM in it, or urls of servers "
+                "that run already"
+            )
+        if self.gpus and len(self.gpus) != self.replicas:
+            raise ValueError(
+                f"gpus names {len(self.gpus)} places, and there are {self.replicas} replicas: name as many"
+            )
+        return self
+
+    @property
+    def has_weights(self) -> bool:
+        """True if the run has access to the weights, so that it can learn and publish them."""
+        return self.kind in ("embedded", "vllm")
+
     @property
     def sends_schema(self) -> Literal["always", "final", "never"]:
         """The value of `structured`; "auto" depends on the model's kind."""
         if self.structured == "auto":
-            return "final" if self.kind == "endpoint" else "always"
+            return "final" if self.kind in ("endpoint", "vllm") else "always"
         return self.structured
 
     @property
@@ -129,6 +181,9 @@ class ModelConfig(ConfigSection):
             found |= dict.fromkeys(("max_completion_tokens", "reasoning_effort", "extra_body"), reason)
         if self.kind == "endpoint" and self.max_completion_tokens is not None:
             found.setdefault("max_tokens", "max_completion_tokens is sent in its place")
+        if self.kind == "vllm":
+            reason = "the run starts its own servers (python)" if self.python else "its servers run already (urls)"
+            found |= dict.fromkeys(("api_key_env",) if self.python else OF_OWN_VLLM, reason)
         return found
 
 
@@ -136,10 +191,13 @@ OF_ENDPOINTS = (
     *("base_url", "provider", "provider_options", "model", "api_key_env"),
     *("max_completion_tokens", "reasoning_effort", "extra_body"),
 )
+OF_OWN_VLLM = ("replicas", "gpus", "cache_gib", "args")
+OF_VLLM = ("python", "urls", *OF_OWN_VLLM, "start_timeout_s")
 UNUSED_OF_KIND: Mapping[str, tuple[str, ...]] = {
-    "embedded": OF_ENDPOINTS,
-    "endpoint": ("path", "dtype"),
-    "rubric": ("path", "dtype", *OF_ENDPOINTS, "structured", "temperature", "top_p", "max_tokens"),
+    "embedded": (*OF_ENDPOINTS, *OF_VLLM),
+    "vllm": tuple(key for key in OF_ENDPOINTS if key != "api_key_env"),
+    "endpoint": ("path", "dtype", *OF_VLLM),
+    "rubric": ("path", "dtype", *OF_ENDPOINTS, *OF_VLLM, "structured", "temperature", "top_p", "max_tokens"),
 }
 """Keys of ModelConfig that a kind of model does not read."""
 

@@ -43,6 +43,9 @@ class RolloutsConfig(ConfigSection):
     """The runner processes and the servers between them and the models."""
 
     runners: int = Field(default=8, ge=1, le=1024, description="runner processes, each works on one rollout at a time")
+    on: Literal["here", "cluster"] = Field(
+        default="here", description="where runners work: on this machine, or on any node of the Ray cluster"
+    )
     timeout_s: float = Field(
         default=300.0, gt=0, le=604_800, description="seconds after which a rollout counts as failed"
     )

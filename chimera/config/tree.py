@@ -16,7 +16,7 @@ from chimera.config.learning import GateConfig, WandbConfig
 from chimera.config.loader import ConfigSection, check_keys, effective, overlay, validate, without_effect
 from chimera.config.models import SLOTS, UNUSED_OF_KIND, ModelConfig, ServingConfig
 from chimera.config.pipeline import DEFAULT, PhaseSettings, Pipeline, algorithm_of, find_algorithm
-from chimera.config.roles import GRADING, JUDGE, RolesConfig
+from chimera.config.roles import GRADING, JUDGE, RolesConfig, expand
 from chimera.config.rollouts import GatewayConfig, RewardConfig, RolloutsConfig
 from chimera.config.society import SocietyConfig
 from chimera.config.source import COMMAND_LINE, Setting, parse_overrides, read_yaml, to_yaml
@@ -87,6 +87,8 @@ class Config(ConfigSection):
                 "gateway.engine=litellm records only OpenAI-compatible servers, and "
                 f"models.{foreign[0]} has a provider: set gateway.engine=thin"
             )
+        if self.rollouts.on == "cluster" and self.cluster.address is None:
+            raise ValueError("rollouts.on=cluster needs a Ray cluster: set cluster.address=HOST:PORT or auto")
         if near := self.evaluation.unknown_prices(set(self.models) - {self.roles.Judge.model}):
             raise ValueError(near)
         return self
@@ -105,6 +107,18 @@ class Config(ConfigSection):
         asked = {slot for phase in self.pipeline.values() for slot in phase.asks()}
         return {name: model for name, model in self.models.items() if name in asked or name in self.used()}
 
+    def learning(self) -> set[str]:
+        """The slots that have vLLM servers of their own, because phases train their weights."""
+        if all(model.kind != "vllm" for model in self.models.values()):
+            return set()
+        return {
+            self.slot(role)
+            for name, phase in self.pipeline.items()
+            if find_algorithm(phase.algorithm).part == "weights"
+            for role in expand(phase.roles, f"pipeline.{name}.roles")
+            if self.models[self.slot(role)].kind == "vllm"
+        }
+
     def secret_names(self) -> tuple[str, ...]:
         """The environment variables that models, MCP servers and the collector of telemetry name."""
         keys = [*(model.api_key_env for model in self.models.values()), self.telemetry.headers_env]
@@ -120,8 +134,10 @@ class Config(ConfigSection):
         for name in set(self.models) - serving:
             reason = f"no role uses the slot {name!r} (roles.<role>.model)"
             found |= {f"models.{name}.{key}": reason for key in ModelConfig.model_fields}
-        if all(model.kind != "embedded" for model in self.served().values()):
-            found |= {f"serving.{key}": "no model is 'embedded'" for key in ServingConfig.model_fields}
+        if not any(model.has_weights for model in self.served().values()):
+            found |= {f"serving.{key}": "no model is 'embedded' or 'vllm'" for key in ServingConfig.model_fields}
+        elif all(model.kind != "embedded" for model in self.served().values()):
+            found["serving.answers"] = "no model is 'embedded'"
         if self.tools.local and not self.roles.foreign():
             found["tools.timeout_s"] = "all back ends are 'local', and roles have Chimera's own tools only"
         for role, slot in self.roles.slots().items():
@@ -264,7 +280,10 @@ def _take(merged: dict[str, Setting], name: str, like: str, own: Mapping[str, Se
 
 
 OF_PLACE: Mapping[str, tuple[str, ...]] = {
-    "api_key_env": ("base_url", "provider"),
+    "api_key_env": ("base_url", "provider", "urls"),
+    "python": ("urls",),
+    "urls": ("python",),
+    "gpus": ("replicas",),
     "base_url": ("provider",),
     "provider": ("base_url",),
     **dict.fromkeys(

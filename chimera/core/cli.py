@@ -36,7 +36,7 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
     from chimera.core.secrets import redact
 
     gc.set_threshold(COLLECT_AFTER)
-    keep_loopback_direct()
+    keep_direct()
     try:
         check_machine()
         code = main(list(sys.argv[1:] if argv is None else argv)) or 0
@@ -67,11 +67,14 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-def keep_loopback_direct() -> None:
-    """Exclude this machine's own servers from proxies, here and in child processes, in both spellings of NO_PROXY."""
+def keep_direct(*hosts: str) -> None:
+    """Exclude this machine's own servers and `hosts` from proxies, here and in child processes.
+
+    NO_PROXY has two spellings.
+    """
     for name in ("NO_PROXY", "no_proxy"):
         listed = [entry for entry in os.environ.get(name, "").split(",") if entry]
-        os.environ[name] = ",".join(dict.fromkeys([*listed, *LOOPBACK]))
+        os.environ[name] = ",".join(dict.fromkeys([*listed, *LOOPBACK, *hosts]))
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:

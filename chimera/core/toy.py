@@ -14,7 +14,7 @@ SAME_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
 
 def toy_parts(models: Mapping[str, ModelConfig]) -> list[str]:
     """The slots that the bundled model plays, either as shipped or after training."""
-    return [key for key, one in models.items() if one.kind == "embedded" and is_bundled(one.path)]
+    return [key for key, one in models.items() if one.has_weights and is_bundled(one.path)]
 
 
 def is_bundled(path: str) -> bool:

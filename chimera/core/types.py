@@ -83,6 +83,8 @@ class ResearchTask:
 
     Agents are given `brief()` only. `long_answer` is the abstract's conclusion, which reveals the label. So `repr` does
     not show it, and rollouts and prompts are never made from it.
+
+    `studies` are the documents that searches find, with their ids, if there are several; `context` then holds them all.
     """
 
     id: str
@@ -93,6 +95,7 @@ class ResearchTask:
     long_answer: str = field(default="", repr=False)
     level: int | None = None
     options: tuple[Option, ...] = ()
+    studies: tuple[tuple[str, tuple[Section, ...]], ...] = field(default=(), repr=False)
 
     @property
     def labels(self) -> tuple[Label, ...]:

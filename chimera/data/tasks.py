@@ -62,8 +62,13 @@ class Dataset:
         return labels_of(self.tasks)
 
     def documents(self) -> tuple[Document, ...]:
-        """The abstract of every task that has one, for the literature index."""
-        return tuple(Document(task.id, task.goal, abstract_text(task.context)) for task in self.tasks if task.context)
+        """The abstracts of every task that has any, for the literature index."""
+        return tuple(
+            Document(id_, task.goal, abstract_text(sections))
+            for task in self.tasks
+            for id_, sections in task.studies or ((task.id, task.context),)
+            if sections
+        )
 
     def conclusions(self) -> dict[str, Fingerprint]:
         """Fingerprints of the tasks' conclusions, by task id. Live search must not show texts that match."""
@@ -104,10 +109,8 @@ def load(config: "DataConfig") -> Dataset:
 def read_tasks(config: "DataConfig") -> tuple[list[ResearchTask], Source, str]:
     """All tasks of the configured source, the source, and a phrase that says which tasks they are."""
     if config.path == "generated":
-        from chimera.data.generated.tasks import generate
-
-        tasks = [made.task for made in generate(config.size, seed=config.seed, levels=config.levels)]
-        return tasks, "generated", f"{levels_phrase(config.levels)}, seed {config.seed}"
+        made, origin = generated(config), f"{levels_phrase(config.levels)}, seed {config.seed}"
+        return made, "generated", f"synthesis, {origin}" if config.family == "synthesis" else origin
 
     from chimera.data import pubmedqa
 
@@ -119,6 +122,17 @@ def read_tasks(config: "DataConfig") -> tuple[list[ResearchTask], Source, str]:
     from chimera.data.own import load_own
 
     return load_own(config), "own", f"{path.name}, seed {config.seed}"
+
+
+def generated(config: "DataConfig") -> list[ResearchTask]:
+    """The generated tasks of the configured family."""
+    if config.family == "synthesis":
+        from chimera.data.generated import synthesis
+
+        return [made.task for made in synthesis.generate(config.size, seed=config.seed, levels=config.levels)]
+    from chimera.data.generated import tasks
+
+    return [made.task for made in tasks.generate(config.size, seed=config.seed, levels=config.levels)]
 
 
 def levels_phrase(levels: Sequence[int]) -> str:

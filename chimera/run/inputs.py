@@ -54,7 +54,7 @@ def _paths(config: Config) -> Iterator[tuple[str, Path]]:
         "tools.database": config.tools.database,
     }
     for name, model in config.models.items():
-        if model.kind == "embedded" and model.path != "nano":
+        if model.has_weights and model.path != "nano":
             named[f"models.{name}.path"] = model.path
     for key, path in named.items():
         if path is not None:

@@ -63,9 +63,14 @@ class HttpAnswer:
 
 
 class Connections:
-    """Connections to model servers. Those to this machine do not use the environment's proxy."""
+    """Connections to model servers. Those to this machine do not use the environment's proxy.
 
-    def __init__(self) -> None:
+    Args:
+        unix_socket: The server's Unix socket, which all requests go to; None for addresses of a network.
+    """
+
+    def __init__(self, unix_socket: str | None = None) -> None:
+        self._unix_socket = unix_socket
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
     async def post(self, url: str, key: str, body: Mapping[str, Any], *, limit_s: float, retries: int) -> HttpAnswer:
@@ -137,8 +142,13 @@ class Connections:
     def _session(self, url: str) -> aiohttp.ClientSession:
         elsewhere = urlsplit(url).hostname not in LOOPBACK
         if elsewhere not in self._sessions:
+            connector = (
+                aiohttp.UnixConnector(self._unix_socket, limit=0)
+                if self._unix_socket
+                else aiohttp.TCPConnector(limit=0)
+            )
             self._sessions[elsewhere] = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), trust_env=elsewhere, cookie_jar=aiohttp.DummyCookieJar()
+                connector=connector, trust_env=elsewhere, cookie_jar=aiohttp.DummyCookieJar()
             )
         return self._sessions[elsewhere]
 

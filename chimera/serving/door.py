@@ -9,6 +9,11 @@ from typing import Any
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
+def hosts_of(host: str) -> frozenset[str]:
+    """The names of a server that listens at `host` of this machine."""
+    return LOOPBACK | {host}
+
+
 class Door:
     """Passes requests that hold the key and name this machine; refuses all others.
 

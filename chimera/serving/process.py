@@ -1,15 +1,17 @@
-"""Start and stop the model server: one child process serves every embedded and rubric model of a run.
+"""Start and stop the model servers: one child process serves every embedded and rubric model of a run, and one more
+stands before the vLLM servers, if there are any (`chimera.serving.vllm`).
 
-The child listens on a loopback socket that its parent opened, so no other process can take the port in between. It gets
+A child listens on a loopback socket that its parent opened, so no other process can take the port in between. It gets
 its configuration and key through stdin, so neither is in the process list or the environment. It ends when its parent
 ends, for whatever reason.
 """
 
 import json
+import os
 import secrets as random_secrets
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,19 @@ from chimera.config.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, ModelError, RunError
 from chimera.core.ports import check_sockets, listen
 from chimera.run.child_environment import child_environment
-from chimera.run.children import Command, stop
+from chimera.run.children import STOP_SECONDS, Command, stop
 from chimera.serving.client import Endpoint
 from chimera.serving.embedded.checkpoint import locate
+from chimera.serving.embedded.service import CANDIDATE
+from chimera.serving.vllm.sharing import share
 
 SERVER = "chimera.serving.embedded.__main__"
+VLLM_FRONT = "chimera.serving.vllm.__main__"
 START_TIMEOUT_S = 300.0
-SWAP_TIMEOUT_S = 300.0
+SWAP_TIMEOUT_S = 1800.0
+"""Seconds for a request to a server's own routes. New weights wait for the answers that are under way."""
+VLLM_STOP_S = 10.0
+"""Seconds in which vLLM servers may end by themselves; they leave shared memory behind when they are killed."""
 LOG_LINES = 15
 
 CHILD_ENVIRONMENT = {
@@ -40,9 +48,10 @@ CHILD_ENVIRONMENT = {
 class ModelServers:
     """The endpoint of each logical model, and its weights. Made by `serve`."""
 
-    def __init__(self, endpoints: Mapping[str, Endpoint], server: "ServerProcess | None") -> None:
+    def __init__(self, endpoints: Mapping[str, Endpoint], servers: "Mapping[str, ServerProcess]") -> None:
+        """Call slots at `endpoints`; `servers` has the server of each slot that the run serves itself."""
         self.endpoints = dict(endpoints)
-        self._server = server
+        self._servers = dict(servers)
 
     def load_weights(self, key: str, folder: Path, *, version: str | None = None) -> str:
         """Serve the weights in `folder` as the logical model `key` from now on; returns their version.
@@ -50,12 +59,12 @@ class ModelServers:
         Returns when the last request on the old weights has finished.
 
         Raises:
-            ModelError: the model is not embedded, or the folder does not fit it.
+            ModelError: the weights are not served by the run, or the folder does not fit the model.
         """
-        if self._server is None:
-            raise ModelError(f"model {key!r} is not embedded, so its weights cannot be changed here")
+        if key not in self._servers:
+            raise ModelError(f"model {key!r} is an endpoint, so its weights cannot be changed here")
         body = {"model": key, "folder": str(Path(folder).absolute())}
-        answer = self._server.request("POST", "/admin/weights", body | ({"version": version} if version else {}))
+        answer = self._servers[key].request("POST", "/admin/weights", body | ({"version": version} if version else {}))
         return answer["weights_version"]
 
     def add_candidate(self, key: str, folder: Path, version: str) -> str:
@@ -66,10 +75,10 @@ class ModelServers:
         Raises:
             ModelError: the model is not embedded, or the folder does not fit it.
         """
-        if self._server is None:
-            raise ModelError(f"model {key!r} is not embedded, so no other weights can be served beside it")
+        if key not in self._servers:
+            raise ModelError(f"model {key!r} is an endpoint, so no other weights can be served beside it")
         body = {"model": key, "folder": str(Path(folder).absolute()), "version": version}
-        return self._server.request("POST", "/admin/candidates", body)["model"]
+        return self._servers[key].request("POST", "/admin/candidates", body)["model"]
 
     def remove_candidate(self, name: str) -> None:
         """Free a candidate's weights after its last running request.
@@ -77,100 +86,178 @@ class ModelServers:
         Raises:
             ModelError: there is no such candidate, or the server has ended.
         """
-        if self._server is not None:
-            self._server.request("DELETE", "/admin/candidates", {"model": name})
+        server = self._servers.get(name.partition(CANDIDATE)[0])
+        if server is not None:
+            server.request("DELETE", "/admin/candidates", {"model": name})
 
     def versions(self) -> dict[str, str]:
-        """The version of the weights behind each embedded or rubric model, by logical name."""
-        return {} if self._server is None else self._server.request("GET", "/health")["models"]
+        """The version of the weights behind each model that the run serves itself, by logical name."""
+        found: dict[str, str] = {}
+        for server in self._each():
+            found |= server.request("GET", "/health")["models"]
+        return {key: found[key] for key in self._servers}
 
     def check(self) -> None:
-        """Raise if the server process has ended; without a server process, do nothing.
+        """Raise if a server process has ended; without a server process, do nothing.
 
         Raises:
-            RunError: it has ended; with its last log lines.
+            RunError: one has ended; with its last log lines.
         """
-        if self._server is not None:
-            self._server.check()
+        for server in self._each():
+            server.check()
 
     @property
     def pid(self) -> int | None:
-        """The server's process id; None if no model needs a server."""
-        return None if self._server is None else self._server.pid
+        """The first server's process id; None if no model needs a server."""
+        return next((server.pid for server in self._each()), None)
+
+    def _each(self) -> "list[ServerProcess]":
+        return list(dict.fromkeys(self._servers.values()))
 
 
-def check_models(models: Mapping[str, ModelConfig], secrets: Mapping[str, str]) -> None:
+def check_models(
+    models: Mapping[str, ModelConfig], secrets: Mapping[str, str], *, learning: Collection[str] = ()
+) -> None:
     """Check, before anything is started, what `serve` would refuse. Downloads hub models.
 
     Raises:
-        ConfigError: an endpoint's key is not set, its provider's package is missing or refuses the settings, or a
-            model's folder does not exist.
+        ConfigError: an endpoint's key is not set, its provider's package is missing or refuses the settings, a
+            model's folder does not exist, or vLLM servers cannot be shared as configured.
     """
+    share({key: one for key, one in models.items() if one.kind == "vllm"}, learning)
     for key, model in models.items():
+        if model.kind == "vllm":
+            vllm_key(key, model, secrets)
+            if model.python and not (os.access(model.python, os.X_OK) and Path(model.python).is_absolute()):
+                raise ConfigError(
+                    f"models.{key}.python={model.python} is no program: give the absolute path of the Python of an "
+                    "environment that has vLLM"
+                )
         if model.kind == "endpoint":
             endpoint = user_endpoint(f"models.{key}", model, secrets)
             if endpoint.provider is not None:
                 from chimera.serving.providers import chat_model
 
                 chat_model(endpoint, f"models.{key}")
-        elif model.kind == "embedded":
+        elif model.has_weights:
             locate(model.path)
 
 
 @contextmanager
 def serve(
-    models: Mapping[str, ModelConfig], serving: ServingConfig, secrets: Mapping[str, str], *, log_file: Path
+    models: Mapping[str, ModelConfig],
+    serving: ServingConfig,
+    secrets: Mapping[str, str],
+    *,
+    log_file: Path,
+    learning: Collection[str] = (),
 ) -> Iterator[ModelServers]:
     """Serve all slots for the duration of a `with` block.
 
     Args:
         models: settings of each logical model.
-        serving: settings of the embedded server.
+        serving: settings of the servers.
         secrets: values of the variables that `api_key_env` names.
-        log_file: the server process appends its output here.
+        log_file: the server process appends its output here; logs of vLLM servers lie beside it.
+        learning: the slots whose weights may change: each has vLLM servers of its own.
 
     Raises:
         ConfigError: an endpoint's key is not set, or a model's folder cannot be used.
-        ModelError: the server process did not start; the message ends with its last log lines.
+        ModelError: a server process did not start; the message ends with its last log lines.
     """
     endpoints = {
         key: user_endpoint(f"models.{key}", one, secrets) for key, one in models.items() if one.kind == "endpoint"
     }
-    own = {key: one for key, one in models.items() if one.kind != "endpoint"}
-    if not own:
-        yield ModelServers(endpoints, None)
-        return
-    for one in own.values():
-        if one.kind == "embedded":
+    of_vllm = {key: one for key, one in models.items() if one.kind == "vllm"}
+    own = {key: one for key, one in models.items() if one.kind not in ("endpoint", "vllm")}
+    for one in (*own.values(), *of_vllm.values()):
+        if one.has_weights:
             locate(one.path)  # Download here, so that it does not count against the server's time to start.
-    server = ServerProcess(own, serving, log_file)
-    try:
-        server.wait_until_ready()
-        for key, one in own.items():
-            endpoints[key] = _endpoint(f"{server.url}/v1", key, server.api_key, one)
-        yield ModelServers({key: endpoints[key] for key in models}, server)
-    finally:
-        server.stop()
+    servers: dict[str, ServerProcess] = {}
+    with ExitStack() as stack:
+        # vLLM takes longer to start, so it begins first.
+        if of_vllm:
+            front = _vllm_front(of_vllm, serving, secrets, log_file, learning)
+            stack.callback(front.stop)
+            servers |= dict.fromkeys(of_vllm, front)
+        if own:
+            server = ServerProcess(own, serving, log_file)
+            stack.callback(server.stop)
+            servers |= dict.fromkeys(own, server)
+        for server in dict.fromkeys(reversed(servers.values())):
+            server.wait_until_ready()
+        for key, server in servers.items():
+            endpoints[key] = _endpoint(f"{server.url}/v1", key, server.api_key, models[key])
+        yield ModelServers(
+            {key: endpoints[key] for key in models}, {key: servers[key] for key in models if key in servers}
+        )
+
+
+def _vllm_front(
+    models: Mapping[str, ModelConfig],
+    serving: ServingConfig,
+    secrets: Mapping[str, str],
+    log_file: Path,
+    learning: Collection[str],
+) -> "ServerProcess":
+    further = {
+        "learning": sorted(set(learning) & set(models)),
+        "keys": {key: vllm_key(key, one, secrets) for key, one in models.items()},
+        "folder": str(log_file.absolute().parent),
+    }
+    return ServerProcess(
+        models,
+        serving,
+        log_file.with_name("vllm.log"),
+        module=VLLM_FRONT,
+        name="the front of the vLLM servers",
+        further=further,
+        start_timeout_s=max(one.start_timeout_s for one in models.values()) + START_TIMEOUT_S,
+        stop_s=VLLM_STOP_S,
+    )
+
+
+def vllm_key(slot: str, model: ModelConfig, secrets: Mapping[str, str]) -> str:
+    """The key of a slot's vLLM servers that run already; empty for those that the run starts itself.
+
+    Raises:
+        ConfigError: it is not set.
+    """
+    if model.python or model.api_key_env is None:
+        return ""
+    return _known_key(f"models.{slot}", model.api_key_env, secrets)
 
 
 class ServerProcess:
-    """The child process and its key."""
+    """A child process that serves models, and its key."""
 
-    def __init__(self, models: Mapping[str, ModelConfig], serving: ServingConfig, log_file: Path) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, ModelConfig],
+        serving: ServingConfig,
+        log_file: Path,
+        *,
+        module: str = SERVER,
+        name: str = "the model server",
+        further: Mapping[str, Any] | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
+        stop_s: float = STOP_SECONDS,
+    ) -> None:
+        self._name = name
+        self._start_timeout_s, self._stop_s = start_timeout_s, stop_s
         self.api_key = random_secrets.token_urlsafe(24)
         self._headers = {"Authorization": f"Bearer {self.api_key}"}
         environment = {**child_environment(), **CHILD_ENVIRONMENT, "OMP_NUM_THREADS": str(serving.threads)}
         with listen(backlog=512) as listener:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             descriptor = listener.fileno()
-            self._child = Command(
-                "the model server", SERVER, ["--fd", str(descriptor)], log_file, environment, pass_fds=[descriptor]
-            )
+            self._child = Command(name, module, ["--fd", str(descriptor)], log_file, environment, pass_fds=[descriptor])
         self.pid = self._child.pid
         settings = {
             "api_key": self.api_key,
             "models": {key: model.model_dump(mode="json") for key, model in models.items()},
             "serving": serving.model_dump(mode="json"),
+            **(further or {}),
         }
         self._child.tell(json.dumps(settings))
 
@@ -181,7 +268,7 @@ class ServerProcess:
             ConfigError: a model's folder cannot be used.
             ModelError: the server ended, or did not answer in time; with its last log lines.
         """
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + self._start_timeout_s
         while time.monotonic() < deadline:
             try:
                 httpx.get(f"{self.url}/health", headers=self._headers, timeout=2.0, trust_env=False).raise_for_status()
@@ -192,7 +279,7 @@ class ServerProcess:
                     raise ConfigError(self._child.last_words(1)) from None
                 if not self._child.alive():
                     raise ModelError(f"{self._child.ending()} while starting. {self._log_tail()}") from None
-        raise ModelError(f"the model server did not answer within {START_TIMEOUT_S:g} s. {self._log_tail()}")
+        raise ModelError(f"{self._name} did not answer within {self._start_timeout_s:g} s. {self._log_tail()}")
 
     def check(self) -> None:
         """Raise if the process has ended.
@@ -220,17 +307,16 @@ class ServerProcess:
             )
         except httpx.HTTPError as error:
             raise ModelError(
-                f"the model server (process {self.pid}) does not answer {path}: {type(error).__name__}. "
-                f"{self._log_tail()}",
+                f"{self._name} (process {self.pid}) does not answer {path}: {type(error).__name__}. {self._log_tail()}",
                 retriable=self._child.alive(),
             ) from error
         if response.status_code != 200:
-            raise ModelError(f"the model server refused {path}: {response.json()['error']['message']}")
+            raise ModelError(f"{self._name} refused {path}: {response.json()['error']['message']}")
         return response.json()
 
     def stop(self) -> None:
         """End the process: first SIGTERM, later SIGKILL."""
-        stop([self._child])
+        stop([self._child], seconds=self._stop_s)
 
     def _log_tail(self) -> str:
         lines = self._child.last_words(LOG_LINES, "\n")
@@ -247,12 +333,17 @@ def user_endpoint(setting: str, model: ModelConfig, secrets: Mapping[str, str]) 
     # Servers without keys (Ollama, a local vLLM) ignore the value, but OpenAI's client needs one.
     api_key = "none" if model.provider is None else ""
     if model.api_key_env is not None:
-        api_key = secrets.get(model.api_key_env, "")
-        if not api_key:
-            raise ConfigError(
-                f"{setting}.api_key_env names {model.api_key_env}, which is not set: put it in the environment or .env"
-            )
+        api_key = _known_key(setting, model.api_key_env, secrets)
     return _endpoint(model.base_url or "", model.model, api_key, model)
+
+
+def _known_key(setting: str, variable: str, secrets: Mapping[str, str]) -> str:
+    key = secrets.get(variable, "")
+    if not key:
+        raise ConfigError(
+            f"{setting}.api_key_env names {variable}, which is not set: put it in the environment or .env"
+        )
+    return key
 
 
 def _endpoint(base_url: str, name: str, api_key: str, model: ModelConfig) -> Endpoint:

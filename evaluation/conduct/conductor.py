@@ -23,9 +23,10 @@ from evaluation.conduct.at_once import at_once
 from evaluation.conduct.direct import DirectRollouts
 from evaluation.conduct.live import Live
 from evaluation.conduct.repairs import Repairs
-from evaluation.measures.baselines import GREEDY, SINGLE, majority, of_stage, reader, tfidf
+from evaluation.measures.baselines import AGENT, GREEDY, SINGLE, majority, of_stage, reader, tfidf
 from evaluation.measures.blame import examined
 from evaluation.measures.single_agent import ROLE, single_agent
+from evaluation.measures.tool_agent import tool_agent
 from evaluation.measures.votes import affordable, with_consistency
 from evaluation.records.recorded import baseline_answers, own_phase, recorded, repaired, repairs_phase, side_file
 from evaluation.records.repairs import Repair
@@ -273,6 +274,14 @@ class Conductor:
                 task, repeat = tasks[asked.task_id], asked.repeat
                 key = GREEDY_JUNIOR if asked.kind == GREEDY else self._alone
                 seed = RolloutInput.of(task, "single", repeat, self.config.seed).seed
+                if asked.kind == AGENT:
+                    title = of_stage(AGENT, name)
+                    shared = {"name": title, "repeat": repeat, "seed": seed}
+                    samples = range(asked.first, asked.first + asked.samples)
+                    return [
+                        await tool_agent(model, self.toolbox, self.config, task, sample=sample, **shared)
+                        for sample in samples
+                    ]
                 options = {"repeat": repeat, "seed": seed, "first": asked.first, "samples": asked.samples}
                 return await single_agent(
                     model, task, name=of_stage(asked.kind, name), quotes=self.config.society.quotes, key=key, **options
@@ -337,7 +346,7 @@ class Conductor:
         """The first sampled and the greedy answers that the junior model called `name` has not given."""
         return [
             _Asked(kind, task_id, repeat)
-            for kind in (SINGLE, GREEDY)
+            for kind in (SINGLE, GREEDY, *self._agents)
             for done in [self._samples(of_stage(kind, name))]
             for task_id, repeat in self._keys()
             if (task_id, repeat, 0) not in done
@@ -347,7 +356,10 @@ class Conductor:
         """The further samples that self-consistency needs for the most expensive of `stages`."""
         if not with_consistency(self.config):
             return []
-        single = of_stage(SINGLE, name)
+        return [asked for kind in (SINGLE, *self._agents) for asked in self._votes_of(kind, name, stages)]
+
+    def _votes_of(self, kind: str, name: str, stages: Sequence[Stage]) -> list[_Asked]:
+        single = of_stage(kind, name)
         calls = [one for one in self._answered() if one.baseline == single and one.sample == 0]
         votes = 1
         for stage in stages:
@@ -358,8 +370,13 @@ class Conductor:
         for task_id, repeat in self._keys():
             missing = [number for number in range(1, votes) if (task_id, repeat, number) not in done]
             if missing:
-                found.append(_Asked(SINGLE, task_id, repeat, missing[0], votes - missing[0]))
+                found.append(_Asked(kind, task_id, repeat, missing[0], votes - missing[0]))
         return found
+
+    @property
+    def _agents(self) -> tuple[str, ...]:
+        """The kind of baseline of an agent with all tools, if it is asked for."""
+        return (AGENT,) if self.config.evaluation.agent_tool_calls else ()
 
     def _samples(self, name: str) -> set[tuple[str, int, int]]:
         """Task id, repeat and sample number of the answers of baseline `name` that are kept."""

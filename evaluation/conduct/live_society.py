@@ -20,7 +20,7 @@ from agents.tools.sources import given_sources
 from agents.tools.toolbox import build_toolbox
 from chimera.config.roles import JUDGE, tool_name
 from chimera.config.tree import Config
-from chimera.core.cli import keep_loopback_direct
+from chimera.core.cli import keep_direct
 from chimera.core.secrets import load_secrets
 from chimera.core.toy import toy_parts
 from chimera.core.types import Brief, Source
@@ -275,12 +275,12 @@ def open_society(config: Config, library: Library | None = None) -> Iterator[Liv
         ConfigError: A key, a model's folder or a tool's database is missing.
         ModelError: The model server did not start. The message names its log, which is kept.
     """
-    keep_loopback_direct()
+    keep_direct()
     secrets = load_secrets(config.secret_names())
     library = library or build_library(config, secrets)
     descriptor, name = tempfile.mkstemp(prefix="chimera-models-", suffix=".log")
     os.close(descriptor)
     log_file = Path(name)
-    with serve(config.used(), config.serving, secrets, log_file=log_file) as servers:
+    with serve(config.used(), config.serving, secrets, log_file=log_file, learning=config.learning()) as servers:
         yield LiveSociety(config, servers, library)
     log_file.unlink()  # After an error the log stays, because the message names it.

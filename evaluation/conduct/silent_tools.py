@@ -44,14 +44,14 @@ def searchers(config: Config) -> list[str]:
 
 
 def _prevented(model: ModelConfig) -> bool:
-    return model.kind == "endpoint" and model.sends_schema == "always"
+    return model.kind in ("endpoint", "vllm") and model.sends_schema == "always"
 
 
 def _sentence(config: Config, slot: str, what: str) -> str:
     model = config.models[slot]
     if _prevented(model):
         remedy = f"some servers call none beside a JSON schema: set models.{slot}.structured=final"
-    elif model.kind == "endpoint":
+    elif model.kind in ("endpoint", "vllm"):
         remedy = (
             "see that the server was started with tool calls (vLLM: --enable-auto-tool-choice --tool-call-parser NAME) "
             f"and that the model can make them (models.{slot}.structured={model.sends_schema} is not in the way)"

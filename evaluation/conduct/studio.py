@@ -11,7 +11,7 @@ from agents.society import Society
 from agents.tools.toolbox import build_toolbox
 from chimera.config.roles import JUDGE
 from chimera.config.tree import Config
-from chimera.core.cli import keep_loopback_direct
+from chimera.core.cli import keep_direct
 from chimera.core.errors import ConfigError
 from chimera.core.secrets import load_secrets
 from chimera.core.types import Brief
@@ -31,14 +31,16 @@ def studio_graph(config: Config) -> Graph:
         DataError: The data cannot be read.
         ModelError: The model server did not start.
     """
-    keep_loopback_direct()
+    keep_direct()
     secrets = load_secrets(config.secret_names())
     data = load(config.data)
     tools = build_toolbox(config.tools, data.documents(), secrets, roles=config.roles, conclusions=data.conclusions())
     running = ExitStack()
     atexit.register(running.close)
     log = Path(running.enter_context(tempfile.TemporaryDirectory())) / "models.log"
-    servers = running.enter_context(serve(config.used(), config.serving, secrets, log_file=log))
+    servers = running.enter_context(
+        serve(config.used(), config.serving, secrets, log_file=log, learning=config.learning())
+    )
     model = HttpModel(servers.endpoints)
     judge = Judge(model, config.slot(JUDGE)).evaluate
     return Society(model, tools, config.society, config.roles, evaluate=judge).standing(briefs(data))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MAJORITY, TFIDF, READER = "majority", "tfidf", "reader"
 SINGLE, GREEDY, CONSISTENCY = "single", "greedy", "consistency"
+AGENT, AGENT_VOTE = "agent", "agents"
 JUNIOR_VOTE, UNREVIEWED = "juniors", "unreviewed"
 """Names of baselines. A baseline made from a stage also has the stage's name, such as "single@base"."""
 
@@ -29,6 +30,8 @@ TITLES: Mapping[str, str] = {
     SINGLE: "one sampled call of the junior model of stage {stage}, abstract given",
     GREEDY: "one greedy call of the junior model of stage {stage}, abstract given",
     CONSISTENCY: "majority of {calls} sampled calls, as many tokens as the society of stage {stage}",
+    AGENT: "one agent with all tools, junior model of stage {stage}",
+    AGENT_VOTE: "majority of agents with all tools, {calls} calls, as many tokens as the society of stage {stage}",
     JUNIOR_VOTE: "majority of the three juniors of stage {stage}",
     UNREVIEWED: "society without board: first refined hypothesis of stage {stage}",
 }

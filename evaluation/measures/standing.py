@@ -9,7 +9,15 @@ from evaluation.measures.metrics import TaskAnswers, answers_by_baseline, answer
 from evaluation.measures.statistics import bootstrap_mean
 from evaluation.records.study import PlannedTask, Study
 
-BESIDE = (baselines.UNREVIEWED, baselines.JUNIOR_VOTE, baselines.CONSISTENCY, baselines.SINGLE, baselines.GREEDY)
+BESIDE = (
+    baselines.UNREVIEWED,
+    baselines.JUNIOR_VOTE,
+    baselines.AGENT_VOTE,
+    baselines.AGENT,
+    baselines.CONSISTENCY,
+    baselines.SINGLE,
+    baselines.GREEDY,
+)
 """The baselines of the last stage that the first screen shows, in this order. The no-LLM reader follows."""
 
 

@@ -2,6 +2,7 @@
 
 * Self-consistency (Wang et al. 2022, arXiv:2203.11171): the majority of k sampled calls, for the largest k whose calls
   use no more tokens than the society did on the same tasks. Every call counts with its whole prompt.
+* The same of visits of one agent that has all tools (`tool_agent`), if there are any.
 * The majority of the three juniors, from the society's rollouts.
 * The society without board: the answer of the first refined hypothesis, from the same rollouts. Protocol, reviews,
   revisions and the principal investigator come after it.
@@ -15,7 +16,15 @@ from agents.roles import REFINER, SUPERVISOR
 from chimera.config.roles import JUNIORS
 from chimera.config.tree import Config
 from chimera.core.types import Label
-from evaluation.measures.baselines import CONSISTENCY, JUNIOR_VOTE, SINGLE, UNREVIEWED, of_stage
+from evaluation.measures.baselines import (
+    AGENT,
+    AGENT_VOTE,
+    CONSISTENCY,
+    JUNIOR_VOTE,
+    SINGLE,
+    UNREVIEWED,
+    of_stage,
+)
 from evaluation.measures.single_agent import ROLE
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import BaselineAnswer, Plan, StageAnswers
@@ -78,9 +87,9 @@ def counted(
         by_name.setdefault(call.baseline, []).append(call)
     for stage in plan.ends:
         records = answers[stage.name].records
-        if consistency:
-            sampled = by_name.get(of_stage(SINGLE, plan.alone_of(stage).name), [])
-            yield from _consistency(of_stage(CONSISTENCY, stage.name), records, sampled)
+        for voters, vote in ((SINGLE, CONSISTENCY), (AGENT, AGENT_VOTE)) if consistency else ():
+            sampled = by_name.get(of_stage(voters, plan.alone_of(stage).name), [])
+            yield from _consistency(of_stage(vote, stage.name), records, sampled)
         if _all_hold("initial_hypotheses", records):
             yield from (_juniors(of_stage(JUNIOR_VOTE, stage.name), record) for record in records)
         if _all_hold("unreviewed_hypothesis", records):
@@ -109,7 +118,10 @@ def _consistency(
                 (task_id, repeat),
                 majority_of([call.answer for call in given]),
                 f"none of {k} answers could be read",
-                [{"calls": 1, "prompt": call.prompt_tokens, "completion": call.completion_tokens} for call in given],
+                [
+                    {"calls": call.calls or 0, "prompt": call.prompt_tokens, "completion": call.completion_tokens}
+                    for call in given
+                ],
             )
 
 

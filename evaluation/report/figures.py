@@ -83,9 +83,8 @@ def played(report: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """Each model with the roles that it plays, in words."""
     found: dict[str, list[str]] = {}
     for player in report["players"].values():
-        name = {"embedded": f"{player['model']} (embedded)", "endpoint": f"{player['model']} (endpoint)"}.get(
-            player["kind"], f"{player['model']} (deterministic, no language model)"
-        )
+        served = player["kind"] in ("embedded", "vllm", "endpoint")
+        name = f"{player['model']} ({player['kind'] if served else 'deterministic, no language model'})"
         found.setdefault(name, []).extend(map(_spaced, player["roles"]))
     return list(found.items())
 

@@ -50,7 +50,7 @@ def _model(model: ModelConfig) -> str:
     """A model's name. For a folder only its last part: paths of a machine stay private."""
     path = Path(model.path)
     name = path.name if path.is_absolute() or model.path.startswith((".", "~")) else model.path
-    return {"embedded": name, "endpoint": model.model or "endpoint", "rubric": "rubric"}[model.kind]
+    return {"embedded": name, "vllm": name, "endpoint": model.model or "endpoint", "rubric": "rubric"}[model.kind]
 
 
 def tool_warnings(study: Study) -> list[str]:

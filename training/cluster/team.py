@@ -3,8 +3,8 @@
     main process ── orders, by a connection to each rank (JSON, safetensors) ──> ranks
     rank <── sums of gradients, by torch's process group (gloo, nccl) ──> rank
 
-Both listen on 127.0.0.1 only. A rank that connects must show the team's key. The ranks meet at a store that the main
-process holds, like those that torchrun starts.
+Both listen on 127.0.0.1 unless ranks are on other machines (cluster.host). A rank that connects must show the team's
+key. The ranks meet at a store that the main process holds, like those that torchrun starts.
 """
 
 import hmac
@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import chimera.core.errors as errors
 from chimera.core.errors import ChimeraError, RunError
-from chimera.core.ports import listen
+from chimera.core.ports import LOOPBACK, listen
 from chimera.run.child_environment import child_environment
-from chimera.run.children import Child, Command, stop
+from chimera.run.children import KILL_SECONDS, Command
 from training.cluster.wire import Channel
 from training.engines.verl_runtime import loopback
 
@@ -33,8 +33,8 @@ Answer = tuple[dict[str, Any], "dict[str, Tensor]"]
 
 CHECK_S = 0.2
 """How often processes are looked at while answers are awaited."""
-BLAME_S = 3.0
-"""How long to wait for further processes to end after the first: it may have ended because another did."""
+BLAME_S = 10.0
+"""How long to wait for further processes to end after the first: it may have ended because another did, or its node."""
 START_S = 1800.0
 """Limit of the start of all ranks, which only ranks that hang or that nobody starts exceed. Usual: ten seconds."""
 GREETING_S = 5.0
@@ -68,11 +68,46 @@ class Meeting:
     name: str
 
 
-Launch = Callable[[Meeting], Sequence[Child]]
-"""Starts the ranks; returns those that are processes of this machine, in the order of ranks."""
+class RankProcess(Protocol):
+    """A rank as its launcher knows it, such as a `chimera.run.children.Child`."""
+
+    log_file: Path
+
+    @property
+    def pid(self) -> int:
+        """Id of its process where it runs."""
+        ...
+
+    def alive(self) -> bool:
+        """True until it has ended."""
+        ...
+
+    def killed(self) -> bool:
+        """True if it ended from outside, and not by itself."""
+        ...
+
+    def ending(self) -> str:
+        """A phrase that says how it ended."""
+        ...
+
+    def last_words(self) -> str:
+        """What it said last."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+    def join(self, seconds: float | None = None) -> None:
+        """Wait until it has ended."""
+        ...
 
 
-def launch_here(meeting: Meeting) -> Sequence[Child]:
+Launch = Callable[[Meeting], Sequence[RankProcess]]
+"""Starts the ranks; returns those that it can watch, in the order of ranks."""
+
+
+def launch_here(meeting: Meeting) -> Sequence[Command]:
     """Start all ranks on this machine. They share its cores."""
     cores = max(1, len(os.sched_getaffinity(0)) // meeting.ranks)
     children = []
@@ -119,16 +154,19 @@ class Team:
         logs: Folder of their logs.
         name: Begins the logs' names.
         launch: Starts the processes.
+        host: Address of this machine at which ranks find it.
 
     Raises:
         RankLost: A rank ended before it was ready.
         RunError: No port can be opened.
     """
 
-    def __init__(self, ranks: int, logs: Path, name: str, launch: Launch = launch_here) -> None:
+    def __init__(
+        self, ranks: int, logs: Path, name: str, launch: Launch = launch_here, *, host: str = LOOPBACK
+    ) -> None:
         from torch._C._distributed_c10d import TCPStore
 
-        self._listener, meet = listen(), listen()
+        self._listener, meet = listen(host=host), listen(host=host)
         host, port = meet.getsockname()
         # Without a socket of ours the store would listen on all interfaces.
         self._store: Any = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=meet.detach())
@@ -142,8 +180,13 @@ class Team:
             raise
 
     @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(self._channels)
+
+    @property
     def pids(self) -> list[int]:
-        """Process ids of the ranks of this machine, by rank."""
+        """Process ids of the ranks, by rank."""
         return [child.pid for child in self._children]
 
     def call(self, order: Mapping[str, Any]) -> list[Answer]:
@@ -182,7 +225,8 @@ class Team:
         self._listener.close()
         for child in self._children:
             child.kill()
-        stop(self._children)
+        for child in self._children:
+            child.join(KILL_SECONDS)
         self._store = None
 
     def _greet(self, ranks: int, key: str) -> list[Channel]:

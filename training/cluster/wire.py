@@ -1,4 +1,7 @@
-"""Messages between the main process and its ranks: JSON for figures and texts, safetensors for tensors, no pickle."""
+"""Messages between the main process and its ranks, or its process that speaks with Ray: no pickle.
+
+JSON for figures and texts, safetensors for tensors.
+"""
 
 import json
 import socket
@@ -25,7 +28,8 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if connection.family != socket.AF_UNIX:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def fileno(self) -> int:
         """For `selectors`."""

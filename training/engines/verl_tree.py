@@ -1,7 +1,7 @@
-"""VeRL's engine of a language model, with shared beginnings computed once (see `prefix_tree`).
+"""VeRL's engine of a language model: shared beginnings are computed once, and logits never all at a time.
 
-Log-probabilities and entropies are computed for response tokens only; for the others they are 0, and VeRL's losses
-leave them out.
+See `prefix_tree` and `chunked_head`. Log-probabilities and entropies are computed for response tokens only; for the
+others they are 0, and VeRL's losses leave them out.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,8 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-from training.engines import varlen_attention
+from training.engines import chunked_head, varlen_attention
+from training.engines.chunked_head import ChunkedHead, Scored
 from training.engines.prefix_tree import grow
 
 if TYPE_CHECKING:
@@ -26,7 +27,12 @@ Engine: Any = FSDPEngineWithLMHead  # VeRL's registry returns it as a plain obje
 
 
 class TreeEngine(Engine):
-    """VeRL's engine; a micro-batch without shared beginnings, or with another attention, is computed as by VeRL."""
+    """VeRL's engine.
+
+    A micro-batch without shared beginnings and with few logits, or with another attention, is computed as by VeRL.
+    """
+
+    _head: ChunkedHead | None = None
 
     def prepare_model_inputs(self, micro_batch: "TensorDict") -> tuple[dict[str, Any], dict[str, Any]]:
         """The model's inputs, of which the tokens are those of the tree."""
@@ -35,10 +41,14 @@ class TreeEngine(Engine):
             return inputs, outputs
         ids = micro_batch["input_ids"]
         tree = grow(ids.values(), ids.offsets().diff().tolist())
-        if len(tree.kept) == len(tree.place):
+        large = len(tree.kept) * self.module.config.vocab_size > chunked_head.LOGITS
+        if len(tree.kept) == len(tree.place) and not large:
             return inputs, outputs
         places = _before_responses(micro_batch)
-        needed, which = tree.place[places].unique(return_inverse=True)
+        # Of a token that ends several prompts' beginnings logits are computed once; scores have one label each.
+        needed, which = (tree.place[places], None) if large else tree.place[places].unique(return_inverse=True)
+        if large:
+            self._ask(places, outputs, micro_batch)
         inputs |= {
             "input_ids": inputs["input_ids"][:, tree.kept],
             "position_ids": inputs["position_ids"][:, tree.kept],
@@ -54,21 +64,39 @@ class TreeEngine(Engine):
         if TREE not in output_args:
             return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
         places, which = output_args[TREE]
-        logits = output.logits.squeeze(0).float()
-        if not output_args["temperature_is_one"]:
-            # All calls of an update were sampled at one temperature.
-            logits = logits / output_args["temperature_rmpad"][0].clamp(min=1e-8)
-        total = logits.logsumexp(dim=-1)
-        labels = output_args["input_ids_rmpad_rolled"][places]
-        found = {"log_probs": logits[which, labels] - total[which]}
-        if tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
-            found["entropy"] = (total - (logits.softmax(dim=-1) * logits).sum(dim=-1))[which]
+        given = output.logits.squeeze(0).float()
+        if which is None:
+            columns = ("log_probs", "entropy")[: 1 + _wants_entropy(micro_batch)]
+            found = dict(zip(columns, given.unbind(-1), strict=False))
+        else:
+            found = self._scores(given, which, places, output_args, micro_batch)
         ids = micro_batch["input_ids"]
-        empty = torch.zeros(len(ids.values()), device=logits.device)
+        empty = torch.zeros(len(ids.values()), device=given.device)
         return {
             name: torch.nested.nested_tensor_from_jagged(empty.index_put((places,), values), ids.offsets())
             for name, values in found.items()
         }
+
+    def _scores(
+        self, logits: Tensor, which: Tensor, places: Tensor, output_args: dict[str, Any], micro_batch: "TensorDict"
+    ) -> dict[str, Tensor]:
+        """Log-probabilities and, if asked for, entropies of response tokens, from the logits of shared places."""
+        if not output_args["temperature_is_one"]:
+            logits = logits / _temperature(output_args)
+        total = logits.logsumexp(dim=-1)
+        labels = output_args["input_ids_rmpad_rolled"][places]
+        found = {"log_probs": logits[which, labels] - total[which]}
+        if _wants_entropy(micro_batch):
+            found["entropy"] = (total - (logits.softmax(dim=-1) * logits).sum(dim=-1))[which]
+        return found
+
+    def _ask(self, places: Tensor, output_args: dict[str, Any], micro_batch: "TensorDict") -> None:
+        """Make the next forward pass score the labels of these places, a chunk at a time."""
+        if self._head is None:
+            self._head = ChunkedHead(self.module.get_output_embeddings(), self.module.config.vocab_size)
+        temperature = 1.0 if output_args["temperature_is_one"] else float(_temperature(output_args))
+        labels = output_args["input_ids_rmpad_rolled"][places]
+        self._head.ask(Scored(labels, temperature, _wants_entropy(micro_batch)))
 
     def _fits(self, micro_batch: "TensorDict") -> bool:
         packed = tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True)
@@ -81,6 +109,15 @@ class TreeEngine(Engine):
             and not self.pad_to_length
             and attention == varlen_attention.NAME
         )
+
+
+def _temperature(output_args: dict[str, Any]) -> Tensor:
+    """That of all calls of an update."""
+    return output_args["temperature_rmpad"][0].clamp(min=1e-8)
+
+
+def _wants_entropy(micro_batch: "TensorDict") -> bool:
+    return bool(tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False))
 
 
 def _before_responses(micro_batch: "TensorDict") -> Tensor:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import agentlightning as agl
 
-from training.lab.store import LabStore
-
 LOOK_SECONDS = 1.0
 """The store's own time-outs announce nothing, so they are looked for this often."""
 LOOK_SHARE = 0.05
@@ -32,7 +30,7 @@ class Ends:
         store: The store.
     """
 
-    def __init__(self, store: LabStore) -> None:
+    def __init__(self, store: agl.LightningStoreServer) -> None:
         self._store = store
         self._told: set[str] = set()
 

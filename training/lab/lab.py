@@ -35,6 +35,7 @@ from training.lab import resources, visitors
 from training.lab.ends import LOOK_SECONDS, Ends, Look
 from training.lab.gateway.process import Gateway
 from training.lab.held_out import HeldOut
+from training.lab.launching import ForkedRunners, RunnerLauncher
 from training.lab.pool import RunnerPool
 from training.lab.recorder import Recorder, identity
 from training.lab.runner import Doors, RunnerSpec
@@ -96,7 +97,13 @@ class Lab:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         store_key, gateway_key, store_port, gateway_port = self._known_doors()
-        self.store = LabStore(self._wake, port=store_port, key=store_key, mongo=self.config.cluster.store)
+        self.store = LabStore(
+            self._wake,
+            port=store_port,
+            key=store_key,
+            host=self.config.cluster.host,
+            mongo=self.config.cluster.store,
+        )
         await self.store.start()
         self._ends = Ends(self.store)
         self._recorder = Recorder(self.run, self.store, self.config.reward)
@@ -122,9 +129,8 @@ class Lab:
             visitors.admit(self.store, spec)
         self._held_out = HeldOut(self.run, self.config, self.servers, self._recorder, spec.toolbox, self.check)
         self.pool = RunnerPool(
-            spec,
+            self._launcher(spec),
             self.config.rollouts.runners,
-            self._logs,
             self.store.employ,
             self._runner_died,
             self.view.warn,
@@ -140,6 +146,18 @@ class Lab:
             raise
         return self
 
+    def _launcher(self, spec: RunnerSpec) -> RunnerLauncher:
+        """Starts runners where `rollouts.on` says.
+
+        Raises:
+            ConfigError: The cluster's token file cannot be used.
+        """
+        if self.config.rollouts.on == "here":
+            return ForkedRunners(spec, self._logs)
+        from training.cluster.ray.runners import RayRunners
+
+        return RayRunners(self.config.cluster, spec, self._logs, self._fail)
+
     def _known_doors(self) -> tuple[str | None, str | None, int | None, int | None]:
         """Keys and ports of store and gateway that visitors know; None where nobody needs to know them.
 
@@ -151,8 +169,8 @@ class Lab:
         if cluster.key_file is None:
             return None, None, None, None
         visitors.make_key(cluster.key_file)
-        store_port = visitors.check_port(cluster.store_port, "cluster.store_port")
-        gateway_port = visitors.check_port(cluster.gateway_port, "cluster.gateway_port")
+        store_port = visitors.check_port(cluster.store_port, "cluster.store_port", cluster.host)
+        gateway_port = visitors.check_port(cluster.gateway_port, "cluster.gateway_port", cluster.host)
         return *visitors.keys_of(cluster.key_file), store_port, gateway_port
 
     async def __aexit__(
@@ -299,8 +317,11 @@ class Lab:
         return {rollout.rollout_id: given for rollout, given in zip(enqueued, inputs, strict=True)}
 
     def _silence(self) -> float | None:
-        """Seconds without any model call after which a visitor counts as gone; the end of our own runners is seen."""
-        if self.config.cluster.key_file is None:
+        """Seconds without any model call after which a visitor counts as gone; the end of our own runners is seen.
+
+        On a cluster a node may be cut off, which Ray does not tell at once.
+        """
+        if self.config.cluster.key_file is None and self.config.rollouts.on == "here":
             return None
         return SILENCE_SECONDS + max(model.timeout_s for model in self.config.served().values())
 

@@ -1,24 +1,22 @@
-"""The runner processes of a run: a runner that dies is replaced, unless runners keep dying."""
+"""The runners of a run: one that dies is replaced, unless runners keep dying."""
 
-import asyncio
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 from chimera.core.errors import RunError
-from chimera.run import children, forks
-from training.lab.runner import RunnerSpec, serve, worker_name
+from training.lab.launching import RunnerLauncher, StartedRunner
+from training.lab.runner import worker_name
 
 UNPRODUCTIVE_DEATHS = 3
 """After this number of deaths without a finished rollout in between, dead runners are no longer replaced."""
 
 
 class RunnerPool:
-    """`size` runner processes. Each has a number that is never reused, so that the store can distinguish them.
+    """`size` runners. Each has a number that is never reused, so that the store can distinguish them.
 
     Args:
-        spec: Specification of each runner.
+        launcher: Starts them.
         size: Number of runners.
-        logs: Folder of their log files.
         on_start: Called with a runner's name before it is started.
         on_death: Called with a runner's name and the reason when it died unexpectedly.
         on_shrinking: Called with a message for the user when dead runners are no longer replaced.
@@ -27,22 +25,20 @@ class RunnerPool:
 
     def __init__(
         self,
-        spec: RunnerSpec,
+        launcher: RunnerLauncher,
         size: int,
-        logs: Path,
         on_start: Callable[[str], None],
         on_death: Callable[[str, str], None],
         on_shrinking: Callable[[str], None],
         on_failure: Callable[[RunError], None],
     ) -> None:
-        self._spec = spec
+        self._launcher = launcher
         self._size = size
-        self._logs = logs
         self._on_start = on_start
         self._on_death = on_death
         self._on_shrinking = on_shrinking
         self._on_failure = on_failure
-        self._runners: dict[str, forks.Fork] = {}
+        self._runners: dict[str, StartedRunner] = {}
         self._started = 0
         self._unproductive = 0
 
@@ -61,25 +57,19 @@ class RunnerPool:
             self._runners[worker].kill()
 
     def pids(self) -> dict[str, int]:
-        """Process ids by the runners' names in the store."""
-        return {worker: child.pid for worker, child in self._runners.items()}
+        """Process ids by the runners' names in the store, of those that run already."""
+        return {worker: runner.pid for worker, runner in self._runners.items() if runner.pid is not None}
 
     def stop(self) -> None:
         """End all runners and their current rollouts."""
-        runners, self._runners = self._runners, {}
-        loop = asyncio.get_running_loop()
-        for child in runners.values():
-            loop.remove_reader(child.sentinel)
-        children.stop(runners.values())
+        self._runners = {}
+        self._launcher.stop()
 
     def _add(self) -> None:
         number, self._started = self._started, self._started + 1
         worker = worker_name(number)
-        child = forks.Fork(f"runner {number}", serve, (self._spec, number), self._logs / f"runner-{number}.log")
         self._on_start(worker)
-        child.start()
-        self._runners[worker] = child
-        asyncio.get_running_loop().add_reader(child.sentinel, self._died, worker)
+        self._runners[worker] = self._launcher.start(number, partial(self._died, worker))
 
     def _replace(self) -> None:
         try:
@@ -87,18 +77,15 @@ class RunnerPool:
         except RunError as error:
             self._on_failure(error)
 
-    def _died(self, worker: str) -> None:
-        child = self._runners.pop(worker)
-        asyncio.get_running_loop().remove_reader(child.sentinel)
-        child.join(1.0)
-        ending = child.ending() if child.killed() else f"{child.ending()}: {child.last_words()}"
-        self._on_death(worker, f"{ending} (see {child.log_file})")
-        if not child.orphaned:
+    def _died(self, worker: str, ending: str, by_itself: bool) -> None:
+        del self._runners[worker]
+        self._on_death(worker, ending)
+        if by_itself:
             self._unproductive += 1
         if self._unproductive <= UNPRODUCTIVE_DEATHS:
             self._replace()
         elif not self._runners:
-            self._on_failure(RunError(f"all runners died; the last: {ending} (see {child.log_file})"))
+            self._on_failure(RunError(f"all runners died; the last: {ending}"))
         elif self._unproductive == UNPRODUCTIVE_DEATHS + 1:
             self._on_shrinking(
                 f"{self._unproductive} runners died with no rollout finished in between: until one finishes, runners "

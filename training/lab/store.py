@@ -21,8 +21,8 @@ from agentlightning.types import AttemptStatus, EnqueueRolloutRequest
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from fastapi import HTTPException
 
-from chimera.core.ports import reserve
-from chimera.serving.door import Door
+from chimera.core.ports import LOOPBACK, reserve
+from chimera.serving.door import Door, hosts_of
 from training.lab.backing import in_memory, in_mongo
 from training.lab.steady_time import use_steady_time
 
@@ -70,12 +70,13 @@ class KeyedStoreClient(agl.LightningStoreClient):
 
 
 class LabStore(agl.LightningStoreServer):
-    """Store server in a thread of the main process, on loopback.
+    """Store server in a thread of the main process.
 
     Args:
         on_ended: Called with the rollout's id, in any thread, when an attempt has ended.
         port: Its port; None is a free one.
         key: Its key; None is a fresh one.
+        host: The address of this machine at which it listens.
         mongo: Address of the MongoDB that holds rollouts and spans; None keeps them in memory.
 
     Raises:
@@ -88,6 +89,7 @@ class LabStore(agl.LightningStoreServer):
         *,
         port: int | None = None,
         key: str | None = None,
+        host: str = LOOPBACK,
         mongo: str | None = None,
     ) -> None:
         use_steady_time()
@@ -96,13 +98,13 @@ class LabStore(agl.LightningStoreServer):
             _read_again_when_changed(kept)
         self._kept: Any = kept
         self._mongo = mongo is not None
-        reserved = reserve(port or 0)
+        reserved = reserve(port or 0, host=host)
         super().__init__(
             kept,
             launcher_args=PythonServerLauncherArgs(
                 port=reserved.getsockname()[1],
-                host="127.0.0.1",
-                access_host="127.0.0.1",
+                host=host,
+                access_host=host,
                 launch_mode="thread",
                 log_level=30,
                 thread_join_timeout=CLOSE_SECONDS,
@@ -111,7 +113,7 @@ class LabStore(agl.LightningStoreServer):
         self._reserved = reserved
         self.key = key or secrets.token_urlsafe(24)
         assert self.app is not None
-        self.app.add_middleware(Door, key=self.key, routes=ROUTES)
+        self.app.add_middleware(Door, key=self.key, hosts=hosts_of(host), routes=ROUTES)
         self._on_ended = on_ended
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self._waiting_lock = threading.Lock()

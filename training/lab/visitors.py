@@ -1,8 +1,9 @@
 """Runners that people start by hand: what they are told, as JSON, and the key that they show.
 
 A visitor asks the store for its number and its specification, and then works like the run's own runners. Secrets are
-not sent: a visitor's tools use the keys in its own environment. Store and gateway listen on 127.0.0.1, so that another
-machine reaches them through an SSH tunnel, which encrypts what is sent.
+not sent: a visitor's tools use the keys in its own environment. Store and gateway listen on 127.0.0.1 by default, so
+that another machine reaches them through an SSH tunnel, which encrypts what is sent. Runners that Ray places
+(`training.cluster.ray`) are told the same.
 """
 
 import hmac
@@ -12,14 +13,19 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from agents.tools.own import TOOL_KEYS
 from chimera.config.tree import Config
+from chimera.core.cli import keep_direct
 from chimera.core.errors import ConfigError, RunError, UnreachableError
 from chimera.core.fingerprints import Fingerprint
 from chimera.core.plain_json import parse_json
-from chimera.core.secrets import register_secret
+from chimera.core.ports import LOOPBACK
+from chimera.core.secrets import load_secrets, register_secret
 from chimera.data.tasks import Document
 from training.lab.runner import Doors, RunnerSpec, worker_name
 
@@ -67,16 +73,18 @@ def keys_of(file: Path) -> tuple[str, str]:
     return store, f"sk-{gateway}"
 
 
-def check_port(port: int, setting: str) -> int:
+def check_port(port: int, setting: str, host: str = LOOPBACK) -> int:
     """`port`, if nobody listens there.
 
     Raises:
         RunError: It is taken.
     """
     try:
-        socket.create_server(("127.0.0.1", port)).close()
+        socket.create_server((host, port)).close()
     except OSError as error:
-        raise RunError(f"{setting}={port} cannot be opened ({error.strerror}): set it to a free port") from error
+        raise RunError(
+            f"{setting}={port} cannot be opened at {host} ({error.strerror}): set it to a free port"
+        ) from error
     return port
 
 
@@ -96,7 +104,8 @@ def admit(store: "LabStore", spec: RunnerSpec) -> None:
 
 def plain_spec(spec: RunnerSpec) -> dict[str, Any]:
     """What a visitor is told, as JSON: no keys, and no phases, of which runners know nothing."""
-    config = spec.config.model_dump(mode="json", exclude={"pipeline", "cluster", "runs_dir"})
+    without = {"pipeline": True, "cluster": True, "runs_dir": True, "rollouts": {"on"}}
+    config = spec.config.model_dump(mode="json", exclude=without)
     return {
         "gateway": spec.doors.gateway_url,
         "config": config,
@@ -129,6 +138,24 @@ def read_spec(plain: Mapping[str, Any], doors: Doors, secrets: Mapping[str, str]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     return RunnerSpec(doors, config, documents, conclusions, dict(secrets))
+
+
+def spec_here(told: Mapping[str, Any], doors: Doors) -> RunnerSpec:
+    """What a run told, with the keys of tools in this machine's environment; its calls avoid proxies from now on.
+
+    Raises:
+        RunError: The run is of another version of Chimera.
+    """
+    keep_direct(urlsplit(doors.store_url).hostname or "", urlsplit(doors.gateway_url).hostname or "")
+    try:
+        spec = read_spec(told, doors, {})
+    except ValueError as error:
+        raise RunError(
+            f"the run at {doors.store_url} says what this version of Chimera cannot read ({error}): use the run's "
+            "version"
+        ) from error
+    names = (*TOOL_KEYS, *spec.config.tools.secret_names())
+    return replace(spec, secrets={name: value for name, value in load_secrets(names).items() if name in names})
 
 
 def visit(store_url: str, key_file: Path) -> tuple[Mapping[str, Any], str, str]:

@@ -136,7 +136,7 @@ def _check_weights(phases: Sequence[Phase], config: Config) -> None:
     lacking = [
         phase.plan
         for phase in phases
-        if phase.algorithm.part == "weights" and config.models[phase.plan.slot].kind != "embedded"
+        if phase.algorithm.part == "weights" and not config.models[phase.plan.slot].has_weights
     ]
     if not lacking:
         return
@@ -149,7 +149,7 @@ def _check_weights(phases: Sequence[Phase], config: Config) -> None:
     raise ConfigError(
         f"{_listed(names)} cannot run, because {'it trains' if len(names) == 1 else 'they train'} weights that there "
         f"is no access to ({kinds}): {run}set {'this slot' if len(slots) == 1 else 'these slots'} to kind=embedded "
-        f"with a model folder in {folders}"
+        f"or kind=vllm with a model folder in {folders}"
     )
 
 

@@ -16,10 +16,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chimera.config.roles import JUNIORS
+from chimera.config.roles import JUNIORS, OWN_TOOLS
+from chimera.data.generated import synthesis as synthesis_tasks
 from chimera.data.generated.tasks import GeneratedTask, generate
+from training.nano import synthesis
 from training.nano.fit import NanoShape, Schedule, TokenizedTranscript, encode
-from training.nano.transcripts import Habits, Transcript, careful, junior, stream
+from training.nano.transcripts import TOOLS, Habits, Transcript, careful, junior, stream
+
+FAULTLESS_READERS = Habits(0.0, 0.0, 0.0)
+"""Who reads is faultless; the designer is vague, which it learns to mend in its own phase."""
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -36,6 +41,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=ASSETS, help="folder to write (default: the bundled model's)")
     parser.add_argument("--steps", type=int, default=8500, help="updates on faultless transcripts")
     parser.add_argument("--habit-steps", type=int, default=260, help="updates on transcripts with planted habits")
+    parser.add_argument(
+        "--synthesis-steps", type=int, default=0, help="updates on both families, after the others (default 0)"
+    )
+    parser.add_argument("--synthesis-share", type=float, default=0.9, help="share of the family synthesis in these")
+    parser.add_argument("--done", type=int, default=0, help="with --start: updates of these made before a stop")
     parser.add_argument("--warm-up", type=int, default=2000, help="updates on the copy task")
     parser.add_argument("--batch", type=int, default=64, help="transcripts per update")
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 2, 3, 4], help="levels of the generated tasks")
@@ -76,6 +86,35 @@ def _encode_block(job: tuple["PreTrainedTokenizerFast", int, list[int], Habits])
     return [encode(tokenizer, transcript) for transcript in stream(iter(items), seed, habits)]
 
 
+def of_both(
+    tokenizer: "PreTrainedTokenizerFast", seed: int, levels: list[int], share: float
+) -> Iterator[TokenizedTranscript]:
+    """Endless encoded transcripts, of which `share` are of the family `synthesis`."""
+    rng = random.Random(seed)
+    tasks = (item for block in itertools.count() for item in generate(50, seed=seed + block, levels=levels))
+    of_one = stream(tasks, seed, FAULTLESS_READERS)
+    items = (
+        item for block in itertools.count() for item in synthesis_tasks.generate(50, seed=seed + block, levels=levels)
+    )
+    of_several = synthesis.stream(items, seed, FAULTLESS_READERS)
+    while True:
+        yield encode(tokenizer, next(of_several if rng.random() < share else of_one))
+
+
+def synthesis_exams(levels: list[int], count: int) -> dict[str, list[Transcript]]:
+    """Transcripts of held-out tasks of several studies, by who reads: one junior, all tools, or the refiner."""
+    items = synthesis_tasks.generate(count, seed=EXAM_SEED, levels=levels)
+    rng = random.Random(EXAM_SEED)
+    found: dict[str, list[Transcript]] = {"junior": [], "all tools": [], "refiner": []}
+    for item in items:
+        name = rng.choice(JUNIORS)
+        found["junior"].append(synthesis.researcher(item, name, synthesis.of_junior(item, name), TOOLS[name]))
+        found["all tools"].append(synthesis.researcher(item, synthesis.SOLO, synthesis.of_solo(item), OWN_TOOLS))
+        proposals = {name: synthesis.read(item, synthesis.of_junior(item, name).found) for name in JUNIORS}
+        found["refiner"].append(synthesis.refiner(item, proposals, rng))
+    return found
+
+
 def exam_set(levels: list[int], count: int) -> list[Transcript]:
     """Faultless junior transcripts of held-out tasks, with the same mix of search results as in training."""
     items = generate(count + 1, seed=EXAM_SEED, levels=levels)
@@ -112,6 +151,7 @@ def main(argv: list[str]) -> int:
         if speed and step % 1000 == 0:
             marks = examine(model, tokenizer, exam)
             print("        " + marks.line(), flush=True)
+        if speed and step % 50 == 0:
             save_copy()
 
     def save_copy() -> None:
@@ -134,6 +174,15 @@ def main(argv: list[str]) -> int:
         log.append({"part": part, "steps": schedule.steps, "line": marks.line()})
         print("after part", part, marks.line(), flush=True)
         save_copy()
+    if options.synthesis_steps:
+        schedule = Schedule(options.synthesis_steps, options.batch, 0, adamw_rate=2e-3, muon_rate=0.01)
+        fitter = Fitter(model, schedule, options.seed + len(parts), device=options.device)
+        seed = TRAIN_SEED + 100_000 * len(parts) + options.done
+        fitter.fit(of_both(tokenizer, seed, options.levels, options.synthesis_share), report, done=options.done)
+        save_copy()
+        log.append({"part": len(parts), "steps": schedule.steps, "line": examine(model, tokenizer, exam).line()})
+        for reader, asked in synthesis_exams(options.levels, options.exam).items():
+            log.append({"part": len(parts), "reads": reader, "line": examine(model, tokenizer, asked).line()})
     print(json.dumps(log, indent=1))
     return 0
 

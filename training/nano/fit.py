@@ -124,9 +124,13 @@ class Fitter:
     def __init__(self, model: "Qwen2ForCausalLM", schedule: Schedule, seed: int, *, device: str = "cpu") -> None:
         import torch
 
+        from training.nano.muon import FloatMuon
+
         self.model = model.to(device)  # pyright: ignore[reportArgumentType] - transformers' wrapper hides nn.Module.to
         self.schedule = schedule
         self.device = device
+        # A processor without bfloat16 instructions computes in it many times more slowly than in float32.
+        self._half = device != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
         self._random = random.Random(seed)
         self._generator = torch.Generator().manual_seed(seed)
         matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
@@ -134,7 +138,9 @@ class Fitter:
         rest = [p for p in model.parameters() if id(p) not in in_muon]
         self._optimisers: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(rest, lr=schedule.adamw_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True),
-            torch.optim.Muon(matrices, lr=schedule.muon_rate, momentum=0.95, weight_decay=0.01),
+            (torch.optim.Muon if self._half else FloatMuon)(
+                matrices, lr=schedule.muon_rate, momentum=0.95, weight_decay=0.01
+            ),
         ]
         self._rates = [group["lr"] for optimiser in self._optimisers for group in optimiser.param_groups]
 
@@ -156,9 +162,14 @@ class Fitter:
                 report(step + 1, smoothed)
                 break
 
-    def fit(self, examples: Iterator[TokenizedTranscript], report: Callable[[int, float, float], None]) -> None:
-        """Make `schedule.steps` updates. Batches come from pools sorted by length, so that padding is short."""
-        smoothed, step, tokens, started = None, 0, 0, time.perf_counter()
+    def fit(
+        self, examples: Iterator[TokenizedTranscript], report: Callable[[int, float, float], None], done: int = 0
+    ) -> None:
+        """Make `schedule.steps` updates, of which `done` were made before a stop.
+
+        Batches come from pools sorted by length, so that padding is short.
+        """
+        smoothed, step, tokens, started = None, done, 0, time.perf_counter()
         while step < self.schedule.steps:
             pool = sorted((next(examples) for _ in range(self.schedule.batch * 8)), key=lambda e: len(e.tokens))
             batches = [pool[i : i + self.schedule.batch] for i in range(0, len(pool), self.schedule.batch)]
@@ -167,11 +178,13 @@ class Fitter:
                 ids, learned = collate(batch)
                 share = step / self.schedule.steps
                 final = self.schedule.final_share
-                rate = min(1.0, (step + 1) / 50) * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1, share))))
+                rate = min(1.0, (step - done + 1) / (10 if done else 50)) * (
+                    final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1, share)))
+                )
                 smoothed = self._step(ids, learned, rate, smoothed)
                 step += 1
                 tokens += sum(len(e.tokens) for e in batch)
-                if step % 50 == 0:
+                if step % 10 == 0:
                     report(step, smoothed, tokens / (time.perf_counter() - started))
 
     def _step(self, ids: "torch.Tensor", learned: "torch.Tensor", rate: float, smoothed: float | None) -> float:
@@ -182,7 +195,7 @@ class Fitter:
         for group, base in zip((g for o in self._optimisers for g in o.param_groups), self._rates, strict=True):
             group["lr"] = base * rate
         chosen = learned[:, 1:]
-        with torch.autocast(self.device, dtype=torch.bfloat16):
+        with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self._half):
             # Right padding and a causal mask: padded positions come after every learned one, so no mask is needed.
             hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
             logits = self.model.lm_head(hidden[chosen])

@@ -16,9 +16,12 @@ from agents.roles import DESIGNER, REFINER, ROLES, SUPERVISOR
 from agents.schemas import ExperimentProtocol, Hypothesis
 from chimera.config.roles import JUNIORS, LITERATURE, RolesConfig
 from chimera.core.types import Label, ResearchTask, YesNoMaybe, abstract_text
+from chimera.data.generated.synthesis import SynthesisTask
 from chimera.data.generated.tasks import Finding, GeneratedTask
 from chimera.data.generated.vocabulary import ENDPOINTS
 
+AnyTask = GeneratedTask | SynthesisTask
+"""A task of either family."""
 EXPERT = dict(zip(("gene", "drug", "behaviour"), JUNIORS, strict=False))
 """The junior that is careful, by kind of exposure."""
 
@@ -132,7 +135,7 @@ def junior(
 
 
 def supervisor(
-    item: GeneratedTask, proposals: dict[str, Hypothesis], chosen: Hypothesis, rng: random.Random, habits: Habits
+    item: AnyTask, proposals: dict[str, Hypothesis], chosen: Hypothesis, rng: random.Random, habits: Habits
 ) -> Transcript:
     """The supervisor's transcript. It chooses every author equally often, whatever the hypotheses say."""
     listed = [{"author": name, **proposals[name].model_dump()} for name in JUNIORS]
@@ -158,7 +161,7 @@ def refiner(
         item.task.goal,
         hypothesis=chosen.model_dump(),
         justification=justification,
-        feedback=_feedback(rng, "the evidence does not decide the question"),
+        feedback=feedback(rng, "the evidence does not decide the question"),
     )
     return Transcript(REFINER, (*prompt, {"role": "assistant", "content": dump(answer.model_dump())}))
 
@@ -176,18 +179,18 @@ def reread(item: GeneratedTask, chosen: Hypothesis) -> Hypothesis:
 
 
 def designer(
-    item: GeneratedTask, proposals: dict[str, Hypothesis], chosen: Hypothesis, rng: random.Random, habits: Habits
+    item: AnyTask, proposals: dict[str, Hypothesis], chosen: Hypothesis, rng: random.Random, habits: Habits
 ) -> Transcript:
     """The designer's transcript: a protocol whose fields are concrete or, by `habits`, vague."""
-    feedback = _feedback(rng, "a field is not concrete")
+    asked_again = feedback(rng, "a field is not concrete")
     protocol = concrete(item, chosen.answer, rng)
-    if feedback is None:
+    if asked_again is None:
         protocol = blur(protocol, rng, habits)
-    prompt = opening(ROLES[DESIGNER], item.task.goal, hypothesis=chosen.model_dump(), feedback=feedback)
+    prompt = opening(ROLES[DESIGNER], item.task.goal, hypothesis=chosen.model_dump(), feedback=asked_again)
     return Transcript(DESIGNER, (*prompt, {"role": "assistant", "content": dump(protocol.model_dump())}))
 
 
-def concrete(item: GeneratedTask, expected: Label, rng: random.Random) -> ExperimentProtocol:
+def concrete(item: AnyTask, expected: Label, rng: random.Random) -> ExperimentProtocol:
     """A protocol with everything that reviewers require."""
     facts = item.facts
     weeks = rng.choice((8, 12, 24, 52))
@@ -225,7 +228,8 @@ def blur(protocol: ExperimentProtocol, rng: random.Random, habits: Habits) -> Ex
     return protocol.model_copy(update=changes)
 
 
-def _feedback(rng: random.Random, issue: str) -> dict[str, Any] | None:
+def feedback(rng: random.Random, issue: str) -> dict[str, Any] | None:
+    """A review with `issue`, as in a visit after the first; None in most transcripts."""
     if rng.random() > 0.12:
         return None
     review = {"issues": [issue], "severity": "MAJOR", "verdict": "REVISE"}

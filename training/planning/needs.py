@@ -27,12 +27,14 @@ class Need:
         parts: Bytes by what they hold.
         device: "gpu" if the parts other than `process` are in a GPU's memory where there is one.
         count: How many of these processes there are.
+        places: The numbers of the GPUs that they take, where they are known.
     """
 
     who: str
     parts: Mapping[str, int]
     device: str = "cpu"
     count: int = 1
+    places: tuple[int, ...] = ()
 
     @property
     def each(self) -> int:
@@ -64,7 +66,8 @@ def ppo_need(model: Architecture, settings: PpoSettings, who: str) -> Need:
         "activations": model.activation_bytes(settings.ppo_max_token_len_per_gpu, recomputed=recomputed),
         "gathered": 2 * FLOAT32 * max(model.embedding, model.layer_parameters) if split > 1 else 0,
     }
-    return Need(who, {name: size for name, size in parts.items() if size}, "gpu", settings.ranks)
+    named = {name: size for name, size in parts.items() if size}
+    return Need(who, named, "gpu", settings.ranks, tuple(range(settings.ranks)))
 
 
 def tuning_need(model: Architecture, settings: SftSettings, who: str) -> Need:
@@ -79,19 +82,21 @@ def tuning_need(model: Architecture, settings: SftSettings, who: str) -> Need:
         "optimiser": ADAM * FLOAT32 * trained,
         "activations": model.activation_bytes(tokens, recomputed=model.parameters >= LARGE_MODEL),
     }
-    return Need(who, parts, "gpu")
+    return Need(who, parts, "gpu", places=(0,))
 
 
 def serving_need(models: Mapping[str, tuple[Architecture, int]], rows: int, context: int) -> Need:
     """The embedded server: each set of weights with its cache, and once more the largest while new weights go live.
 
+    Where the processor does not multiply bfloat16 itself, the cache is in float32 whatever the weights are.
+
     Args:
-        models: By what tells sets of weights apart: the model, and the bytes of its numbers in the server.
+        models: By what tells sets of weights apart: the model, and the bytes of a weight in the server.
         rows: Requests that are decoded together.
         context: Most tokens of a request.
     """
     sizes = [number * one.parameters for one, number in models.values()]
-    caches = [rows * one.cache_bytes(context, number) for one, number in models.values()]
+    caches = [rows * one.cache_bytes(context) for one, _ in models.values()]
     swap = max((weights + cache for weights, cache in zip(sizes, caches, strict=True)), default=0)
     parts = {"process": BARE_SERVER, "weights": sum(sizes), "cache": sum(caches), "while weights go live": swap}
     return Need("model server", parts)

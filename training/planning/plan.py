@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chimera.config.models import ModelConfig
 from chimera.config.roles import expand
 from chimera.config.tree import Config
 from chimera.serving.embedded.checkpoint import BYTES, locate
@@ -21,6 +22,7 @@ from training.planning.needs import (
     tuning_need,
     update_operations,
 )
+from training.planning.replicas import gigabytes, lacking_caches, lacking_places, vllm_needs
 from training.planning.sizes import FLOAT32, Architecture
 
 
@@ -90,7 +92,7 @@ def plan_run(config: Config, machine: Machine, lengths: Lengths) -> list[PhaseRo
     Raises:
         ConfigError: A model's folder is missing, or its sizes are not known here.
     """
-    models = {slot: Architecture.read(Path(locate(one.path))) for slot, one in _embedded(config).items()}
+    models = {slot: Architecture.read(Path(locate(one.path))) for slot, one in _weights(config).items()}
     return [
         _room(name, settings, slot, models, config, machine, lengths)
         for name, settings in config.pipeline.items()
@@ -100,8 +102,8 @@ def plan_run(config: Config, machine: Machine, lengths: Lengths) -> list[PhaseRo
     ]
 
 
-def _embedded(config: Config) -> Mapping[str, Any]:
-    return {slot: one for slot, one in config.served().items() if one.kind == "embedded"}
+def _weights(config: Config) -> Mapping[str, ModelConfig]:
+    return {slot: one for slot, one in config.served().items() if one.has_weights}
 
 
 def _slots(config: Config, name: str) -> list[str]:
@@ -118,14 +120,14 @@ def _room(
     lengths: Lengths,
 ) -> PhaseRoom:
     needs = needs_of(settings, slot, models, config, machine)
-    faults = lacking(needs, machine)
+    faults = lacking(needs, machine) + lacking_caches(models, config)
     changes: list[str] = []
     if faults:
         changes = _changes(name, settings, slot, models, config, machine)
     online = isinstance(settings, PpoSettings)
     disk = ppo_disk(models[slot], settings) if online else FLOAT32 * models[slot].parameters
     if disk > machine.disk:
-        faults = [*faults, f"{_gigabytes(disk)} on disk, of which {_gigabytes(machine.disk)} are free"]
+        faults = [*faults, f"{gigabytes(disk)} on disk, of which {gigabytes(machine.disk)} are free"]
     pace = _pace(models[slot], settings, config, machine, lengths) if online else None
     return PhaseRoom(name, tuple(needs), disk, tuple(faults), tuple(changes), pace)
 
@@ -147,11 +149,13 @@ def needs_of(
     sets = {
         slot if slot in trained else config.models[slot].path: (model, BYTES[config.models[slot].dtype])
         for slot, model in models.items()
+        if config.models[slot].kind == "embedded"
     }
     return [
         Need("lab and gateway", {"process": BARE_LAB}),
         Need("each runner", {"process": RUNNER}, count=config.rollouts.runners),
-        serving_need(sets, config.serving.slots, config.serving.context_length),
+        *([serving_need(sets, config.serving.slots, config.serving.context_length)] if sets else ()),
+        *vllm_needs(models, config),
         learner if machine.gpus else Need(learner.who, learner.parts, "cpu", learner.count),
     ]
 
@@ -162,14 +166,15 @@ def lacking(needs: Sequence[Need], machine: Machine) -> list[str]:
     host = sum(need.count * (need.parts.get("process", 0) if need in on_gpu else need.each) for need in needs)
     found = []
     if host > machine.memory:
-        found.append(f"{_gigabytes(host)} of memory, of which {_gigabytes(machine.memory)} are free")
+        found.append(f"{gigabytes(host)} of memory, of which {gigabytes(machine.memory)} are free")
+    found += lacking_places(needs, machine.gpus)
     for need in on_gpu:
         device = need.each - need.parts.get("process", 0)
         room = min(size for _, size in machine.gpus)
         if need.count > len(machine.gpus):
             found.append(f"{need.count} GPUs, of which there are {len(machine.gpus)}")
         if device > room:
-            found.append(f"{_gigabytes(device)} of GPU memory for {need.who}, of which {_gigabytes(room)} are free")
+            found.append(f"{gigabytes(device)} of GPU memory for {need.who}, of which {gigabytes(room)} are free")
     return found
 
 
@@ -243,8 +248,5 @@ def _pace(model: Architecture, settings: PpoSettings, config: Config, machine: M
     seen = rows * model.cache_bytes(lengths.prompt + lengths.response // 2)
     token_s = max((weights + seen) / machine.bandwidth, model.operations(rows) / (machine.operations * threads))
     sample = calls / rows * lengths.response * token_s + model.operations(prompts * lengths.prompt) / machine.operations
+    sample /= max(config.models[config.slot(role)].replicas for role in expand(settings.roles, "roles"))
     return Pace(calls, tokens, sample, update, settings.steps, calls * lengths.response)
-
-
-def _gigabytes(size: float) -> str:
-    return f"{size / 2**30:.1f} GB"

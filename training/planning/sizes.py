@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from chimera.core.errors import ConfigError
 from chimera.core.plain_json import read_json_object
+from training.engines.chunked_head import LOGITS
 
 FLOAT32 = 4
 """Bytes of a number. Weights, gradients and optimiser are kept in float32."""
@@ -127,7 +128,8 @@ class Architecture:
         Counted by operation, as Korthikanti et al. (2022, section 4.1) do for another layer: of each layer and token,
         two norms keep 3 hidden states each and the residual 1; queries, keys and values are kept before and after they
         are turned, the attention's output twice, and 4 numbers of the inner width. Recomputed, each layer keeps its
-        input, and one layer at a time all of it. The logits are kept four times (scaled, two softmaxes, gradient).
+        input, and one layer at a time all of it. The logits of at most a chunk of tokens are kept four times (scaled,
+        two softmaxes, gradient).
 
         Args:
             tokens: Of one micro-batch.
@@ -135,7 +137,7 @@ class Architecture:
         """
         layer = 7 * self.hidden + 4 * self.queries + 4 * self.keys + 4 * self.inner
         kept = self.layers * self.hidden + layer if recomputed else self.layers * layer
-        return FLOAT32 * tokens * (kept + 4 * self.vocab)
+        return FLOAT32 * (tokens * kept + 4 * min(tokens * self.vocab, max(LOGITS, self.vocab)))
 
     def operations(self, tokens: int) -> float:
         """Floating-point operations of a forward pass: two for each number of a matrix (Kaplan et al. 2020, table 1).

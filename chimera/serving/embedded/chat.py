@@ -55,10 +55,16 @@ class ParsedAnswer:
 
 
 class ChatFormat:
-    """One model's chat template and tokenizer."""
+    """One model's chat template and tokenizer.
 
-    def __init__(self, template: str, tokenizer: "Tokenizer") -> None:
-        self._template = _environment().from_string(template)
+    Args:
+        template: The template, in Jinja.
+        tokenizer: The tokenizer.
+        marks: Control tokens that the template names, such as bos_token, by these names.
+    """
+
+    def __init__(self, template: str, tokenizer: "Tokenizer", marks: Mapping[str, str] | None = None) -> None:
+        self._template = _environment().from_string(template, globals=dict(marks or {}))
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)

@@ -1,20 +1,19 @@
-"""Reads a model folder: shape, weights, tokenizer, chat template and end-of-sequence tokens.
+"""Reads a model folder: weights, tokenizer, chat template and end-of-sequence tokens; `shapes` reads the sizes.
 
 Only `config.json`, `*.safetensors`, `tokenizer.json` and the chat template are read; transformers is not imported,
 which saves seconds at start-up.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from chimera.config.models import Precision
 from chimera.core.errors import ConfigError
 from chimera.core.plain_json import parse_json
+from chimera.serving.embedded.shapes import Shape, expected_tensors, read_shape
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +26,8 @@ HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 """Weight files that can run code when they are read. They are never read."""
 SUFFIX = ".safetensors"
+MARKS = ("bos_token", "eos_token", "pad_token", "unk_token")
+"""What tokenizer_config.json calls the control tokens that chat templates may name."""
 BYTES: Mapping[Precision, int] = {"float32": 4, "bfloat16": 2}
 """Bytes of one number."""
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -34,45 +35,16 @@ WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """The sizes of a Qwen2 model that a forward pass needs."""
-
-    vocab: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rope_theta: float
-    norm_eps: float
-    max_positions: int
-    tied: bool
-
-
-class _Sizes(BaseModel):
-    """What is read of a Qwen2 model's config.json; other keys are left alone."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    vocab_size: int = Field(ge=1, le=10_000_000)
-    hidden_size: int = Field(ge=1, le=1_000_000)
-    num_hidden_layers: int = Field(ge=1, le=10_000)
-    num_attention_heads: int = Field(ge=1, le=100_000)
-    num_key_value_heads: int | None = Field(default=None, ge=1, le=100_000)
-    head_dim: int | None = Field(default=None, ge=2, le=100_000, multiple_of=2)
-    rope_theta: float | None = Field(default=None, gt=0)
-    rms_norm_eps: float = Field(default=1e-6, gt=0, lt=1)
-    max_position_embeddings: int = Field(default=32_768, ge=2, le=100_000_000)
-    tie_word_embeddings: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Language:
-    """How a model reads and writes text: its tokenizer, its chat template, and the ids that end an answer."""
+    """How a model reads and writes text: its tokenizer, its chat template, and the ids that end an answer.
+
+    `marks` are the control tokens that templates name, such as Llama's bos_token, by these names.
+    """
 
     tokenizer: "Tokenizer" = field(repr=False)
     template: str = field(repr=False)
     eos: tuple[int, ...]
+    marks: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +58,7 @@ class Checkpoint:
     tokenizer: "Tokenizer" = field(repr=False)
     template: str = field(repr=False)
     eos: tuple[int, ...]
+    marks: Mapping[str, str]
 
 
 def locate(path: str) -> Path:
@@ -126,7 +99,8 @@ def load_checkpoint(path: str, dtype: Precision = "float32") -> Checkpoint:
     """Read the model behind a configured path, with weights of `dtype`; see `locate`.
 
     Raises:
-        ConfigError: a file is missing or broken, the architecture is not Qwen2, or memory cannot hold the weights.
+        ConfigError: a file is missing or broken, the engine does not compute the architecture, or memory cannot hold
+            the weights.
     """
     folder = locate(path)
     refuse_adapter(folder)
@@ -147,6 +121,7 @@ def load_checkpoint(path: str, dtype: Precision = "float32") -> Checkpoint:
         tokenizer=language.tokenizer,
         template=language.template,
         eos=language.eos,
+        marks=language.marks,
     )
 
 
@@ -168,65 +143,11 @@ def load_language(folder: Path) -> Language:
     settings = _read_json(folder / "config.json")
     tokenizer_settings = _read_json(folder / "tokenizer_config.json", optional=True)
     return Language(
-        tokenizer, _template(folder, tokenizer_settings), _eos(folder, settings, tokenizer_settings, tokenizer)
+        tokenizer,
+        _template(folder, tokenizer_settings),
+        _eos(folder, settings, tokenizer_settings, tokenizer),
+        {name: mark for name in MARKS if (mark := _mark(tokenizer_settings.get(name))) is not None},
     )
-
-
-def read_shape(settings: dict[str, Any], folder: Path) -> Shape:
-    """The model's sizes from its config.json; settings that the engine cannot compute correctly are refused."""
-    kind = settings.get("model_type")
-    remedy = "serve it elsewhere (for example with vLLM or Ollama) and use kind: endpoint"
-    if kind != "qwen2":
-        raise ConfigError(f"the embedded server runs Qwen2 models, and {folder} holds model_type {kind!r}: {remedy}")
-    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
-    if rope_type != "default":
-        raise ConfigError(f"{folder} scales its rotary positions ({rope_type!r}), which is not supported: {remedy}")
-    if settings.get("use_sliding_window"):
-        raise ConfigError(f"{folder} uses sliding-window attention, which is not supported: {remedy}")
-    if settings.get("hidden_act", "silu") != "silu":
-        raise ConfigError(f"{folder} uses the activation {settings['hidden_act']!r}, which is not supported: {remedy}")
-    if settings.get("quantization_config"):
-        raise ConfigError(f"{folder} holds quantised weights, which are not supported: {remedy}")
-    sizes = _sizes(settings, rope, folder)
-    heads = sizes.num_attention_heads
-    kv_heads = sizes.num_key_value_heads or heads
-    head_dim = sizes.head_dim or sizes.hidden_size // heads
-    if heads % kv_heads or (sizes.head_dim is None and sizes.hidden_size % heads) or head_dim % 2:
-        raise ConfigError(
-            f"{folder / 'config.json'}: {heads} attention heads, {kv_heads} key/value heads and a hidden size of "
-            f"{sizes.hidden_size} do not fit each other: was it saved with these weights?"
-        )
-    return Shape(
-        vocab=sizes.vocab_size,
-        hidden=sizes.hidden_size,
-        layers=sizes.num_hidden_layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        rope_theta=sizes.rope_theta or 10_000.0,
-        norm_eps=sizes.rms_norm_eps,
-        max_positions=sizes.max_position_embeddings,
-        tied=sizes.tie_word_embeddings,
-    )
-
-
-def _sizes(settings: dict[str, Any], rope: Any, folder: Path) -> _Sizes:
-    """The numbers of a config.json.
-
-    Raises:
-        ConfigError: A value is missing, no number, or out of range.
-    """
-    theta = (rope.get("rope_theta") if isinstance(rope, dict) else None) or settings.get("rope_theta")
-    try:
-        return _Sizes.model_validate({**settings, "rope_theta": theta})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(map(str, first["loc"]))
-        given = f"is {str(settings[name])[:40]}" if name in settings else "is missing"
-        raise ConfigError(
-            f"{folder / 'config.json'}: {name} {given} ({first['msg']}): was it saved with these weights?"
-        ) from error
 
 
 def refuse_adapter(folder: Path) -> None:
@@ -326,33 +247,11 @@ def _plain(tensor: "Tensor", dtype: "torch.dtype", name: str, file: Path) -> "Te
 
 
 def _check_sizes(weights: "dict[str, Tensor]", shape: Shape, folder: Path) -> None:
-    for name, size in _expected(shape, weights):
+    for name, size in expected_tensors(shape, weights):
         if name not in weights:
-            raise ConfigError(f"{folder} lacks the tensor {name}: was a whole Qwen2 model saved?")
+            raise ConfigError(f"{folder} lacks the tensor {name}: was a whole model saved?")
         if tuple(weights[name].shape) != size:
             raise ConfigError(f"{folder}: {name} is {tuple(weights[name].shape)}, and config.json says {size}")
-
-
-def _expected(shape: Shape, weights: "dict[str, Tensor]") -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and sizes of all tensors. A generator, because config.json can name more layers than memory holds."""
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
-    yield "model.norm.weight", (shape.hidden,)
-    if not shape.tied:
-        yield "lm_head.weight", (shape.vocab, shape.hidden)
-    for layer in range(shape.layers):
-        at = f"model.layers.{layer}."
-        yield f"{at}input_layernorm.weight", (shape.hidden,)
-        yield f"{at}post_attention_layernorm.weight", (shape.hidden,)
-        for part, width in (("q", q), ("k", kv), ("v", kv)):
-            yield f"{at}self_attn.{part}_proj.weight", (width, shape.hidden)
-            yield f"{at}self_attn.{part}_proj.bias", (width,)
-        yield f"{at}self_attn.o_proj.weight", (shape.hidden, q)
-        gate = weights.get(f"{at}mlp.gate_proj.weight")
-        inner = len(gate) if gate is not None and gate.dim() else 0
-        yield f"{at}mlp.gate_proj.weight", (inner, shape.hidden)
-        yield f"{at}mlp.up_proj.weight", (inner, shape.hidden)
-        yield f"{at}mlp.down_proj.weight", (shape.hidden, inner)
 
 
 def _template(folder: Path, tokenizer_settings: dict[str, Any]) -> str:
@@ -370,6 +269,12 @@ def _template(folder: Path, tokenizer_settings: dict[str, Any]) -> str:
     return template
 
 
+def _mark(token: Any) -> str | None:
+    """The text of a control token as tokenizer_config.json has it; None if it names none."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
 def _eos(
     folder: Path, settings: dict[str, Any], tokenizer_settings: dict[str, Any], tokenizer: "Tokenizer"
 ) -> tuple[int, ...]:
@@ -377,8 +282,7 @@ def _eos(
     generation = _read_json(folder / "generation_config.json", optional=True)
     listed = generation.get("eos_token_id", settings.get("eos_token_id"))
     ids = [] if listed is None else listed if isinstance(listed, list) else [listed]
-    token = tokenizer_settings.get("eos_token")
-    token = token.get("content") if isinstance(token, dict) else token
+    token = _mark(tokenizer_settings.get("eos_token"))
     if token is not None and (own := tokenizer.token_to_id(token)) is not None:
         ids = [own, *ids]
     if not ids:

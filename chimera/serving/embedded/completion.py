@@ -28,7 +28,7 @@ class TextSide:
     """The parts of a model that do not depend on its weights: tokenizer, chat template, grammars, context length."""
 
     def __init__(self, checkpoint: "Checkpoint", serving: ServingConfig) -> None:
-        self.chat = ChatFormat(checkpoint.template, checkpoint.tokenizer)
+        self.chat = ChatFormat(checkpoint.template, checkpoint.tokenizer, checkpoint.marks)
         self.grammars = Grammars(checkpoint.tokenizer, checkpoint.shape.vocab, checkpoint.eos)
         self.context = min(serving.context_length, checkpoint.shape.max_positions)
         self.tokens = checkpoint.tokenizer.get_vocab(with_added_tokens=True)

@@ -1,6 +1,7 @@
-"""A Qwen2 forward pass over a static key/value cache: one token for many rows, several tokens for some rows.
+"""A forward pass over a static key/value cache: one token for many rows, several tokens for some rows.
 
-All is computed in the weights' dtype, float32 or bfloat16; logits are float32.
+It computes Qwen2, Qwen3 and Llama models (`shapes`). Matrices are kept in the weights' dtype, float32 or bfloat16; what
+is computed and cached has the dtype that suits the processor (`matrices`). Logits are float32.
 
 Sizes in comments and docstrings: R cache rows, B rows that get one token, n tokens of a chunk, N all tokens of a pass,
 V vocabulary, H query heads, K key/value heads, G = H / K, D head size, M context length. Query, key and value
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from chimera.serving.embedded.checkpoint import Shape
+from chimera.serving.embedded.matrices import Matrices, arithmetic
+from chimera.serving.embedded.shapes import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,10 @@ class _Span:
 class _Layer:
     norm: Tensor
     qkv: Tensor
-    qkv_bias: Tensor
+    qkv_bias: Tensor | None
+    head_norms: tuple[Tensor, Tensor] | None
     out: Tensor
+    out_bias: Tensor | None
     mlp_norm: Tensor
     gate_up: Tensor
     down: Tensor
@@ -73,18 +77,34 @@ class Engine:
     to the spare column, so its cached tokens stay valid for prefix reuse.
     """
 
-    def __init__(self, shape: Shape, weights: dict[str, Tensor], *, rows: int, context: int) -> None:
-        """Take the tensors out of `weights` one by one, so that no more than one layer is in memory twice."""
+    def __init__(
+        self,
+        shape: Shape,
+        weights: dict[str, Tensor],
+        *,
+        rows: int,
+        context: int,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Take the tensors out of `weights` one by one, so that no more than one layer is in memory twice.
+
+        Args:
+            shape: The model's sizes.
+            weights: By their Hugging Face names; it is empty afterwards.
+            rows: Rows of the cache.
+            context: Most tokens of a row.
+            dtype: What to compute with; by default what suits the weights and the processor.
+        """
         self.shape = shape
         self.rows = rows
         self.context = context
-        self._layers = [_fuse(weights, layer) for layer in range(shape.layers)]
         self._embed = weights.pop("model.embed_tokens.weight").contiguous()
-        self._norm = weights.pop("model.norm.weight").contiguous()
+        self._dtype = dtype or arithmetic(self._embed.dtype)
+        self._matrices = Matrices(self._dtype)
+        self._layers = [_fuse(weights, shape, layer, self._dtype) for layer in range(shape.layers)]
+        self._norm = weights.pop("model.norm.weight").to(self._dtype).contiguous()
         self._head = self._embed if shape.tied else weights.pop("lm_head.weight").contiguous()
-        self._dtype = self._embed.dtype
-        frequencies = 1.0 / shape.rope_theta ** (torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
-        angles = torch.outer(torch.arange(context + 1).float(), frequencies)
+        angles = torch.outer(torch.arange(context + 1).float(), shape.rotary_frequencies())
         cos, sin = angles.cos(), angles.sin()
         # Rotation is x * cos + swapped_halves(x) * sin, with the first half of sin negated.
         self._cos = torch.cat([cos, cos], -1).to(self._dtype)
@@ -116,7 +136,7 @@ class Engine:
         later = torch.arange(singles.columns) > positions[:batch, None]
         mask = torch.zeros(batch, singles.columns, dtype=self._dtype).masked_fill_(later, float("-inf"))[:, None, None]
         every = torch.arange(batch)
-        x = functional.embedding(torch.tensor(tokens), self._embed)
+        x = functional.embedding(torch.tensor(tokens), self._embed).to(self._dtype)
         mixed = torch.empty(len(tokens), shape.heads * shape.head_dim, dtype=self._dtype)
         for cache, layer in zip(self._cache, self._layers, strict=True):
             projected = self._project(x, layer, cos, sin)
@@ -131,7 +151,7 @@ class Engine:
             x = self._finish(x, mixed, layer)
         scored = [torch.arange(batch)]
         scored += [torch.arange(span.tokens.stop - span.chunk.scored, span.tokens.stop) for span in spans]
-        logits = functional.linear(self._normed(x[torch.cat(scored)], self._norm), self._head).float()
+        logits = self._matrices.product(self._normed(x[torch.cat(scored)], self._norm), self._head).float()
         parts = logits.split([len(part) for part in scored])
         return parts[0], list(parts[1:])
 
@@ -153,22 +173,27 @@ class Engine:
         self._cache[:, target, :, :length] = self._cache[:, source, :, :length]
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return torch.rms_norm(x, (self.shape.hidden,), weight, self.shape.norm_eps)
+        return torch.rms_norm(x, (len(weight),), weight, self.shape.norm_eps)
 
     def _project(self, x: Tensor, layer: _Layer, cos: Tensor, sin: Tensor) -> Tensor:
         """Queries, keys and values (n, H + 2K, D) of x (n, hidden), the first two rotated to their positions."""
         shape = self.shape
-        fused = functional.linear(self._normed(x, layer.norm), layer.qkv, layer.qkv_bias)
+        fused = self._matrices.product(self._normed(x, layer.norm), layer.qkv, layer.qkv_bias)
         fused = fused.view(len(x), shape.heads + 2 * shape.kv_heads, shape.head_dim)
+        if layer.head_norms is not None:
+            parts = fused.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)[:2]
+            for part, norm in zip(parts, layer.head_norms, strict=True):
+                part.copy_(self._normed(part, norm))
         turned = fused[:, : shape.heads + shape.kv_heads]
         first, second = turned.chunk(2, -1)
         turned.copy_(torch.addcmul(turned * cos, torch.cat([second, first], -1), sin))
         return fused
 
     def _finish(self, x: Tensor, mixed: Tensor, layer: _Layer) -> Tensor:
-        x = x + functional.linear(mixed, layer.out)
-        gate, up = functional.linear(self._normed(x, layer.mlp_norm), layer.gate_up).chunk(2, -1)
-        return x + functional.linear(functional.silu(gate) * up, layer.down)
+        product = self._matrices.product
+        x = x + product(mixed, layer.out, layer.out_bias)
+        gate, up = product(self._normed(x, layer.mlp_norm), layer.gate_up).chunk(2, -1)
+        return x + product(functional.silu(gate) * up, layer.down)
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -191,16 +216,22 @@ def cache_bytes_per_row(shape: Shape, context: int, bytes_per_number: int) -> in
     return 2 * bytes_per_number * shape.layers * shape.kv_heads * (context + 1) * shape.head_dim
 
 
-def _fuse(weights: dict[str, Tensor], index: int) -> _Layer:
+def _fuse(weights: dict[str, Tensor], shape: Shape, index: int, dtype: torch.dtype) -> _Layer:
     def get(name: str) -> Tensor:
         return weights.pop(f"model.layers.{index}.{name}").contiguous()
 
+    def small(*parts: str) -> Tensor:
+        return torch.cat([get(part) for part in parts]).to(dtype)
+
+    qkv = [f"self_attn.{part}_proj" for part in "qkv"]
     return _Layer(
-        norm=get("input_layernorm.weight"),
-        qkv=torch.cat([get(f"self_attn.{part}_proj.weight") for part in "qkv"]),
-        qkv_bias=torch.cat([get(f"self_attn.{part}_proj.bias") for part in "qkv"]),
+        norm=small("input_layernorm.weight"),
+        qkv=torch.cat([get(f"{part}.weight") for part in qkv]),
+        qkv_bias=small(*(f"{part}.bias" for part in qkv)) if shape.qkv_bias else None,
+        head_norms=(small("self_attn.q_norm.weight"), small("self_attn.k_norm.weight")) if shape.head_norms else None,
         out=get("self_attn.o_proj.weight"),
-        mlp_norm=get("post_attention_layernorm.weight"),
+        out_bias=small("self_attn.o_proj.bias") if shape.out_bias else None,
+        mlp_norm=small("post_attention_layernorm.weight"),
         gate_up=torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")]),
         down=get("mlp.down_proj.weight"),
     )

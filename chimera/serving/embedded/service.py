@@ -94,12 +94,14 @@ class Service:
 
     def _lane(self, checkpoint: "Checkpoint", text: "TextSide", dtype: Precision) -> "Lane":
         import psutil
+        import torch
 
         from chimera.serving.embedded.batcher import Lane
-        from chimera.serving.embedded.checkpoint import BYTES
         from chimera.serving.embedded.engine import Engine, cache_bytes_per_row
+        from chimera.serving.embedded.matrices import arithmetic
 
-        slots, row = self._serving.slots, cache_bytes_per_row(checkpoint.shape, text.context, BYTES[dtype])
+        number = arithmetic(getattr(torch, dtype)).itemsize
+        slots, row = self._serving.slots, cache_bytes_per_row(checkpoint.shape, text.context, number)
         memory = psutil.virtual_memory().total
         if slots * row > memory:
             raise ConfigError(

@@ -373,10 +373,40 @@ def test_the_local_configuration_spells_out_the_defaults():
     assert set(parse_yaml((CONFIGS / "local.yaml").read_text(), "local.yaml")) == expected
 
 
-@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.name)
+OURS = sorted(file for file in CONFIGS.glob("*.yaml") if file.name != "ray-cluster.yaml")  # Which is Ray's.
+
+
+@pytest.mark.parametrize("file", OURS, ids=lambda file: file.name)
 def test_every_committed_configuration_loads_and_dumps(file: Path, tmp_path: Path):
     config = load_config(file)
     assert load_config(written(tmp_path, dump_config(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rollouts.on=cluster"], r"rollouts\.on=cluster needs a Ray cluster: set cluster\.address"),
+        (["cluster.host=10.0.0.1"], r"cluster\.host=10\.0\.0\.1 can be reached from outside: set cluster\.key_file"),
+        (
+            ["cluster.host=0.0.0.0", "cluster.key_file=k"],
+            r"cluster\.host=0\.0\.0\.0 is no address that others can be told",
+        ),
+        (["cluster.token_file=t"], r"cluster\.token_file .* has no effect because address is null"),
+        (["cluster.address=ray://h:1"], r"cluster\.address"),
+    ],
+)
+def test_a_cluster_that_cannot_be_meant_is_refused(overrides: list[str], message: str):
+    with pytest.raises(ConfigError, match=message):
+        load_config(None, overrides)
+
+
+def test_a_cluster_is_what_the_overrides_say():
+    config = load_config(None, ["cluster.address=10.0.0.1:6379", "cluster.host=127.0.0.2", "rollouts.on=cluster"])
+    assert (config.cluster.address, config.cluster.host, config.rollouts.on) == (
+        "10.0.0.1:6379",
+        "127.0.0.2",
+        "cluster",
+    )
 
 
 def test_the_endpoint_example_has_a_server_for_every_model():
@@ -409,6 +439,7 @@ TEXT = st.one_of(
 URL = st.from_regex(r"https?://[a-z0-9.]{1,12}(:[0-9]{2,4})?/v1", fullmatch=True)
 SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "base_url": URL,
+    "urls": st.lists(URL, min_size=1, max_size=2),
     "api_key_env": st.from_regex(r"[A-Z][A-Z0-9_]{0,9}", fullmatch=True),
     "labels": st.lists(TEXT.filter(lambda text: text.strip() == text != "none"), min_size=2, max_size=4, unique=True),
 }
@@ -427,7 +458,7 @@ def values(field: FieldInfo, name: str, annotation: Any = None) -> st.SearchStra
         return st.none() | SPECIAL[name]
     if get_origin(annotation) is Literal:
         return st.sampled_from(get_args(annotation))
-    if get_origin(annotation) is tuple:
+    if get_origin(annotation) in (tuple, list):
         return st.lists(values(field, name, get_args(annotation)[0]), min_size=1, max_size=4)
     if type(None) in get_args(annotation):
         return st.none() | values(field, name, get_args(annotation)[0])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from chimera.serving.embedded.chat import ChatFormat, parse_answer
+from chimera.serving.embedded.checkpoint import load_language
 from chimera.serving.embedded.grammar import ToolStyle, schema_grammar, tools_grammar
 from chimera.serving.embedded.protocol import BadRequest, ChatMessage, parse_request
 
@@ -371,3 +372,22 @@ def test_nfc_makes_no_character_more_than_three_times_shorter():
         for form in (character, unicodedata.normalize("NFD", character)):
             short = unicodedata.normalize("NFC", form)
             assert len(form.encode()) <= 3 * len(short.encode()), hex(ord(character))
+
+
+def test_a_template_that_begins_with_the_models_first_token_gets_it(serving_model, tmp_path):
+    """As Llama's templates do: without bos_token such a model sees prompts that it never saw in its training."""
+    from transformers import AutoTokenizer
+
+    for file in serving_model().iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    template = "{{ bos_token }}" + (tmp_path / "chat_template.jinja").read_text()
+    (tmp_path / "chat_template.jinja").write_text(template)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"bos_token": {"content": "<|im_start|>"}}))
+    language = load_language(tmp_path)
+    found = ChatFormat(language.template, language.tokenizer, language.marks).encode(asked(*CONVERSATION[:2]), [])
+    theirs = AutoTokenizer.from_pretrained(tmp_path, bos_token="<|im_start|>")
+    assert (
+        found == theirs.apply_chat_template(CONVERSATION[:2], add_generation_prompt=True, return_dict=True)["input_ids"]
+    )
+    assert found[:2] == [found[0]] * 2

@@ -192,6 +192,19 @@ def test_without_self_consistency_the_junior_is_asked_twice_a_task(run, server):
     assert verify(run.path / "report", run).problems == []
 
 
+def test_an_agent_with_all_tools_answers_each_task_once_and_as_often_as_the_society_s_tokens_allow(run, server):
+    evaluate(run, "evaluation.agent_tool_calls=2")
+    rows = [row for row in read_lines(side(run, "baselines")) if row["baseline"] == "agent@base"]
+    assert {row["task_id"] for row in rows if row["sample"] == 0} == {task.id for task in plan_of(run).tasks}
+    report = report_of(run)
+    assert report["work"]["agents@base"]["tokens"] <= report["work"]["base"]["tokens"]
+    assert "agents@base:base" in report["comparisons"]
+    assert {"agent@base", "agents@base"} <= set(report["standing"])
+    server.requests.clear()
+    evaluate(run, "evaluation.agent_tool_calls=2")
+    assert server.requests == []
+
+
 def test_baselines_that_learned_from_other_data_are_replaced(run):
     evaluate(run)
     (task, *_) = plan_of(run).tasks

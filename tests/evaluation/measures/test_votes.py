@@ -1,5 +1,7 @@
 """Baselines that are counted from what is recorded: majorities, equal tokens, the society without its board."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,6 +94,12 @@ def test_self_consistency_counts_the_votes_that_the_society_s_tokens_allow():
     assert "consistency@base" not in found([BASE], calls, consistency=False)
     nothing = found([BASE], [call(number, None) for number in range(7)])["consistency@base"]
     assert (nothing.answer, nothing.error) == (None, "none of 7 answers could be read")
+
+
+def test_agents_with_all_tools_vote_with_all_their_calls():
+    visits = [replace(call(number, "yes", name="agent@base"), calls=3) for number in range(9)]
+    one = found([BASE], visits)["agents@base"]
+    assert (one.answer, one.calls, one.prompt_tokens) == ("yes", 21, 630)
 
 
 def test_stages_with_the_same_junior_share_its_calls_but_not_their_number():

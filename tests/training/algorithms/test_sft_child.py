@@ -358,6 +358,22 @@ async def test_lora_adapters_are_merged_into_the_weights(trained, tmp_path):
     assert loss_of(model_of(tmp_path / "merged"), examples(lab)) < loss_of(model_of(NANO), examples(lab))
 
 
+async def test_two_ranks_learn_what_one_learns(trained, tmp_path):
+    """A batch of five in micro-batches of one: three rows for one rank, two and a spare one for the other."""
+    lab, _ = trained
+    spec = replace(spec_of(lab, tmp_path / "one"), batch_size=5, micro_batch_size=1, epochs=1, lr=1e-4)
+    async with SftProcess(tmp_path / "one.log", "never") as process:
+        expected = await drain(process, spec)
+    async with SftProcess(tmp_path / "two.log", "never", ranks=2) as process:
+        assert len(set(process.pids)) == 2
+        found = await drain(process, replace(spec, out=str(tmp_path / "two")))
+    for figure in ("loss", "lr", "grad_norm", "steps", "total"):  # TRL takes the others' mean over forward passes.
+        told = [[report.get(figure, 0) for report in reports] for reports in (found, expected)]
+        assert told[0] == pytest.approx(told[1], rel=1e-4), figure
+    one, two = (load_weights(tmp_path / name, load_checkpoint("nano").shape) for name in ("one", "two"))
+    assert max(float((two[name] - weight).abs().max()) for name, weight in one.items()) < 1e-5
+
+
 # --- how the process ends
 
 
@@ -385,6 +401,14 @@ async def test_a_crash_is_reported_with_exit_code_and_last_words(tmp_path, spec)
             await drain(second, spec)
     assert "an older error" not in str(caught.value)
     assert str(log) in str(caught.value)
+
+
+async def test_a_rank_that_is_killed_is_named_and_ends_the_others(tmp_path, spec):
+    async with SftProcess(tmp_path / "sft.log", "never", ranks=2) as process:
+        os.kill(process.pids[1], signal.SIGKILL)
+        message = rf"rank 1 of the fine-tuning \(process {process.pids[1]}\) was killed by SIGKILL"
+        with pytest.raises(RunError, match=message):
+            await drain(process, spec)
 
 
 async def test_an_error_of_ours_is_told_without_the_libraries_noise(tmp_path, spec):

@@ -287,6 +287,35 @@ def test_answers_to_one_prompt_learn_as_if_each_were_computed_alone(
     assert all(np.allclose(weights[name], others[name], atol=2e-5) for name in others)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_logits_in_chunks_teach_the_same(engine, serving_model, tmp_path, monkeypatch, shared):
+    """Log-probabilities and entropies of a few tokens at a time, also where calls share beginnings."""
+    from training.engines import chunked_head
+
+    samples = branches(5, prompts=4, peers=3) if shared else some_samples(5)
+    results, sizes = [], []
+    scores = chunked_head.ChunkedHead._scores
+
+    def counted(self, hidden, labels, asked):
+        sizes.append(len(hidden))
+        return scores(self, hidden, labels, asked)
+
+    monkeypatch.setattr(chunked_head.ChunkedHead, "_scores", counted)
+    for logits in (chunked_head.LOGITS, 10 * 512):
+        monkeypatch.setattr(chunked_head, "LOGITS", logits)
+        one = engine(temperature=0.7, ppo_epochs=2)
+        figures = [one.update(samples, step) for step in (1, 2)]
+        results.append((figures, exported(one, tmp_path / str(logits))))
+        if logits > 10 * 512:
+            assert sizes == []
+    assert max(sizes) == 10
+    (whole, weights), (chunked, others) = results
+    for name, value in whole[1].items():
+        if "timing" not in name and "perf/" not in name and "memory" not in name:
+            assert chunked[1][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+    assert all(np.allclose(weights[name], others[name], atol=2e-5) for name in others)
+
+
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=6))
 def test_a_tree_keeps_each_beginning_once_and_every_token_sees_its_own_sequence(sequences):
     import torch

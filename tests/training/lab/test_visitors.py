@@ -8,7 +8,7 @@ import stat
 import sys
 
 import pytest
-from lab_kit import CONCLUSION, PATIENCE, SECRET, collect, config_for, open_lab, task
+from lab_kit import CONCLUSION, PATIENCE, SECRET, AllAtOnce, collect, config_for, open_lab, task
 
 from chimera.core.errors import ConfigError, RunError, UnreachableError
 from chimera.core.ports import free_port, listen
@@ -37,26 +37,6 @@ async def start_visitor(config):
     line = (await process.stderr.readline()).decode()
     assert line == f"{VISITOR} works for the run at http://127.0.0.1:{cluster.store_port}\n"
     return process
-
-
-class AllAtOnce:
-    """Every rollout waits in its first call until all have begun, so that no runner gets two, and `go` is set."""
-
-    def __init__(self, openai, names):
-        self.begun, self.together, self.go = set(), asyncio.Event(), asyncio.Event()
-        self._openai, self._names, self._loop = openai, names, asyncio.get_running_loop()
-        openai.hooks.append(self._hook)
-
-    def _hook(self, request):
-        if self.go.is_set():
-            return None
-        self.begun.update(name for name in self._names if name in self._openai.goal(request))
-        if len(self.begun) == len(self._names):
-            self._loop.call_soon_threadsafe(self.together.set)
-        return self._wait()
-
-    async def _wait(self):
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.go.wait(), self._loop))
 
 
 async def test_a_visitor_works_beside_the_run_s_own_runner_and_leaves_when_it_ends(scripted_openai, tmp_path):

@@ -61,8 +61,9 @@ class DpoSettings(SftSettings, BranchSettings):
         return self.tasks == 0
 
     def unused(self) -> Mapping[str, str]:
-        """Keys that select by the reward of rollouts, and LoRA's scale without LoRA."""
-        return {**super().unused(), **dict.fromkeys(SELECTING, "dpo compares answers to one prompt")}
+        """Keys that select by the reward of rollouts, LoRA's scale without LoRA, and what only SFT's process can do."""
+        found = {**super().unused(), **dict.fromkeys(SELECTING, "dpo compares answers to one prompt")}
+        return found | {"ranks": "one process compares pairs"}
 
 
 class Dpo:

@@ -1,5 +1,7 @@
-"""Opens the engine of a PPO phase: in this process, or in several."""
+"""Opens the engine of a PPO phase: in this process, in several, or on the nodes of a cluster."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,20 +36,41 @@ def open_engine(
         from training.engines.local import PpoEngine
 
         return PpoEngine(weights, settings, **options)
-    import torch
-
-    from training.cluster.team import Team
     from training.cluster.team_engine import TeamEngine
 
-    if 0 < (gpus := torch.cuda.device_count()) < settings.ranks:
-        raise ConfigError(f"{plan.name}.ranks={settings.ranks}: each rank needs a GPU, and {gpus} can be seen here")
+    place = _here if bench.config.cluster.address is None else _on_ray
+    start_team = place(plan, settings, bench)
 
     def start() -> "Team":
-        team = Team(settings.ranks, bench.run.path / "logs", plan.name)
-        bench.run.ledger(RANKS_STARTED, phase=plan.name, ranks=settings.ranks, shards=settings.shards)
+        team = start_team()
+        bench.run.ledger(RANKS_STARTED, phase=plan.name, ranks=team.ranks, shards=settings.shards)
+        if team.ranks < settings.ranks:
+            note(f"the Ray cluster has room for {team.ranks} of {settings.ranks} ranks, which work alone")
         return team
 
     def note(text: str) -> None:
         bench.view.warn(f"{plan.name}: {text}")
 
     return TeamEngine(weights, settings, team=start, newest=checkpoints.newest_engine, note=note, **options)
+
+
+def _here(plan: PhasePlan, settings: PpoSettings, bench: Bench) -> "Callable[[], Team]":
+    """Starts the ranks on this machine.
+
+    Raises:
+        ConfigError: There are fewer GPUs than ranks.
+    """
+    import torch
+
+    from training.cluster.team import Team
+
+    if 0 < (gpus := torch.cuda.device_count()) < settings.ranks:
+        raise ConfigError(f"{plan.name}.ranks={settings.ranks}: each rank needs a GPU, and {gpus} can be seen here")
+    return partial(Team, settings.ranks, bench.run.path / "logs", plan.name)
+
+
+def _on_ray(plan: PhasePlan, settings: PpoSettings, bench: Bench) -> "Callable[[], Team]":
+    """Starts as many of the ranks as there is room for on the cluster."""
+    from training.cluster.ray.ranks import team_on_ray
+
+    return partial(team_on_ray, bench.config.cluster, settings.ranks, bench.run.path / "logs", plan.name)

@@ -98,7 +98,7 @@ def _check_ahead(plan: PhasePlan, settings: PpoSettings, config: Config) -> None
 
 
 def _check_start(plan: PhasePlan, start: str, config: Config) -> None:
-    here = {name: model.path for name, model in config.used().items() if model.kind == "embedded"}
+    here = {name: model.path for name, model in config.used().items() if model.has_weights}
     if start not in here:
         raise ConfigError(
             f"{plan.name}.start={start}: there are no such weights to begin with; the slots whose weights are here are "

@@ -22,7 +22,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO, TypeVar, cast
 
 from chimera.core.errors import RunError
+from chimera.serving.devices import fast_bfloat16
 from chimera.serving.embedded.checkpoint import check_trainable
+from training.algorithms.sft.ranks import accumulation, hold_meeting, rank_of, sharing_trainer, with_spare
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -95,15 +97,19 @@ def work(argv: list[str], kind: type[S], trainer: str, train: Callable[[S, TextI
     """
     parser = argparse.ArgumentParser(prog=train.__module__, description=__doc__)
     parser.add_argument("--unsloth", choices=("auto", "never"), required=True, help="as in the configuration")
+    parser.add_argument("--meeting", type=int, metavar="FD", help="listening socket where the ranks meet, for rank 0")
     options = parser.parse_args(argv)
-    progress = os.fdopen(os.dup(1), "w", buffering=1)
+    rank, _ = rank_of()
+    progress = os.fdopen(os.open(os.devnull, os.O_WRONLY) if rank else os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     preload(options.unsloth, trainer)
+    meeting = None if options.meeting is None else hold_meeting(options.meeting)
     spec = kind.load(sys.stdin.read())
     try:
         train(spec, progress)
     except OSError as error:
         raise RunError(f"a file cannot be read or written: {error}") from error
+    del meeting
 
 
 def preload(loader: Loader, trainer: str) -> None:
@@ -120,10 +126,10 @@ def preload(loader: Loader, trainer: str) -> None:
 
 
 def uses_unsloth(loader: Loader) -> bool:
-    """True if models are loaded through Unsloth: it is configured and installed, and there is a GPU."""
+    """True if models are loaded through Unsloth: it is configured and installed, there is a GPU, and one rank."""
     import torch
 
-    return loader == "auto" and find_spec("unsloth") is not None and torch.cuda.is_available()
+    return loader == "auto" and rank_of()[1] == 1 and find_spec("unsloth") is not None and torch.cuda.is_available()
 
 
 def load_model(spec: Spec) -> "tuple[Any, PreTrainedTokenizerBase]":
@@ -190,11 +196,13 @@ def train(spec: Spec, progress: TextIO) -> None:
     set_seed(spec.seed)
     model, tokenizer = load_model(spec)
     dataset = load_rows(Path(spec.dataset))
+    rank, ranks = rank_of()
+    kind = SFTTrainer if ranks == 1 else sharing_trainer(spec.batch_size)
     with tempfile.TemporaryDirectory(prefix="sft-") as scratch:
-        trainer = SFTTrainer(
+        trainer = kind(
             model=model,
             args=trainer_settings(spec, model.num_parameters(), scratch),
-            train_dataset=dataset,
+            train_dataset=dataset if ranks == 1 else with_spare(dataset),
             processing_class=tokenizer,
             callbacks=[reporter(progress, step_figures)],
         )
@@ -202,6 +210,8 @@ def train(spec: Spec, progress: TextIO) -> None:
         result = trainer.train()
         seconds = time.perf_counter() - started
     assert trainer.model is not None
+    if rank:
+        return
     write_model(Path(spec.out), plain_weights(trainer.model), Path(spec.model))
     tokens = sum(dataset["length"]) * spec.epochs
     tell(
@@ -260,27 +270,20 @@ def common_settings(spec: Spec, parameters: int, scratch: str) -> dict[str, Any]
         "seed": spec.seed,
         "num_train_epochs": spec.epochs,
         "per_device_train_batch_size": spec.micro_batch_size,
-        "gradient_accumulation_steps": spec.batch_size // spec.micro_batch_size,
+        "gradient_accumulation_steps": accumulation(spec.batch_size, spec.micro_batch_size, rank_of()[1]),
         "learning_rate": spec.lr,
         "warmup_steps": spec.warmup_ratio,
         "lr_scheduler_type": "linear",
         "optim": "adamw_torch",
         "bf16": torch.cuda.is_bf16_supported() if gpu else fast_bfloat16(),
         "use_cpu": not gpu,
+        "ddp_backend": None if rank_of()[1] == 1 else "nccl" if gpu else "gloo",
         "gradient_checkpointing": parameters >= LARGE_MODEL,
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
     }
-
-
-def fast_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 itself: 1.6 times as fast then, slower than float32 otherwise."""
-    import torch
-
-    # torch 2.13 has no public name for either.
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def load_rows(file: Path) -> "Dataset":

@@ -96,7 +96,7 @@ async def fine_tune(
 
     name, start = name or plan.name, start or FirstWeights.live(bench, plan.slot)
     policy = Policy.made("weights", plan.slot, name)
-    async with SftProcess(bench.run.path / "logs" / f"{name}.log", settings.unsloth) as process:
+    async with SftProcess(bench.run.path / "logs" / f"{name}.log", settings.unsloth, ranks=settings.ranks) as process:
         selection = await choose()
         file = bench.run.path / "phases" / plan.name / (EXAMPLES if name == plan.name else f"{name}-{EXAMPLES}")
         await asyncio.to_thread(write_examples, file, selection.examples)

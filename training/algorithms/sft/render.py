@@ -46,7 +46,7 @@ class Renderer:
     def __init__(self, folder: Path, max_tool_calls: int) -> None:
         language = load_language(folder)
         self._folder = folder
-        self._format = ChatFormat(language.template, language.tokenizer)
+        self._format = ChatFormat(language.template, language.tokenizer, language.marks)
         self._eos = frozenset(language.eos)
         self._max_tool_calls = max_tool_calls
 

@@ -43,6 +43,12 @@ class SftSettings(PhaseSettings):
         default=0, ge=0, le=4096, description="rank of LoRA adapters, merged when saved; 0 trains all weights"
     )
     lora_alpha: int = Field(default=32, ge=1, le=1_000_000, description="scale of LoRA adapters")
+    ranks: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="processes that share each optimiser step, one GPU each if there are GPUs; without Unsloth if more",
+    )
     unsloth: Literal["auto", "never"] = Field(
         default="auto", description="auto: load the model through Unsloth when a GPU and Unsloth are there"
     )

@@ -20,7 +20,7 @@ from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
 from chimera.config.models import ModelConfig
 from chimera.serving.client import Endpoint
-from chimera.serving.door import Door
+from chimera.serving.door import Door, hosts_of
 from training.lab.gateway.spec import START_SECONDS, GatewaySpec
 from training.lab.store import KeyedStoreClient
 from training.lab.telemetry import use_plain_resources
@@ -91,14 +91,14 @@ def _key_variable(name: str) -> str:
 async def _serve(spec: GatewaySpec, port: int, ready: Connection, telemetry: type[Any]) -> None:
     launcher = PythonServerLauncherArgs(
         port=port,
-        host="127.0.0.1",
-        access_host="127.0.0.1",
+        host=spec.host,
+        access_host=spec.host,
         launch_mode="asyncio",
         log_level=30,
         startup_timeout=START_SECONDS,
     )
     # LiteLLM does not require its key on all routes: documentation, metrics and health are open.
-    import_module("litellm.proxy.proxy_server").app.add_middleware(Door, key=spec.key)
+    import_module("litellm.proxy.proxy_server").app.add_middleware(Door, key=spec.key, hosts=hosts_of(spec.host))
     proxy = agl.LLMProxy(
         store=KeyedStoreClient(spec.store_url, spec.store_key),
         model_list=model_list(spec.models, spec.endpoints),  # pyright: ignore[reportArgumentType]  a private TypedDict

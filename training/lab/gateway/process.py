@@ -56,11 +56,18 @@ class Gateway:
         key: str | None = None,
     ) -> None:
         self.key = key or f"sk-{secrets.token_hex(24)}"
-        self._reserved = reserve(port or 0, shared=config.gateway.processes > 1)
+        self._reserved = reserve(port or 0, host=config.cluster.host, shared=config.gateway.processes > 1)
         self._port = self._reserved.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self._port}"
+        self.url = f"http://{config.cluster.host}:{self._port}"
         self._spec = GatewaySpec(
-            config.gateway, store_url, config.models, endpoints, self.key, store_key, scored_slots(config)
+            config.gateway,
+            store_url,
+            config.models,
+            endpoints,
+            self.key,
+            store_key,
+            scored_slots(config),
+            config.cluster.host,
         )
         self._log_file = log_file
         self._on_warning = on_warning

@@ -7,6 +7,7 @@ from chimera.config.models import ModelConfig
 from chimera.config.roles import expand
 from chimera.config.rollouts import GatewayConfig
 from chimera.config.tree import Config
+from chimera.core.ports import LOOPBACK
 from chimera.serving.client import Endpoint
 
 START_SECONDS = 300.0
@@ -27,6 +28,8 @@ class GatewaySpec:
     key: str = field(repr=False)
     store_key: str = field(repr=False)
     scored: frozenset[str] = frozenset()
+    host: str = LOOPBACK
+    """The address of this machine at which it listens."""
 
 
 def scored_slots(config: Config) -> frozenset[str]:

@@ -22,7 +22,7 @@ from chimera.core.errors import ModelError
 from chimera.core.ports import listen_together
 from chimera.serving.client import Endpoint
 from chimera.serving.connections import MAX_BYTES, BadAnswerError, Connections, NoAnswerError
-from chimera.serving.door import Door
+from chimera.serving.door import Door, hosts_of
 from chimera.serving.embedded.service import CANDIDATE
 from chimera.serving.providers import ProviderModels, chat_model
 from chimera.serving.refused import REFUSALS, RefusedFields, with_codes
@@ -200,8 +200,8 @@ async def _serve(spec: GatewaySpec, port: int, ready: Connection) -> int:
             if endpoint.provider is not None:  # Imports take seconds, in which no other call would be answered.
                 chat_model(endpoint, f"models.{name}")
         config = uvicorn.Config(
-            Door(gateway, spec.key),
-            host="127.0.0.1",
+            Door(gateway, spec.key, hosts_of(spec.host)),
+            host=spec.host,
             port=port,
             lifespan="off",
             log_config=None,
@@ -210,7 +210,7 @@ async def _serve(spec: GatewaySpec, port: int, ready: Connection) -> int:
             timeout_graceful_shutdown=STOP_SECONDS,
         )
         server = uvicorn.Server(config)
-        shared = [listen_together(port)] if spec.gateway.processes > 1 else None
+        shared = [listen_together(port, host=spec.host)] if spec.gateway.processes > 1 else None
         # The main process ends this one by SIGTERM. No clean-up is needed: all answers are in the store.
         serving = asyncio.create_task(server.serve(shared))
         while not server.started and not serving.done():  # noqa: ASYNC110  uvicorn has no event for it

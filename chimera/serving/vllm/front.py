@@ -1,0 +1,173 @@
+"""The one address at which a run finds its vLLM slots. It speaks as the embedded server does.
+
+Calls name a slot, go to the least busy replica of its weights, and come back with `weights_version`. New weights come
+through /admin/weights, as for the embedded server.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from chimera.core.errors import ChimeraError, ModelError
+from chimera.serving.door import Door
+from chimera.serving.embedded.protocol import ApiError, BadRequest, NotFound, Unavailable
+from chimera.serving.vllm.publish import Published, ServedWeights
+
+
+class Front:
+    """Finds the weights of a slot.
+
+    Args:
+        weights: By slot; slots that share servers have the same.
+        limits: Seconds that a call of each slot may take.
+        context: Most tokens of a request.
+        note: Called with what each publish did.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, ServedWeights],
+        limits: Mapping[str, float],
+        context: int,
+        note: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        self._weights = dict(weights)
+        self._limits = dict(limits)
+        self._context = context
+        self._note = note
+
+    def versions(self) -> dict[str, str]:
+        """The version of each slot's weights."""
+        return {slot: one.version for slot, one in self._weights.items()}
+
+    def describe(self) -> list[dict[str, Any]]:
+        """One entry for each slot, as the embedded server gives it."""
+        return [
+            {
+                **{"id": slot, "object": "model", "created": 0, "owned_by": "chimera", "kind": "vllm"},
+                **{"weights_version": one.version, "folder": str(one.source), "max_model_len": self._context},
+            }
+            for slot, one in self._weights.items()
+        ]
+
+    async def complete(self, request: Mapping[str, Any]) -> Response:
+        """The server's answer, stamped.
+
+        Raises:
+            ApiError: No such slot, or no answer.
+        """
+        slot = str(request.get("model"))
+        try:
+            answer, version = await self._of(slot).answer(request, self._limits[slot])
+        except ModelError as error:
+            raise Unavailable(str(error)) from error
+        if answer.status != 200:
+            kept = {name: answer.headers[name] for name in ("retry-after",) if name in answer.headers}
+            return Response(answer.content, answer.status, kept, media_type="application/json")
+        try:
+            body = json.loads(answer.content)
+            body |= {"model": slot, "weights_version": version}
+        except (ValueError, TypeError, RecursionError) as error:
+            raise Unavailable(f"the vLLM server of {slot} answered 200 with what is no JSON object") from error
+        return JSONResponse(body)
+
+    async def publish(self, slot: str, folder: Path, version: str) -> Published:
+        """Put the weights in `folder` behind `slot`.
+
+        Raises:
+            ApiError: They cannot be served, or other slots would get them too.
+        """
+        weights = self._of(slot)
+        sharing = [other for other, one in self._weights.items() if one is weights and other != slot]
+        if sharing:
+            raise BadRequest(
+                f"{slot} shares its vLLM servers with {', '.join(sharing)}, so its weights stay as they are"
+            )
+        try:
+            done = await weights.publish(folder, version)
+        except ChimeraError as error:
+            raise BadRequest(str(error), param="folder") from error
+        self._note({"slot": slot, "version": version, "seconds": done.seconds, "apart": done.apart})
+        return done
+
+    def _of(self, slot: str) -> ServedWeights:
+        if slot not in self._weights:
+            raise NotFound(
+                f"unknown model {slot!r}: vLLM serves {sorted(self._weights)}", param="model", code="model_not_found"
+            )
+        return self._weights[slot]
+
+
+def create_front(front: Front, key: str) -> FastAPI:
+    """The application, protected by a `Door`."""
+    app = FastAPI(title="Chimera's vLLM servers", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Door, key=key)
+
+    @app.exception_handler(ApiError)
+    async def known(request: Request, error: ApiError) -> JSONResponse:
+        return JSONResponse(error.body(), status_code=error.status)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse(ApiError(f"{type(error).__name__}: {error}").body(), status_code=500)
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        return {"status": "ok", "models": front.versions()}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": front.describe()}
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        return await _until_gone(request, front.complete(await _body(request)))
+
+    @app.post("/admin/weights")
+    async def weights(request: Request) -> dict[str, Any]:
+        match await _body(request):
+            case {"model": str(slot), "folder": str(folder), **rest} if set(rest) <= {"version"}:
+                version = str(rest.get("version") or f"{slot}@{Path(folder).name}")
+                done = await front.publish(slot, Path(folder), version)
+                return {"model": slot, "weights_version": version, "seconds": done.seconds, "apart": done.apart}
+        raise BadRequest('the body must be {"model": slot, "folder": path} with an optional "version"')
+
+    @app.post("/admin/candidates")
+    async def candidates(request: Request) -> dict[str, Any]:
+        raise BadRequest(
+            "vLLM serves one set of weights for each slot, so no candidate can be served beside it: use kind=embedded "
+            "for algorithms that compare candidates (ppo.credit=counterfactual)"
+        )
+
+    return app
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    try:
+        body = await request.json()
+    except ValueError as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise BadRequest(f"the body must be a JSON object, not {type(body).__name__}")
+    return body
+
+
+async def _until_gone(request: Request, work: Awaitable[Response]) -> Response:
+    """The result of `work`, which is cancelled when the caller closes its connection; the body must have been read."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answering, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
+        return answering.result() if answering.done() else Response(status_code=499)
+    finally:
+        leaving.cancel()
+        answering.cancel()

@@ -1,0 +1,68 @@
+"""Proves which weights a server serves: log-probabilities of a fixed prompt, by it and by the learner's library.
+
+The learner computes with transformers, so transformers computes here too, from the same folder.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from chimera.config.models import Precision
+from chimera.core.errors import ModelError
+from chimera.serving.embedded.checkpoint import load_language
+
+TEXT = (
+    "Does the programme lower body weight in adults? We compared 120 participants with 118 controls over 12 weeks. "
+    "The mean difference was 2.4 kg (95 % CI 1.1 to 3.7, p=0.01), and no serious harm was seen. Answer: yes"
+)
+LONGEST = 64
+"""Tokens of the prompt."""
+TOLERANCE: Mapping[Precision, float] = {"float32": 1e-4, "bfloat16": 0.05}
+"""The largest mean difference of log-probabilities with which weights count as the same. In float32 4.3e-6 was measured
+as the largest single one; in bfloat16 each number has 8 bits."""
+
+
+def probe_tokens(folder: Path) -> list[int]:
+    """The probe's token ids in the model of `folder`."""
+    return load_language(folder).tokenizer.encode(TEXT, add_special_tokens=False).ids[:LONGEST]
+
+
+def preload() -> None:
+    """Load the learner's library, which takes seconds."""
+
+
+def learner_log_probs(folder: Path, tokens: Sequence[int], dtype: Precision) -> list[float]:
+    """The log-probability of each token after the first, by transformers with the weights in `folder`."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.inference_mode():
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), use_safetensors=True, local_files_only=True
+        )
+        logits = model.eval()(torch.tensor([list(tokens)])).logits[0, :-1].float()
+        found = torch.log_softmax(logits, -1).gather(-1, torch.tensor(tokens[1:])[:, None])
+    return found.squeeze(-1).tolist()
+
+
+def probe_request(model: str, tokens: Sequence[int]) -> dict[str, Any]:
+    """The body for /v1/completions that asks for the log-probabilities of a prompt."""
+    return {"model": model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+
+
+def server_log_probs(answer: Any, tokens: Sequence[int], server: str) -> list[float]:
+    """The log-probabilities in the answer to `probe_request`.
+
+    Raises:
+        ModelError: They are not there.
+    """
+    try:
+        told = answer["choices"][0]["prompt_logprobs"]
+        return [float(told[at][str(token)]["logprob"]) for at, token in enumerate(tokens) if at]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ModelError(f"{server} told no log-probabilities of the probe prompt: is it vLLM?") from error
+
+
+def apart(one: Sequence[float], other: Sequence[float]) -> float:
+    """The mean absolute difference."""
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)

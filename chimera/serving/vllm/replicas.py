@@ -1,0 +1,69 @@
+"""The replicas of one set of weights, and which of them a call goes to."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from chimera.core.errors import ModelError
+from chimera.serving.connections import BadAnswerError, Connections, HttpAnswer, NoAnswerError
+
+SHOWN = 300
+"""Most characters of a server's refusal in an error."""
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One vLLM server.
+
+    Attributes:
+        name: As named in errors.
+        url: Its address, without /v1. With a Unix socket the host name means nothing.
+        key: Its key.
+        model: The model's name there.
+        on_cpu: True if it computes on a processor.
+        busy: Answers that it is writing.
+    """
+
+    name: str
+    url: str
+    key: str = field(repr=False)
+    connections: Connections = field(repr=False)
+    model: str
+    on_cpu: bool
+    busy: int = 0
+
+    async def send(self, path: str, body: Mapping[str, Any] | None, *, limit_s: float) -> HttpAnswer:
+        """Post `body` and return the server's answer, whatever its status.
+
+        Raises:
+            ModelError: No whole answer came.
+        """
+        encoded = b"" if body is None else json.dumps(body).encode()
+        try:
+            return await self.connections.send(f"{self.url}{path}", self.key, encoded, limit_s=limit_s)
+        except TimeoutError as error:
+            raise ModelError(f"{self.name} did not answer {path} within {limit_s:g} s", retriable=True) from error
+        except BadAnswerError as error:
+            raise ModelError(f"{self.name} {error}", retriable=True) from error
+        except NoAnswerError as error:
+            raise ModelError(f"{self.name} cannot be reached ({error})", retriable=True) from error
+
+    async def ask(self, path: str, body: Mapping[str, Any] | None = None, *, limit_s: float) -> Any:
+        """Post `body` and return the parsed answer; None if it is empty.
+
+        Raises:
+            ModelError: The server refused it or gave no JSON.
+        """
+        answer = await self.send(path, body, limit_s=limit_s)
+        if answer.status != 200:
+            raise ModelError(f"{self.name} answered {answer.status} to {path}: {answer.refusal(SHOWN)}")
+        try:
+            return json.loads(answer.content) if answer.content else None
+        except ValueError as error:
+            raise ModelError(f"{self.name} answered {path} with what is no JSON") from error
+
+
+def least_busy(replicas: Sequence[Replica]) -> Replica:
+    """The replica with the fewest answers under way; of several the first."""
+    return min(replicas, key=lambda one: one.busy)

@@ -1,0 +1,180 @@
+"""The processes of vLLM slots: servers that a run starts, or that run already; their ends, logs and keys."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from contextlib import suppress
+from types import SimpleNamespace
+
+import httpx
+import psutil
+import pytest
+from vllm_kit import TABLE, write_python
+
+from chimera.config.models import ModelConfig, ServingConfig
+from chimera.core.errors import ModelError, RunError
+from chimera.run.programs import Program
+from chimera.serving.process import serve
+from chimera.serving.vllm.probe import learner_log_probs, probe_tokens
+from chimera.serving.vllm.ready import ServerPlace, wait_for
+
+
+def vllm(folder, **settings):
+    return ModelConfig.model_validate({"kind": "vllm", "path": str(folder), "max_tokens": 30, **settings})
+
+
+@pytest.fixture(scope="module")
+def folders(serving_model, tmp_path_factory):
+    """Two models with what a scripted server computes with them: the learner's own numbers."""
+    found = []
+    for number in range(2):
+        folder = shutil.copytree(serving_model(seed=number), tmp_path_factory.mktemp("model") / f"model-{number}")
+        (folder / TABLE).write_text(json.dumps(learner_log_probs(folder, probe_tokens(folder), "float32")))
+        found.append(folder)
+    return found
+
+
+@pytest.fixture(scope="module")
+def running(folders, tmp_path_factory):
+    """Two slots that share a server, and one that learns and has two."""
+    folder = tmp_path_factory.mktemp("vllm")
+    own = vllm(folders[0], python=write_python(folder))
+    models = {
+        "junior": own,
+        "supervisor": own,
+        "senior": own.model_copy(update={"replicas": 2}),
+        "judge": ModelConfig(kind="rubric"),
+    }
+    logs = folder / "logs"
+    with serve(models, ServingConfig(), {}, log_file=logs / "models.log", learning={"senior"}) as servers:
+        yield SimpleNamespace(servers=servers, logs=logs, folders=folders)
+
+
+def ask(running, slot, **fields):
+    endpoint = running.servers.endpoints[slot]
+    body = {"model": slot, "messages": [{"role": "user", "content": "q"}], "return_token_ids": True, **fields}
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    return httpx.post(f"{endpoint.base_url}/chat/completions", json=body, headers=headers, timeout=None)
+
+
+def wait_until_gone(process):
+    """One that nobody reaps counts as ended."""
+    with suppress(psutil.NoSuchProcess):
+        while process.status() != psutil.STATUS_ZOMBIE:
+            threading.Event().wait(0.05)
+
+
+def engines(pid):
+    return [
+        one for one in psutil.Process(pid).children(recursive=True) if "vllm.entrypoints" in " ".join(one.cmdline())
+    ]
+
+
+def front_of(running):
+    return next(one.pid for key, one in running.servers._servers.items() if key == "senior")
+
+
+def test_each_answer_names_its_weights_and_has_its_token_ids_also_after_a_publish(running):
+    assert running.servers.versions() == {
+        "junior": "model-0@0",
+        "supervisor": "model-0@0",
+        "senior": "model-0@0",
+        "judge": "rubric",
+    }
+    running.servers.load_weights("senior", running.folders[1], version="senior@1")
+    answer = ask(running, "senior").json()
+    assert (answer["model"], answer["weights_version"]) == ("senior", "senior@1")
+    assert (answer["prompt_token_ids"], answer["choices"][0]["token_ids"]) == ([1], [7, 8])
+    assert ask(running, "junior").json()["weights_version"] == "model-0@0"
+    (line,) = (running.logs / "vllm-publishes.jsonl").read_text().splitlines()
+    noted = json.loads(line)
+    assert (noted["slot"], noted["version"]) == ("senior", "senior@1")
+    assert max(noted["apart"]) < 1e-6
+    running.servers.load_weights("senior", running.folders[0], version="model-0@0")
+    assert running.servers.versions()["senior"] == "model-0@0"
+
+
+def test_what_cannot_be_published_is_refused_and_the_weights_stay(running, tmp_path):
+    with pytest.raises(ModelError, match="junior shares its vLLM servers with supervisor"):
+        running.servers.load_weights("junior", running.folders[1], version="junior@1")
+    with pytest.raises(ModelError, match=r"no \*\.safetensors file"):
+        running.servers.load_weights("senior", tmp_path, version="senior@2")
+    with pytest.raises(ModelError, match="no candidate can be served beside it"):
+        running.servers.add_candidate("senior", running.folders[1], "senior@2")
+    assert running.servers.versions()["senior"] == "model-0@0"
+
+
+def test_only_this_user_reaches_the_servers_and_only_by_their_sockets(running):
+    started = engines(front_of(running))
+    assert len(started) == 3
+    for engine in started:
+        assert engine.net_connections(kind="tcp") == []
+        socket = re.search(r"--uds (\S+)/", " ".join(engine.cmdline()))[1]
+        assert os.stat(socket).st_mode & 0o777 == 0o700
+    endpoint = running.servers.endpoints["senior"]
+    assert httpx.post(f"{endpoint.base_url}/chat/completions", json={}).status_code == 401
+
+
+def test_each_server_has_a_log_and_no_key_is_in_one(running):
+    logs = sorted(file.name for file in running.logs.glob("*.log"))
+    assert logs == [
+        "models.log",
+        "vllm-junior-1.log",
+        "vllm-senior-1.log",
+        "vllm-senior-2.log",
+        "vllm.log",
+    ]
+    told = "".join(file.read_text() for file in running.logs.glob("*.log"))
+    assert told.count("serving ") == 3
+    engine = engines(front_of(running))[0]
+    for key in (engine.environ()["VLLM_API_KEY"], running.servers.endpoints["senior"].api_key):
+        assert key not in told
+        assert key not in " ".join(engine.cmdline())
+
+
+def test_a_server_that_does_not_start_is_an_error_with_its_own_words(tmp_path):
+    program = Program("vLLM server 1 of senior", [write_python(tmp_path, "broken")], tmp_path / "log", dict(os.environ))
+    place = ServerPlace(program.name, "http://x", "", tmp_path / "socket", program)
+    with pytest.raises(ModelError, match=r"server 1 of senior .* ended with exit code 1 while starting: no CPU"):
+        wait_for(place, time.monotonic() + 3600)
+
+
+def test_a_server_that_does_not_answer_in_time_is_an_error_that_names_the_limit():
+    place = ServerPlace("the vLLM server of senior at http://127.0.0.1:9", "http://127.0.0.1:9", "")
+    with pytest.raises(ModelError, match=r"127.0.0.1:9 did not answer in time \(models.\*.start_timeout_s\): ConnectE"):
+        wait_for(place, time.monotonic())
+
+
+STARTS = """
+    import os, sys, time
+    from pathlib import Path
+    from chimera.run.programs import Program
+
+    print(Program("sleep", ["/bin/sleep", "3600"], Path(sys.argv[1]), dict(os.environ)).pid, flush=True)
+    time.sleep(3600)
+"""
+
+
+def test_a_program_ends_when_its_parent_is_killed(tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(STARTS), str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        program = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    wait_until_gone(program)
+
+
+def test_the_end_of_one_server_ends_the_others_and_the_run_says_which(running):
+    front = psutil.Process(front_of(running))
+    first, *others = engines(front.pid)
+    name = f"vLLM server {int(first.cmdline()[first.cmdline().index('--uds') + 1][-1]) + 1} of"
+    first.kill()
+    for process in (*others, front):
+        wait_until_gone(process)
+    with pytest.raises(RunError, match=rf"{name} .* was killed by SIGKILL"):
+        running.servers.check()

@@ -1,0 +1,85 @@
+"""The files that start a cluster: Ray's launcher takes the one, and Slurm's script does its steps in order."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+
+from chimera.config.tree import load_config
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+LAUNCHER, SBATCH = CONFIGS / "ray-cluster.yaml", CONFIGS / "slurm.sbatch"
+
+
+def test_ray_s_launcher_takes_the_file():
+    jsonschema = pytest.importorskip("jsonschema", reason="comes with Ray")
+    ray = find_spec("ray")
+    if ray is None:
+        pytest.skip("Ray is not installed")
+    schema = json.loads((Path(ray.submodule_search_locations[0]) / "autoscaler" / "ray-schema.json").read_text())
+    cluster = yaml.safe_load(LAUNCHER.read_text())
+    jsonschema.validate(cluster, schema)
+    assert cluster["provider"]["head_ip"] in cluster["head_start_ray_commands"][1]
+    assert all("RAY_AUTH_MODE=token" in cluster[f"{kind}_start_ray_commands"][1] for kind in ("head", "worker"))
+
+
+@pytest.mark.parametrize("file", [LAUNCHER, SBATCH], ids=lambda file: file.name)
+def test_the_settings_that_the_files_name_exist(file):
+    """Those after the command in the comments, and those that the script itself gives."""
+    found = re.findall(r"(?<![\w$-])((?:ppo|cluster|rollouts)\.\w+=\S+)", file.read_text().replace("\\\n", " "))
+    assert len(found) >= 7
+    given = {one.partition("=")[0]: re.sub(r'"\$HEAD:\$PORT"|"\$HEAD"', "auto", one) for one in found}
+    config = load_config(None, [value.replace('"', "") for value in given.values()])
+    assert (config.rollouts.on, config.cluster.gpus_per_rank, config.rollouts.runners) == ("cluster", 1, 64)
+
+
+SRUN = r"""#!/bin/bash
+while [[ $1 == --* ]]; do [[ $1 == --nodelist=* ]] && export ON=${1#*=}; shift; done
+[[ $1 == hostname ]] && echo 127.0.0.2 10.0.0.9 || exec "$@"
+"""
+RAY = r"""#!/bin/bash
+[[ $1 == status ]] && exec test -e "$SEEN/first"
+echo "$@" > "$SEEN/$ON"
+exec sleep 1000
+"""
+PYTHON = r"""#!/bin/bash
+until [[ -e $SEEN/second ]]; do sleep 0.05; done
+stat -c %a "$RAY_AUTH_TOKEN_PATH" > "$SEEN/mode"
+echo "$@" > "$SEEN/train"
+exit ${FAILS:-0}
+"""
+
+
+@pytest.mark.parametrize("fails", ["0", "3"])
+def test_slurm_s_script_starts_the_nodes_and_the_run_and_leaves_nothing(tmp_path, fails):
+    """With stand-ins for Slurm's commands and for what is installed."""
+    seen, tools = tmp_path / "seen", tmp_path / "bin"
+    seen.mkdir()
+    tools.mkdir()
+    scontrol = "#!/bin/bash\nprintf 'first\\nsecond\\n'\n"
+    for name, text in {"scontrol": scontrol, "srun": SRUN, "ray": RAY, "python": PYTHON}.items():
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    environment = {
+        **os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "CHIMERA_BIN": str(tools), "SEEN": str(seen),
+        "SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "[first,second]", "SLURM_CPUS_PER_TASK": "16",
+        "SLURM_GPUS_ON_NODE": "4", "FAILS": fails,
+    }  # fmt: skip
+    command = ["bash", str(SBATCH), "--name", "mine", "ppo.ranks=8"]
+    ended = subprocess.run(command, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (int(fails), "")
+    assert "--head --node-ip-address=127.0.0.2 --port=6379" in (seen / "first").read_text()
+    assert "--address=127.0.0.2:6379 --num-cpus=16 --num-gpus=4" in (seen / "second").read_text()
+    module, *arguments = (seen / "train").read_text().split()[1:]
+    assert module == "chimera.train"
+    assert arguments[:2] == ["--name", "mine"]
+    assert load_config(None, arguments[2:]).cluster.address == "127.0.0.2:6379"
+    assert (seen / "mode").read_text().strip() == "600"
+    assert not (tmp_path / ".chimera-42").exists()
+    assert stat.S_IMODE(SBATCH.stat().st_mode) & stat.S_IXUSR == 0

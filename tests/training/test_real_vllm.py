@@ -1,0 +1,74 @@
+"""The real vLLM on a processor; skipped unless CHIMERA_VLLM_PYTHON names the Python of an environment with it.
+
+CHIMERA_VLLM_PYTHON=/path/to/bin/python python -m pytest tests/training/test_real_vllm.py
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from chimera.config.rollouts import RewardConfig
+from chimera.run.directory import Run
+from chimera.run.jsonl import read_lines
+from evaluation.records.rollouts import RolloutRecord
+from training.learning.adapter import HierarchicalTraceAdapter
+from training.learning.episodes import Episode
+
+PYTHON = os.environ.get("CHIMERA_VLLM_PYTHON", "")
+REPOSITORY = Path(__file__).parents[2]
+SETTINGS = f"""
+data: {{size: 80}}
+models:
+  refiner: {{like: senior, kind: vllm, python: "{PYTHON}", max_tokens: 256, timeout_s: 600}}
+society: {{node_timeout_s: 3600}}
+rollouts: {{runners: 2, timeout_s: 3600}}
+gate: {{enabled: false}}
+wandb: {{mode: disabled}}
+pipeline:
+  gather: {{tasks: 8}}
+  ppo: {{roles: [HypothesisRefiner], states: 6, n: 4, steps: 1, reward: {{alignment: 1.0}}}}
+  again: {{algorithm: gather, tasks: 4}}
+"""
+
+pytestmark = [
+    pytest.mark.skipif(not PYTHON, reason="CHIMERA_VLLM_PYTHON names no Python with vLLM"),
+    pytest.mark.timeout(3600),
+]
+
+
+def versions_of_role(run, role):
+    """How many answers of a role each version of weights gave, by phase; None counts answers without a version."""
+    found = {}
+    for phase in ("gather", "again"):
+        for record in run.rollouts(phase):
+            episode = Episode(RolloutRecord.load(record), None, run.path, HierarchicalTraceAdapter(RewardConfig()))
+            for call in episode.calls([role]):
+                found.setdefault(phase, Counter())[call.weights_version] += 1
+    return found
+
+
+def test_gather_one_ppo_step_and_a_publish_behind_vllm_leave_no_answer_with_an_unknown_or_mixed_version(tmp_path):
+    file = tmp_path / "vllm.yaml"
+    file.write_text(SETTINGS)
+    command = [sys.executable, "-m", "chimera.train", "--config", str(file), "--name", "vllm", f"runs_dir={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    logs = tmp_path / "vllm" / "logs"
+    assert done.returncode == 0, done.stdout + done.stderr + (logs / "vllm.log").read_text()[-2000:]
+    run = Run(tmp_path / "vllm")
+    found = versions_of_role(run, "HypothesisRefiner")
+    (learned,) = (event["policy"]["version"] for event in run.events() if event["event"] == "phase_learned")
+    assert set(found["gather"]) == {"nano@0"}
+    assert set(found["again"]) == {learned}
+    calls = list(read_lines(run.path / "phases" / "ppo" / "calls.jsonl"))
+    answers = Counter(call["response"]["weights_version"] for call in calls)
+    assert answers
+    assert all(call["version"] == call["response"]["weights_version"] for call in calls)
+    publishes = [json.loads(line) for line in (logs / "vllm-publishes.jsonl").read_text().splitlines()]
+    assert publishes[-1]["version"] == learned
+    assert max(max(one["apart"]) for one in publishes) < 1e-4
+    print(json.dumps({"versions": found, "branches": answers, "publishes": publishes}, indent=1))

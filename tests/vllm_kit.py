@@ -1,0 +1,131 @@
+"""A scripted vLLM server: it speaks the routes of vLLM 0.32 that this project uses, and writes down what it was asked.
+
+As a program it takes vLLM's own command line, so `write_python` makes what stands for the Python of vLLM's environment.
+What it "computes" lies beside the weights in log_probs.json, so it tells which weights it has truly loaded.
+"""
+
+import asyncio
+import json
+import sys
+from contextlib import asynccontextmanager, nullcontext
+from itertools import pairwise
+from pathlib import Path
+
+import uvicorn
+
+TABLE = "log_probs.json"
+
+
+async def until(changed, true):
+    """Return when `true()`; `changed` is set whenever it may have become so."""
+    while not true():
+        changed.clear()
+        await changed.wait()
+
+
+class ScriptedVllm:
+    """The server's state. Set `stuck` and it forgets to reload; set `refuses` to a route and that route fails."""
+
+    def __init__(self, folder, name="weights", device="cpu", changed=None):
+        self.changed = changed or asyncio.Event()
+        self.loaded = Path(folder)
+        self.name, self.device = name, device
+        self.asked = []
+        self.stuck, self.refuses = False, None
+        self.paused = False
+        self.running = 0
+        self.hold = None
+
+    async def __call__(self, scope, receive, send):
+        """Serve one request, as an ASGI application."""
+        query = scope["query_string"].decode()
+        path = scope["path"] + (f"?{query}" if query else "")
+        message = await receive()
+        body = message["body"]
+        while message.get("more_body"):
+            message = await receive()
+            body += message["body"]
+        asked, key = json.loads(body) if body else None, dict(scope["headers"]).get(b"authorization", b"").decode()
+        self.asked.append((path, asked, key))
+        refused = self.refuses == scope["path"]
+        answer = {"error": {"message": "scripted refusal"}} if refused else await self._answer(scope["path"], asked)
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 500 if refused else 200, "headers": headers})
+        await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+
+    async def _answer(self, path, asked):
+        match path:
+            case "/v1/models":
+                return {"data": [{"id": self.name}]}
+            case "/server_info":
+                return {"vllm_config": {"device_config": {"device": self.device}}}
+            case "/pause":
+                self.paused = True
+                self.changed.set()
+                await until(self.changed, lambda: not self.running)
+            case "/resume":
+                self.paused = False
+            case "/collective_rpc":
+                assert self.paused, "weights may change only in a pause"
+                assert not self.running, "an answer would be by old and new weights"
+                if not self.stuck:
+                    self.loaded = Path(asked["kwargs"]["weights_path"])
+            case "/v1/completions":
+                table = zip(asked["prompt"][1:], self._table(), strict=False)
+                told = [None, *({str(token): {"logprob": value}} for token, value in table)]
+                return {"choices": [{"prompt_logprobs": told}]}
+            case "/v1/chat/completions":
+                return await self._chat(asked)
+        return {}
+
+    async def _chat(self, asked):
+        said = self._table()[0]
+        self.running += 1
+        self.changed.set()
+        try:
+            if self.hold is not None:
+                await self.hold.wait()
+        finally:
+            self.running -= 1
+            self.changed.set()
+        message = {"role": "assistant", "content": f"{said}"}
+        choices = [{"index": 0, "message": message, "finish_reason": "stop", "token_ids": [7, 8]}]
+        return {"id": "c", "choices": choices, "prompt_token_ids": [1], "model": asked["model"], "usage": {}}
+
+    def _table(self):
+        return json.loads((self.loaded / TABLE).read_text())
+
+    @asynccontextmanager
+    async def serve(self, socket):
+        """Serve at a Unix socket in this event loop."""
+        server = uvicorn.Server(uvicorn.Config(self, uds=str(socket), log_config=None, lifespan="off"))
+        server.capture_signals = nullcontext
+        running = asyncio.create_task(server.serve())
+        while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
+            await asyncio.sleep(0.005)
+        try:
+            yield self
+        finally:
+            server.should_exit = True
+            await running
+
+
+def write_python(folder, behaviour=""):
+    """A program that stands for the Python of vLLM's environment; `behaviour` is an argument of `main`."""
+    file = folder / f"python{behaviour}"
+    file.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).absolute()} {behaviour or "serve"} "$@"\n')
+    file.chmod(0o700)
+    return str(file)
+
+
+def main(behaviour, arguments):
+    given = dict(pairwise(arguments))
+    if behaviour == "broken":
+        sys.exit("no CPU backend found")
+    print("serving", given["--model"], flush=True)
+    server = ScriptedVllm(given["--model"])
+    uvicorn.run(server, uds=given["--uds"], log_config=None, lifespan="off")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
