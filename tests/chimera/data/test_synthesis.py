@@ -11,7 +11,7 @@ from chimera.config.data import DataConfig
 from chimera.config.roles import TRIALS
 from chimera.core.types import LABELS, Label, abstract_text
 from chimera.data.generated.reader import asked_direction, asked_endpoint, read_direction, read_significance
-from chimera.data.generated.synthesis import SEARCHES, STUDIES, Study, SynthesisTask, decide, generate
+from chimera.data.generated.synthesis import SEARCHES, STUDIES, FoundStudy, SynthesisTask, decide, generate
 from chimera.data.generated.vocabulary import CONDITIONS, ENDPOINTS, GROUPS
 from chimera.data.tasks import Dataset, load
 
@@ -49,7 +49,7 @@ def right(reader: Callable[[SynthesisTask], Label]) -> float:
     return sum(reader(item) == item.task.label for item in TASKS) / len(TASKS)
 
 
-def text(study: Study) -> str:
+def text(study: FoundStudy) -> str:
     return abstract_text(study.sections)
 
 
