@@ -105,10 +105,10 @@ def synthesis_exams(levels: list[int], count: int) -> dict[str, list[Transcript]
     """Transcripts of held-out tasks of several studies, by who reads: one junior, all tools, or the refiner."""
     items = synthesis_tasks.generate(count, seed=EXAM_SEED, levels=levels)
     rng = random.Random(EXAM_SEED)
-    found: dict[str, list[Transcript]] = {"junior": [], "all tools": [], "refiner": []}
+    found: dict[str, list[Transcript]] = {"one junior": [], "all tools": [], "refiner": []}
     for item in items:
         name = rng.choice(JUNIORS)
-        found["junior"].append(synthesis.researcher(item, name, synthesis.of_junior(item, name), TOOLS[name]))
+        found["one junior"].append(synthesis.researcher(item, name, synthesis.of_junior(item, name), TOOLS[name]))
         found["all tools"].append(synthesis.researcher(item, synthesis.SOLO, synthesis.of_solo(item), OWN_TOOLS))
         proposals = {name: synthesis.read(item, synthesis.of_junior(item, name).found) for name in JUNIORS}
         found["refiner"].append(synthesis.refiner(item, proposals, rng))

@@ -16,16 +16,12 @@ from agents.schemas import Hypothesis
 from agents.tools.sources import sources_within
 from chimera.config.roles import JUNIORS, LITERATURE, OWN_TOOLS, TRIALS
 from chimera.core.types import YesNoMaybe, abstract_text
-from chimera.data.generated.synthesis import Study, SynthesisTask, decide, decisive, matching
+from chimera.data.generated.synthesis import FoundStudy, SynthesisTask, decide, decisive, matching
 from chimera.data.generated.text import Direction, write_question
 from chimera.data.generated.vocabulary import Subject
 from training.nano.transcripts import TOOLS, Habits, Transcript, designer, feedback, supervisor
 
-PLANS: dict[str, tuple[str, ...]] = {
-    "Geneticist": (LITERATURE,),
-    "Pharmacologist": (TRIALS,),
-    "Neurologist": (LITERATURE, TRIALS),
-}
+PLANS: dict[str, tuple[str, ...]] = dict(zip(JUNIORS, ((LITERATURE,), (TRIALS,), (LITERATURE, TRIALS)), strict=True))
 """The tools that each junior asks by the subject's name. With one tool, it also asks it by the second name."""
 SOLO = JUNIORS[1]
 """The role whose prompt a researcher with all tools has."""
@@ -41,10 +37,10 @@ VERB = {"yes": "gives", "no": "does not give", "maybe": "may give"}
 class Searches:
     """The searches of one visit: tool, query and the study that is found."""
 
-    made: tuple[tuple[str, str, Study], ...]
+    made: tuple[tuple[str, str, FoundStudy], ...]
 
     @property
-    def found(self) -> tuple[Study, ...]:
+    def found(self) -> tuple[FoundStudy, ...]:
         """The studies in the order in which they are found."""
         return tuple(study for _, _, study in self.made)
 
@@ -74,7 +70,7 @@ def of_solo(item: SynthesisTask) -> Searches:
     return searches(item, (LITERATURE, TRIALS), second=True)
 
 
-def read(item: SynthesisTask, studies: Sequence[Study]) -> Hypothesis:
+def read(item: SynthesisTask, studies: Sequence[FoundStudy]) -> Hypothesis:
     """The hypothesis that follows from `studies`, which are read in this order.
 
     It quotes the studies of the asked population, names their sizes, and reads the largest. Without any, it quotes the
@@ -193,7 +189,7 @@ def stream(items: Iterator[SynthesisTask], seed: int, habits: Habits) -> Iterato
         yield from transcripts(item, rng, habits)
 
 
-def document(study: Study) -> dict[str, str]:
+def document(study: FoundStudy) -> dict[str, str]:
     """A study as a passage of a search."""
     return {"id": study.id, "text": abstract_text(study.sections)}
 

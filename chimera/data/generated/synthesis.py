@@ -80,7 +80,7 @@ ALSO = ("In the same participants, ", "In these people, ")
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
+class FoundStudy:
     """One abstract: who was studied, and its findings in the order of the text; the first is about the asked outcome.
 
     `tool` and `name` are the search that finds it. `second_name` is True if its text mentions the second name.
@@ -102,13 +102,13 @@ class Study:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class SynthesisFacts:
     """What the generator drew for one task; `studies` are in the order of `SEARCHES`."""
 
     asked: Direction
     endpoint: str
     asked_endpoint: str
-    studies: tuple[Study, ...]
+    studies: tuple[FoundStudy, ...]
     rule: Rule
     kind: Kind
     therapy: str
@@ -124,22 +124,22 @@ class SynthesisTask:
     """A task with the facts that it was written from."""
 
     task: ResearchTask
-    facts: Facts
+    facts: SynthesisFacts
 
 
-def matching(population: str, studies: Iterable[Study]) -> list[Study]:
+def matching(population: str, studies: Iterable[FoundStudy]) -> list[FoundStudy]:
     """The studies of the asked population (clause 1 of the rule)."""
     return [study for study in studies if study.population == population]
 
 
-def decisive(population: str, studies: Iterable[Study]) -> list[Study]:
+def decisive(population: str, studies: Iterable[FoundStudy]) -> list[FoundStudy]:
     """The largest studies of the asked population (clause 2): none, one, or several of equal size."""
     found = matching(population, studies)
     most = max((study.participants for study in found), default=0)
     return [study for study in found if study.participants == most]
 
 
-def decide(asked: Direction, population: str, studies: Iterable[Study]) -> Label:
+def decide(asked: Direction, population: str, studies: Iterable[FoundStudy]) -> Label:
     """The published rule: the answer that `studies` give to a question about `population` in direction `asked`."""
     answers = {study.finding.answer(asked) for study in decisive(population, studies)}
     return answers.pop() if len(answers) == 1 else "maybe"
@@ -178,7 +178,7 @@ def generate_one(seed: int, index: int, level: int) -> SynthesisTask:
     population = f"{group} with {condition}"
     plans = plan_studies(rng, label, rule, level)
     id_ = f"synthesis-{seed}-{index}"
-    studies: list[Study] = []
+    studies: list[FoundStudy] = []
     for place, plan in enumerate(plans):
         studied = population if plan.matches else other_population(rng, group, condition)
         findings = write_findings(rng, plan, place, (subject, second), endpoints, studied, asked, level)
@@ -186,7 +186,7 @@ def generate_one(seed: int, index: int, level: int) -> SynthesisTask:
             write_study(rng, f"{id_}-{place + 1}", place, plan, (subject, second), studied, findings, len(plans))
         )
     asked_endpoint = endpoints[0].synonym if level == 4 and rng.random() < 0.5 else endpoints[0].name
-    facts = Facts(
+    facts = SynthesisFacts(
         asked=asked,
         endpoint=endpoints[0].name,
         asked_endpoint=asked_endpoint,
@@ -339,7 +339,7 @@ def write_study(
     population: str,
     findings: tuple[Finding, ...],
     count: int,
-) -> Study:
+) -> FoundStudy:
     """The abstract of study number `place` of `count`. It mentions the second name if that name finds another study."""
     tool, name = SEARCHES[place]
     subject, cohort = subjects[place // 2], tool == LITERATURE
@@ -359,10 +359,10 @@ def write_study(
         Section("METHODS", sentence_case(rng.choice(COHORT_METHODS if cohort else TRIAL_METHODS).format(**values))),
         Section("RESULTS", " ".join(finding.sentence for finding in findings)),
     )
-    return Study(id_, tool, name, population, plan.participants, findings, sections, more)
+    return FoundStudy(id_, tool, name, population, plan.participants, findings, sections, more)
 
 
-def conclusion(facts: Facts) -> str:
+def conclusion(facts: SynthesisFacts) -> str:
     """What a review of all studies concludes, which reveals the label and is hidden from every agent."""
     outcome = f"{facts.asked} {facts.endpoint} in {facts.population}"
     verb = {"yes": "show", "no": "do not show", "maybe": "leave open"}[
