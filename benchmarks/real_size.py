@@ -348,7 +348,7 @@ def _apart(model: Any, answer: Mapping[str, Any]) -> Any:
 def society(folder: Path, load: Load) -> dict[str, Any]:
     """One rollout of the whole society, its answers limited to 200 tokens, which the random model always reaches."""
     from chimera.config.tree import load_config
-    from chimera.data.tasks import load
+    from chimera.data import tasks
     from chimera.serving.client import HttpModel
     from chimera.serving.process import serve
     from evaluation.probes.rollout import rollout_finding
@@ -361,7 +361,7 @@ def society(folder: Path, load: Load) -> dict[str, Any]:
         f"serving.threads={load.threads}",
     ]
     config = load_config(overrides=settings)
-    data = load(config.data)
+    data = tasks.load(config.data)
 
     async def play() -> str:
         from agents.tools.toolbox import build_toolbox
