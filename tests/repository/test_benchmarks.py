@@ -23,7 +23,7 @@ ROWS = {
         r"intervals that cover, %",
         rf"│ +5 │ +0\.04, 0\.3, 0\.4 │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │",
     ],
-    "engine_passes": [rf"│ bfloat16, by torch │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │", r"processor time, ms"],
+    "engine_passes": [rf"│ bfloat16, by torch │ +{NUMBER} +│ +{NUMBER} +│ +{NUMBER} +│", r"processor time, ms"],
     "gateway": [
         rf"every exchange is in the store(?s:.)*│ thin +│ +{NUMBER} │ +(> )?{NUMBER} │ +{NUMBER} │ +{NUMBER} │"
     ],

@@ -91,9 +91,13 @@ class LabBench:
         """Put `policy` live."""
         await self._lab.put_live(policy)
 
+    def _needs_log_probs(self) -> bool:
+        settings = self.config.pipeline.get(self._phase)
+        return settings is not None and settings.needs_log_probs()
+
     async def branch(self, call: Call, k: int, *, seed: int) -> list[Call]:
         """`k` answers to the prompt of a recorded call; see `training.bench.branches`."""
-        scored = self.config.pipeline[self._phase].needs_log_probs()
+        scored = self._needs_log_probs()
         return await branches.ask_again(self._side, self.config, self.versions, call, k, seed, log_probs=scored)
 
     async def replay(

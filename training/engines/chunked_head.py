@@ -16,7 +16,7 @@ LOGITS = 2**25
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class HeadRequest:
     """What is asked of n tokens.
 
     Attributes:
@@ -42,10 +42,10 @@ class ChunkedHead:
 
     def __init__(self, layer: Any, vocabulary: int) -> None:
         self._logits, self._vocabulary = layer.forward, vocabulary
-        self._asked: Scored | None = None
+        self._asked: HeadRequest | None = None
         layer.forward = self
 
-    def ask(self, scored: Scored) -> None:
+    def ask(self, scored: HeadRequest) -> None:
         """Make the next forward pass give scores."""
         self._asked = scored
 
@@ -67,7 +67,7 @@ class ChunkedHead:
         ]
         return torch.cat(parts)[None]
 
-    def _scores(self, hidden: "Tensor", labels: "Tensor", asked: Scored) -> "Tensor":
+    def _scores(self, hidden: "Tensor", labels: "Tensor", asked: HeadRequest) -> "Tensor":
         import torch
 
         logits = self._logits(hidden).float()

@@ -12,7 +12,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from training.engines import chunked_head, varlen_attention
-from training.engines.chunked_head import ChunkedHead, Scored
+from training.engines.chunked_head import ChunkedHead, HeadRequest
 from training.engines.prefix_tree import grow
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class TreeEngine(Engine):
             self._head = ChunkedHead(self.module.get_output_embeddings(), self.module.config.vocab_size)
         temperature = 1.0 if output_args["temperature_is_one"] else float(_temperature(output_args))
         labels = output_args["input_ids_rmpad_rolled"][places]
-        self._head.ask(Scored(labels, temperature, _wants_entropy(micro_batch)))
+        self._head.ask(HeadRequest(labels, temperature, _wants_entropy(micro_batch)))
 
     def _fits(self, micro_batch: "TensorDict") -> bool:
         packed = tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True)

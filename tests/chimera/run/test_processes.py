@@ -18,7 +18,7 @@ from chimera.run import children, forks
 from chimera.run.child_environment import child_environment
 from chimera.run.children import Command, stop
 from training import interrupt
-from training.algorithms.ppo import phase as ppo
+from training.algorithms.ppo import loop as ppo
 from training.lab import store
 from training.watch import wandb_run
 
