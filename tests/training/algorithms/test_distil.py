@@ -19,6 +19,8 @@ from training.learning.base import PhasePlan
 from training.learning.plans import make_phases
 from training.learning.states import states_of
 
+pytestmark = pytest.mark.whole
+
 PLAN = PhasePlan("distil", "distil", (REFINER,), ("refiner",))
 
 

@@ -27,6 +27,8 @@ from training.learning.groups import AnswerGroup, Valued
 from training.learning.plans import make_phases
 from training.learning.states import states_of
 
+pytestmark = pytest.mark.whole
+
 PLAN = PhasePlan("dpo", "dpo", (REFINER,), ("refiner",))
 
 

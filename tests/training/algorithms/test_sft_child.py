@@ -42,6 +42,8 @@ from training.learning.base import PhasePlan
 from training.learning.episodes import Episode
 from training.nano.transcripts import careful, junior
 
+pytestmark = pytest.mark.whole
+
 ROLLOUTS = 8
 EXAMPLES = ROLLOUTS // 2 * len(JUNIORS)
 """Of the good half of the rollouts, each junior's conversation."""

@@ -21,6 +21,8 @@ from training.learning.base import PhasePlan
 from training.learning.plans import make_phases
 from training.learning.states import collect_states
 
+pytestmark = pytest.mark.whole
+
 PLAN = PhasePlan("star", "star", (REFINER,), ("refiner",))
 
 

@@ -37,6 +37,8 @@ from training.nano.transcripts import (
     supervisor,
 )
 
+pytestmark = pytest.mark.whole
+
 NANO = Path(__file__).parents[3] / "chimera" / "assets" / "nano"
 
 
