@@ -95,7 +95,23 @@ class Child(ABC):
         return separator.join(told[-1:] or written[-lines:]) or "its log is empty"
 
 
-class Command(Child):
+class Spawned(Child):
+    """A process that `subprocess` starts."""
+
+    _process: "subprocess.Popen[bytes]"
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code: negative for a signal, None while the process runs."""
+        return self._process.poll()
+
+    def join(self, seconds: float | None = None) -> None:
+        """Wait until the process has ended, at most `seconds` seconds."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
+
+class Command(Spawned):
     """`python -m module arguments` in its own session. Its stdin stays open until `tell` is called.
 
     Args:
@@ -131,16 +147,6 @@ class Command(Child):
                 start_new_session=True,
             )
         self._started(self._process.pid)
-
-    @property
-    def exit_code(self) -> int | None:
-        """The exit code: negative for a signal, None while the process runs."""
-        return self._process.poll()
-
-    def join(self, seconds: float | None = None) -> None:
-        """Wait until the process has ended, at most `seconds` seconds."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
 
     def tell(self, text: str) -> None:
         """Send `text`, which may hold secrets, to its stdin, and close stdin."""

@@ -4,14 +4,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from chimera.run import follow
-from chimera.run.children import Child
+from chimera.run.children import Spawned
 
 
-class Program(Child):
+class Program(Spawned):
     """A foreign program in its own session, with nothing on stdin.
 
     It watches no parent itself, so the kernel does, and sends SIGTERM when the *thread* that started it ends: start it
@@ -36,13 +35,3 @@ class Program(Child):
                 start_new_session=True,
             )
         self._started(self._process.pid)
-
-    @property
-    def exit_code(self) -> int | None:
-        """The exit code: negative for a signal, None while the process runs."""
-        return self._process.poll()
-
-    def join(self, seconds: float | None = None) -> None:
-        """Wait until the process has ended, at most `seconds` seconds."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
