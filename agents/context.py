@@ -70,11 +70,9 @@ class SupervisorChoice:
     """The default `Selector`: takes the choice of the supervisor's model."""
 
     def propose(self, candidates: Candidates, seed: int | None) -> None:
-        """Ask the model."""
         return
 
     def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:
-        """Choose `preferred`."""
         return Choice(preferred, BY_MODEL)
 
 

@@ -187,7 +187,6 @@ def spent(process: psutil.Process) -> float:
 
 
 async def compare(calls: int, at_once: int, folder: Path, order: Sequence[str] = THERE_AND_BACK) -> dict[str, Cost]:
-    """Each of the gateways that are named, in this order."""
     receiver, sender = forks.pipe()
     port = free_port()
     backend = forks.Fork("canned server", canned_server, (port, sender), folder / "backend.log")

@@ -84,7 +84,6 @@ class DirectModel:
         response_format: Mapping[str, Any] | None = None,
         seed: int | None = None,
     ) -> Completion:
-        """Answer at once."""
         assert response_format is not None
         message = message_for(messages, tools, response_format["json_schema"]["name"])
         calls = tuple(

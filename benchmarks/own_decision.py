@@ -71,7 +71,6 @@ class Asked:
         response_format: Mapping[str, Any] | None = None,
         seed: int | None = None,
     ) -> Completion:
-        """Ask the model."""
         found = await self.model.complete(key, messages, tools=tools, response_format=response_format, seed=seed)
         self.requests[found.response_id] = (messages, response_format)
         return found
@@ -147,7 +146,6 @@ class Bench:
 
 
 def main() -> None:
-    """Ask all weights, then print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", action="append", default=[], help="a run; once for each training seed")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))

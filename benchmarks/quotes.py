@@ -64,7 +64,6 @@ FAILED = Outcome(0, 0, 0, 0, 1, 0)
 
 
 def main() -> None:
-    """Ask in every way, then print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", help="take the weights and the policy that this run learned")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
@@ -119,7 +118,6 @@ async def asked(
 
 
 def measured(state: Mapping[str, Any], task: ResearchTask, records: Sequence[CallRecord]) -> Outcome:
-    """What became of one task."""
     texts = [source["text"] for source in sources_seen(state["messages"])]
     calls = [record for record in records if isinstance(record, ModelCall)]
     return Outcome(

@@ -144,13 +144,11 @@ def timed(process: psutil.Process, work: Callable[[], int]) -> tuple[int, float,
 
 
 def median(system: str, concurrency: int, counts: list[tuple[int, float, float]]) -> Measured:
-    """The run with the median rate."""
     rates = [tokens / seconds for tokens, seconds, _ in counts]
     return Measured(system, concurrency, *counts[rates.index(statistics.median_low(rates))])
 
 
 def free(prompt: str) -> dict[str, Any]:
-    """Answers in any text."""
     return {}
 
 

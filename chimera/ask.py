@@ -38,7 +38,6 @@ SOURCES = "--context FILE with an abstract, data.path=hub (PubMedQA) or tools.li
 
 
 def main(argv: list[str]) -> int | None:
-    """Ask the society one question."""
     arguments = parse_arguments(_parser(), argv)
     if (arguments.task or arguments.go_on) is not None and arguments.question is not None:
         # argparse takes the first setting for the question, because the question is left out here.

@@ -41,7 +41,6 @@ evaluation.*, serving.*, rollouts.*, telemetry.*, data.*
 
 
 def main(argv: list[str]) -> int | None:
-    """Run the command."""
     arguments = parse_arguments(_parser(), argv)
     if arguments.verify is not None:
         return _verify(arguments)
@@ -162,7 +161,6 @@ def _open(arguments: argparse.Namespace) -> "tuple[Run, Config]":
 
 
 def _judge_settings(judge: str | None) -> list[str]:
-    """The settings that `--judge` stands for."""
     if judge is None:
         return []
     if judge in ("checklist", "none"):
@@ -255,7 +253,6 @@ def _announce(run: "Run", plan: "Plan", missing: int, console: "Console") -> Non
 
 
 def _second_judge(settings: "EvaluationConfig", secrets: "Mapping[str, str]") -> "HttpModel | None":
-    """The model of the second judge; None if it is not a model."""
     from chimera.config.models import ModelConfig
     from chimera.serving.client import HttpModel
     from chimera.serving.process import user_endpoint

@@ -50,7 +50,6 @@ class LearnedRole:
 
 
 def main(argv: list[str]) -> int | None:
-    """Write what a role has learned as a folder that other programs load."""
     arguments = _parse(argv)
     from chimera.run.directory import Run
     from chimera.run.seals import checked

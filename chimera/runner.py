@@ -8,7 +8,6 @@ from chimera.core.cli import run_command
 
 
 def main(argv: list[str]) -> int | None:
-    """Run the command: one runner, until the run has ended."""
     parser = argparse.ArgumentParser(
         prog="python -m chimera.runner",
         description=f"{__doc__} From another machine: ssh -N -L 4747:127.0.0.1:4747 -L 4748:127.0.0.1:4748 HOST",

@@ -65,7 +65,6 @@ class Job:
 
 
 def main(argv: list[str]) -> int | None:
-    """Run the command."""
     arguments = parse_arguments(_parser(), argv)
     config = config_from(arguments)
     job = _job(arguments, config)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int | None:
-    """Show a rollout, or list them."""
     arguments = _parse(argv)
     from rich.console import Console
 

@@ -17,7 +17,6 @@ TRIAL = "this is a trial (--quick): it shows that everything works, and its figu
 
 
 def main(argv: list[str]) -> int | None:
-    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m chimera.train", description=__doc__)
     parser.add_argument(
         "--phases",

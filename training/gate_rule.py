@@ -57,7 +57,6 @@ class Rivalry:
     verdict: Verdict
 
     def dump(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
 

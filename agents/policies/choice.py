@@ -34,12 +34,10 @@ class SelectionSpec:
     exploration: float
 
     def dump(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "SelectionSpec":
-        """The inverse of `dump`."""
         return cls(**data)
 
 
@@ -72,7 +70,6 @@ class ExploringSupervisor:
         self._exploration = exploration
 
     def propose(self, candidates: Candidates, seed: int | None) -> None:
-        """Ask the model first."""
         return
 
     def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:
@@ -92,7 +89,6 @@ class LearnedSelector:
         self._greedy = greedy
 
     def propose(self, candidates: Candidates, seed: int | None) -> Choice:
-        """Draw an author from the policy."""
         authors = [str(hypothesis["author"]) for hypothesis in candidates.hypotheses]
         weights = self._policy.probabilities(candidates, greedy=self._greedy)
         probabilities = dict(zip(authors, map(float, weights), strict=True))

@@ -149,7 +149,6 @@ class Session:
         return text
 
     async def close(self) -> None:
-        """End the session."""
         task, client, self._task, self._client = self._task, self._client, None, None
         self._end.set()
         if task is not None and client is not None:

@@ -22,7 +22,6 @@ class SourceLog:
         self.found: list[tuple[str, Passage]] = []
 
     def specs(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """The OpenAI tool schemas of `names`."""
         return self._toolbox.specs(names)
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, brief: Brief) -> ToolResult:

@@ -74,7 +74,6 @@ class Toolbox:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all tools."""
         return tuple(self._tools)
 
     def specs(self, names: Sequence[str]) -> list[dict[str, Any]]:

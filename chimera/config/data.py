@@ -103,7 +103,6 @@ class DataConfig(ConfigSection):
         return value
 
     def unused(self) -> Mapping[str, str]:
-        """The generator's keys for other tasks; the keys of your data for generated tasks and PubMedQA; and so on."""
         of_tables = (*(f"columns.{name}" for name in ColumnsConfig.model_fields), "labels", "subset", "split")
         if self.path == GENERATED:
             found = dict.fromkeys(of_tables, f"generated tasks have their own form (data.path is {GENERATED!r})")

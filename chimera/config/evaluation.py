@@ -50,7 +50,6 @@ class AuditorConfig(ConfigSection):
         return {"checklist": "checklist", "endpoint": self.model, "none": None}[self.kind]
 
     def unused(self) -> Mapping[str, str]:
-        """The keys of an endpoint, unless the judge is one."""
         if self.kind == "endpoint":
             return {}
         names = [name for name in type(self).model_fields if name != "kind"]

@@ -26,7 +26,6 @@ class GateConfig(ConfigSection):
     resamples: int = Field(default=2000, ge=200, le=1_000_000, description="bootstrap samples of the paired interval")
 
     def unused(self) -> Mapping[str, str]:
-        """Keys that have no effect without the gate."""
         return {} if self.enabled else dict.fromkeys(("tasks", "confidence", "resamples"), "gate.enabled is false")
 
 
@@ -41,6 +40,5 @@ class WandbConfig(ConfigSection):
     protocols: int = Field(default=20, ge=0, le=100_000, description="rows of the table of protocols after each phase")
 
     def unused(self) -> Mapping[str, str]:
-        """All keys, if it is off."""
         keys = ("project", "entity", "protocols")
         return dict.fromkeys(keys, "wandb.mode is 'disabled'") if self.mode == "disabled" else {}

@@ -172,7 +172,6 @@ class ModelConfig(ConfigSection):
         return {name: getattr(self, name) for name in ("max_completion_tokens", "reasoning_effort", "extra_body")}
 
     def unused(self) -> Mapping[str, str]:
-        """The keys that a model of this kind does not read."""
         found = dict.fromkeys(UNUSED_OF_KIND[self.kind], f"the model's kind is {self.kind!r}")
         if self.kind == "endpoint" and self.provider is None:
             found["provider_options"] = "no provider is set"

@@ -74,7 +74,6 @@ class RolesConfig(ConfigSection):
     Judge: RoleConfig = RoleConfig(model="judge")
 
     def slots(self) -> dict[str, str]:
-        """The slot of each role, by the role's name."""
         return {name: getattr(self, name).model for name in type(self).model_fields}
 
     def references(self) -> dict[str, tuple[str, ...]]:

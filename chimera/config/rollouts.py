@@ -88,7 +88,6 @@ class GatewayConfig(ConfigSection):
     )
 
     def unused(self) -> Mapping[str, str]:
-        """The time limit of the store, for which LiteLLM's gateway does not wait."""
         return {"store_timeout_s": "gateway.engine is 'litellm'"} if self.engine == "litellm" else {}
 
     @model_validator(mode="after")

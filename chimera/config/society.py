@@ -46,7 +46,6 @@ class SocietyConfig(ConfigSection):
     )
 
     def unused(self) -> Mapping[str, str]:
-        """Limits of revisions if the total is 0, an unreachable total, and the size of texts that are not shown."""
         found: dict[str, str] = {}
         reachable = self.max_major_revisions + self.max_critical_revisions
         if self.max_revisions == 0:

@@ -36,6 +36,5 @@ class TelemetryConfig(ConfigSection):
         return value
 
     def unused(self) -> Mapping[str, str]:
-        """All other keys, if nothing is sent."""
         keys = ("content", "headers_env")
         return {} if self.otlp_endpoint else dict.fromkeys(keys, "telemetry.otlp_endpoint is not set")

@@ -40,7 +40,6 @@ class McpServer(ConfigSection):
         return variable_name(value)
 
     def unused(self) -> Mapping[str, str]:
-        """What a program does not read, or an address."""
         return {"env": "the server is not started here"} if self.url else {"api_key_env": "the server has no url"}
 
 
@@ -82,7 +81,6 @@ class ToolsConfig(ConfigSection):
         return (self.literature, self.trials, self.protein, self.ontology) == ("local",) * 4
 
     def unused(self) -> Mapping[str, str]:
-        """Retries if no back end is live; the database if none of its tools is local."""
         found: dict[str, str] = {}
         if self.local:
             found["retries"] = "no back end uses the network (all are 'local')"

@@ -125,7 +125,6 @@ class Config(ConfigSection):
         return tuple(sorted({*filter(None, keys), *self.tools.secret_names()}))
 
     def unused(self) -> Mapping[str, str]:
-        """Keys that have no effect because of another section's values."""
         found: dict[str, str] = {}
         for name in set(self.tools.mcp) - set(self.roles.mcp().values()):
             reason = f"no role has a tool of the server {name!r} (mcp:{name}/tool)"

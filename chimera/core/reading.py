@@ -45,12 +45,10 @@ def stems(text: str, ignored: Collection[str] = ()) -> set[str]:
 
 
 def numbers(text: str) -> set[str]:
-    """The numbers in `text`, as written."""
     return set(_NUMBER.findall(text))
 
 
 def sentences(texts: Iterable[str]) -> list[str]:
-    """All sentences of `texts`."""
     return [sentence for text in texts for sentence in _SENTENCE.split(text) if sentence]
 
 

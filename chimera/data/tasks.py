@@ -178,7 +178,6 @@ def label_line(dataset: Dataset) -> str:
 
 
 def main(argv: list[str]) -> int | None:
-    """Show where the tasks come from, how they are split, and a sample."""
     from chimera.core.cli import add_config_arguments, config_from, parse_arguments
 
     parser = argparse.ArgumentParser(prog="python -m chimera data", description=main.__doc__)

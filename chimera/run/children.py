@@ -102,11 +102,9 @@ class Spawned(Child):
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code: negative for a signal, None while the process runs."""
         return self._process.poll()
 
     def join(self, seconds: float | None = None) -> None:
-        """Wait until the process has ended, at most `seconds` seconds."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 

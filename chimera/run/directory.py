@@ -135,7 +135,6 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The run's name, which is the name of its folder."""
         return self.path.name
 
     @property
@@ -203,7 +202,6 @@ class Run:
         self._append(self.path / "metrics.jsonl", {"time": now(), **record})
 
     def metrics(self) -> Iterator[dict[str, Any]]:
-        """The metrics, oldest first."""
         return self.lines("metrics.jsonl")
 
     def ledger(

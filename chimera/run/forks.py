@@ -130,15 +130,12 @@ class Fork(Child):
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code: negative for a signal, None while the process runs."""
         return self._process.exitcode
 
     def killed(self) -> bool:
-        """True if a signal ended the process."""
         return self.orphaned or super().killed()
 
     def ending(self) -> str:
-        """A phrase for messages that says how the process ended."""
         if self.orphaned:
             how = "was ended, because the process that it was forked from was killed"
             return f"{self.name} (process {self.pid}) {how}"

@@ -56,7 +56,6 @@ class Policy:
         return SELECTION if self.part == "choice" else self.target
 
     def dump(self) -> dict[str, str]:
-        """Plain data for the ledger."""
         return asdict(self)
 
     @classmethod

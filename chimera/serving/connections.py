@@ -153,7 +153,6 @@ class Connections:
         return self._sessions[elsewhere]
 
     async def aclose(self) -> None:
-        """Close the connections."""
         sessions = list(self._sessions.values())
         self._sessions.clear()
         for session in sessions:

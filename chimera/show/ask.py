@@ -30,9 +30,7 @@ class Source(Protocol):
         ...
 
     @property
-    def url(self) -> str | None:
-        """Address, if there is one."""
-        ...
+    def url(self) -> str | None: ...
 
 
 def cards(update: Mapping[str, Any], texts: Texts) -> Iterator[Card]:

@@ -90,7 +90,6 @@ class Kept:
 
     @property
     def name(self) -> str:
-        """Its name, for `--continue`."""
         return self.path.name
 
     @property

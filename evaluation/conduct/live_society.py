@@ -182,7 +182,6 @@ class _Desk:
         self._evidence = state.get("refined_hypothesis", {"evidence": []})["evidence"]
 
     def step(self, node: str, written: Mapping[str, Any], slot: str | None) -> Step:
-        """The step of one node."""
         self._number += 1
         rule = self._library.rule
         read = [self._library.origins.of(tool, passage) for tool, passage in self._log.found]

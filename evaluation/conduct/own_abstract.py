@@ -30,7 +30,6 @@ class OwnAbstract:
         self._max_chars = max_chars
 
     def specs(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """The OpenAI tool schemas of `names`."""
         return self._toolbox.specs(names)
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, brief: Brief) -> ToolResult:

@@ -32,7 +32,6 @@ class GivenChoice:
         self._author = author
 
     def propose(self, candidates: Candidates, seed: int | None) -> Choice:
-        """The author."""
         return Choice(self._author, REPAIR)
 
     def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:

@@ -85,7 +85,6 @@ class Comparison:
     by_gate: bool = False
 
     def dump(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
 
@@ -336,6 +335,5 @@ def _clause(name: str, one: Comparison | None, config: Config) -> str:
 
 
 def _verdict_words(one: Comparison, scale: float, digits: int, points: str) -> str:
-    """The verdict and its margin."""
     margin = f" (margin {one.margin * scale:.{digits}f}{points})" if one.verdict == NON_INFERIOR and one.margin else ""
     return f"{one.verdict}{margin}"

@@ -134,7 +134,6 @@ def answer_of(record: RolloutRecord) -> Label | None:
 
 
 def answers_of(answers: StageAnswers) -> TaskAnswers:
-    """The answers of a stage."""
     found: dict[str, list[Label | None]] = {}
     for record in answers.records:
         found.setdefault(record.task_id, []).append(answer_of(record))
@@ -142,7 +141,6 @@ def answers_of(answers: StageAnswers) -> TaskAnswers:
 
 
 def answers_by_baseline(answers: Iterable[BaselineAnswer]) -> dict[str, TaskAnswers]:
-    """The answers of each baseline, by its name."""
     found: dict[str, dict[str, list[Label | None]]] = {}
     for one in sorted(answers, key=lambda one: one.repeat):
         found.setdefault(one.baseline, {}).setdefault(one.task_id, []).append(one.answer)

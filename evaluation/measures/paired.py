@@ -24,7 +24,6 @@ class Difference:
     n: int
 
     def dump(self) -> dict[str, float | int]:
-        """Plain data."""
         return asdict(self)
 
 

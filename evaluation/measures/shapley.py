@@ -45,7 +45,6 @@ class Shares:
     total: Mean
 
     def dump(self) -> dict[str, Any]:
-        """Plain data."""
         return {"phases": {name: mean.dump() for name, mean in self.phases.items()}, "total": self.total.dump()}
 
 

@@ -42,7 +42,6 @@ class Mean:
     n: int
 
     def dump(self) -> dict[str, float | int | None]:
-        """Plain data."""
         return asdict(self)
 
 
@@ -103,7 +102,6 @@ def interval_around(centre: float, drawn: Numbers, n: int, confidence: float) ->
 
 
 def of_all(rows: Numbers, statistic: Statistic) -> float:
-    """The statistic of all tasks."""
     return float(statistic(rows.sum(axis=0)[None, :])[0])
 
 

@@ -53,7 +53,6 @@ class RolloutInput:
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "RolloutInput":
-        """The inverse of `dump`."""
         context = tuple(Section(section["label"], section["text"]) for section in data["context"])
         task = ResearchTask(
             data["id"],
@@ -103,7 +102,6 @@ class Outcome:
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "Outcome":
-        """The inverse of `dump`."""
         return cls(**data)
 
 

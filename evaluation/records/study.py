@@ -39,7 +39,6 @@ class PlannedTask:
 
     @classmethod
     def of(cls, task: ResearchTask) -> "PlannedTask":
-        """Made from a task of the data."""
         return cls(task.id, task.goal, task.label, task.level)
 
 
@@ -74,12 +73,10 @@ class Stage:
         object.__setattr__(self, "own_name", self.own_name or self.name)
 
     def dump(self) -> dict[str, Any]:
-        """Plain data."""
         return {**asdict(self), "policies": [policy.dump() for policy in self.policies]}
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "Stage":
-        """The inverse of `dump`."""
         return cls(**{**data, "policies": tuple(Policy.load(policy) for policy in data["policies"])})
 
 
@@ -140,7 +137,6 @@ class Plan:
         return next((stage for stage in self.stages if stage.policies == wanted), None)
 
     def dump(self) -> dict[str, Any]:
-        """Plain data for the report."""
         return {
             "split": self.split,
             "source": self.source,
@@ -156,7 +152,6 @@ class Plan:
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "Plan":
-        """The inverse of `dump`."""
         tasks, stages = (PlannedTask(**task) for task in data["tasks"]), map(Stage.load, data["stages"])
         learned = {phase: Policy.load(policy) for phase, policy in data["learned"].items()}
         labels = tuple(data.get("labels", LABELS))

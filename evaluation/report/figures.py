@@ -110,7 +110,6 @@ def veto_words(report: Mapping[str, Any]) -> str:
 
 
 def margin_words(report: Mapping[str, Any]) -> str:
-    """The margin of each metric that has one."""
     found = [(report["metrics"][name], margin) for name, margin in report["settings"]["margins"].items()]
     return ", ".join(f"{titled(metric)}: {shown(margin, metric['unit'])}" for metric, margin in found)
 

@@ -76,7 +76,6 @@ def canaries_of(records: Sequence[RolloutRecord], *, subjects: int = 5) -> list[
 
 
 def canary_subjects(records: Sequence[RolloutRecord], *, subjects: int = 5) -> list[RolloutRecord]:
-    """The rollouts that `canaries_of` makes canaries from."""
     usable = _usable(records)
     return usable[:: max(1, len(usable) // subjects)][:subjects]
 

@@ -215,6 +215,5 @@ def _steps(share: float) -> float:
 
 
 def _mean(*observations: float | None) -> float:
-    """The mean of the observations that apply."""
     values = [value for value in observations if value is not None]
     return sum(values) / len(values)

@@ -100,7 +100,6 @@ def build(runs: Sequence[SeedRun]) -> dict[str, Any]:
 
 
 def by_data_seed(runs: Sequence[SeedRun]) -> dict[int, list[SeedRun]]:
-    """The runs of each data seed."""
     groups: dict[int, list[SeedRun]] = {}
     for run in runs:
         groups.setdefault(run.data_seed, []).append(run)
@@ -251,7 +250,6 @@ def _bootstrap(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tasks(group: Sequence[SeedRun]) -> list[str]:
-    """The tasks of a data seed: those of all its runs."""
     return list(dict.fromkeys(task for run in group for task in run.tasks))
 
 

@@ -89,7 +89,6 @@ class Interval:
         return replace(self, low=max(self.low, least), high=min(self.high, most))
 
     def dump(self) -> dict[str, float | int | None]:
-        """The plain data of study.json."""
         return asdict(self)
 
 

@@ -142,7 +142,6 @@ class SeedRun:
         return self.sequence.get(BASE) if phase in self.rolled_back else None
 
     def values(self, stage: str, metric: str) -> dict[Key, float]:
-        """A metric of each rollout of a stage that has a value."""
         rows = self.report["outcomes"][stage]["rollouts"]
         return {(row["task"], row["repeat"]): row["values"][metric] for row in rows if metric in row["values"]}
 

@@ -53,34 +53,22 @@ class SpanLike(Protocol):
     """The attributes of a span that are read. Our spans and Agent Lightning's have them."""
 
     @property
-    def rollout_id(self) -> str:
-        """The rollout."""
-        ...
+    def rollout_id(self) -> str: ...
 
     @property
-    def attempt_id(self) -> str:
-        """Its attempt."""
-        ...
+    def attempt_id(self) -> str: ...
 
     @property
-    def sequence_id(self) -> int:
-        """The number in the rollout."""
-        ...
+    def sequence_id(self) -> int: ...
 
     @property
-    def span_id(self) -> str:
-        """The id."""
-        ...
+    def span_id(self) -> str: ...
 
     @property
-    def name(self) -> str:
-        """The kind."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def attributes(self) -> Mapping[str, Any]:
-        """What it says."""
-        ...
+    def attributes(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +140,6 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def is_kept(name: str) -> bool:
-    """True if spans of this name are written."""
     return name.startswith("agentlightning.") or name in _KEPT_SPANS
 
 

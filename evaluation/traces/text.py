@@ -108,7 +108,6 @@ def reason(visit: ShownVisit) -> str | None:
 
 
 def call_line(call: ShownCall) -> str:
-    """A model call in one line."""
     found = [f"call {call.step}: {call.finish_reason or 'how it ended is not known'}"]
     if call.record is not None:
         record = call.record
@@ -123,7 +122,6 @@ def call_line(call: ShownCall) -> str:
 
 
 def tool_line(tool: ShownToolCall) -> str:
-    """A tool call in one line."""
     use = tool.use
     end = f"found {', '.join(use.results)}" if use.results else "found nothing"
     state = end if use.ok else f"{'failed' if use.valid else 'refused'}: {use.error}"

@@ -86,7 +86,6 @@ class TokenRecord:
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "TokenRecord":
-        """The inverse of `dump`."""
         found = data.get("objective")
         return cls(**{**data, "objective": None if found is None else Objective(**found)})
 

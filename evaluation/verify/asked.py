@@ -50,7 +50,6 @@ class AskedEvaluation:
 
     @classmethod
     def of(cls, split: Split, limit: int | None, repeats: int, stages: str | None, data: DataConfig) -> Self:
-        """With the settings of the data as plain data."""
         return cls(split, limit, repeats, stages, data.model_dump(mode="json"))
 
     def plan(self, run: Run, settings: EvaluationConfig) -> tuple[Plan, Dataset]:

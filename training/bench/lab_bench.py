@@ -64,17 +64,14 @@ class LabBench:
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """What is live."""
         return self._lab.policy_versions
 
     def weights(self, slot: str) -> Path:
-        """The folder of the weights that are live in an embedded slot."""
         return self._lab.live.weights(slot)
 
     def rollouts(
         self, inputs: Sequence[RolloutInput], *, mode: Literal["train", "val"] = "train", instead: Sequence[Policy] = ()
     ) -> AsyncGenerator[Episode]:
-        """Run the society on `inputs`; see `Lab.rollouts`."""
         return self._lab.rollouts(inputs, mode=mode, instead=instead)
 
     async def episodes(self) -> list[Episode]:
@@ -88,7 +85,6 @@ class LabBench:
         return await asyncio.to_thread(self._lab.recorded, names)
 
     async def publish(self, policy: Policy) -> None:
-        """Put `policy` live."""
         await self._lab.put_live(policy)
 
     def _needs_log_probs(self) -> bool:
@@ -96,7 +92,6 @@ class LabBench:
         return settings is not None and settings.needs_log_probs()
 
     async def branch(self, call: Call, k: int, *, seed: int) -> list[Call]:
-        """`k` answers to the prompt of a recorded call; see `training.bench.branches`."""
         scored = self._needs_log_probs()
         return await branches.ask_again(self._side, self.config, self.versions, call, k, seed, log_probs=scored)
 
@@ -108,11 +103,9 @@ class LabBench:
         instead: Mapping[str, Any] | None = None,
         policies: Sequence[Policy] = (),
     ) -> Episode:
-        """Run the society from `at` on as in `episode`, with something replaced; see `training.bench.replays`."""
         return await self._replays.make(episode, at, instead or {}, policies)
 
     async def ask(self, slot: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Completion:
-        """The answer of a slot's model to `messages`."""
         if slot not in self._lab.servers.endpoints:
             served = ", ".join(self._lab.servers.endpoints)
             raise RunError(

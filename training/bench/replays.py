@@ -82,7 +82,6 @@ class Replays:
                 return made
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._model.aclose()
 
     def spent(self) -> dict[str, float]:

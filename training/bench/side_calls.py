@@ -69,7 +69,6 @@ class SideCalls:
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._model.aclose()
 
     async def make(

@@ -86,7 +86,6 @@ def credit(
 
 
 def _shared(record: RolloutRecord, config: PpoSettings, reward: RewardConfig) -> float:
-    """The part of a rollout's reward that its calls share."""
     parts = earned(record.parts, config.reward, reward)
     assert record.reward is not None
     shared = math.fsum(parts.values()) if config.reward else record.reward

@@ -330,7 +330,6 @@ class PpoEngine:
         return {key if "/" in key else f"{prefix}{key}": value for key, value in metrics.items()}
 
     def export(self, folder: Path) -> None:
-        """Write the actor as a plain Hugging Face folder in float32 with merged adapters, whole or not at all."""
         engine: Any = self._actor.engine
         write_model(folder, plain_weights(engine.module), self._folder)
 
@@ -384,7 +383,6 @@ class PpoEngine:
         return {"critic": self._critic is not None, "lora_rank": self._config.lora_rank, "seed": self._seed}
 
     def close(self) -> None:
-        """Free the models and the process group. Then another engine may be opened. Closing twice does nothing."""
         if self._closed:
             return
         self._closed = True

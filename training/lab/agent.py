@@ -76,7 +76,6 @@ class MedicalResearchAgent(agl.LitAgent[dict[str, Any]]):
         self._maker = RolloutMaker(config, self._transport, toolbox)
 
     async def close(self) -> None:
-        """Close the connections to the gateway."""
         await self._transport.aclose()
 
     async def rollout_async(self, task: dict[str, Any], resources: agl.NamedResources, rollout: agl.Rollout) -> None:

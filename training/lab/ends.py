@@ -35,7 +35,6 @@ class Ends:
         self._told: set[str] = set()
 
     def tell(self, rollout_id: str) -> None:
-        """An attempt of a rollout has ended."""
         self._told.add(rollout_id)
 
     async def among(self, pending: Collection[str], look: Look) -> Sequence[agl.Rollout]:

@@ -63,7 +63,6 @@ class ForkedRunners:
         return child
 
     def stop(self) -> None:
-        """End all runners."""
         runners, self._running = self._running, set()
         loop = asyncio.get_running_loop()
         for child in runners:

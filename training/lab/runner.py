@@ -56,7 +56,6 @@ class RunnerSpec:
 
 
 def worker_name(number: int) -> str:
-    """The store's name of runner `number`."""
     return f"Worker-{number}"
 
 

@@ -26,7 +26,6 @@ class PlainResource(Resource):
 
     @staticmethod
     def create(attributes: Any = None, schema_url: str | None = None) -> Resource:
-        """A resource with `attributes`."""
         return Resource(attributes or {}, schema_url)
 
 
@@ -50,7 +49,6 @@ class RolloutExporter(LightningStoreOTLPExporter):
         self._held: list[ReadableSpan] = []
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Collect `spans`."""
         self._held.extend(spans)
         return SpanExportResult.SUCCESS
 

@@ -38,7 +38,6 @@ class Course:
     window: list[bool] = field(default_factory=list)
 
     def dump(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
 

@@ -32,7 +32,6 @@ class BranchSettings(PhaseSettings):
     )
 
     def needs_rollouts(self) -> bool:
-        """True unless it answers tasks first."""
         return self.tasks == 0
 
 

@@ -24,7 +24,6 @@ class Phase:
 
     @property
     def name(self) -> str:
-        """The phase's name."""
         return self.plan.name
 
     @property

@@ -123,7 +123,6 @@ def exam_set(levels: list[int], count: int) -> list[Transcript]:
 
 
 def main(argv: list[str]) -> int:
-    """Train, evaluate and save the model, and write the figures of the model card."""
     options = parser().parse_args(argv)
     import torch
     from transformers import AutoTokenizer, Qwen2ForCausalLM

@@ -61,7 +61,6 @@ def searches(item: SynthesisTask, tools: Sequence[str], *, second: bool) -> Sear
 
 
 def of_junior(item: SynthesisTask, name: str) -> Searches:
-    """The searches of a junior of the society."""
     return searches(item, PLANS[name], second=len(PLANS[name]) == 1)
 
 
@@ -183,7 +182,6 @@ def transcripts(item: SynthesisTask, rng: random.Random, habits: Habits) -> list
 
 
 def stream(items: Iterator[SynthesisTask], seed: int, habits: Habits) -> Iterator[Transcript]:
-    """Transcripts of the items."""
     rng = random.Random(seed)
     for item in items:
         yield from transcripts(item, rng, habits)

@@ -84,5 +84,4 @@ def lacking_places(needs: Sequence[Need], gpus: Sequence[tuple[str, int]]) -> li
 
 
 def gigabytes(size: float) -> str:
-    """A size in words."""
     return f"{size / 2**30:.1f} GB"

@@ -49,7 +49,6 @@ class LineView:
             self._pulse.join()
 
     def plan(self, names: Sequence[str], done: Sequence[str] = (), costs: Mapping[str, float] | None = None) -> None:
-        """Print one line."""
         self._progress.forecast.plan(costs or {})
         self.note("phases: " + ", ".join(f"{name} (finished before)" if name in done else name for name in names))
 
@@ -67,7 +66,6 @@ class LineView:
 
     @contextmanager
     def phase(self, name: str, total: int, versions: Mapping[str, str], *, table: bool = True) -> Iterator[None]:
-        """Lines for one phase, then its table."""
         rollouts = Rollouts(versions)
         self.note(f"{name}: {total} rollouts; policies {describe_versions(versions)}")
         with self._progress.doing(name, total, rollouts=True) as activity:
@@ -101,16 +99,13 @@ class LineView:
                 self._told.pop(id(activity), None)
 
     def decision(self, text: str) -> None:
-        """One line."""
         self.note(text)
 
     def table(self, table: Table) -> None:
-        """The table as text."""
         self._last = time.monotonic()
         self._console.print(table)
 
     def note(self, text: str) -> None:
-        """One line."""
         self._last = time.monotonic()
         self._console.print(Text(text), soft_wrap=True)
 

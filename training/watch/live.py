@@ -65,7 +65,6 @@ class LiveView:
 
     @contextmanager
     def doing(self, text: str) -> Iterator[None]:
-        """A spinner with the text."""
         with self._progress.doing(text):
             self._show()
             yield
@@ -79,7 +78,6 @@ class LiveView:
 
     @contextmanager
     def phase(self, name: str, total: int, versions: Mapping[str, str], *, table: bool = True) -> Iterator[None]:
-        """The live view of one phase, then its table."""
         rollouts = Rollouts(versions)
         started = time.monotonic()
         try:
@@ -124,7 +122,6 @@ class LiveView:
         self._console.print(Text(text, style="bold"))
 
     def table(self, table: Table) -> None:
-        """The table above the live view."""
         self._console.print(table)
 
     def note(self, text: str) -> None:
@@ -154,7 +151,6 @@ class LiveView:
 
     @contextmanager
     def _counted(self, name: str, total: int, *, rollouts: bool = False) -> Iterator[Activity]:
-        """An activity with a bar."""
         with self._marked(name), self._progress.doing(name, total, rollouts=rollouts) as activity:
             opened = self._open()
             try:

@@ -19,7 +19,6 @@ class Rollouts:
     records: list[RolloutRecord] = field(default_factory=list)
 
     def add(self, record: RolloutRecord) -> None:
-        """Add one finished rollout."""
         self.records.append(record)
         self.versions = record.policy_versions or self.versions
 
@@ -94,7 +93,6 @@ class RunProgress:
             self.forecast.progress(activity.text, done / activity.total)
 
     def rollout(self, record: RolloutRecord) -> None:
-        """A rollout has ended."""
         self.latest = record
         if record.reward is not None:
             self.rewards.append(record.reward)

@@ -59,9 +59,7 @@ class View(Protocol):
         """Show a decision of the gate, and keep it in sight."""
         ...
 
-    def table(self, table: Table) -> None:
-        """Show a table."""
-        ...
+    def table(self, table: Table) -> None: ...
 
     def note(self, text: str) -> None:
         """Show a message."""

@@ -148,7 +148,6 @@ class GeneratedTask:
 
 
 def classify(p_value: float) -> Significance:
-    """The significance class of a p-value."""
     if p_value < 0.05:
         return "significant"
     return "borderline" if p_value < 0.10 else "not significant"
@@ -196,7 +195,6 @@ def stream(*, seed: int, levels: Sequence[int] = (1, 2, 3, 4)) -> Iterator[Gener
 
 
 def generate_one(seed: int, index: int, level: int) -> GeneratedTask:
-    """Task `index` of a seed at a level."""
     rng = Random(f"{seed}/{index}/{level}")
     subject = draw_subject(rng, rng.choice(KINDS))
     condition = rng.choice(CONDITIONS)

@@ -34,7 +34,6 @@ class Plot:
     missing: str | None = None
 
     def dump(self) -> dict[str, Any]:
-        """Plain data for the report."""
         return {
             "name": self.name,
             "title": self.title,

@@ -115,7 +115,6 @@ def steps(lines: Sequence[Line], phase: str) -> Drawing | str:
 
 
 def _metrics(lines: Sequence[Line], phase: str, titles: dict[str, str]) -> dict[str, list[tuple[int, float]]]:
-    """The points of each metric that the phase has, by title."""
     return {title: points for key, title in titles.items() if (points := series(lines, phase, key))}
 
 

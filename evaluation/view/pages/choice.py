@@ -156,7 +156,6 @@ def pages(rows: Sequence[RolloutRow]) -> int:
 
 
 def of_page(rows: Sequence[RolloutRow], page: int) -> Sequence[RolloutRow]:
-    """The rollouts of a page."""
     return rows[(page - 1) * PAGE : page * PAGE]
 
 

@@ -40,11 +40,9 @@ class ViewDesk:
 
     @classmethod
     def over(cls, runs_dir: Path) -> "ViewDesk":
-        """The parts for the runs in `runs_dir`."""
         return cls(RunsFolder(runs_dir), PersonSeat(runs_dir), _environment())
 
     def page(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-        """A page made of a template."""
         text = self.templates.get_template(template).render(**values)
         return HTMLResponse(text.encode(errors="backslashreplace"), status_code=status)
 
@@ -65,7 +63,6 @@ class ViewDesk:
 
 
 def run_address(run: str) -> str:
-    """The address of a run's page."""
     return f"/runs/{quote(run, safe='')}"
 
 
@@ -75,7 +72,6 @@ def rollouts_address(run: str, query: str = "") -> str:
 
 
 def rollout_address(run: str, rollout_id: str) -> str:
-    """The address of one rollout."""
     return f"{run_address(run)}/rollouts/{quote(rollout_id, safe='')}"
 
 

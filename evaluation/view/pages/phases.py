@@ -86,7 +86,6 @@ def shown_phases(
 
 
 def state_of(phases: Sequence[ShownPhase], *, running: bool) -> RunState:
-    """The state of the whole run."""
     if running:
         return "runs"
     if not phases:

@@ -51,7 +51,6 @@ class RolloutRow:
 
     @property
     def failed(self) -> bool:
-        """True if it failed."""
         return self.status == "failed"
 
     @property

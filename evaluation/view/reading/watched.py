@@ -54,12 +54,10 @@ class Snapshot:
 
     @property
     def name(self) -> str:
-        """The run's name."""
         return self.run.name
 
     @cached_property
     def all_rows(self) -> Sequence[RolloutRow]:
-        """All rollouts."""
         return [row for rows in self.rows.values() for row in rows]
 
     @cached_property
@@ -75,12 +73,10 @@ class Snapshot:
 
     @cached_property
     def by_id(self) -> Mapping[str, RolloutRow]:
-        """The rollouts by their ids."""
         return {row.rollout_id: row for row in self.all_rows}
 
     @cached_property
     def by_task(self) -> Mapping[str, Sequence[RolloutRow]]:
-        """The rollouts of each task."""
         found: defaultdict[str, list[RolloutRow]] = defaultdict(list)
         for row in self.all_rows:
             found[row.task_id].append(row)

@@ -35,7 +35,6 @@ class Bandit:
     part: ClassVar[Part | None] = "choice"
 
     def check(self, plan: PhasePlan, settings: BanditSettings, config: "Config", dataset: "Dataset") -> None:
-        """Raise ConfigError if the choices could teach nothing, or there are too few tasks for a round."""
         if settings.update == "hindsight" and config.reward.alignment == 0:
             raise ConfigError(
                 f"{plan.name}.update=hindsight cannot work with reward.alignment=0: what other hypotheses would have "

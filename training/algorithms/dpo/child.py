@@ -45,7 +45,6 @@ class DpoSpec(Spec):
 
 
 def main(argv: list[str]) -> None:
-    """Train with the spec from stdin; see `training.algorithms.sft.child.work`."""
     work(argv, DpoSpec, "trl.trainer.dpo_trainer", train)
 
 

@@ -53,12 +53,10 @@ class Progress:
     older_calls: int = 0
 
     def dump(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "Progress":
-        """The inverse of `dump`."""
         policies = {name: data.get(name) and Policy.load(data[name]) for name in ("live", "asked")}
         return cls(**{**data, **policies, "course": Course(**data["course"])})
 

@@ -24,8 +24,6 @@ class StepClock:
 
 
 def step_line(phase: str, step: int, steps: int, metrics: Mapping[str, Any]) -> str:
-    """Describe a step in one line."""
-
     def figure(name: str, text: str, form: str = ".3f") -> str:
         value = metrics.get(name)
         return "" if value is None else f", {text} {value:{form}}"

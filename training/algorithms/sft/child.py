@@ -66,12 +66,10 @@ class Spec:
     unsloth: Loader
 
     def dump(self) -> str:
-        """As JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def load(cls, text: str) -> Self:
-        """The inverse of `dump`."""
         return cls(**json.loads(text))
 
 
@@ -79,7 +77,6 @@ S = TypeVar("S", bound=Spec)
 
 
 def main(argv: list[str]) -> None:
-    """Fine-tune with the spec from stdin; see `work`."""
     work(argv, Spec, "trl.trainer.sft_trainer", train)
 
 

@@ -37,7 +37,6 @@ class Sft:
     part: ClassVar[Part | None] = "weights"
 
     def check(self, plan: PhasePlan, settings: SftSettings, config: Config, dataset: Dataset) -> None:
-        """Raise ConfigError if the batch cannot be split evenly."""
         if settings.batch_size % settings.micro_batch_size:
             raise ConfigError(
                 f"{plan.name}.batch_size={settings.batch_size} is no multiple of {plan.name}.micro_batch_size="
@@ -66,7 +65,6 @@ class FirstWeights:
 
     @classmethod
     def live(cls, bench: Bench, slot: str) -> "FirstWeights":
-        """What is live in `slot`."""
         return cls(bench.weights(slot), bench.versions[slot])
 
 

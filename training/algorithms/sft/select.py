@@ -28,12 +28,10 @@ class Candidate:
 
     @property
     def role(self) -> str:
-        """The role of the conversation."""
         return self.conversation.role
 
     @property
     def key(self) -> Key:
-        """Key of the rollout."""
         return self.record.phase, self.record.task_id, self.record.repeat
 
     @property

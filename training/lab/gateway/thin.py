@@ -100,7 +100,6 @@ class ThinGateway:
             answering.cancel()
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._connections.aclose()
 
     async def _reply(self, rollout_id: str, attempt_id: str, body: bytes) -> Reply:
