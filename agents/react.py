@@ -50,8 +50,6 @@ def read_answer(role: Role, completion: Completion, messages: Sequence[Message] 
     """Parse the completion as the role's schema, without the Markdown fence that chat models put around JSON.
 
     Args:
-        role: The role that answered.
-        completion: Its answer.
         messages: The visit's messages. They name the options, if the task has any, and their numbered sentences replace
             the numbers in the answer.
 

@@ -110,8 +110,6 @@ class Role:
 
     Attributes:
         name: Also its name in the graph, spans, rollouts and reports.
-        prompt: Its system prompt.
-        schema: What it must answer.
         advises: The role right before which it works. It reads what that role reads, and that role finds its answer
             under "advice". None for the nine roles, which `agents.nodes` and `agents.graph` connect.
     """

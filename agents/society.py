@@ -35,7 +35,6 @@ class Saved:
 
     Attributes:
         saver: LangGraph's checkpointer.
-        thread: Name of the question in it.
         verdict: A person's verdict as plain data, or `agents.seat.SKIP`, to continue a state that waits for one.
     """
 
@@ -49,7 +48,6 @@ class Society:
 
     Args:
         model: Answers the chat messages of every logical model.
-        toolbox: Runs the tool calls.
         config: How the society works: evidence, limits of revisions, time-outs.
         roles: The slot whose model plays each role, and the tools that it may call.
         evaluate: Scores each finished state; fills `final_evaluation`.
@@ -86,7 +84,6 @@ class Society:
 
         Args:
             brief: The question, and what the agents may see of its task.
-            seed: Seed of everything random in this run.
             select: Selects the hypothesis in this run, instead of the society's selector.
 
         Raises:
@@ -100,12 +97,6 @@ class Society:
         """Run until just before the first visit of `role`; returns the state.
 
         Juniors work at the same time, so the state before one junior holds the other juniors' hypotheses.
-
-        Args:
-            role: The role before which the run stops.
-            brief: As for `run`.
-            seed: As for `run`.
-            select: As for `run`.
 
         Raises:
             RoleError: As for `run`.

@@ -128,10 +128,7 @@ def write(learned: LearnedRole, source: Path, out: Path, command: str) -> None:
     """Write the folder, whole or not at all.
 
     Args:
-        learned: What is exported.
         source: The policy's folder in the run, compared with the ledger's hashes.
-        out: The new folder.
-        command: The command, for the card.
 
     Raises:
         RunError: The disk is full, or the run's report was changed.

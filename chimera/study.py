@@ -46,9 +46,7 @@ class Job:
     """The work of a study, from the command line.
 
     Attributes:
-        folder: The study's folder, which holds its runs.
         runs: Its runs, ordered by data seed.
-        phases: The phases of each run.
         arguments: Command-line arguments of each run: its configuration file and settings.
         stages: The stages to evaluate; None for all.
         keys: Names of the environment variables with API keys that the configuration names.

@@ -73,7 +73,6 @@ class BanditPolicy:
     """Selects a hypothesis, and learns from logged choices.
 
     Attributes:
-        settings: The settings that it was made with.
         events: Number of logged choices that it has learned from.
     """
 

@@ -45,7 +45,6 @@ def make_selector(spec: SelectionSpec, *, greedy: bool = False) -> Selector:
     """Make the selector that `spec` describes. A process reads a learned policy from disk once.
 
     Args:
-        spec: Describes the selector.
         greedy: No exploration: take the model's choice, or the policy's best action. For held-out tasks.
 
     Raises:

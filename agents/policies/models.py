@@ -113,9 +113,7 @@ class SoftLogistic:
 
     Args:
         columns: Number of features d.
-        lr: Constant learning rate.
         epochs: Passes over the rows of each call of `learn`.
-        seed: Seed of the order of rows.
     """
 
     def __init__(self, columns: int, lr: float, epochs: int, seed: int) -> None:

@@ -56,8 +56,6 @@ class Runs:
     """Runs one LangChain tool within a time limit; whatever it does wrong is a `ToolError`.
 
     Args:
-        name: Its name in messages.
-        tool: The tool.
         timeout_s: Seconds that one call may take.
     """
 

@@ -39,7 +39,6 @@ class McpServers:
     """The sessions of this process with MCP servers, which are started when one of their tools is asked for.
 
     Args:
-        servers: The servers, by name.
         secrets: Values of the variables that they name.
     """
 
@@ -97,12 +96,7 @@ class Session:
     """A session with one server. If it broke off, the next call opens it again.
 
     Args:
-        setting: The server's setting, for messages.
-        server: The server.
         secrets: Values of the variables that it names.
-
-    Attributes:
-        tools: The server's tools, by name.
     """
 
     def __init__(self, setting: str, server: McpServer, secrets: Mapping[str, str]) -> None:

@@ -12,7 +12,6 @@ class SourceLog:
     """A toolbox that keeps every passage it returned, with the title and address that prompts leave out.
 
     Attributes:
-        calls: Number of tool calls.
         found: Each passage with the tool that found it, in the order of the calls.
     """
 

@@ -121,7 +121,6 @@ def expand(names: Iterable[str], setting: str) -> tuple[str, ...]:
     """The roles that `names` of roles and groups stand for, in the order of the society, without duplicates.
 
     Args:
-        names: The names in the setting.
         setting: The setting's key, for the error message.
 
     Raises:

@@ -101,8 +101,6 @@ def tasks_of(table: Table, columns: ColumnsConfig, labels: Sequence[Label] | Non
     """The tasks of a table.
 
     Args:
-        table: The rows.
-        columns: Which columns hold what.
         labels: The answers that the data offer; None: the options' names, or yes, no and maybe.
 
     Raises:

@@ -28,10 +28,6 @@ ERROR = "error: "
 class Child(ABC):
     """A child process: ends it, and tells its exit code and the last lines of its log.
 
-    Args:
-        name: Its name in messages.
-        log_file: Its output is appended to this file.
-
     Attributes:
         pid: The process id; not set before it is started.
     """
@@ -113,7 +109,6 @@ class Command(Spawned):
     """`python -m module arguments` in its own session. Its stdin stays open until `tell` is called.
 
     Args:
-        name: Its name in messages.
         module: A module with `main(argv)`.
         arguments: Must hold no secrets: anyone on this machine can read them.
         log_file: Its stderr and stdout are appended to this file.

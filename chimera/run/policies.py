@@ -29,7 +29,6 @@ class Policy:
     """One learned policy.
 
     Attributes:
-        part: The part that it replaces.
         target: The slot whose weights, or the role whose choice, it replaces.
         version: Its name in rollouts and reports, unique in the run, such as "junior@sft".
         folder: Where its weights or parameters are, relative to the run.

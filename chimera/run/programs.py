@@ -17,10 +17,8 @@ class Program(Spawned):
     from the main thread.
 
     Args:
-        name: Its name in messages.
         command: The program's path and its arguments, without secrets: anyone on this machine can read them.
         log_file: Its stderr and stdout are appended to this file.
-        environment: Its whole environment.
     """
 
     def __init__(self, name: str, command: Sequence[str], log_file: Path, environment: Mapping[str, str]) -> None:

@@ -24,7 +24,6 @@ def run_child(module: str, arguments: Sequence[str], log_file: Path, *, what: st
 
     Args:
         module: For example "chimera.train".
-        arguments: Its arguments.
         log_file: Receives the output; its folder is made.
         what: What the command does, for messages: "training of run data0-seed1".
         keys: Environment variables with the keys that its configuration names, besides those of every command.

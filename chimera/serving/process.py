@@ -155,8 +155,6 @@ def serve(
     """Serve all slots for the duration of a `with` block.
 
     Args:
-        models: settings of each logical model.
-        serving: settings of the servers.
         secrets: values of the variables that `api_key_env` names.
         log_file: the server process appends its output here; logs of vLLM servers lie beside it.
         learning: the slots whose weights may change: each has vLLM servers of its own.

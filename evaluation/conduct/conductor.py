@@ -88,10 +88,7 @@ class Conductor:
 
     Attributes:
         run: Owned by this process.
-        plan: What is evaluated.
         config: The run's configuration, with the evaluation's own settings.
-        dataset: The data that the plan's tasks are from.
-        toolbox: The society's tools.
         auditor: The second judge; None without one.
         progress: Shows how far the evaluation is.
         again: Which recorded parts are made again.

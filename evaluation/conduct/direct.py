@@ -35,9 +35,7 @@ class DirectRollouts:
 
     Args:
         run: The run that records them; owned by this process.
-        config: The whole configuration.
         model: Answers every logical model.
-        toolbox: The society's tools.
         check: Raises an error that makes all further rollouts fail, such as the end of the model server.
     """
 
@@ -91,13 +89,7 @@ class DirectRollouts:
 
 
 class Seat:
-    """A society that works on one task at a time.
-
-    Args:
-        config: The whole configuration.
-        model: Reaches the servers.
-        toolbox: The society's tools.
-    """
+    """A society that works on one task at a time."""
 
     def __init__(self, config: Config, model: HttpModel, toolbox: Tools) -> None:
         self._transport = DirectTransport(config, model)

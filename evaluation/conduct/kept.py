@@ -34,9 +34,6 @@ class Kept:
     """One kept question.
 
     Attributes:
-        path: Its folder.
-        brief: What was asked.
-        config: The configuration that it was asked with.
         run: Name of the run whose weights answer; None for the base models.
     """
 
@@ -139,7 +136,6 @@ class Kept:
         """Keep what a person changed or rejected, as preference data.
 
         Args:
-            state: The society's state while it waits.
             verdict: What the person said. An approval is no preference.
         """
         if verdict.action == "approve":

@@ -19,8 +19,6 @@ class OwnAbstract:
     """A toolbox whose literature search returns a person's abstract first, then its other results.
 
     Args:
-        toolbox: Runs the tools.
-        document: The abstract.
         max_chars: Length limit of one passage, in characters.
     """
 

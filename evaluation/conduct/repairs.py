@@ -44,10 +44,7 @@ class Repairs:
 
     Args:
         run: The run that records them; owned by this process.
-        config: The whole configuration.
         model: Answers every logical model.
-        toolbox: The society's tools.
-        stage: The stage.
         phase: The phase under which the replays are recorded.
     """
 
@@ -67,9 +64,7 @@ class Repairs:
         """Replay each repair. Each replay, failed or not, is on disk when it is yielded.
 
         Args:
-            repairs: What is made right.
             selector: Chooses among hypotheses where the repair does not.
-            task_of: Gives the task with an id.
 
         Raises:
             UnreachableError: A model server cannot be reached.
@@ -102,10 +97,7 @@ async def start_of(repair: Repair, replay: Replay, folder: Path, task: ResearchT
     """What the society had done before the repair's first role, with the step made right.
 
     Args:
-        repair: What is made right.
         replay: Rebuilds states from traces; used for one rollout at a time.
-        folder: The run's.
-        task: The rollout's task.
 
     Raises:
         ChimeraError: A trace cannot be read, or does not hold what its record says.

@@ -68,9 +68,7 @@ class RolloutMaker:
     """Runs the society, which is built once, on one task at a time.
 
     Args:
-        config: The whole configuration.
         transport: Reaches the models and takes the spans.
-        toolbox: The society's tools.
     """
 
     def __init__(self, config: Config, transport: Transport, toolbox: Tools) -> None:
@@ -94,7 +92,6 @@ class RolloutMaker:
         """Run the society on one task; whatever fails is this rollout's outcome.
 
         Args:
-            given: The task and the seed.
             selector: Gives who chooses among hypotheses. It is called within the rollout: a policy that cannot be read
                 is the rollout's failure.
             start: Where the society begins; None for the whole task. The reward is that of the whole task, all

@@ -27,7 +27,6 @@ def examined(plan: Plan, records: Records, limit: int) -> list[Examined]:
     The plan's tasks are in random order, so the first ones are a fair sample.
 
     Args:
-        plan: What is evaluated.
         records: All rollouts of the plan, in its order. A junior that was right is looked for in the order of the
             stages.
         limit: `evaluation.blame`.

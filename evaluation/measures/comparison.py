@@ -62,7 +62,6 @@ class Comparison:
         n: Number of tasks.
         mde: Smallest true difference that `n` tasks would show with the configured power, before correction; None
             if nothing varied.
-        test: Name of the test.
         verdict: The verdict in words; None until `adjust`.
         primary: True if the report's conclusions rest on it.
         margin: The loss that non-inferiority tolerates; None if the metric has no margin.
@@ -120,8 +119,6 @@ def compare_answers(before: TaskAnswers, after: TaskAnswers, plan: Plan, config:
     Args:
         before: Answers of the first system by task id, one for each repeat. None is no answer and counts as a miss.
         after: Answers of the second system. Its number of repeats may differ.
-        plan: Has the labels.
-        config: Has the settings.
     """
     tasks = [task for task in plan.tasks if task.id in before and task.id in after]
     if not tasks:
@@ -145,7 +142,6 @@ def adjust(comparisons: Comparisons, config: Config, main: str | None = None) ->
     """The comparisons with Holm's correction over each family, and with verdicts. The gate's own stay as they are.
 
     Args:
-        comparisons: All comparisons of the report.
         config: Has the tests' level, 1 - `evaluation.confidence`.
         main: The report's main comparison, as "<before>:<after>"; None if it has none.
     """
@@ -196,8 +192,6 @@ def too_few_permutations(adjusted: Comparisons, config: Config, main: str | None
     With N exchanges no p-value is below 1 / (N + 1), and Holm multiplies it by at most the size of the family.
 
     Args:
-        adjusted: All comparisons of the report, from `adjust`.
-        config: Has the number of exchanges.
         main: The value that `adjust` was given.
     """
     exchanges, level = config.evaluation.permutations, 1 - config.evaluation.confidence
@@ -222,9 +216,7 @@ def verdict_sentence(before: str, after: str, found: Mapping[str, Comparison], c
 
     Args:
         before: The first system in words, such as "the base".
-        after: The second.
         found: Their adjusted comparison. A missing metric is said to have no value in both.
-        config: Has the intervals' confidence.
 
     Raises:
         ValueError: The comparison is not adjusted.
@@ -257,8 +249,6 @@ def compare_means(
     Args:
         before: One value for each task.
         after: The other values, in the same order.
-        metric: The metric.
-        config: Has the settings.
         exact: True if all values are 0 or 1.
     """
     old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)

@@ -53,8 +53,6 @@ def family_of(pair: str, metric: str, families: Families, main: str | None) -> s
 
     Args:
         pair: The comparison, as "<before>:<after>".
-        metric: The metric's name.
-        families: The configured families.
         main: The report's main comparison, named as `pair`; None if it has none.
     """
     names = {pair, MAIN} if pair == main else {pair}
@@ -75,13 +73,7 @@ def declared(run: Run) -> Declaration | None:
 
 
 def about(run: Run, config: Config, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The report's facts on its families: patterns and number of tests of each, and the run's declaration.
-
-    Args:
-        run: Its ledger holds the declaration.
-        config: Has the families that the report used.
-        sizes: Tests by family.
-    """
+    """The report's facts on its families: patterns and number of tests of each, and the run's declaration."""
     found, used = declared(run), config.evaluation.families
     names = dict.fromkeys((*used, *sizes))
     return {

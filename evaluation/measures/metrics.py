@@ -39,7 +39,6 @@ class Metric:
 
     Attributes:
         name: Its name in report.json.
-        title: Its title in words.
         unit: Its unit; "share" lies in [0, 1].
         better: 1 if more is better, -1 if less is better, 0 if it depends.
         primary: True if the report's conclusions rest on it.
@@ -165,10 +164,6 @@ def outcomes(answers: StageAnswers, labels: Sequence[Label] = LABELS) -> dict[st
     """How a stage's rollouts ended: counts, failures by reason, answers by label, decisions, and vetoes by reason.
 
     A failed rollout has the answer and the decision `NONE`.
-
-    Args:
-        answers: The stage's rollouts.
-        labels: The labels of the plan.
     """
     records = answers.records
     answered = Counter((record.label, answer_of(record) or NONE) for record in records)

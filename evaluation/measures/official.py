@@ -23,10 +23,8 @@ class Reference:
     """A published result on the official test split with the abstract given (the reasoning-required setting).
 
     Attributes:
-        name: Name of the system.
         accuracy: In per cent.
         macro_f1: In per cent; None if it was not published.
-        source: Where it was published.
     """
 
     name: str

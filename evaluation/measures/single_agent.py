@@ -56,13 +56,10 @@ async def single_agent(
     Args:
         model: Serves the juniors of the stage.
         task: The task. The model sees only its brief: the question, and the abstract as the only source.
-        name: The baseline's name.
-        key: The slot that answers.
         quotes: How answers quote sources, as configured for the society.
         repeat: The repeat of the society's rollout that this is compared with, from 0.
         seed: Seed of sampling. A request has the sum of this seed and the number of its first answer.
         first: Number of the first answer, from 0.
-        samples: Number of answers.
 
     Returns:
         As many answers as were asked for, numbered from `first`.

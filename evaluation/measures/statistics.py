@@ -53,8 +53,6 @@ def bootstrap_mean(
     Args:
         values: One value for each task.
         confidence: Coverage of the interval, such as 0.95.
-        resamples: Bootstrap samples.
-        seed: Of the bootstrap.
         share: True if the values lie in [0, 1]. If all are 0 or all are 1, resampling can only repeat them. Then the
             other end of the interval is the exact bound for a share (`unseen_share`).
 
@@ -77,10 +75,7 @@ def bootstrap_statistic(rows: Numbers, statistic: Statistic, *, confidence: floa
 
     Args:
         rows: Shape (tasks, columns): the contribution of each task to the totals.
-        statistic: The statistic of the totals.
         confidence: Coverage of the interval, such as 0.95.
-        resamples: Bootstrap samples.
-        seed: Of the bootstrap.
 
     Raises:
         ValueError: There are no rows.
@@ -135,8 +130,6 @@ def exchange_test(
         before: Shape (tasks, columns), or (tasks,) for values whose mean is compared.
         after: The other system's values, in the same order.
         statistic: The statistic of the totals; None: the mean.
-        permutations: Number of random exchanges.
-        seed: Seed of the exchanges.
 
     Raises:
         ValueError: The shapes differ, or there are no tasks.

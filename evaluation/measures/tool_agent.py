@@ -31,11 +31,7 @@ async def tool_agent(
     It may make `evaluation.agent_tool_calls` calls. An unreadable answer counts as no answer.
 
     Args:
-        model: Serves the juniors of the stage.
-        toolbox: The society's tools.
-        config: The whole configuration.
         task: The task. The agent gets only its brief, and the abstract only with `society.evidence=given`.
-        name: The baseline's name.
         repeat: The repeat of the society's rollout that this is compared with, from 0.
         seed: Seed of sampling. An answer has the sum of this seed and its number.
         sample: Number of the answer, from 0.

@@ -58,7 +58,6 @@ def affordable(records: Iterable[RolloutRecord], calls: Iterable[BaselineAnswer]
     """The number of calls that on average use at most the tokens of a rollout; at least 1.
 
     Args:
-        records: The society's rollouts.
         calls: Sampled single calls on the same tasks.
 
     Returns:
@@ -77,10 +76,7 @@ def counted(
     """All answers of these baselines for the first and the last stage.
 
     Args:
-        plan: What is evaluated.
-        answers: The stages' rollouts.
         calls: All recorded sampled calls. Tasks that lack some of the k votes are left out.
-        consistency: True to include self-consistency.
     """
     by_name: dict[str, list[BaselineAnswer]] = {}
     for call in calls:

@@ -24,15 +24,7 @@ SEED = 7
 
 
 class ModelProbe:
-    """Probes one slot.
-
-    Args:
-        config: The whole configuration.
-        slot: The slot.
-        endpoint: Where it is served.
-        tools: The society's tools, for their schemas.
-        goal: A question of the data.
-    """
+    """Probes one slot."""
 
     def __init__(self, config: Config, slot: str, endpoint: Endpoint, tools: Tools, goal: str) -> None:
         self._config, self._slot, self._endpoint, self._tools, self._goal = config, slot, endpoint, tools, goal

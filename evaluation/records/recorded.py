@@ -31,8 +31,6 @@ def load_study(run: Run, plan: Plan, settings: EvaluationConfig | None = None) -
     """Read the records of `plan`.
 
     Args:
-        run: The run.
-        plan: What is evaluated.
         settings: The evaluation's settings; None: those of the run.
 
     Raises:

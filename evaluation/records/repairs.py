@@ -34,7 +34,6 @@ class Repair:
     """One step of a rollout made right.
 
     Attributes:
-        step: The step.
         of: The rollout whose answer is wrong.
         author: The junior that is right; None for the refiner.
         donor: The rollout that the right junior is from; None unless it is another one.
@@ -68,7 +67,6 @@ class Examined:
     """One wrong answer.
 
     Attributes:
-        record: The rollout.
         step: Its first wrong step (`evaluation.measures.lost`).
         repair: How this step is made right; None if no right value is known, or the rollout cannot be replayed.
         replay: The rollout with the repair; None without one.

@@ -19,7 +19,6 @@ def recorded_rollouts(run: Run, phase: str | None = None) -> list[RolloutRecord]
     """The rollouts of a run: phases in the order of their names, rollouts of a phase in the order of their ends.
 
     Args:
-        run: The run.
         phase: Only this phase.
 
     Raises:

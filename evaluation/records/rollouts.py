@@ -110,7 +110,6 @@ class Made:
     """The runner and the policies that made a rollout.
 
     Attributes:
-        rollout_id: Its id, unique in the run.
         policy_versions: Policy version that it had to use, by logical model.
         traced: True if its trace has a span.
         untraced_calls: Number of model calls whose exchange never reached the trace.

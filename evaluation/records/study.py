@@ -51,7 +51,6 @@ class Stage:
             "final-without-<phase>" if all others are, "final-with-<slot>-at-base" if a place is as it was at the start
             ("selection" for the choice among hypotheses), or "only-<phase>-<phase>". The last stage of the sequence
             is "final" if it was asked for by this name.
-        title: Its title in words.
         kind: "sequence" for a stage that was live during the run, "alone" for a single policy on the base, "left out"
             for the last stage without one phase, "at base" for the last stage with one place as it was at the start,
             "coalition" for any others. The first that fits counts.
@@ -86,15 +85,12 @@ class Plan:
 
     Attributes:
         split: The run's test tasks, or its validation tasks.
-        source: The source of the tasks.
-        data: The data in words.
         tasks: The tasks, in the order of the data.
         repeats: Rollouts of each task in each stage. Repeats have different seeds, which are equal in all stages.
         stages: The stages in the order of the run, those that were never live last.
         official: True if the tasks are all of PubMedQA's official test items.
         alone_slot: The slot whose model also answers alone, as one junior does.
         learned: What each phase learned that was kept, in the order of the run.
-        labels: The answers that the tasks offer.
     """
 
     split: Split
@@ -209,8 +205,6 @@ class BaselineAnswer:
     Attributes:
         answer: The answer. If it is None, `error` says why.
         calls: Model calls for this answer; None if they were not recorded.
-        prompt_tokens: Tokens that the calls read.
-        completion_tokens: Tokens that the calls wrote.
         sample: Number of the call among calls with the same prompt, from 0. Calls after the first only vote.
     """
 
@@ -232,7 +226,6 @@ class Judged:
     Attributes:
         subject: The rollout's id; for a canary "<rollout id>/<canary>".
         judge: "judge" for training's judge, "auditor" for the second judge.
-        model: Its model or checklist, in words.
     """
 
     subject: str

@@ -58,8 +58,6 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
     """The report of `study`: the plain data of report.json.
 
     Args:
-        study: The evaluation with all its records.
-        plots: The plots that were drawn for it.
         folder: The report's folder. The run is named relative to it.
     """
     plan, config = study.plan, study.config

@@ -36,7 +36,6 @@ class PhaseStretch:
     Attributes:
         phase: The phase; for held-out rollouts the stage, such as "base".
         held_out: True if training's gate made them, on tasks that are not learned from.
-        points: The rollouts.
     """
 
     phase: str

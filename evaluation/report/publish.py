@@ -37,9 +37,7 @@ def publish(
     """Write the report of `study` into `folder`.
 
     Args:
-        study: The evaluation.
         lines: The training run's metrics, for learning curves.
-        folder: The report's folder; it is made.
         progress: Shows how many pages of conversations are written.
 
     Returns:

@@ -44,7 +44,6 @@ class Canary:
 
     Attributes:
         name: Its name in records.
-        title: In words, for reports.
         make: From the work of a rollout and that of another task.
         criteria: Those on which it deserves little.
     """

@@ -68,12 +68,7 @@ ROLE = Role(JUDGE, PROMPT, Judgement)
 
 
 class Judge:
-    """Scores finished states. `evaluate` is an `agents.context.Evaluator`.
-
-    Args:
-        model: Answers the judge's messages.
-        slot: The slot of this model.
-    """
+    """Scores finished states. `evaluate` is an `agents.context.Evaluator`."""
 
     def __init__(self, model: Model, slot: str) -> None:
         self._model = model

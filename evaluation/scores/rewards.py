@@ -55,8 +55,6 @@ def compute_reward(
     Args:
         state: The society's final state, with `final_evaluation` from the judge.
         records: The society's model and tool calls of this rollout.
-        task: The task with its label.
-        config: The weights.
 
     Raises:
         ValueError: The rollout is not finished, or was not recorded; the message names what is missing.

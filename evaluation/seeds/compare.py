@@ -52,10 +52,8 @@ class Pair:
 
     Attributes:
         before: A stage ("base", "final", a phase, "only-<phase>") or a baseline's name.
-        after: A stage.
         kind: "whole" for base and final, "sequence" for a phase beside what was live before it, "alone" for a single
             policy beside the base, "baseline" for a baseline beside the final society.
-        title: In words.
     """
 
     before: str
@@ -187,11 +185,9 @@ def _figures(
     """The figures of one metric.
 
     Args:
-        groups: The runs of each data seed.
         arrays: For each data seed, shape (runs, tasks, columns): what each task adds to a run's totals.
         difference: After minus before, from totals.
         side: The value before (0) or after (1), from totals.
-        settings: Of intervals.
         shares: The comparison, if the values are shares in [0, 1], which may be equal for all tasks; else None.
     """
     shapes = [array.shape[:2] for array in arrays]

@@ -29,10 +29,8 @@ class SeedRun:
     """One run of a study with its report.
 
     Attributes:
-        name: The run's name.
         seed: Training seed.
         data_seed: Seed of the tasks.
-        report: As report.json holds it.
     """
 
     name: str

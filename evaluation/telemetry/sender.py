@@ -38,9 +38,7 @@ class Sender:
     """Sends the rollouts of one run.
 
     Args:
-        settings: Name the collector.
         headers: Sent with each request, such as a key.
-        run: The run's name.
     """
 
     def __init__(self, settings: TelemetryConfig, headers: Mapping[str, str], run: str) -> None:
@@ -120,8 +118,6 @@ def telemetry(
     """Send what `run` records while the `with` block runs, if `settings` name a collector.
 
     Args:
-        run: The run.
-        settings: The settings.
         secrets: Have the variable that `settings.headers_env` names.
         tell: Told at the end what was sent and what was not.
 

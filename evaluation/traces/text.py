@@ -49,7 +49,6 @@ def outline(
     """The whole rollout.
 
     Args:
-        tree: The rollout.
         messages: Whether to show what each model was sent.
         pieces: The texts of the tokens of calls, by response id; what PPO learned from each token is shown with them.
         gradients: A line on the gradient of calls that PPO learned from, by response id.

@@ -47,9 +47,7 @@ class TokenRecord:
     """One call as an update used it. Lists have one item for each token of the response, in order.
 
     Attributes:
-        rollout_id: The rollout.
         response_id: The server's id of the response, as in the trace.
-        role: Who asked.
         visit: Which of the role's visits, from 1.
         attempt: Which try of that visit, from 1.
         step: Which call of that try, from 1.

@@ -42,7 +42,6 @@ class ShownCall:
         record: What the runner noted; None when it was killed.
         new: The messages that the visit's earlier calls had not had.
         answer: The answer as the role's schema reads it; None when it is none.
-        tools: The tool calls it asked for.
         tokens: What PPO learned from; None when it did not learn from this call.
         branches: Further answers to its prompt, which phases drew to learn from.
     """
@@ -134,9 +133,7 @@ def tree(
     """Put together what is known of one rollout.
 
     Args:
-        record: The rollout.
         spans: Its trace; none when it left no span.
-        tokens: Its token records.
         branches: Further answers to its calls, by the ids of their responses.
     """
     reported = last_outcome(spans)

@@ -34,12 +34,9 @@ class AskedEvaluation:
     """The arguments of an evaluation that determine its tasks and stages.
 
     Attributes:
-        split: Whose tasks.
         limit: How many; None for the usual number.
-        repeats: Rollouts of each task in each stage.
         stages: Their names, separated by commas; None for those of the sequence. `evaluation.contributions` may add to
             them.
-        data: The settings of the data.
     """
 
     split: Split
@@ -54,10 +51,6 @@ class AskedEvaluation:
 
     def plan(self, run: Run, settings: EvaluationConfig) -> tuple[Plan, Dataset]:
         """What is evaluated, and the data that its tasks are from.
-
-        Args:
-            run: The run.
-            settings: The evaluation's settings, of which some tell the stages.
 
         Raises:
             ChimeraError: There are no such tasks or stages, or the run has learned from the tasks.
@@ -94,7 +87,6 @@ class Evaluated:
     """An entry of the ledger about an evaluation.
 
     Attributes:
-        settings: The evaluation's own.
         written: When the report was written and by which code, as it says itself.
         name: The run's name then.
         folder: Where the report was written, relative to the run, or "elsewhere".
@@ -164,7 +156,6 @@ class RunThen(Run):
         """As it was at the last of `entries`.
 
         Args:
-            run: The run as it is.
             entries: The beginning of its ledger.
             called: Its name then.
         """

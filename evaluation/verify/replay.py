@@ -48,11 +48,7 @@ class Replayed:
 
 
 class Replay:
-    """Replays rollouts of one run, one at a time; the society is built once.
-
-    Args:
-        config: The run's configuration.
-    """
+    """Replays rollouts of one run, one at a time; the society is built once."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -77,7 +73,6 @@ class Replay:
             record: What was recorded of the rollout; taken from it is who chose among hypotheses.
             calls: The model calls of its last attempt.
             tools: Its calls as its outcome lists them; taken from them is which tool calls were valid.
-            task: The task with its label.
 
         Raises:
             ChimeraError: The trace does not hold a whole rollout, or an answer is not one to what is asked.

@@ -35,8 +35,6 @@ class Guard:
 
     Args:
         app: The application, which stays an attribute.
-        key: The viewer's key.
-        port: The port that it listens on.
     """
 
     def __init__(self, app: ASGIApp, *, key: str, port: int) -> None:

@@ -36,12 +36,10 @@ class AskedQuestion:
 
     Attributes:
         name: Its name, for `--continue`.
-        goal: What was asked.
         state: "works" until there is a decision, also if its process has ended; "waits" for a person; "takes effect"
             while a verdict is carried out; "done"; "broken" if it cannot be read.
         values: The society's state as it was saved last, as a person may be told it (`told`).
         sources: The passages that were read, each with the tool that found it.
-        labels: The answers that it offers.
         fault: Why it cannot be read, or why the last verdict did not take effect.
         notice: What has to stand beside its answer.
     """
@@ -71,11 +69,7 @@ class _Saved:
 
 
 class PersonSeat:
-    """The kept questions of a runs folder. It is thread-safe.
-
-    Args:
-        runs_dir: The folder.
-    """
+    """The kept questions of a runs folder. It is thread-safe."""
 
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir = runs_dir

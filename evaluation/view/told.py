@@ -15,7 +15,6 @@ def told(kept: Kept, values: Mapping[str, Any], sources: Sequence[tuple[str, Pas
     """The state with the decision withheld where `python -m chimera ask` withholds it (`grounds.Rule`).
 
     Args:
-        kept: The question.
         values: The society's state as it was saved last.
         sources: The passages that were read, each with the tool that found it.
     """

@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 
 
 class LabBench:
-    """One phase's bench, as an async context manager.
-
-    Args:
-        lab: The run's lab.
-        phase: The phase's name.
-    """
+    """One phase's bench, as an async context manager."""
 
     def __init__(self, lab: "Lab", phase: str) -> None:
         self.config = lab.config

@@ -32,7 +32,6 @@ class SideCall:
 
     Attributes:
         kind: Whether a recorded call was asked again, or a question of the phase's own was asked.
-        slot: Whose model.
         response: The JSON object of an OpenAI chat completion.
     """
 
@@ -50,9 +49,6 @@ class SideCalls:
     """One phase's calls beside rollouts, straight to the model servers.
 
     Args:
-        run: Where they are recorded.
-        phase: The phase's name.
-        config: The whole configuration.
         endpoints: Where each slot is served.
         check: Raises what keeps all further calls from succeeding, such as the end of the model server.
     """
@@ -88,7 +84,6 @@ class SideCalls:
 
         Args:
             kind: What the call is for.
-            slot: Whose model.
             version: Of the slot's weights, or its endpoint's model: other weights answer anew.
             messages: OpenAI chat messages.
             about: What is recorded in place of messages, tools and response format, where another file holds them.

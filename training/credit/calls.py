@@ -54,10 +54,7 @@ def credit(
     """The credit of each call of a rollout.
 
     Args:
-        calls: The rollout's senior calls.
         record: The rollout. If it failed or has no reward, the result is empty.
-        config: Has the mode and the baseline.
-        reward: Has the weight of alignment.
         without: counterfactual: the replay with the first weights. If it has no reward, the result is empty.
     """
     if record.status == "failed" or record.reward is None:

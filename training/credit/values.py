@@ -56,7 +56,6 @@ def check_reward(plan: PhasePlan, weights: Mapping[str, float], reward: RewardCo
     """Raise ConfigError if a phase's own reward names a part that rollouts do not have.
 
     Args:
-        plan: The phase.
         weights: The weights of the parts that its roles earn.
         reward: The weights of the whole reward; a part whose weight is 0 is not computed.
     """
@@ -79,7 +78,6 @@ def earned(parts: Mapping[str, float | None], weights: Mapping[str, float], rewa
     Args:
         parts: The rollout's parts, weighted by `reward`; a missing one is left out.
         weights: The weights of the parts that the roles earn; empty for the whole reward.
-        reward: The weights of the whole reward.
     """
     known = {name: value for name, value in parts.items() if value is not None}
     if not weights:
@@ -93,10 +91,7 @@ def how_valued(
     """How the answers of a phase's roles are valued. "auto" reads the answers themselves where their parts allow it.
 
     Args:
-        plan: The phase.
         weights: The weights of the parts that its roles earn; empty for the whole reward.
-        wanted: The phase's setting.
-        config: The whole configuration.
 
     Raises:
         ConfigError: The roles' answers cannot be valued like this.
@@ -134,7 +129,6 @@ class Values:
     Args:
         weights: The weights of the parts that the roles earn; empty for the whole reward.
         how: See `how_valued`.
-        bench: Makes the replays.
     """
 
     def __init__(self, weights: Mapping[str, float], how: How, bench: Bench) -> None:

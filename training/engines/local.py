@@ -166,7 +166,6 @@ class PpoEngine:
         `group/alone`.
 
         Args:
-            batch: Samples of the current weights.
             step: The step's number. Together with the seed it determines the order of mini-batches.
             watch: Called after the update with the batch and the metrics.
 

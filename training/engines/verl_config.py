@@ -179,8 +179,6 @@ def model_config(folder: Path, config: PpoSettings, *, attention: str, lora: boo
     """VeRL's configuration of the model in `folder`. VeRL must be loaded.
 
     Args:
-        folder: A Hugging Face folder.
-        config: Our settings.
         attention: The `attn_implementation` of transformers, unless `ppo.verl.model.override_config` names one.
         lora: True if the model gets the configured adapters.
 

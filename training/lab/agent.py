@@ -62,10 +62,7 @@ class MedicalResearchAgent(agl.LitAgent[dict[str, Any]]):
     """Runs the society on one task at a time; the society and its tools are built once.
 
     Args:
-        config: The whole configuration.
-        toolbox: The society's tools.
         gateway_url: The run's gateway. Calls go nowhere else, whatever the resources say.
-        gateway_key: The gateway's key.
     """
 
     def __init__(self, config: Config, toolbox: Toolbox, gateway_url: str, gateway_key: str) -> None:

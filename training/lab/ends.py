@@ -24,11 +24,7 @@ class Look:
 
 
 class Ends:
-    """Ends of rollouts: those of which the store has told, and now and then all that it knows.
-
-    Args:
-        store: The store.
-    """
+    """Ends of rollouts: those of which the store has told, and now and then all that it knows."""
 
     def __init__(self, store: agl.LightningStoreServer) -> None:
         self._store = store

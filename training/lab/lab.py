@@ -55,11 +55,7 @@ class Lab:
 
     Args:
         run: Where everything is recorded.
-        config: The whole configuration.
-        dataset: The tasks.
         servers: The models, already served.
-        secrets: Keys for the tools.
-        view: Shows progress.
         metrics: Gets everything that is measured.
 
     Attributes:

@@ -42,12 +42,7 @@ class RunnerLauncher(Protocol):
 
 
 class ForkedRunners:
-    """Starts runners as processes of this machine.
-
-    Args:
-        spec: Specification of each runner.
-        logs: Folder of their log files.
-    """
+    """Starts runners as processes of this machine."""
 
     def __init__(self, spec: RunnerSpec, logs: Path) -> None:
         self._spec = spec

@@ -15,8 +15,6 @@ class RunnerPool:
     """`size` runners. Each has a number that is never reused, so that the store can distinguish them.
 
     Args:
-        launcher: Starts them.
-        size: Number of runners.
         on_start: Called with a runner's name before it is started.
         on_death: Called with a runner's name and the reason when it died unexpectedly.
         on_shrinking: Called with a message for the user when dead runners are no longer replaced.

@@ -28,8 +28,6 @@ class Recorder:
     """Writes a run's rollouts and knows which ones are written already.
 
     Args:
-        run: The run that records them.
-        store: Has ended rollouts and their spans.
         reward: Weights of the immediate rewards of calls.
     """
 

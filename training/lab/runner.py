@@ -63,8 +63,6 @@ def serve(spec: RunnerSpec, number: int, *, ends: bool = False) -> None:
     """The runner process: work until it is killed. Each `number` may be used only once in a run.
 
     Args:
-        spec: What it works on, and how.
-        number: Its number.
         ends: True to return when the store can no longer be reached, because the run has ended.
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)

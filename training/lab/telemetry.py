@@ -36,11 +36,7 @@ def use_plain_resources() -> None:
 
 
 class RolloutExporter(LightningStoreOTLPExporter):
-    """Collects a rollout's spans and sends them in one request to the store instead of a dozen.
-
-    Args:
-        store_key: What the store asks for.
-    """
+    """Collects a rollout's spans and sends them in one request to the store instead of a dozen."""
 
     def __init__(self, store_key: str) -> None:
         super().__init__(headers={"authorization": f"Bearer {store_key}"})
@@ -63,9 +59,6 @@ class RolloutTracer(agl.OtelTracer):
     """The runners' tracer: only our own spans (the gateway records exchanges), sent when the rollout has ended.
 
     Agent Lightning's AgentOpsTracer would record every model call a second time, in the runner.
-
-    Args:
-        store_key: What the store asks for.
     """
 
     def __init__(self, store_key: str) -> None:

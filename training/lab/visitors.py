@@ -121,7 +121,6 @@ def read_spec(plain: Mapping[str, Any], doors: Doors, secrets: Mapping[str, str]
     """The inverse of `plain_spec`.
 
     Args:
-        plain: What the store said.
         doors: The addresses and keys to use.
         secrets: Keys of tools in this machine's environment.
 

@@ -37,7 +37,6 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
     """Reads the traces of any number of rollouts. The caller names the roles whose calls it wants.
 
     Args:
-        reward: Weights of the immediate rewards.
         roles: The roles for `adapt`, which Agent Lightning calls with only a trace.
     """
 

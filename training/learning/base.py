@@ -30,7 +30,6 @@ class PhasePlan:
 
     Attributes:
         name: Of ledger events, files, metrics and the stage; unique, so that an algorithm may occur twice.
-        algorithm: Its name in the configuration.
         roles: The roles that it trains, in the order of the society.
         slots: The slots that those roles use, each once.
     """
@@ -52,7 +51,6 @@ class Learned:
     """What a phase came to.
 
     Attributes:
-        figures: For the ledger and the metrics.
         policy: What it learned; None when it learned nothing. It goes live if the gate lets it.
     """
 
@@ -64,9 +62,7 @@ class Bench(Protocol):
     """The lab as one phase sees it.
 
     Attributes:
-        config: The whole configuration.
         dataset: The tasks; learn from `dataset.train` only.
-        run: The run's directory and ledger.
         view: Shows progress, notes and warnings.
         metrics: Gets what is measured, by phase and step.
     """

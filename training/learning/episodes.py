@@ -22,13 +22,8 @@ class Episode:
     conversations.
 
     Args:
-        record: The rollout.
         spans: Its trace, as it is on disk; None if it has to be read from there.
         run: The run's folder.
-        adapter: Reads the trace.
-
-    Attributes:
-        record: The rollout.
     """
 
     __slots__ = ("_adapter", "_run", "_spans", "record")

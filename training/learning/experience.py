@@ -64,8 +64,6 @@ class Call:
     """One model call as an action: the state is its prompt's tokens, the action its response's tokens.
 
     Attributes:
-        rollout_id: The rollout.
-        role: Who asked.
         visit: Which of the role's visits, from 1.
         attempt: Which try of that visit, from 1.
         step: Which call of that try, from 1.

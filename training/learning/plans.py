@@ -78,7 +78,6 @@ def check_rollouts(phases: Sequence[Phase], *, recorded: bool) -> None:
     """Make sure that a phase which learns from rollouts finds some.
 
     Args:
-        phases: The phases, in their order.
         recorded: Whether the run has rollouts already.
 
     Raises:

@@ -43,7 +43,6 @@ class Pace:
         tokens: Tokens that its update computes.
         sample_s: Seconds to sample the calls, by one server.
         update_s: Seconds of the update.
-        steps: Number of steps.
     """
 
     calls: int
@@ -70,7 +69,6 @@ class PhaseRoom:
     """One phase.
 
     Attributes:
-        phase: Its name.
         needs: The processes that run at its peak.
         disk: Bytes that it leaves on disk, at most.
         faults: Why it does not fit; empty if it does.

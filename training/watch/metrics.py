@@ -44,7 +44,6 @@ class Metrics:
 
     Args:
         run: The run. Rollouts that are already in its metrics.jsonl are not logged again.
-        sinks: Displays that follow the feed.
         warn: Called with a message if a sink could not be closed.
     """
 

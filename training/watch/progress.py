@@ -28,7 +28,6 @@ class Activity:
     """Something that goes on.
 
     Attributes:
-        text: What it is.
         since: When it began.
         total: Number of its steps; 0 if they are not counted.
         done: Number of finished steps.

@@ -47,7 +47,6 @@ class WandbSpec:
     """The specification of the W&B process.
 
     Attributes:
-        folder: The run's folder.
         protocols: Largest number of rows in a table of protocols.
         config: The run's configuration, without secrets.
         environment: W&B's own variables, with its key.

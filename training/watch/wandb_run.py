@@ -63,7 +63,6 @@ class WandbSink:
     """The W&B process of a run.
 
     Args:
-        spec: Specification of the process.
         modes: W&B's modes to try, one after another, until one starts.
         notify: Called with the run's address and with errors.
     """

@@ -36,7 +36,6 @@ class RolloutChoice:
 
     Attributes:
         phase: Their phase or stage, the name of their file.
-        role: A role that took part.
         failure: `ANY`, `VETOED`, `UNSCORED` or a kind of error.
         decision: Their decision, or `NO_DECISION`.
         right: "yes" or "no": whether the answer is the label; no answer is not right.

@@ -26,13 +26,7 @@ SEAT = "/asked"
 
 @dataclass(frozen=True, slots=True)
 class ViewDesk:
-    """The viewer's parts.
-
-    Attributes:
-        folder: The runs.
-        seat: The questions that wait for a person.
-        templates: The pages.
-    """
+    """The viewer's parts."""
 
     folder: RunsFolder
     seat: PersonSeat

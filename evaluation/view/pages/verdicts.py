@@ -55,7 +55,6 @@ class GateDecision:
         policy: The policy's version.
         live: True if it went live, False if it was rolled back.
         reasons: Why it was rolled back.
-        time: When.
     """
 
     phase: str

@@ -35,7 +35,6 @@ class Snapshot:
     Attributes:
         run: The run's folder.
         rows: Its rollouts by phase, phases in the order of their first ends.
-        events: The ledger.
         lines: The lines of metrics.jsonl that are not about one rollout.
         gates: What the gate wrote of each phase.
         calls: Calls outside rollouts that each phase made, such as further answers to recorded prompts.
@@ -92,11 +91,7 @@ class _Phase:
 
 
 class WatchedRun:
-    """A run directory that may grow. It is thread-safe.
-
-    Args:
-        run: The run.
-    """
+    """A run directory that may grow. It is thread-safe."""
 
     def __init__(self, run: Run) -> None:
         self.run = run

@@ -32,7 +32,6 @@ class Lesson:
     """What a teacher is given beside the prompt.
 
     Attributes:
-        bench: The phase's bench.
         student: The slot that learns.
         slot: The slot that teaches, if another one does.
         answers: How many answers a vote is taken of.

@@ -66,7 +66,6 @@ class Checkpoints:
 
     Args:
         run: The run, owned by this process.
-        plan: The phase.
         keep: Number of newest checkpoints to keep.
     """
 

@@ -51,7 +51,6 @@ class SampleSource(Protocol):
         """The samples of step `step` (from 1). Steps come in order, each once.
 
         Args:
-            step: The step.
             fresh: The versions of the slot's weights, the live one among them, whose answers are learned from.
         """
         ...
@@ -61,9 +60,6 @@ class RolloutSource:
     """Samples from `tasks_per_step` tasks, `n` rollouts of each.
 
     Args:
-        plan: The phase.
-        settings: Its settings.
-        bench: Its bench.
         first: counterfactual credit: the weights that the phase began with.
     """
 
@@ -130,9 +126,6 @@ class BranchSource:
     """Samples from `states` recorded states, `n` answers to each: a group is one state.
 
     Args:
-        plan: The phase.
-        settings: Its settings.
-        bench: Its bench.
         course: What the curriculum has drawn so far; it is continued in place.
     """
 
@@ -178,7 +171,6 @@ def samples_of(group: AnswerGroup, *, scored: bool = False) -> list[Sample]:
     """The answers of one state for the engine. One without tokens, which a server may return, is left out.
 
     Args:
-        group: The answers.
         scored: True to take along how likely the weights that sampled the tokens made them.
 
     Raises:

@@ -84,8 +84,6 @@ def work(argv: list[str], kind: type[S], trainer: str, train: Callable[[S, TextI
     """Import libraries, read a spec from stdin, and train.
 
     Args:
-        argv: The process's arguments.
-        kind: The class of the spec.
         trainer: The module of the trainer, which takes seconds to import.
         train: Trains with a spec, and reports on the stream that it is given.
 

@@ -15,7 +15,6 @@ class Examples:
     """Different examples that are short enough, in the order in which they are added.
 
     Args:
-        render: Makes a conversation's token rows.
         longest: Examples with more tokens are left out.
 
     Attributes:
@@ -58,9 +57,7 @@ def check_enough(phase: str, told: str, found: int, least: int, *, draws: bool =
     """Raise RunError if a phase has too few examples of answers to prompts.
 
     Args:
-        phase: The phase's name.
         told: What it has, in words.
-        found: How many examples.
         least: How many it needs.
         draws: Whether more answers to each prompt would give more examples.
     """

@@ -80,10 +80,6 @@ async def fine_tune(
     """Fine-tune weights of the phase's slot on the selection of `choose`. Meanwhile the training process starts.
 
     Args:
-        plan: The phase.
-        settings: Its settings.
-        bench: Its bench.
-        choose: Makes the selection.
         name: Of the policy, the log and the metrics, such as "star-2"; the phase's name if it is None.
         start: The weights to start from; the live ones if it is None.
 
@@ -116,13 +112,8 @@ async def train_once(
     """Train, and keep the figures beside the model; a model that was made from the same before is kept.
 
     Args:
-        process: Trains.
         spec: The job, whose examples are written.
-        policy: What it makes.
-        start: The weights that it starts from.
-        bench: The phase's bench.
         told: The examples, in words.
-        figures: Of the selection.
 
     Raises:
         RunError: The training process ended early, or the files of the finished model are not those that it wrote.

@@ -74,12 +74,6 @@ def select(
 ) -> Selected:
     """Select by reward, credit, true quotes, uniqueness and length, in this order.
 
-    Args:
-        found: All candidates.
-        render: Makes a conversation's token rows.
-        config: Settings of the selection.
-        phase: The phase's name, for the message.
-
     Raises:
         RunError: Fewer than `min_examples` are left. The message says which stage removed most.
     """

@@ -31,10 +31,7 @@ class Gateway:
     nothing else: each writes its exchanges into the store before it answers.
 
     Args:
-        config: Has the models and the gateway's settings.
         endpoints: The servers behind the models.
-        store_url: Address of the store for exchanges.
-        store_key: Its key.
         log_file: File for the first process's output; those of others have its name with their numbers.
         on_warning: Called with a sentence for the user, such as the reason of the gateway's end when it is restarted.
         on_failure: Called with the error if the gateway cannot be kept running.
