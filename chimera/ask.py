@@ -73,11 +73,7 @@ def _go_on(arguments: argparse.Namespace) -> int:
 
 
 def _said(arguments: argparse.Namespace) -> "PersonVerdict | None":
-    """The verdict on the command line.
-
-    Raises:
-        ConfigError: It is not complete.
-    """
+    """The verdict on the command line; raises ConfigError if it is not complete."""
     from pydantic import ValidationError
 
     from agents.seat import PersonVerdict

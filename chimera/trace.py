@@ -72,11 +72,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _run(arguments: argparse.Namespace) -> "Run":
-    """Open the run that the command line names.
-
-    Raises:
-        RunError: There is no such run.
-    """
+    """Open the run that the command line names; raises RunError if there is no such run."""
     from chimera.core.cli import config_from
     from chimera.run.directory import Run
 

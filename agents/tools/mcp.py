@@ -110,11 +110,7 @@ class Session:
         self.tools: dict[str, McpTool] = {}
 
     async def open(self) -> None:
-        """Connect, and ask for the server's tools.
-
-        Raises:
-            ConfigError: The server cannot be started or reached.
-        """
+        """Connect, and ask for the server's tools; raises ConfigError if the server cannot be started or reached."""
         try:
             client = await self._connected()
             self.tools = {tool.name: tool for tool in (await client.list_tools()).tools}
@@ -125,11 +121,7 @@ class Session:
             ) from None
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """What a tool returned, as text.
-
-        Raises:
-            ToolException: The tool failed.
-        """
+        """What a tool returned, as text; raises ToolException if the tool failed."""
         client = await self._connected()
         try:
             result = await client.call_tool(name, arguments)

@@ -154,11 +154,7 @@ def check_tools(config: ToolsConfig, roles: RolesConfig, secrets: Mapping[str, s
 
 
 def foreign_tools(config: ToolsConfig, roles: RolesConfig, servers: McpServers) -> list[Tool]:
-    """The tools that roles name and that are not Chimera's own.
-
-    Raises:
-        ConfigError: One of them cannot be loaded.
-    """
+    """The tools that roles name and that are not Chimera's own; raises ConfigError if one of them cannot be loaded."""
     place = {
         reference: f"roles.{role}.tools" for role, references in roles.references().items() for reference in references
     }

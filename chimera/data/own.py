@@ -61,11 +61,7 @@ class Mapped:
 
 
 def _column(part: str, asked: Columns, table: Table) -> Any:
-    """The column, or columns, of one part.
-
-    Raises:
-        DataError: It does not exist.
-    """
+    """The column, or columns, of one part; raises DataError if it does not exist."""
     if asked is None:
         usual = [name for name in USUAL[part] if name in table.columns]
         if usual or part not in REQUIRED:
@@ -137,11 +133,7 @@ class _Reader:
     labels: tuple[Label, ...] | None
 
     def task(self, row: TableRow) -> ResearchTask:
-        """The task of one row.
-
-        Raises:
-            DataError: A part of it is missing or wrong.
-        """
+        """The task of one row; raises DataError if a part of it is missing or wrong."""
         options = self._options(row)
         names = tuple(option.name for option in options) or LABELS
         return ResearchTask(

@@ -144,11 +144,7 @@ def to_task(record: Any, task_id: str, layout: Layout, place: str) -> ResearchTa
 
 
 def field(record: Any, name: str, task_id: str, place: str) -> Any:
-    """The value of a (dotted) field.
-
-    Raises:
-        DataError: the field, or the record around it, is missing.
-    """
+    """The value of a (dotted) field; raises DataError if the field, or the record around it, is missing."""
     value = record
     for part in name.split("."):
         if not isinstance(value, Mapping):
@@ -274,11 +270,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_parquet(path: Path) -> list[dict[str, Any]]:
-    """The rows of a Parquet file.
-
-    Raises:
-        DataError: the file is truncated or no Parquet.
-    """
+    """The rows of a Parquet file; raises DataError if the file is truncated or no Parquet."""
     with boundary(DataError, f"{path}: not a readable Parquet file; download it again"):
         from pyarrow import parquet
 

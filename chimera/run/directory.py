@@ -111,11 +111,7 @@ class Run:
 
     @classmethod
     def latest(cls, runs_dir: Path | str = "runs") -> "Run":
-        """Open the run that was created last for reading.
-
-        Raises:
-            RunError: there is none.
-        """
+        """Open the run that was created last for reading; raises RunError if there is none."""
         runs = list_runs(Path(runs_dir))
         if not runs:
             raise RunError(f"there is no run in {runs_dir}: make one with python -m chimera train")
@@ -305,11 +301,7 @@ def phases_before(events: Iterable[Mapping[str, Any]], phase: str) -> set[str] |
 
 
 def check_name(name: str) -> str:
-    """`name` if it is safe as a file name.
-
-    Raises:
-        RunError: it is not.
-    """
+    """`name` if it is safe as a file name; raises RunError if it is not."""
     if not SAFE_NAME.fullmatch(name) or ".." in name:
         raise RunError(
             f"{name!r} cannot name a run or a phase: use at most 64 letters, digits, '.', '_' and '-', "

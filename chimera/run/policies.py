@@ -59,11 +59,7 @@ class Policy:
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "Policy":
-        """The inverse of `dump`.
-
-        Raises:
-            RunError: `data` is not a policy.
-        """
+        """The inverse of `dump`; raises RunError if `data` is not a policy."""
         fields = [data.get(name) for name in cls.__slots__] if isinstance(data, Mapping) else []
         known = bool(fields) and all(isinstance(one, str) for one in fields) and data["part"] in get_args(Part)
         if not known or Path(data["folder"]).is_absolute() or ".." in Path(data["folder"]).parts:

@@ -289,11 +289,7 @@ class ServerProcess:
             raise RunError(f"{self._child.ending()} while the run needed it. {self._log_tail()}")
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Call one of the server's own routes.
-
-        Raises:
-            ModelError: the server refused the call or has ended.
-        """
+        """Call one of the server's own routes; raises ModelError if the server refused the call or has ended."""
         try:
             response = httpx.request(
                 method,

@@ -158,7 +158,6 @@ class DirectTransport:
 
     @contextmanager
     def operation(self, name: str, attributes: dict[str, Any], responses: Sequence[str]) -> Iterator[None]:
-        """A span around one visit of a role."""
         started, failure = time.time(), None
         try:
             yield

@@ -64,11 +64,7 @@ class Kept:
 
     @classmethod
     def open(cls, runs_dir: Path, name: str) -> Self:
-        """The question of that name.
-
-        Raises:
-            RunError: There is none, or its file is broken.
-        """
+        """The question of that name; raises RunError if there is none, or its file is broken."""
         parent = runs_dir / FOLDER
         there = sorted(one.name for one in parent.iterdir()) if parent.is_dir() else []
         if name not in there:

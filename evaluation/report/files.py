@@ -49,11 +49,7 @@ def shown_files(report: Mapping[str, Any], folder: Path) -> dict[str, str]:
 
 
 def drawings_of(report: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """The report's SVG drawings in `folder`, by the name of the plot.
-
-    Raises:
-        OSError: A drawing cannot be read.
-    """
+    """The report's SVG drawings in `folder`, by the name of the plot; raises OSError if a drawing cannot be read."""
     return {
         plot["name"]: (folder / plot["files"]["svg"]).read_text(encoding="utf-8")
         for plot in report["plots"]

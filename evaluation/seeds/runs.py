@@ -40,11 +40,7 @@ class SeedRun:
 
     @classmethod
     def read(cls, name: str, seed: int, data_seed: int, file: Path) -> "SeedRun":
-        """The run whose report.json is `file`.
-
-        Raises:
-            RunError: The file is not there, or is no report.
-        """
+        """The run whose report.json is `file`; raises RunError if the file is not there, or is no report."""
         try:
             report = parse_json(file.read_bytes())
             kept = {key: report[key] for key in NEEDED} | {key: report.get(key) for key in LATER}
@@ -97,11 +93,7 @@ class SeedRun:
         return {phase: Policy.load(policy) for phase, policy in self.report["plan"]["learned"].items()}
 
     def coalition(self, phases: Collection[str]) -> str:
-        """The name of the stage with what `phases` learned and nothing else.
-
-        Raises:
-            RunError: The report lacks it.
-        """
+        """The name of the stage with what `phases` learned and nothing else; raises RunError if the report lacks it."""
         wanted = policies_of(self.learned, phases)
         for stage in self.report["plan"]["stages"]:
             if tuple(map(Policy.load, stage["policies"])) == wanted:

@@ -94,11 +94,7 @@ class Span:
 
 
 def read(path: Path) -> list[Span]:
-    """The spans of a trace file.
-
-    Raises:
-        RunError: The file is missing or broken.
-    """
+    """The spans of a trace file; raises RunError if the file is missing or broken."""
     rows = read_rows(path)
     try:
         return [Span(**{one.name: row[one.name] for one in fields(Span) if one.name in row}) for row in rows]
@@ -127,11 +123,7 @@ def write(spans: Iterable[Span], path: Path) -> list[Span]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The lines of a trace file.
-
-    Raises:
-        RunError: The file is missing or broken.
-    """
+    """The lines of a trace file; raises RunError if the file is missing or broken."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             return [parse_json(line) for line in file]

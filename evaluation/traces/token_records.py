@@ -120,11 +120,7 @@ def write_tokens(records: Iterable[TokenRecord], path: Path) -> None:
 
 
 def read_tokens(path: Path, rollout_id: str | None = None) -> list[TokenRecord]:
-    """The records of one update, all or those of one rollout.
-
-    Raises:
-        RunError: The file is missing or broken.
-    """
+    """The records of one update, all or those of one rollout; raises RunError if the file is missing or broken."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             # Most lines are about other rollouts: they are not worth parsing.
@@ -136,11 +132,7 @@ def read_tokens(path: Path, rollout_id: str | None = None) -> list[TokenRecord]:
 
 
 def tokens_of(run: Path, rollout_id: str) -> list[TokenRecord]:
-    """What an update learned from one rollout; empty when none did.
-
-    Raises:
-        RunError: A file is broken.
-    """
+    """What an update learned from one rollout; empty when none did; raises RunError if a file is broken."""
     for phase in sorted(path.name for path in (run / "phases").glob("*")):
         for _, path in token_files(run, phase):
             if found := read_tokens(path, rollout_id):

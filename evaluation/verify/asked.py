@@ -169,9 +169,7 @@ class RunThen(Run):
         return self.called
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """As in `Run`, up to the ledger's end at that time."""
         return read_events(self.path / LEDGER, end=self.sizes[LEDGER])
 
     def lines(self, file: str) -> Iterator[dict[str, Any]]:
-        """As in `Run`, up to the file's end at that time."""
         return read_lines(self.path / file, end=self.sizes.get(file, 0))

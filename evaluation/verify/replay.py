@@ -159,11 +159,7 @@ class Replay:
         return [{"name": name} for name in names]
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, brief: Brief) -> ToolResult:
-        """The recorded result of a tool call.
-
-        Raises:
-            RunError: There is none.
-        """
+        """The recorded result of a tool call; raises RunError if there is none."""
         return self._recorded.result(_visit.get(), name, canonical(arguments))
 
     def _observe(self, record: CallRecord) -> None:

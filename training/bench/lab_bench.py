@@ -70,11 +70,6 @@ class LabBench:
         return self._lab.rollouts(inputs, mode=mode, instead=instead)
 
     async def episodes(self) -> list[Episode]:
-        """All rollouts on training tasks that were made before this phase began for the first time.
-
-        A phase that is done again learns from what it had the first time: later rollouts are answers of what was
-        learned from it.
-        """
         earlier = phases_before(self.run.events(), self._phase)
         names = [name for name in self.config.pipeline if name != self._phase and (earlier is None or name in earlier)]
         return await asyncio.to_thread(self._lab.recorded, names)
@@ -110,5 +105,4 @@ class LabBench:
         return read_completions(made.response, f"model {slot!r}")[0]
 
     def spent(self) -> Mapping[str, float]:
-        """What branches, replays and questions of this phase have cost so far."""
         return {**self._side.spent(), **self._replays.spent()}

@@ -143,11 +143,7 @@ class Lab:
         return self
 
     def _launcher(self, spec: RunnerSpec) -> RunnerLauncher:
-        """Starts runners where `rollouts.on` says.
-
-        Raises:
-            ConfigError: The cluster's token file cannot be used.
-        """
+        """Starts runners where `rollouts.on` says; raises ConfigError if the cluster's token file cannot be used."""
         if self.config.rollouts.on == "here":
             return ForkedRunners(spec, self._logs)
         from training.cluster.ray.runners import RayRunners

@@ -74,11 +74,7 @@ def keys_of(file: Path) -> tuple[str, str]:
 
 
 def check_port(port: int, setting: str, host: str = LOOPBACK) -> int:
-    """`port`, if nobody listens there.
-
-    Raises:
-        RunError: It is taken.
-    """
+    """`port`, if nobody listens there; raises RunError if it is taken."""
     try:
         socket.create_server((host, port)).close()
     except OSError as error:

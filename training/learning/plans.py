@@ -28,7 +28,6 @@ class Phase:
 
     @property
     def learns(self) -> bool:
-        """True if it learns a policy, which the gate decides on."""
         return self.algorithm.part is not None
 
 

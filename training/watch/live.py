@@ -58,7 +58,6 @@ class LiveView:
         self._close()
 
     def plan(self, names: Sequence[str], done: Sequence[str] = (), costs: Mapping[str, float] | None = None) -> None:
-        """Show the phases above the progress from now on."""
         self._plan = {name: "done" if name in done else "" for name in names}
         self._progress.forecast.plan(costs or {})
         self._show()
@@ -95,7 +94,6 @@ class LiveView:
                 self.note(f"{name}: {len(rollouts.records)} rollouts, {running(rollouts.records)}")
 
     def add(self, record: RolloutRecord) -> None:
-        """Count the rollout and show it."""
         rollouts, activity = self._phases[-1]
         rollouts.add(record)
         self._progress.rollout(record)

@@ -21,11 +21,7 @@ GRACE_S = 5
 
 
 def main(argv: list[str]) -> None:
-    """Serve until told to stop.
-
-    Raises:
-        ChimeraError: A model cannot be served.
-    """
+    """Serve until told to stop; raises ChimeraError if a model cannot be served."""
     parser = argparse.ArgumentParser(prog="chimera.serving", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the listening socket, inherited from the parent")
     options = parser.parse_args(argv)

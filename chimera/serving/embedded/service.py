@@ -190,11 +190,7 @@ class Service:
         return name
 
     def remove_candidate(self, name: str) -> None:
-        """Stop serving a candidate; running requests finish first.
-
-        Raises:
-            NotFound: There is no such candidate.
-        """
+        """Stop serving a candidate; running requests finish first; raises NotFound if there is no such candidate."""
         with self._lock:
             if name not in self._candidates:
                 raise NotFound(f"no candidate {name!r} to remove: there are {sorted(self._candidates)}")

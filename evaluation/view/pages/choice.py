@@ -66,11 +66,7 @@ class RolloutChoice:
 
     @classmethod
     def read(cls, given: Mapping[str, str]) -> Self:
-        """The choice in an address.
-
-        Raises:
-            ConfigError: A value is not of its kind.
-        """
+        """The choice in an address; raises ConfigError if a value is not of its kind."""
         found: dict[str, Any] = {}
         for field in fields(cls):
             if not (text := given.get(field.name, "").strip()):
@@ -128,11 +124,7 @@ class RolloutChoice:
 
 
 def sort_key(name: str, role: str) -> Key:
-    """What rollouts are sorted by; None goes last.
-
-    Raises:
-        ConfigError: There is no such figure.
-    """
+    """What rollouts are sorted by; None goes last; raises ConfigError if there is no such figure."""
     kind, _, rest = name.partition(":")
     if name in SORTS:
         return SORTS[name]

@@ -141,11 +141,7 @@ def _sorts(snapshot: Snapshot, choice: RolloutChoice) -> list[tuple[str, str]]:
 
 
 def _record(desk: ViewDesk, run: str, rollout_id: str) -> tuple[Snapshot, RolloutRow, RolloutRecord]:
-    """A rollout by its id.
-
-    Raises:
-        RunError: There is none, or its record cannot be read.
-    """
+    """A rollout by its id; raises RunError if there is none, or its record cannot be read."""
     snapshot = desk.folder.open(run).look()
     row = snapshot.by_id.get(rollout_id)
     if row is None:

@@ -84,11 +84,7 @@ class Distil:
 
 
 async def draw(plan: PhasePlan, settings: DistilSettings, bench: Bench) -> "Selected":
-    """The teacher's answers to recorded prompts, one to each.
-
-    Raises:
-        RunError: Fewer than `min_examples` are left.
-    """
+    """The teacher's answers to recorded prompts, one to each; raises RunError if fewer than `min_examples` are left."""
     from training.algorithms.sft.collect import Examples, check_enough
     from training.algorithms.sft.render import Renderer
 

@@ -136,11 +136,7 @@ class BranchSource:
         self._states: Mapping[str, State] = {}
 
     async def open(self) -> None:
-        """Collect the states.
-
-        Raises:
-            RunError: No rollout succeeded, or a trace cannot be read.
-        """
+        """Collect the states; raises RunError if no rollout succeeded, or a trace cannot be read."""
         plan, settings = self._plan, self._settings
         self._states = {state.name: state for state in await collect_states(plan, settings.tasks, self._bench)}
         levels = {name: state.episode.record.level for name, state in self._states.items()}

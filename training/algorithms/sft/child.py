@@ -302,11 +302,7 @@ def step_figures(logs: dict[str, Any]) -> dict[str, float]:
 
 
 def common_figures(logs: dict[str, Any]) -> dict[str, float]:
-    """What all of TRL's trainers log of one step, by our names.
-
-    Raises:
-        RunError: The loss is no number any more.
-    """
+    """What all of TRL's trainers log of one step, by our names; raises RunError if the loss is no number any more."""
     loss = float(logs["loss"])
     if not math.isfinite(loss):
         raise RunError(f"the loss became {loss} at epoch {logs['epoch']:.2f}: lower the phase's lr")

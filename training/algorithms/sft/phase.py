@@ -169,11 +169,7 @@ async def choose(plan: PhasePlan, settings: SftSettings, bench: Bench) -> "Selec
 
 
 def read_candidates(episode: Episode, roles: Sequence[str]) -> "list[Candidate]":
-    """The candidate conversations of one rollout.
-
-    Raises:
-        RunError: Its trace cannot be read.
-    """
+    """The candidate conversations of one rollout; raises RunError if its trace cannot be read."""
     from training.algorithms.sft.select import candidates
 
     if episode.record.reward is None:

@@ -86,11 +86,7 @@ class Gateway:
         return next(iter(self.pids), None)
 
     async def start(self) -> None:
-        """Start the processes that do not run and wait until they answer.
-
-        Raises:
-            RunError: One did not start.
-        """
+        """Start the processes that do not run and wait until they answer; raises RunError if one did not start."""
         missing = set(range(self._spec.gateway.processes)) - set(self._children)
         begun = [(number, *self._begin(number)) for number in sorted(missing)]
         for number, child, receiver in begun:
