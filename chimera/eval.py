@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chimera.core.cli import parse_arguments, run_command
+from chimera.core.cli import count, parse_arguments, run_command
 from chimera.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -102,11 +102,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--limit",
-        type=_count,
+        type=count,
         metavar="N",
         help="tasks; all of test without it, of val as many as the gate had",
     )
-    parser.add_argument("--seeds", type=_count, default=1, metavar="N", help="rollouts of each task in each stage")
+    parser.add_argument("--seeds", type=count, default=1, metavar="N", help="rollouts of each task in each stage")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the report goes (default: the run's report/)")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="make again what failed or has no score")
@@ -132,13 +132,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as evaluation.concurrency=4")
     return parser
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
-    return number
 
 
 def _open(arguments: argparse.Namespace) -> "tuple[Run, Config]":

@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chimera.core.cli import add_config_arguments, config_from, parse_arguments, run_command
+from chimera.core.cli import add_config_arguments, config_from, count, parse_arguments, run_command
 from chimera.core.errors import ConfigError, RunError
+from chimera.core.files import replace_file
 
 if TYPE_CHECKING:
     from chimera.config.tree import Config
@@ -80,10 +80,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seeds", type=_count, default=3, metavar="N", help="training seeds (default 3)")
+    parser.add_argument("--seeds", type=count, default=3, metavar="N", help="training seeds (default 3)")
     parser.add_argument(
         "--data-seeds",
-        type=_count,
+        type=count,
         default=1,
         metavar="N",
         help="sets of generated tasks, each with all training seeds (default 1)",
@@ -95,13 +95,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_config_arguments(parser)
     return parser
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
-    return number
 
 
 def _job(arguments: argparse.Namespace, config: "Config") -> Job:
@@ -271,8 +264,8 @@ def _report(job: Job) -> None:
         for one in job.runs
     ]
     study = {**build(read), "written": describe_code()}
-    _write(job.folder / DATA, json.dumps(study, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    _write(job.folder / TEXT, markdown(study))
+    replace_file(job.folder / DATA, json.dumps(study, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    replace_file(job.folder / TEXT, markdown(study))
     console = Console(highlight=False)
     for table in tables(study):
         console.print(table)
@@ -313,13 +306,6 @@ def _first_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, 
 
 def _hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace `path` atomically: a reader sees the old text or the new text."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8", errors="backslashreplace")
-    draft.replace(path)
 
 
 if __name__ == "__main__":

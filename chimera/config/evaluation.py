@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from chimera.config.loader import ConfigSection
+from chimera.core.errors import suggestion
 
 PRIMARY = ("reward", "alignment", "macro_f1")
 """The metrics that a report's conclusions rest on."""
@@ -142,7 +142,6 @@ class EvaluationConfig(ConfigSection):
         """The error message for the first price that is not about one of `slots`; None if there is none."""
         for name in self.prices:
             if name not in slots:
-                near = get_close_matches(name, slots, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"those are {', '.join(sorted(slots))}"
+                hint = suggestion(name, slots, f"those are {', '.join(sorted(slots))}")
                 return f"evaluation.prices.{name} is about no slot whose tokens are counted: {hint}"
         return None

@@ -3,7 +3,6 @@
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +21,7 @@ from chimera.config.society import SocietyConfig
 from chimera.config.source import COMMAND_LINE, Setting, parse_overrides, read_yaml, to_yaml
 from chimera.config.telemetry import TelemetryConfig
 from chimera.config.tools import McpServer, ToolsConfig
-from chimera.core.errors import ConfigError
+from chimera.core.errors import ConfigError, suggestion
 
 TAKEN = ("base", "final", "all", "ledger", "eval", "parts", "stages", "confusion")
 """Names of stages, metrics and files. No phase may have such a name."""
@@ -294,8 +293,7 @@ OF_PLACE: Mapping[str, tuple[str, ...]] = {
 
 def _near(name: str, known: Iterable[str]) -> str:
     """The end of an error message about a slot that is not in `known`."""
-    near = get_close_matches(name, list(known), n=1)
-    return f"which is no slot: did you mean {near[0]}?" if near else f"which is no slot: there are {', '.join(known)}"
+    return f"which is no slot: {suggestion(name, known, 'there are ' + ', '.join(known))}"
 
 
 def _check_players(config: Config) -> None:

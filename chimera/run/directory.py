@@ -16,15 +16,14 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from chimera.config.loader import effective
 from chimera.config.source import read_yaml, to_yaml
 from chimera.config.tree import Config, load_config
-from chimera.core.errors import RunError
+from chimera.core.errors import RunError, suggestion
+from chimera.core.files import replace_file
 from chimera.core.plain_json import read_json_object
 from chimera.core.secrets import load_secrets, redact_tree
 from chimera.run.chain import read_events
@@ -104,9 +103,8 @@ class Run:
         path = folder / check_name(plain)
         if not (path / "config.yaml").is_file():
             names = [run.name for run in list_runs(folder)]
-            near = get_close_matches(plain, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"runs there: {', '.join(names[-5:]) or 'none'}"
-            raise RunError(f"there is no run {plain!r} in {folder}: {hint}")
+            others = f"runs there: {', '.join(names[-5:]) or 'none'}"
+            raise RunError(f"there is no run {plain!r} in {folder}: {suggestion(plain, names, others)}")
         return cls(path)
 
     @classmethod
@@ -235,9 +233,7 @@ class Run:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _append(self, file: Path, record: Mapping[str, Any], *, sync: bool = False, chained: bool = False) -> None:
@@ -268,9 +264,9 @@ class Run:
             moved = _changes(before, environment | {"created": before["created"]})
             self.ledger("resumed", changed=changed or None, environment=moved or None)
         else:
-            _write(environment_file, json.dumps(environment, indent=2) + "\n")
+            replace_file(environment_file, json.dumps(environment, indent=2) + "\n")
             self.ledger(CREATED, inputs=hash_inputs(config))
-        _write(file, to_yaml(redact_tree(effective(config))))
+        replace_file(file, to_yaml(redact_tree(effective(config))))
 
 
 def _rollouts(phase: str) -> str:
@@ -416,13 +412,3 @@ def _created(folder: Path) -> str:
     except RunError:
         written = (folder / "config.yaml").stat().st_mtime
         return datetime.fromtimestamp(written, UTC).isoformat(timespec="microseconds")
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace `path` atomically: a reader sees the old text or the new text."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)

@@ -20,6 +20,7 @@ from agents.seat import PersonVerdict, refused
 from agents.tools.passages import Passage
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
+from chimera.core.files import replace_file
 from chimera.core.plain_json import read_json_object
 from chimera.core.types import Brief, Option, Section
 
@@ -104,10 +105,8 @@ class Kept:
             raise RunError(f"{file} is broken ({error}): ask again") from error
 
     def keep_sources(self, found: Sequence[tuple[str, Passage]]) -> None:
-        """Write the passages that were read, whole or not at all."""
-        draft = self.path / "sources.json.tmp"
-        draft.write_text(json.dumps([(tool, asdict(one)) for tool, one in found]), encoding="utf-8")
-        draft.replace(self.path / "sources.json")
+        """Write the passages that were read."""
+        replace_file(self.path / "sources.json", json.dumps([(tool, asdict(one)) for tool, one in found]))
 
     async def state(self) -> Mapping[str, Any]:
         """The society's state as it was saved last; empty if nothing was saved."""

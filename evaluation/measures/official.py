@@ -7,13 +7,13 @@ without all items, and a label "missing" would be a fourth class of macro-F1. So
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import RunError
+from chimera.core.files import replace_file
 from chimera.core.types import Label
 from evaluation.records.study import Plan, StageAnswers, Study
 
@@ -106,9 +106,7 @@ def write_predictions(path: Path, predicted: Mapping[str, str]) -> None:
     Raises:
         RunError: It cannot be written.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(json.dumps(dict(predicted), indent=1) + "\n", encoding="utf-8")
-        draft.replace(path)
+        replace_file(path, json.dumps(dict(predicted), indent=1) + "\n")
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}") from error

@@ -5,7 +5,6 @@
 
 import gzip
 import json
-import os
 import re
 import zlib
 from collections.abc import Iterable, Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import RunError
+from chimera.core.files import replace_file
 from chimera.core.plain_json import parse_json
 from chimera.core.secrets import redact_tree
 
@@ -107,14 +107,9 @@ def write_tokens(records: Iterable[TokenRecord], path: Path) -> None:
         RunError: The file cannot be written.
     """
     lines = "".join(json.dumps(redact_tree(record.dump())) + "\n" for record in records)
-    draft = path.with_name(f".{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as file:
-            file.write(gzip.compress(lines.encode(), compresslevel=3, mtime=0))
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        replace_file(path, gzip.compress(lines.encode(), compresslevel=3, mtime=0))
     except OSError as error:
         raise RunError(f"the tokens of an update cannot be written to {path}: {error.strerror}") from error
 

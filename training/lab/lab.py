@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from types import TracebackType
 from typing import Literal, Self
 
 import agentlightning as agl
@@ -165,9 +164,7 @@ class Lab:
         gateway_port = visitors.check_port(cluster.gateway_port, "cluster.gateway_port", cluster.host)
         return *visitors.keys_of(cluster.key_file), store_port, gateway_port
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stop()
 
     async def _stop(self) -> None:

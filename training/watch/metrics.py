@@ -10,7 +10,6 @@ import math
 import numbers
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from chimera.core.secrets import redact
@@ -95,9 +94,7 @@ class Metrics:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(interrupted=kind is not None)
 
 

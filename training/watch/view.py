@@ -5,7 +5,6 @@ While a view is open, it is never silent for long: it says what is happening, al
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console
@@ -71,9 +70,7 @@ class View(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 def make_view(console: Console, runners: int) -> View:

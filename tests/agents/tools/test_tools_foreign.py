@@ -363,7 +363,7 @@ def test_what_is_no_tool_is_one_sentence(reference, said, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (["roles.Geneticist.tools=[literatur_search]"], "did you mean literature_search?"),
+        (["roles.Geneticist.tools=[literatur_search]"], "did you mean 'literature_search'?"),
         (["roles.Geneticist.tools=[crystal_ball]"], "there is no tool 'crystal_ball': there are literature_search, "),
         (
             ["roles.Geneticist.tools=['x:a b']"],

@@ -6,7 +6,6 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from chimera.core.errors import RunError
@@ -62,9 +61,7 @@ class SftProcess:
                 )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for child in self._children:
             child.kill()
         for child in self._children:
