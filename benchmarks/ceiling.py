@@ -26,7 +26,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gateway import ASKED, all_stored, call_many, canned_server, times
+from benchmarks.gateway import ASKED, all_stored, call_many, canned_server, served, spent, times
 from chimera.config.models import SLOTS
 from chimera.config.tree import Config
 from chimera.core.ports import free_port
@@ -232,11 +232,6 @@ def resident() -> float:
     return psutil.Process().memory_info().rss / 2**20
 
 
-def spent(pids: Sequence[int]) -> float:
-    """Processor seconds of these processes so far."""
-    return sum(used.user + used.system for pid in pids for used in [psutil.Process(pid).cpu_times()])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=2000, help="model calls for each number of gateway processes")
@@ -254,20 +249,12 @@ def main() -> None:
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        receiver, sender = forks.pipe()
-        port = free_port()
-        backend = forks.Fork("canned server", canned_server, (port, sender), folder / "backend.log")
-        backend.start()
-        asyncio.run(forks.receive(receiver, backend, seconds=60))
-        url = f"http://127.0.0.1:{port}/v1"
-        try:
+        with served(canned_server, folder) as url:
             at_once = min(64, arguments.calls)
             costs = [asyncio.run(gateways(count, url, folder, arguments.calls, at_once)) for count in processes]
             config = echo_config(url, folder)
             sizes = arguments.rollouts, min(arguments.measured, arguments.rollouts), arguments.runners
             store = asyncio.run(store_and_main(config, folder, *sizes))
-        finally:
-            stop([backend])
     console = Console(width=120)
     console.print(gateway_table(costs, arguments.calls))
     console.print(store_table(store, *sizes))
