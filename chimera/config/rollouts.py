@@ -1,42 +1,34 @@
 """Rollouts: the reward, the runners and the gateway."""
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from chimera.config.loader import ConfigSection
 
+Weight = Annotated[float, Field(ge=-1000, le=1000)]
+Penalty = Annotated[float, Field(ge=-1000, le=0)]
+
 
 class RewardConfig(ConfigSection):
     """Weights of the reward's named parts. Each part is logged; the reward is the sum of the parts."""
 
-    novelty: float = Field(default=0.1, ge=-1000, le=1000, description="weight of the judge's score for novelty")
-    feasibility: float = Field(
-        default=0.2, ge=-1000, le=1000, description="weight of the judge's score for feasibility"
+    novelty: Weight = Field(default=0.1, description="weight of the judge's score for novelty")
+    feasibility: Weight = Field(default=0.2, description="weight of the judge's score for feasibility")
+    impact: Weight = Field(default=0.3, description="weight of the judge's score for impact")
+    clarity: Weight = Field(default=0.15, description="weight of the judge's score for clarity")
+    groundedness: Weight = Field(default=0.2, description="weight of the judge's score for groundedness")
+    efficiency: Weight = Field(default=0.05, description="weight of the judge's score for efficiency")
+    alignment: Weight = Field(default=1.0, description="when the answer is the label")
+    parsed: Weight = Field(
+        default=0.05, description="per rollout: share of role outputs that parsed at the first attempt"
     )
-    impact: float = Field(default=0.3, ge=-1000, le=1000, description="weight of the judge's score for impact")
-    clarity: float = Field(default=0.15, ge=-1000, le=1000, description="weight of the judge's score for clarity")
-    groundedness: float = Field(
-        default=0.2, ge=-1000, le=1000, description="weight of the judge's score for groundedness"
-    )
-    efficiency: float = Field(default=0.05, ge=-1000, le=1000, description="weight of the judge's score for efficiency")
-    alignment: float = Field(default=1.0, ge=-1000, le=1000, description="when the answer is the label")
-    parsed: float = Field(
-        default=0.05,
-        ge=-1000,
-        le=1000,
-        description="per rollout: share of role outputs that parsed at the first attempt",
-    )
-    call_valid: float = Field(default=0.05, ge=-1000, le=1000, description="per valid tool call, at most three count")
-    tool_succeeded: float = Field(
-        default=0.05, ge=-1000, le=1000, description="per tool call that succeeded, at most three count"
-    )
-    repeated_call: float = Field(default=-0.1, ge=-1000, le=0, description="per identical repeated tool call")
-    unverifiable_quote: float = Field(
-        default=-0.1, ge=-1000, le=0, description="per final evidence sentence that no source contains"
-    )
-    overlong: float = Field(default=-0.1, ge=-1000, le=0, description="when an answer was cut at its token limit")
+    call_valid: Weight = Field(default=0.05, description="per valid tool call, at most three count")
+    tool_succeeded: Weight = Field(default=0.05, description="per tool call that succeeded, at most three count")
+    repeated_call: Penalty = Field(default=-0.1, description="per identical repeated tool call")
+    unverifiable_quote: Penalty = Field(default=-0.1, description="per final evidence sentence that no source contains")
+    overlong: Penalty = Field(default=-0.1, description="when an answer was cut at its token limit")
 
 
 class RolloutsConfig(ConfigSection):
