@@ -158,12 +158,7 @@ class Asked:
 
 
 def _own_question(arguments: argparse.Namespace, config: "Config") -> Asked:
-    """The user's question; checks that there are sources to answer it from.
-
-    Raises:
-        ConfigError: There is no question, or there are no sources.
-        DataError: The abstract cannot be read.
-    """
+    """The user's question; checks that there are sources to answer it from."""
     from chimera.core.abstracts import read_abstract
     from evaluation.conduct.kept import OWN_QUESTION
 
@@ -176,11 +171,7 @@ def _own_question(arguments: argparse.Namespace, config: "Config") -> Asked:
 
 
 def _check_readable(config: "Config", *, has_context: bool) -> None:
-    """Refuse a question for which the society could read no source.
-
-    Raises:
-        ConfigError: There are no sources, or no role may read them.
-    """
+    """Refuse a question for which the society could read no source."""
     society, tools = config.society, config.tools
     if society.evidence == "given" and not has_context:
         raise ConfigError("society.evidence=given puts your abstract into the prompts: give one with --context FILE")
@@ -198,11 +189,7 @@ def _check_readable(config: "Config", *, has_context: bool) -> None:
 
 
 def _task(arguments: argparse.Namespace, config: "Config") -> Asked:
-    """The task that `--task` names.
-
-    Raises:
-        ConfigError: There is no such task, or `--context` is given too.
-    """
+    """The task that `--task` names; raises ConfigError if there is no such task, or `--context` is given too."""
     if arguments.context is not None:
         raise ConfigError("--context is for a question of yours: --task brings its own abstract")
     return _task_named(arguments.task, config)
@@ -218,12 +205,7 @@ def _task_named(name: str, config: "Config") -> Asked:
 
 
 def _trained(arguments: argparse.Namespace) -> "Run | None":
-    """The run that `--run` names; its settings replace those of a file.
-
-    Raises:
-        ConfigError: `--config` is given too.
-        RunError: There is no such run.
-    """
+    """The run that `--run` names; its settings replace those of a file."""
     if arguments.run is None:
         return None
     if arguments.config is not None:
@@ -294,9 +276,6 @@ def _run(work: "Coroutine[Any, Any, None]") -> None:
     """Run `work` until it ends or Ctrl-C is pressed.
 
     The handler that `asyncio.run` sets does not wake a loop that is just about to wait. A loop's own handler does.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed.
     """
 
     async def watched() -> None:

@@ -299,11 +299,7 @@ def licence_of(path: str) -> str | None:
 
 
 def _report(run: "Run") -> dict[str, Any] | None:
-    """The run's report, compared with the ledger's hashes; None if there is none.
-
-    Raises:
-        RunError: It was changed, or cannot be read.
-    """
+    """The run's report, compared with the ledger's hashes; None if there is none."""
     from chimera.core.plain_json import read_json_object
     from chimera.run.seals import checked
 

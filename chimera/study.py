@@ -98,12 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _job(arguments: argparse.Namespace, config: "Config") -> Job:
-    """The job that the command line describes.
-
-    Raises:
-        ConfigError: The data cannot have several seeds, or phases are wrong.
-        RunError: The name is not a safe file name, or it is the name of a run.
-    """
+    """The job that the command line describes."""
     from chimera.config.programs import confirmations
     from chimera.run.directory import check_name
     from training.learning.plans import choose_names
@@ -128,11 +123,7 @@ def _job(arguments: argparse.Namespace, config: "Config") -> Job:
 
 
 def _begin(job: Job, config: "Config") -> None:
-    """Make the study's folder, or check that an existing study has the same settings.
-
-    Raises:
-        RunError: The folder cannot be written to, or its study has other settings.
-    """
+    """Make the study's folder, or check that an existing study has the same settings."""
     from chimera.config.loader import effective
 
     settings = effective(config)

@@ -208,11 +208,7 @@ def _in_full(settings: Mapping[str, Setting], phases: Sequence[str]) -> dict[str
 
 
 def _shape(settings: Mapping[str, Setting], phases: Sequence[str]) -> Config:
-    """The defaults with the slots and phases of `settings`, each phase with its algorithm's settings.
-
-    Raises:
-        ConfigError: There is no such algorithm.
-    """
+    """The defaults with the slots and phases of `settings`, each phase with its algorithm's settings."""
     pipeline: dict[str, PhaseSettings] = {}
     for name in phases:
         setting = settings.get(f"pipeline.{name}.algorithm")
@@ -233,9 +229,6 @@ def _inherit(settings: Mapping[str, Setting]) -> dict[str, Setting]:
     """Let each slot inherit from the slot that its `like` names: the settings that it does not set and its kind reads.
 
     A slot with its own `base_url` or `provider` does not inherit the API key, which would be sent to another address.
-
-    Raises:
-        ConfigError: Slots are like each other in a circle.
     """
     merged = dict(settings)
     names = dict.fromkeys((*SLOTS, *_below(settings, "models")))

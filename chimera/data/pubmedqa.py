@@ -225,11 +225,7 @@ def check_file(path: Path, remedy: str) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The UTF-8 text of a file.
-
-    Raises:
-        DataError: the file cannot be read or is no UTF-8 text.
-    """
+    """The UTF-8 text of a file; raises DataError if the file cannot be read or is no UTF-8 text."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

@@ -359,11 +359,7 @@ def is_blank(path: Path) -> bool:
 
 
 def _clear_start(path: Path) -> None:
-    """Remove the files that an interrupted start left in the folder of a new run.
-
-    Raises:
-        RunError: The folder holds other files.
-    """
+    """Remove the files that an interrupted start left in the folder of a new run."""
     if not is_blank(path):
         raise _taken(path)
     for name in START:

@@ -115,11 +115,7 @@ def choose_stages(
 
 
 def _needed(run: Run, contributions: Contributions) -> list[tuple[Policy, ...]]:
-    """The policies of each stage that `contributions` needs.
-
-    Raises:
-        ConfigError: There are too many phases for all their coalitions.
-    """
+    """The policies of each stage that `contributions` needs."""
     learned = learned_in(run)
     if contributions == "shapley" and len(learned) > MOST_PHASES:
         raise ConfigError(

@@ -65,11 +65,7 @@ def load_study(run: Run, plan: Plan, settings: EvaluationConfig | None = None) -
 
 
 def _examined(run: Run, plan: Plan, answers: Mapping[str, StageAnswers], limit: int) -> tuple[Examined, ...]:
-    """The wrong answers that `evaluation.blame` asks for, with their replays.
-
-    Raises:
-        RunError: A replay is not recorded.
-    """
+    """The wrong answers that `evaluation.blame` asks for, with their replays."""
     if not limit:
         return ()
     there = repaired(run, plan)

@@ -150,12 +150,7 @@ class Lab:
         return RayRunners(self.config.cluster, spec, self._logs, self._fail)
 
     def _known_doors(self) -> tuple[str | None, str | None, int | None, int | None]:
-        """Keys and ports of store and gateway that visitors know; None where nobody needs to know them.
-
-        Raises:
-            ConfigError: The key file cannot be used.
-            RunError: A port is taken.
-        """
+        """Keys and ports of store and gateway that visitors know; None where nobody needs to know them."""
         cluster = self.config.cluster
         if cluster.key_file is None:
             return None, None, None, None

@@ -172,11 +172,7 @@ def _side(desk: ViewDesk, given: str) -> dict[str, Any]:
 
 
 def _stage(desk: ViewDesk, given: str) -> tuple[str, list[RolloutRow]]:
-    """A stage's rollouts from "run/phase".
-
-    Raises:
-        RunError: There is no such run, or it has no such phase.
-    """
+    """A stage's rollouts from "run/phase"; raises RunError if there is no such run, or it has no such phase."""
     run, _, phase = given.partition("/")
     rows = desk.folder.open(run).look().rows
     if phase not in rows:
