@@ -30,9 +30,7 @@ from chimera.core.errors import ChimeraError, RoleError
 class Node(Protocol):
     """The function that LangGraph calls with the state and the run's context; it returns an update of the state."""
 
-    async def __call__(self, state: ResearchState, runtime: Runtime[RunContext]) -> Update:
-        """Do one visit."""
-        ...
+    async def __call__(self, state: ResearchState, runtime: Runtime[RunContext]) -> Update: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,6 @@ async def supervisor_node(state: ResearchState, runtime: Runtime[RunContext]) ->
 
 
 def _of_author(choice: Choice, hypotheses: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The chosen author's hypothesis."""
     authors = [hypothesis["author"] for hypothesis in hypotheses]
     if choice.author not in authors:
         reason = f"the policy {choice.policy!r} chose {choice.author!r}, not one of {', '.join(authors)}"

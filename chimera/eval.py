@@ -283,7 +283,6 @@ def _write(
 
 
 def _show(report: "Mapping[str, Any]", study: "Study", out: Path, console: "Console") -> None:
-    """Show a report's main figures."""
     from evaluation.measures.official import missing_sentence
     from evaluation.report.files import PREDICTIONS
     from evaluation.report.gave import lost_words

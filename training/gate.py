@@ -208,7 +208,6 @@ COLOURS = {"better": "green", "worse": "red"}
 
 
 def _cell(one: Comparison | None, scale: float, digits: int) -> Text:
-    """The difference with its interval."""
     return Text("-") if one is None else Text(_difference(one, scale, digits), style=COLOURS.get(str(one.verdict), ""))
 
 

@@ -49,7 +49,6 @@ _MOST_QUOTES = 3
 
 
 def feature_names(hashed: int, labels: Sequence[Label] = LABELS) -> list[str]:
-    """The name of every column."""
     names = _names(tuple(labels))
     means = (f"mean of {name}" for name in names)
     return [*names, *means, *(f"hashed {number}" for number in range(hashed))]

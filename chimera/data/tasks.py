@@ -58,7 +58,6 @@ class Dataset:
 
     @property
     def labels(self) -> tuple[Label, ...]:
-        """The answers that the tasks offer."""
         return labels_of(self.tasks)
 
     def documents(self) -> tuple[Document, ...]:
@@ -125,7 +124,6 @@ def read_tasks(config: "DataConfig") -> tuple[list[ResearchTask], Source, str]:
 
 
 def generated(config: "DataConfig") -> list[ResearchTask]:
-    """The generated tasks of the configured family."""
     if config.family == "synthesis":
         from chimera.data.generated import synthesis
 

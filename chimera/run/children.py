@@ -57,7 +57,6 @@ class Child(ABC):
         """Wait until the process has ended, at most `seconds` seconds."""
 
     def alive(self) -> bool:
-        """True while the process runs."""
         return self.exit_code is None
 
     def signal(self, number: signal.Signals) -> None:

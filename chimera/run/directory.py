@@ -184,7 +184,6 @@ class Run:
         return self.path / _rollouts(phase)
 
     def append_rollout(self, record: Mapping[str, Any], *, phase: str) -> None:
-        """Record one finished rollout of `phase` durably."""
         self._append(self.rollouts_file(phase), record, sync=True)
 
     def rollouts(self, phase: str) -> Iterator[dict[str, Any]]:
@@ -192,7 +191,6 @@ class Run:
         return self.lines(_rollouts(phase))
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Append one line of metrics, with the time."""
         self._append(self.path / "metrics.jsonl", {"time": now(), **record})
 
     def metrics(self) -> Iterator[dict[str, Any]]:

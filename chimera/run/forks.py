@@ -61,7 +61,6 @@ def fork_server() -> int | None:
 
 
 def _running() -> bool:
-    """True if the fork server runs."""
     pid = fork_server()
     try:
         return pid is not None and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -46,7 +46,6 @@ class Policy:
 
     @property
     def place(self) -> Place:
-        """The place where it is live."""
         return self.part, self.target
 
     @property

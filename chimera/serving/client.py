@@ -252,7 +252,6 @@ class HttpModel:
         return self.endpoints[key]
 
     async def aclose(self) -> None:
-        """Close the connections."""
         if self._connections is not None:
             await self._connections.aclose()
         self._connections = None

@@ -238,7 +238,6 @@ def _bad_answer(error: BaseException | None) -> str | None:
 
 
 def _line(error: Exception) -> str:
-    """A provider's own message in one line."""
     body = getattr(error, "body", None)
     inner = body.get("error", body) if isinstance(body, Mapping) else None
     message = inner.get("message") if isinstance(inner, Mapping) else None

@@ -20,9 +20,7 @@ class Source(Protocol):
     """A source that was read (see `evaluation.conduct.grounds.Read`)."""
 
     @property
-    def where(self) -> str:
-        """Its origin, in words."""
-        ...
+    def where(self) -> str: ...
 
     @property
     def title(self) -> str:

@@ -289,8 +289,6 @@ class Conductor:
             await self._make("baselines", f"{VOTES}, {stage.title}", votes, answer)
 
     async def _try_canaries(self, judge: Auditor) -> None:
-        """Let `judge` score the canaries that it has not scored."""
-
         async def score(canary: tuple[str, Work]) -> list[Judged]:
             return [await judge.score(*canary)]
 

@@ -105,7 +105,6 @@ class Kept:
             raise RunError(f"{file} is broken ({error}): ask again") from error
 
     def keep_sources(self, found: Sequence[tuple[str, Passage]]) -> None:
-        """Write the passages that were read."""
         replace_file(self.path / "sources.json", json.dumps([(tool, asdict(one)) for tool, one in found]))
 
     async def state(self) -> Mapping[str, Any]:

@@ -159,7 +159,6 @@ def adjust(comparisons: Comparisons, config: Config, main: str | None = None) ->
 
 
 def judged(one: Comparison, metric: Metric, p_adjusted: float, config: Config) -> Comparison:
-    """`one` with its adjusted p-value and its verdict."""
     word = verdict(
         one.difference,
         one.low,

@@ -122,7 +122,6 @@ def answer_metrics(answers: TaskAnswers, plan: Plan, config: Config) -> dict[str
 
 
 def interval_settings(config: Config) -> dict[str, Any]:
-    """The arguments of bootstrap intervals."""
     settings = config.evaluation
     return {"confidence": settings.confidence, "resamples": settings.resamples, "seed": config.seed}
 

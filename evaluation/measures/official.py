@@ -90,7 +90,6 @@ def asked_for(plan: Plan) -> bool:
 
 
 def missing_sentence(summary: Mapping[str, Any]) -> str:
-    """A sentence on incomplete predictions."""
     missing, total = summary["missing"], len(summary["missing"]) + summary["answered"]
     shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
     return (

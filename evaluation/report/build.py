@@ -159,7 +159,6 @@ def _of_gate(study: Study, before: str, after: str) -> dict[str, Comparison]:
 
 
 def _main(plan: Plan) -> str:
-    """The main comparison of the report."""
     return f"{plan.stages[0].name}:{plan.final.name}"
 
 
@@ -231,7 +230,6 @@ def _by_task(study: Study, name: str) -> dict[str, tuple[float | None, float | N
 
 
 def _answers(study: Study, name: str) -> TaskAnswers:
-    """The answers of a stage or a baseline."""
     if name in study.answers:
         return answers_of(study.answers[name])
     return answers_by_baseline(study.baselines)[name]

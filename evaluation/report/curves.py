@@ -61,7 +61,6 @@ class Forecast:
 
 
 def rollouts(lines: Iterable[Line]) -> list[RolloutPoint]:
-    """The finished rollouts, by number."""
     found = {
         line["step"]: RolloutPoint(line["step"], line["of"], line.get("reward"), line.get("parts") or {})
         for line in lines

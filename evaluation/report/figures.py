@@ -74,7 +74,6 @@ def titled(metric: Mapping[str, Any]) -> str:
 
 
 def stage_titles(report: Mapping[str, Any]) -> dict[str, str]:
-    """The titles of all stages and baselines, by name."""
     titles = {stage["name"]: stage["title"] for stage in report["plan"]["stages"]}
     return titles | {name: one["title"] for name, one in report["baselines"].items()}
 
@@ -90,7 +89,6 @@ def played(report: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 
 
 def data_words(report: Mapping[str, Any]) -> str:
-    """The data of the evaluation, in one line."""
     plan = report["plan"]
     split = {"val": "validation", "test": "test"}[plan["split"]]
     source = {"generated": "generated", "pubmedqa": "PubMedQA"}.get(plan["source"], "own")

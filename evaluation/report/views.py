@@ -111,7 +111,6 @@ class ReportView:
 
     @property
     def baselines(self) -> Words:
-        """The baselines on the same tasks."""
         return self._section("baselines")
 
     @property

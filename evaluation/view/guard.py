@@ -92,11 +92,9 @@ class Guard:
         return answer
 
     def _given(self, scope: Scope) -> str | None:
-        """The key in the address."""
         return dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)).get(KEY)
 
     def _kept(self, headers: Headers) -> str | None:
-        """The key in the cookie."""
         return cookie_parser(headers.get("cookie", "")).get(self._cookie)
 
     def _fits(self, key: str | None) -> bool:

@@ -155,7 +155,6 @@ class SideCalls:
 
 
 def _recorded(file: Path) -> dict[str, SideCall]:
-    """The calls in a phase's file, by their keys."""
     try:
         return {line["key"]: SideCall(line["kind"], line["slot"], line["response"]) for line in read_lines(file)}
     except KeyError as error:

@@ -114,5 +114,4 @@ class CpuPlatform(PlatformBase):
         """Tensors are not shared between processes."""
         return False
 
-    def cudart(self) -> None:
-        """There is no CUDA runtime."""
+    def cudart(self) -> None: ...

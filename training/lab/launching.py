@@ -50,7 +50,6 @@ class ForkedRunners:
         self._running: set[forks.Fork] = set()
 
     def start(self, number: int, on_end: OnEnd) -> forks.Fork:
-        """Fork one; see `RunnerLauncher.start`."""
         child = forks.Fork(f"runner {number}", serve, (self._spec, number), self._logs / f"runner-{number}.log")
         child.start()
         self._running.add(child)

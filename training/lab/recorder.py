@@ -66,7 +66,6 @@ class Recorder:
         return RolloutRecord.of(given, Outcome.load(reported) if reported else None, made), traces.plain(spans)
 
     def write(self, record: RolloutRecord, spans: Sequence[Span]) -> Episode:
-        """Write record and trace to disk."""
         kept = keep(self._run, record, spans)
         self.note(record)
         return self.episode(record, kept)

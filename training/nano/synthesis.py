@@ -193,5 +193,4 @@ def document(study: FoundStudy) -> dict[str, str]:
 
 
 def answered(hypothesis: Hypothesis) -> Message:
-    """The assistant's last message."""
     return {"role": "assistant", "content": dump(hypothesis.model_dump())}

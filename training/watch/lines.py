@@ -107,7 +107,6 @@ class LineView:
         self._console.print(Text(text), soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Print one line, marked as a warning."""
         self.note(f"warning: {text}")
 
     def _tell(self, activity: Activity, done: int, text: str) -> None:

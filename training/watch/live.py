@@ -120,7 +120,6 @@ class LiveView:
         self._console.print(table)
 
     def note(self, text: str) -> None:
-        """One line above the live view."""
         self._console.print(Text(text))
 
     def warn(self, text: str) -> None:

@@ -78,7 +78,6 @@ class Metrics:
         self.log(PROTOCOLS, None, {"of": phase, "rollouts": len(records)})
 
     def artifact(self, policy: Policy) -> None:
-        """Log a learned policy."""
         self.log(ARTIFACT, None, policy.dump())
 
     def close(self, *, interrupted: bool = False) -> None:

@@ -201,7 +201,6 @@ class Mirror:
             self._run.log_artifact(artifact, aliases=[policy.version])
 
     def _protocols(self, phase: str) -> None:
-        """Log a table of the phase's protocols."""
         import wandb
 
         lines = read_lines(self._spec.folder / "rollouts" / f"{phase}.jsonl")

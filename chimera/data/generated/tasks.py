@@ -185,7 +185,6 @@ def generate(size: int, *, seed: int, levels: Sequence[int] = (1, 2, 3, 4)) -> l
 
 
 def stream(*, seed: int, levels: Sequence[int] = (1, 2, 3, 4)) -> Iterator[GeneratedTask]:
-    """All generated tasks of a seed, without end."""
     if not levels or not set(levels) <= set(STRUCTURES):
         raise ValueError(f"levels must be some of 1, 2, 3, 4, not {list(levels)}")
     index = 0

@@ -43,7 +43,6 @@ class Answers:
         return {**known, "id": new_id()}
 
     def keep(self, key: str | None, response: dict[str, Any]) -> None:
-        """Remember an answer."""
         if key is not None:
             self._known[key] = response
             while len(self._known) > self._most:

@@ -70,7 +70,6 @@ def rollout_address(run: str, rollout_id: str) -> str:
 
 
 def seat_address(name: str) -> str:
-    """The address of a kept question."""
     return f"/seat/{quote(name, safe='')}"
 
 
@@ -116,7 +115,6 @@ def count(number: int) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share in per cent."""
     return f"{shown(value, 'share')} %" if value is not None else "–"
 
 

@@ -35,7 +35,6 @@ CHANGES = ("mended", "lost", "both right", "both wrong")
 
 
 def routes(desk: ViewDesk) -> APIRouter:
-    """The pages about rollouts."""
     router = APIRouter()
 
     @router.get("/runs/{name}/rollouts")

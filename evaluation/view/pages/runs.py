@@ -45,7 +45,6 @@ class ListedRun:
 
 
 def routes(desk: ViewDesk) -> APIRouter:
-    """The pages about runs."""
     router = APIRouter()
 
     @router.get("/")

@@ -105,7 +105,6 @@ class WatchedRun:
         self._snapshot: Snapshot | None = None
 
     def look(self) -> Snapshot:
-        """The run as it is now."""
         with self._lock:
             now, faults = stamps(self.run.path), []
             if self._snapshot is not None and now == self._seen:

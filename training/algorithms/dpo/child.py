@@ -129,7 +129,6 @@ def held_out(trainer: "DPOTrainer") -> dict[str, float]:
 
 
 def load_pairs(file: Path) -> "Dataset":
-    """The token ids of a file's pairs."""
     from datasets import Dataset
 
     with file.open(encoding="utf-8") as lines:

@@ -19,7 +19,6 @@ class StepClock:
         self._last = now
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of each stage and of the whole step."""
         return {**self._stages, "timing_s/step": self._last - self._started}
 
 

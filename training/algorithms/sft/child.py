@@ -223,7 +223,6 @@ def train(spec: Spec, progress: TextIO) -> None:
 
 
 def tell(progress: TextIO, event: str, **fields: Any) -> None:
-    """Report one event to the parent."""
     progress.write(json.dumps({"event": event, **fields}) + "\n")
 
 

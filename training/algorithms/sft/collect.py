@@ -46,7 +46,6 @@ class Examples:
                 most -= 1
 
     def selected(self, figures: Mapping[str, Any]) -> Selected:
-        """The examples, with `figures` and their own counts."""
         examples = tuple(self._found.values())
         of_role = dict(Counter(example.candidate.role for example in examples))
         counts = {"too_long": self.too_long, "selected": len(examples), "selected_by_role": of_role}

@@ -69,12 +69,10 @@ class SftProcess:
 
     @property
     def pid(self) -> int:
-        """The process id, of the first."""
         return self._children[0].pid
 
     @property
     def pids(self) -> list[int]:
-        """The process ids, by rank."""
         return [child.pid for child in self._children]
 
     async def train(self, spec: Spec) -> AsyncIterator[dict[str, Any]]:

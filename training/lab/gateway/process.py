@@ -82,7 +82,6 @@ class Gateway:
 
     @property
     def pid(self) -> int | None:
-        """The first one's process id, None while there is no process."""
         return next(iter(self.pids), None)
 
     async def start(self) -> None:
@@ -95,7 +94,6 @@ class Gateway:
             asyncio.get_running_loop().add_reader(child.sentinel, self._died, number, child)
 
     def stop(self) -> None:
-        """End the processes."""
         for restarting in self._restarting:
             restarting.cancel()
         children, self._children = self._children, {}
