@@ -299,7 +299,8 @@ def store_table(cost: StoreCost, queued: int, measured: int, runners: int) -> Ta
 
 def conclusions(costs: Sequence[GatewayCost], store: StoreCost, gpu_tokens: float, answer_tokens: float) -> list[str]:
     """How many GPUs are fed, in sentences that show the arithmetic. A core each for the store and each gateway."""
-    gateway_ms, store_ms = (max(1e-3, math.fsum(found) / len(costs)) for found in _columns(costs))
+    both = [one.gateway_ms for one in costs], [one.store_ms for one in costs]
+    gateway_ms, store_ms = (max(1e-3, math.fsum(found) / len(costs)) for found in both)
     rollout_ms = store.main_ms + (CALLS_A_ROLLOUT - 1) * store_ms
     of_store = 1000 / rollout_ms * CALLS_A_ROLLOUT
     of_gateway = 1000 / gateway_ms
@@ -314,10 +315,6 @@ def conclusions(costs: Sequence[GatewayCost], store: StoreCost, gpu_tokens: floa
         f"gateway processes that keep up with the store: {of_store:.0f} / {of_gateway:.0f} = "
         f"{math.ceil(of_store / of_gateway)}",
     ]
-
-
-def _columns(costs: Sequence[GatewayCost]) -> tuple[list[float], list[float]]:
-    return [one.gateway_ms for one in costs], [one.store_ms for one in costs]
 
 
 if __name__ == "__main__":

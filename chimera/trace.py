@@ -124,7 +124,11 @@ def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: ar
         from evaluation.traces.token_texts import learned_texts
 
         pieces, missing = learned_texts(run, made)
-    gradients = _gradients(run, made, pieces) if arguments.gradient else {}
+    gradients: Mapping[str, str] = {}
+    if arguments.gradient:
+        from training.learning.gradient_lines import gradient_lines
+
+        gradients = gradient_lines(run, made, pieces)
     if arguments.html is not None:
         _write_page(arguments.html, run, made, pieces, gradients, missing)
         console.print(f"wrote {arguments.html}", soft_wrap=True, markup=False)
@@ -136,13 +140,6 @@ def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: ar
         console.print(missing, soft_wrap=True, markup=False)
     shown = pieces if arguments.tokens else None
     show(console, outline(made, messages=arguments.messages, pieces=shown, gradients=gradients))
-
-
-def _gradients(run: "Run", tree: "Tree", pieces: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """A line on the gradient of each call that PPO learned from, by response id."""
-    from training.learning.gradient_lines import gradient_lines
-
-    return gradient_lines(run, tree, pieces)
 
 
 def _write_page(

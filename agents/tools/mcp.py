@@ -116,9 +116,8 @@ class Session:
             self.tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  told as one sentence
             await self.close()
-            raise ConfigError(
-                f"{self._setting} {self._how()} does not work as an MCP server: {self._why(error)}"
-            ) from None
+            how = self._server.url or " ".join(self._server.command)
+            raise ConfigError(f"{self._setting} ({how}) does not work as an MCP server: {self._why(error)}") from None
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
         """What a tool returned, as text; raises ToolException if the tool failed."""
@@ -158,9 +157,6 @@ class Session:
         except Exception as error:  # noqa: BLE001  whoever waits gets it; a session that ends badly is over
             if not ready.done():
                 ready.set_exception(error)
-
-    def _how(self) -> str:
-        return f"({self._server.url or ' '.join(self._server.command)})"
 
     def _why(self, error: BaseException) -> str:
         file = self._log.fileno()  # The server shares its position, so it is not moved.

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chimera.config.models import ModelConfig
 from chimera.config.roles import expand
 from chimera.config.tree import Config
 from chimera.serving.embedded.checkpoint import BYTES, locate
@@ -90,7 +89,9 @@ def plan_run(config: Config, machine: Machine, lengths: Lengths) -> list[PhaseRo
     Raises:
         ConfigError: A model's folder is missing, or its sizes are not known here.
     """
-    models = {slot: Architecture.read(Path(locate(one.path))) for slot, one in _weights(config).items()}
+    models = {
+        slot: Architecture.read(Path(locate(one.path))) for slot, one in config.served().items() if one.has_weights
+    }
     return [
         _room(name, settings, slot, models, config, machine, lengths)
         for name, settings in config.pipeline.items()
@@ -98,10 +99,6 @@ def plan_run(config: Config, machine: Machine, lengths: Lengths) -> list[PhaseRo
         for slot in _slots(config, name)[:1]
         if slot in models
     ]
-
-
-def _weights(config: Config) -> Mapping[str, ModelConfig]:
-    return {slot: one for slot, one in config.served().items() if one.has_weights}
 
 
 def _slots(config: Config, name: str) -> list[str]:

@@ -27,7 +27,7 @@ from evaluation.view.pages.choice import (
     pages,
 )
 from evaluation.view.pages.desk import ViewDesk
-from evaluation.view.pages.figures import Figures, TaskPair, pair_up
+from evaluation.view.pages.figures import Figures, pair_up
 from evaluation.view.reading.rows import RolloutRow, read_record
 from evaluation.view.reading.watched import Snapshot, inside
 
@@ -78,9 +78,10 @@ def routes(desk: ViewDesk) -> APIRouter:
             raise ConfigError(f"change={change[:40]!r} is none of {', '.join(CHANGES)}")
         stages = [_stage(desk, left), _stage(desk, right)]
         pairs = pair_up(stages[0][1], stages[1][1])
+        counts = {name: sum(pair.change == name for pair in pairs) for name in CHANGES}
         return desk.page(
             "tasks.html.j2", left=left, right=right, runs=[stage[0] for stage in stages], change_of=change,
-            pairs=[one for one in pairs if change in ("", one.change)], counts=_counts(pairs), all=len(pairs),
+            pairs=[one for one in pairs if change in ("", one.change)], counts=counts, all=len(pairs),
             figures=[Figures.of([one.left for one in pairs]), Figures.of([one.right for one in pairs])],
         )  # fmt: skip
 
@@ -177,7 +178,3 @@ def _stage(desk: ViewDesk, given: str) -> tuple[str, list[RolloutRow]]:
     if phase not in rows:
         raise RunError(f"run {run!r} has no rollouts of {phase[:80]!r}: there are {', '.join(rows) or 'none'}")
     return run, list(rows[phase])
-
-
-def _counts(pairs: list[TaskPair]) -> dict[str, int]:
-    return {name: sum(pair.change == name for pair in pairs) for name in CHANGES}
