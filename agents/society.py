@@ -34,7 +34,6 @@ class Saved:
     """Where the state of one question is kept.
 
     Attributes:
-        saver: LangGraph's checkpointer.
         verdict: A person's verdict as plain data, or `agents.seat.SKIP`, to continue a state that waits for one.
     """
 
@@ -47,12 +46,10 @@ class Society:
     """Nine roles that answer briefs, one or many at once. It keeps no state between runs.
 
     Args:
-        model: Answers the chat messages of every logical model.
         config: How the society works: evidence, limits of revisions, time-outs.
         roles: The slot whose model plays each role, and the tools that it may call.
         evaluate: Scores each finished state; fills `final_evaluation`.
         operation: Opens a span around each visit of a role, with attributes role, model, visit and attempt.
-        observe: Called with each model call and tool call as it ends.
         select: Selects the hypothesis, unless `run` is given a selector. Default: the supervisor's model.
     """
 

@@ -60,7 +60,6 @@ def features(candidates: Candidates, hashed: int, labels: Sequence[Label] = LABE
     Args:
         candidates: The question, the hypotheses and the passages.
         hashed: Number of columns for hashed text; 0 leaves it out.
-        labels: The answers that the tasks offer.
 
     Returns:
         An array (number of hypotheses, number of columns), with the columns of `feature_names`.

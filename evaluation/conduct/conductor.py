@@ -90,7 +90,6 @@ class Conductor:
         run: Owned by this process.
         config: The run's configuration, with the evaluation's own settings.
         auditor: The second judge; None without one.
-        progress: Shows how far the evaluation is.
         again: Which recorded parts are made again.
     """
 

@@ -35,7 +35,6 @@ class DirectRollouts:
 
     Args:
         run: The run that records them; owned by this process.
-        model: Answers every logical model.
         check: Raises an error that makes all further rollouts fail, such as the end of the model server.
     """
 
@@ -53,8 +52,6 @@ class DirectRollouts:
 
         Args:
             inputs: Tasks with seeds and the phase under which they are recorded.
-            stage: The stage whose policies are live.
-            selector: Chooses among hypotheses.
 
         Raises:
             UnreachableError: A model server cannot be reached. Rollouts that have ended are recorded.

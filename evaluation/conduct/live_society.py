@@ -64,7 +64,6 @@ class Step(JupyterMixin):
         number: Number of the step, from 1. The three juniors end in any order.
         update: The fields of the state that it wrote. The answer to a person's own question is withheld unless a real
             source supports it (see `evaluation.conduct.grounds.Rule`).
-        cards: The update, formatted for a reader.
         sources: The passages that the society has found so far, as a further card.
         tool_calls: Number of tool calls so far.
         slot: The slot whose model plays the node; None if the node is not a role.
@@ -104,11 +103,7 @@ class Step(JupyterMixin):
 
 
 class LiveSociety:
-    """A society with running models. Made by `open_society`.
-
-    Attributes:
-        servers: Where each logical model is served.
-    """
+    """A society with running models. Made by `open_society`."""
 
     def __init__(self, config: Config, servers: ModelServers, library: Library) -> None:
         self.servers = servers

@@ -44,7 +44,6 @@ class Repairs:
 
     Args:
         run: The run that records them; owned by this process.
-        model: Answers every logical model.
         phase: The phase under which the replays are recorded.
     """
 

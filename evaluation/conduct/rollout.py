@@ -54,8 +54,6 @@ class Start:
     """Where a rollout begins that goes on from a recorded one.
 
     Attributes:
-        role: Who works first.
-        state: What the society had done by then.
         records: The calls that it took, for the reward.
     """
 
@@ -65,11 +63,7 @@ class Start:
 
 
 class RolloutMaker:
-    """Runs the society, which is built once, on one task at a time.
-
-    Args:
-        transport: Reaches the models and takes the spans.
-    """
+    """Runs the society, which is built once, on one task at a time."""
 
     def __init__(self, config: Config, transport: Transport, toolbox: Tools) -> None:
         self._config = config

@@ -142,7 +142,6 @@ def adjust(comparisons: Comparisons, config: Config, main: str | None = None) ->
     """The comparisons with Holm's correction over each family, and with verdicts. The gate's own stay as they are.
 
     Args:
-        config: Has the tests' level, 1 - `evaluation.confidence`.
         main: The report's main comparison, as "<before>:<after>"; None if it has none.
     """
     adjusted: dict[tuple[str, str], float] = {}

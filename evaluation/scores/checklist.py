@@ -97,9 +97,6 @@ class Work:
 def checklist(work: Mapping[str, Any]) -> dict[str, float]:
     """The six scores in [0, 1], by criterion, rounded to four decimals.
 
-    Args:
-        work: Finished work, from `evaluation.scores.judge.finished_work`.
-
     Raises:
         KeyError: A key is missing.
     """

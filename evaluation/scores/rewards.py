@@ -52,10 +52,6 @@ def compute_reward(
 ) -> Reward:
     """The reward of a finished rollout.
 
-    Args:
-        state: The society's final state, with `final_evaluation` from the judge.
-        records: The society's model and tool calls of this rollout.
-
     Raises:
         ValueError: The rollout is not finished, or was not recorded; the message names what is missing.
     """

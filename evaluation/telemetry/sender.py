@@ -35,11 +35,7 @@ _senders: dict[Path, "Sender"] = {}
 
 
 class Sender:
-    """Sends the rollouts of one run.
-
-    Args:
-        headers: Sent with each request, such as a key.
-    """
+    """Sends the rollouts of one run."""
 
     def __init__(self, settings: TelemetryConfig, headers: Mapping[str, str], run: str) -> None:
         assert settings.otlp_endpoint is not None
@@ -118,7 +114,6 @@ def telemetry(
     """Send what `run` records while the `with` block runs, if `settings` name a collector.
 
     Args:
-        secrets: Have the variable that `settings.headers_env` names.
         tell: Told at the end what was sent and what was not.
 
     Raises:

@@ -71,7 +71,6 @@ class Replay:
 
         Args:
             record: What was recorded of the rollout; taken from it is who chose among hypotheses.
-            calls: The model calls of its last attempt.
             tools: Its calls as its outcome lists them; taken from them is which tool calls were valid.
 
         Raises:

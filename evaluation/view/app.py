@@ -33,7 +33,6 @@ def make_app(runs_dir: Path, *, key: str, port: int, closing: Callable[[], bool]
     """The application with its guard.
 
     Args:
-        key: The key that a browser must bring.
         closing: True when the server is about to stop, which ends streams of events.
     """
     desk = ViewDesk.over(runs_dir)

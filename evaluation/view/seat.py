@@ -39,7 +39,6 @@ class AskedQuestion:
         state: "works" until there is a decision, also if its process has ended; "waits" for a person; "takes effect"
             while a verdict is carried out; "done"; "broken" if it cannot be read.
         values: The society's state as it was saved last, as a person may be told it (`told`).
-        sources: The passages that were read, each with the tool that found it.
         fault: Why it cannot be read, or why the last verdict did not take effect.
         notice: What has to stand beside its answer.
     """

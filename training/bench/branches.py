@@ -27,7 +27,6 @@ async def ask_again(
     """`k` answers to the prompt of `call`, by the weights that are live.
 
     Args:
-        side: Sends and records the requests.
         config: Tells whose model plays the role.
         call: From an episode of this run.
         seed: With the prompt it decides what is drawn: the same for both gives the same answers.

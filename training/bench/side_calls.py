@@ -49,7 +49,6 @@ class SideCalls:
     """One phase's calls beside rollouts, straight to the model servers.
 
     Args:
-        endpoints: Where each slot is served.
         check: Raises what keeps all further calls from succeeding, such as the end of the model server.
     """
 
@@ -85,11 +84,9 @@ class SideCalls:
         Args:
             kind: What the call is for.
             version: Of the slot's weights, or its endpoint's model: other weights answer anew.
-            messages: OpenAI chat messages.
             about: What is recorded in place of messages, tools and response format, where another file holds them.
             n: How many answers; servers that do not know `n` give one.
             temperature: None for that of the slot's configuration.
-            log_probs: True to ask for the log-probability of each token too.
             options: `tools`, `response_format` and `seed`, as in `chimera.serving.client.Model`.
 
         Raises:

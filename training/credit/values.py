@@ -44,7 +44,6 @@ class Worth:
     Attributes:
         value: The sum of the parts.
         parts: Each part with its weight.
-        how: Where the parts come from.
     """
 
     value: float

@@ -27,7 +27,6 @@ class HeldOut:
     """Makes a run's rollouts on held-out tasks, `evaluation.concurrency` at a time.
 
     Args:
-        recorder: Knows which rollouts are recorded already.
         check: Raises an error if all further rollouts would fail.
     """
 

@@ -53,9 +53,7 @@ class Lab:
     """One run's machinery, as an async context manager; a phase asks it for rollouts.
 
     Args:
-        run: Where everything is recorded.
         servers: The models, already served.
-        metrics: Gets everything that is measured.
 
     Attributes:
         live: What is live; change it through `put_live` and `restore`, so that rollouts are told.
@@ -217,7 +215,6 @@ class Lab:
         Nothing is explored, and runners, gateway and store have no part in it.
 
         Args:
-            inputs: Tasks with seeds, and the phase to record them under.
             stage: The name of what is live.
         """
         now = Stage(stage, stage, "sequence", tuple(self.live.policies.values()), self.policy_versions)
@@ -232,7 +229,6 @@ class Lab:
         rollouts are yielded too. When the caller stops iterating, rollouts that have not started never will.
 
         Args:
-            inputs: Tasks with seeds, and the phase to record them under.
             mode: "val" explores nothing.
             instead: Candidates that work in these rollouts, which are recorded under `candidates.phase_of`.
 

@@ -25,11 +25,7 @@ Identity = tuple[str, str, int]
 
 
 class Recorder:
-    """Writes a run's rollouts and knows which ones are written already.
-
-    Args:
-        reward: Weights of the immediate rewards of calls.
-    """
+    """Writes a run's rollouts and knows which ones are written already."""
 
     def __init__(self, run: Run, store: LabStore, reward: RewardConfig) -> None:
         self._run = run

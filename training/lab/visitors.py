@@ -116,10 +116,6 @@ def plain_spec(spec: RunnerSpec) -> dict[str, Any]:
 def read_spec(plain: Mapping[str, Any], doors: Doors, secrets: Mapping[str, str]) -> RunnerSpec:
     """The inverse of `plain_spec`.
 
-    Args:
-        doors: The addresses and keys to use.
-        secrets: Keys of tools in this machine's environment.
-
     Raises:
         ValueError: It is no specification, or of another version of Chimera.
     """

@@ -63,8 +63,6 @@ class Bench(Protocol):
 
     Attributes:
         dataset: The tasks; learn from `dataset.train` only.
-        view: Shows progress, notes and warnings.
-        metrics: Gets what is measured, by phase and step.
     """
 
     config: "Config"
@@ -94,7 +92,6 @@ class Bench(Protocol):
         What is recorded already comes first and is not run again. Close the generator when you stop early.
 
         Args:
-            inputs: Tasks with seeds, and the phase to record them under.
             mode: "val" explores nothing.
             instead: Candidates that work in these rollouts only. What is live does not change. Their versions are in
                 the records, which stand under a phase of their own: `episodes` does not give them.
@@ -166,7 +163,6 @@ class Bench(Protocol):
 
         Args:
             slot: Whose model; one that a role uses, or that the phase's settings name (`PhaseSettings.asks`).
-            messages: OpenAI chat messages.
             options: `tools`, `response_format` and `seed`, as in `chimera.serving.client.Model`; `temperature` in place
                 of the slot's.
 

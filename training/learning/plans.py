@@ -76,9 +76,6 @@ def make_phases(names: Sequence[str], config: Config, dataset: Dataset) -> list[
 def check_rollouts(phases: Sequence[Phase], *, recorded: bool) -> None:
     """Make sure that a phase which learns from rollouts finds some.
 
-    Args:
-        recorded: Whether the run has rollouts already.
-
     Raises:
         ConfigError: The first phase needs rollouts, and there are none.
     """

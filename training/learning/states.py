@@ -19,7 +19,6 @@ class State:
     """A role's first visit in one rollout, which it answered at once: the prompt of that answer is the state.
 
     Attributes:
-        episode: The rollout, without its spans in memory.
         call: The call that gave the answer.
     """
 

@@ -68,8 +68,6 @@ class PhaseRoom:
     """One phase.
 
     Attributes:
-        needs: The processes that run at its peak.
-        disk: Bytes that it leaves on disk, at most.
         faults: Why it does not fit; empty if it does.
         changes: Settings with which it fits, in the order to try them; empty if it fits, or if none is known.
         pace: Its steps; None for phases without online steps.

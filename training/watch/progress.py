@@ -30,7 +30,6 @@ class Activity:
     Attributes:
         since: When it began.
         total: Number of its steps; 0 if they are not counted.
-        done: Number of finished steps.
         least: The time left is known once so many steps are done.
         note: About the last step.
     """

@@ -48,7 +48,6 @@ class WandbSpec:
 
     Attributes:
         protocols: Largest number of rows in a table of protocols.
-        config: The run's configuration, without secrets.
         environment: W&B's own variables, with its key.
     """
 

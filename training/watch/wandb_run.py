@@ -64,7 +64,6 @@ class WandbSink:
 
     Args:
         modes: W&B's modes to try, one after another, until one starts.
-        notify: Called with the run's address and with errors.
     """
 
     name = "W&B"

@@ -32,7 +32,6 @@ class Verdict:
 
     Attributes:
         before: The stage that the new one was compared with.
-        after: The new stage, named after its phase.
     """
 
     before: str

@@ -38,7 +38,6 @@ class Snapshot:
         lines: The lines of metrics.jsonl that are not about one rollout.
         gates: What the gate wrote of each phase.
         calls: Calls outside rollouts that each phase made, such as further answers to recorded prompts.
-        settings: The configuration by dotted key.
         faults: Sentences about what could not be read.
     """
 

@@ -27,7 +27,6 @@ class Taken:
 
     Attributes:
         samples: Calls with their credit and their group.
-        metrics: What the step's rollouts or branches came to.
         skip: Why there are too few to learn from; None if there are enough.
         stale: Number of calls left out because weights that are too old, or unknown ones, had sampled them.
         left_out: Number of rollouts that were not learned from, by reason.

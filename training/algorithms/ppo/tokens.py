@@ -26,7 +26,6 @@ def record_update(
 
     Args:
         run: The run's folder.
-        batch: The update's calls with their advantages and log-probabilities.
 
     Raises:
         RunError: The file cannot be written.

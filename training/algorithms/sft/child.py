@@ -85,7 +85,6 @@ def work(argv: list[str], kind: type[S], trainer: str, train: Callable[[S, TextI
 
     Args:
         trainer: The module of the trainer, which takes seconds to import.
-        train: Trains with a spec, and reports on the stream that it is given.
 
     Raises:
         ChimeraError: The model or the examples cannot be trained on, or a file cannot be read or written.

@@ -14,9 +14,6 @@ from training.learning.states import State
 class Examples:
     """Different examples that are short enough, in the order in which they are added.
 
-    Args:
-        longest: Examples with more tokens are left out.
-
     Attributes:
         too_long: How many were left out for their length.
     """
@@ -57,7 +54,6 @@ def check_enough(phase: str, told: str, found: int, least: int, *, draws: bool =
 
     Args:
         told: What it has, in words.
-        least: How many it needs.
         draws: Whether more answers to each prompt would give more examples.
     """
     if found < least:

@@ -112,7 +112,6 @@ async def train_once(
     """Train, and keep the figures beside the model; a model that was made from the same before is kept.
 
     Args:
-        spec: The job, whose examples are written.
         told: The examples, in words.
 
     Raises:

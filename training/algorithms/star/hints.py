@@ -21,7 +21,6 @@ async def hinted(bench: Bench, values: Values, state: State, k: int, version: st
     They have no token ids: they were sampled after other tokens than those of the prompt.
 
     Args:
-        state: A recorded prompt of a training task.
         version: The slot's version that is live. An answer by another is left out.
 
     Raises:

@@ -31,7 +31,6 @@ class Gateway:
     nothing else: each writes its exchanges into the store before it answers.
 
     Args:
-        endpoints: The servers behind the models.
         log_file: File for the first process's output; those of others have its name with their numbers.
         on_warning: Called with a sentence for the user, such as the reason of the gateway's end when it is restarted.
         on_failure: Called with the error if the gateway cannot be kept running.

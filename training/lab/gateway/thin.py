@@ -55,7 +55,6 @@ class ThinGateway:
     """The ASGI application. `Door` checks the key in front of it.
 
     Args:
-        endpoints: The server behind each logical model.
         with_ids: Logical models whose servers are asked for token ids. Other servers may refuse the unknown option.
         tell: Called with a sentence for the user when a server does not take a field.
         scored: Logical models that are asked for the log-probabilities of tokens.
