@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from io import StringIO
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import psutil
 from fastapi import FastAPI, Request
@@ -33,7 +33,7 @@ from chimera.config.tree import Config
 from chimera.data.tasks import Dataset, load
 from chimera.run import forks
 from chimera.run.directory import Run
-from chimera.serving.client import Completion, ToolCall
+from chimera.serving.client import Completion, RequestOptions, ToolCall
 from chimera.serving.process import serve
 from evaluation.records.rollouts import RolloutInput
 from evaluation.scores.judge import CRITERIA, Judge
@@ -73,16 +73,11 @@ class DirectModel:
     """The canned answers in this process, as a `chimera.serving.client.Model`."""
 
     async def complete(
-        self,
-        key: str,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        response_format: Mapping[str, Any] | None = None,
-        seed: int | None = None,
+        self, key: str, messages: Sequence[Mapping[str, Any]], **options: Unpack[RequestOptions]
     ) -> Completion:
+        response_format = options.get("response_format")
         assert response_format is not None
-        message = message_for(messages, tools, response_format["json_schema"]["name"])
+        message = message_for(messages, options.get("tools", ()), response_format["json_schema"]["name"])
         calls = tuple(
             ToolCall(call["id"], function["name"], json.loads(function["arguments"]), function["arguments"])
             for call in message.get("tool_calls", ())

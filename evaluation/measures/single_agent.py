@@ -1,7 +1,7 @@
 """The single agent: calls of the juniors' model with the abstract. Comparing it shows what the society adds."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, Unpack, cast
 
 from agents.prompting import Message, opening
 from agents.quoting import answer_format, quotable
@@ -13,7 +13,7 @@ from chimera.config.roles import JUNIORS
 from chimera.config.society import Quotes
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.types import ResearchTask, shown_options
-from chimera.serving.client import Completion
+from chimera.serving.client import Completion, RequestOptions
 from evaluation.records.study import BaselineAnswer
 
 ROLE = ROLES[JUNIORS[1]]
@@ -24,13 +24,7 @@ class Chooser(Protocol):
     """A model that gives several answers to one request (see `chimera.serving.client.HttpModel`)."""
 
     async def choices(
-        self,
-        key: str,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        response_format: Mapping[str, Any] | None = None,
-        seed: int | None = None,
-        n: int = 1,
+        self, key: str, messages: Sequence[Mapping[str, Any]], *, n: int = 1, **options: Unpack[RequestOptions]
     ) -> list[Completion]:
         """Return up to `n` answers to `messages`; raises ModelError."""
         ...
