@@ -5,7 +5,7 @@ Adding a role that advises another is one entry here, and its slot and tools in 
 algorithm that trains it by `pipeline.<phase>.roles`.
 
 The first line of a prompt names the role; the rest says what to do. User messages are one JSON object (see
-`agents.prompting`), so a prompt never contains data.
+`agents.visit.prompting`), so a prompt never contains data.
 """
 
 from collections.abc import Iterable

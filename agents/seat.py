@@ -12,7 +12,7 @@ from langgraph.types import interrupt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agents.state import ResearchState, Update
-from chimera.config.society import SocietyConfig
+from chimera.config.sections.society import SocietyConfig
 from chimera.core.errors import ConfigError
 from chimera.core.types import Decision
 

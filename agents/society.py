@@ -11,12 +11,12 @@ from langgraph.types import Command
 from agents.context import Evaluator, RunContext, Selector, SupervisorChoice, Tools
 from agents.graph import Graph, build_graph, graph_of_nodes, step_limit
 from agents.nodes import Node
-from agents.record import Observer, Operation, no_observer, no_operation
 from agents.roles import SUPERVISOR
 from agents.seat import SEAT
 from agents.state import ResearchState, Update, without
+from agents.visit.record import Observer, Operation, no_observer, no_operation
 from chimera.config.roles import JUNIORS, RolesConfig
-from chimera.config.society import SocietyConfig
+from chimera.config.sections.society import SocietyConfig
 from chimera.core.errors import RoleError
 from chimera.core.types import Brief, shown_options
 from chimera.serving.client import Model

@@ -13,12 +13,12 @@ from typing import Any, cast
 from langgraph.runtime import Runtime
 
 from agents.context import Candidates, Choice, RunContext
-from agents.prompting import Message
 from agents.roles import ROLES, SUPERVISOR
 from agents.schemas import Selection, selection_of
 from agents.state import ResearchState, Update
 from agents.tools.sources import sources_seen
-from agents.visits import attempt_of, errors_of, visit, visits
+from agents.visit.prompting import Message
+from agents.visit.visits import attempt_of, errors_of, visit, visits
 from chimera.core.errors import RoleError
 
 

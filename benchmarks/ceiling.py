@@ -27,21 +27,21 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gateway import ASKED, all_stored, call_many, canned_server, served, spent, times
-from chimera.config.models import SLOTS
+from chimera.config.sections.models import SLOTS
 from chimera.config.tree import Config
 from chimera.core.ports import free_port
 from chimera.data.tasks import load
-from chimera.run import forks
-from chimera.run.children import stop
+from chimera.processes import forks
+from chimera.processes.children import stop
 from chimera.run.directory import Run
 from chimera.serving.client import Endpoint
 from chimera.serving.process import serve
 from evaluation.records.rollouts import Outcome, RolloutInput
 from evaluation.traces.spans import OBJECT, OBJECT_JSON, OPERATION, RESPONSE_IDS
 from training.lab.gateway.process import Gateway
-from training.lab.runner import worker_name
+from training.lab.runners.runner import worker_name
+from training.lab.runners.visitors import visit
 from training.lab.store import KeyedStoreClient, LabStore
-from training.lab.visitors import visit
 
 # isort: split
 from agentlightning.types import EnqueueRolloutRequest  # after training, which makes it leave out LiteLLM

@@ -28,8 +28,8 @@ from rich.table import Table
 
 from chimera.config.tree import Config
 from chimera.core.ports import free_port
-from chimera.run import forks
-from chimera.run.children import stop
+from chimera.processes import forks
+from chimera.processes.children import stop
 from chimera.serving.client import Endpoint
 from evaluation.traces.spans import EXCHANGE
 from training.lab.gateway.process import Gateway

@@ -27,11 +27,11 @@ from rich.table import Table
 from agents.society import Society
 from agents.tools.toolbox import build_toolbox
 from benchmarks.gateway import serve_app, served, spent
-from chimera.config.models import SLOTS
 from chimera.config.roles import JUDGE
+from chimera.config.sections.models import SLOTS
 from chimera.config.tree import Config
 from chimera.data.tasks import Dataset, load
-from chimera.run import forks
+from chimera.processes import forks
 from chimera.run.directory import Run
 from chimera.serving.client import Completion, RequestOptions, ToolCall
 from chimera.serving.process import serve

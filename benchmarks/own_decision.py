@@ -21,11 +21,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from agents.react import read_answer
-from agents.record import CallRecord, ModelCall
 from agents.roles import ROLES
 from agents.society import Society
 from agents.tools.toolbox import build_toolbox
+from agents.visit.react import read_answer
+from agents.visit.record import CallRecord, ModelCall
 from chimera.config.roles import JUDGE
 from chimera.config.tree import Config, load_config
 from chimera.core.errors import ConfigError, RoleError

@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from agents.context import Selector, SupervisorChoice
-from agents.record import CallRecord, ModelCall
 from agents.society import Society
 from agents.tools.sources import sources_seen
 from agents.tools.toolbox import build_toolbox
+from agents.visit.record import CallRecord, ModelCall
 from chimera.config.roles import JUDGE
 from chimera.config.tree import Config, load_config
 from chimera.core.errors import RoleError

@@ -32,9 +32,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from agents.prompting import response_format
 from agents.roles import ROLES
-from chimera.config.models import ModelConfig, ServingConfig
+from agents.visit.prompting import response_format
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.data.generated.tasks import generate
 from chimera.serving.client import Endpoint
 from chimera.serving.process import serve

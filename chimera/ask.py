@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from agents.context import Selector
     from agents.seat import PersonVerdict
-    from chimera.config.models import ModelConfig
+    from chimera.config.sections.models import ModelConfig
     from chimera.config.tree import Config
     from chimera.run.directory import Run
     from chimera.run.policies import Policy

@@ -14,7 +14,7 @@ from chimera.core.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from chimera.config.evaluation import EvaluationConfig
+    from chimera.config.sections.evaluation import EvaluationConfig
     from chimera.config.tree import Config
     from chimera.data.tasks import Dataset
     from chimera.run.directory import Run
@@ -246,7 +246,7 @@ def _announce(run: "Run", plan: "Plan", missing: int, console: "Console") -> Non
 
 
 def _second_judge(settings: "EvaluationConfig", secrets: "Mapping[str, str]") -> "HttpModel | None":
-    from chimera.config.models import ModelConfig
+    from chimera.config.sections.models import ModelConfig
     from chimera.serving.client import HttpModel
     from chimera.serving.process import user_endpoint
 

@@ -19,7 +19,7 @@ from chimera.core.cli import parse_arguments
 from chimera.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from chimera.config.models import ModelConfig
+    from chimera.config.sections.models import ModelConfig
     from chimera.config.tree import Config
     from chimera.run.directory import Run
     from chimera.run.policies import Policy
@@ -198,8 +198,8 @@ def generation_settings(file: Path, model: "ModelConfig") -> dict[str, Any]:
 
 def role_settings(name: str, config: "Config") -> dict[str, Any]:
     """The prompt, the tools and the response format with which the role was trained."""
-    from agents.prompting import prompt_with_options, response_format
     from agents.roles import ROLES
+    from agents.visit.prompting import prompt_with_options, response_format
     from chimera.core.types import LABELS
     from evaluation.scores import judge
 

@@ -17,8 +17,8 @@ def main(argv: list[str]) -> int | None:
     arguments = parser.parse_args(argv)
 
     import training  # noqa: F401  before Agent Lightning, which so leaves LiteLLM out
-    from training.lab.runner import Doors, serve, worker_name
-    from training.lab.visitors import spec_here, visit
+    from training.lab.runners.runner import Doors, serve, worker_name
+    from training.lab.runners.visitors import spec_here, visit
 
     store_url = arguments.store.rstrip("/")
     told, store_key, gateway_key = visit(store_url, arguments.key_file)

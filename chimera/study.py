@@ -185,8 +185,8 @@ def _training_arguments(job: Job, wanted: Wanted) -> list[str]:
 
 
 def _child(job: Job, wanted: Wanted, place: str, what: str, module: str, arguments: Sequence[str]) -> None:
+    from chimera.processes.study_children import run_child
     from chimera.run.directory import Run
-    from chimera.run.study_children import run_child
 
     log = job.folder / "logs" / f"{wanted.name}.{what}.log"
     _wait_until_free(job, wanted)

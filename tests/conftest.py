@@ -170,7 +170,7 @@ def society_kit():
     """Stateless: the scripted model, the toolbox, standard answers, a brief, and `make` for a `Society` of them."""
     from agents.society import Society
     from chimera.config.roles import RolesConfig
-    from chimera.config.society import SocietyConfig
+    from chimera.config.sections.society import SocietyConfig
 
     brief = Brief(
         "17", "Does the drug lower the rate?", (Section("METHODS", "A trial."), Section("RESULTS", "It fell."))
@@ -404,7 +404,7 @@ def scripted_openai():
 @pytest.fixture
 def scripted_run(scripted_openai, tmp_path, monkeypatch):
     """A run that has learned nothing, whose models are all the scripted server, without hooks: four held-out tasks."""
-    from chimera.config.models import SLOTS
+    from chimera.config.sections.models import SLOTS
     from chimera.config.tree import load_config
     from chimera.run.directory import Run
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 
 from chimera.config.roles import MCP, tool_name
-from chimera.config.tools import McpServer
+from chimera.config.sections.tools import McpServer
 from chimera.core.errors import ConfigError
-from chimera.run import guard
+from chimera.processes import guard
 
 if TYPE_CHECKING:
     from mcp import Client

@@ -18,7 +18,7 @@ from agents.tools.own import own_tools
 from agents.tools.passages import DocumentLike, Passage, ToolError, clean
 from agents.tools.tool import ArgumentError, Tool, short
 from chimera.config.roles import MCP, RolesConfig
-from chimera.config.tools import ToolsConfig
+from chimera.config.sections.tools import ToolsConfig
 from chimera.core.fingerprints import Fingerprint
 from chimera.core.types import Brief
 

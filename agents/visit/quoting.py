@@ -9,11 +9,11 @@ writes its quotes itself. If a server ignores the schema, `fault` describes the 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from agents.prompting import Message, options_in, read_payload, response_format
 from agents.roles import Role
 from agents.schemas import MAX_QUOTE, Answer, Hypothesis
 from agents.tools.excerpts import GAP, cut, split_sentences
-from chimera.config.society import Quotes
+from agents.visit.prompting import Message, options_in, read_payload, response_format
+from chimera.config.sections.society import Quotes
 from chimera.core.quotes import MIN_QUOTE_WORDS, missing_quotes
 
 MAX_ENUM = 250

@@ -13,11 +13,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from agents.context import RunContext
-from agents.prompting import Message, canonical, options_in, repair_message, tool_message
-from agents.quoting import answer_format, fault, numbered, resolved
-from agents.record import ModelCall, ToolUse
 from agents.roles import Role
 from agents.schemas import Answer, with_options
+from agents.visit.prompting import Message, canonical, options_in, repair_message, tool_message
+from agents.visit.quoting import answer_format, fault, numbered, resolved
+from agents.visit.record import ModelCall, ToolUse
 from chimera.core.errors import ModelError
 from chimera.serving.client import Completion, ToolCall
 

@@ -7,12 +7,12 @@ from typing import Any
 from langgraph.runtime import Runtime
 
 from agents.context import RunContext
-from agents.prompting import Message, opening
-from agents.quoting import quotable
-from agents.react import Turn, Visit
 from agents.roles import Role
 from agents.schemas import Answer, SafetyReview
 from agents.state import ResearchState
+from agents.visit.prompting import Message, opening
+from agents.visit.quoting import quotable
+from agents.visit.react import Turn, Visit
 from chimera.core.errors import ChimeraError, RoleError
 
 Inputs = dict[str, Any]

@@ -8,19 +8,19 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from chimera.config.cluster import ClusterConfig
-from chimera.config.data import DataConfig
-from chimera.config.evaluation import EvaluationConfig
-from chimera.config.learning import GateConfig, WandbConfig
 from chimera.config.loader import ConfigSection, check_keys, effective, overlay, validate, without_effect
-from chimera.config.models import SLOTS, UNUSED_OF_KIND, ModelConfig, ServingConfig
 from chimera.config.pipeline import DEFAULT, PhaseSettings, Pipeline, algorithm_of, find_algorithm
 from chimera.config.roles import GRADING, JUDGE, RolesConfig, expand
-from chimera.config.rollouts import GatewayConfig, RewardConfig, RolloutsConfig
-from chimera.config.society import SocietyConfig
+from chimera.config.sections.cluster import ClusterConfig
+from chimera.config.sections.data import DataConfig
+from chimera.config.sections.evaluation import EvaluationConfig
+from chimera.config.sections.learning import GateConfig, WandbConfig
+from chimera.config.sections.models import SLOTS, UNUSED_OF_KIND, ModelConfig, ServingConfig
+from chimera.config.sections.rollouts import GatewayConfig, RewardConfig, RolloutsConfig
+from chimera.config.sections.society import SocietyConfig
+from chimera.config.sections.telemetry import TelemetryConfig
+from chimera.config.sections.tools import McpServer, ToolsConfig
 from chimera.config.source import COMMAND_LINE, Setting, parse_overrides, read_yaml, to_yaml
-from chimera.config.telemetry import TelemetryConfig
-from chimera.config.tools import McpServer, ToolsConfig
 from chimera.core.errors import ConfigError, suggestion
 
 TAKEN = ("base", "final", "all", "ledger", "eval", "parts", "stages", "confusion")

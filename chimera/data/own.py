@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from chimera.config.data import FAILED, Columns, ColumnsConfig, DataConfig
+from chimera.config.sections.data import FAILED, Columns, ColumnsConfig, DataConfig
 from chimera.core.errors import DataError
 from chimera.core.types import LABELS, Label, Option, ResearchTask, Section
 from chimera.data.tables import Table, TableRow, open_table

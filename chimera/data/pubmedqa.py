@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from chimera.config.data import ColumnsConfig
+from chimera.config.sections.data import ColumnsConfig
 from chimera.core.errors import DataError, boundary
 from chimera.core.types import LABELS, Label, ResearchTask, Section
 

@@ -20,7 +20,7 @@ from chimera.data.splits import check_disjoint, hold_out, official_split, three_
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from chimera.config.data import DataConfig
+    from chimera.config.sections.data import DataConfig
 
 
 @dataclass(frozen=True, slots=True)

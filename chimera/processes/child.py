@@ -1,4 +1,4 @@
-"""`python -m chimera.run.child PARENT MODULE ...`: the command that a `chimera.run.children.Command` starts.
+"""`python -m chimera.processes.child PARENT MODULE ...`: the command that `chimera.processes.children.Command` starts.
 
 It starts to watch its parent before slow imports: a process in its own session would otherwise continue after its
 parent is killed. It can be killed at any time, because its results are already on disk. Its own child processes watch
@@ -9,7 +9,7 @@ import importlib
 import sys
 
 from chimera.core.cli import run_command
-from chimera.run.parent import end_with
+from chimera.processes.parent import end_with
 
 
 def main(argv: list[str]) -> int | None:

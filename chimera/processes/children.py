@@ -1,8 +1,8 @@
 """The manager of all child processes: each has a log and an environment without secrets, and ends with its parent.
 
-There are two ways to start one: `Command` starts a new interpreter, `chimera.run.forks.Fork` copies a process that has
-its libraries loaded. A terminal sends Ctrl-C to all processes of a session, but it ends no child: only the main
-process decides when they stop.
+There are two ways to start one: `Command` starts a new interpreter, `chimera.processes.forks.Fork` copies a process
+that has its libraries loaded. A terminal sends Ctrl-C to all processes of a session, but it ends no child: only the
+main process decides when they stop.
 """
 
 import os
@@ -111,7 +111,7 @@ class Command(Spawned):
         module: A module with `main(argv)`.
         arguments: Must hold no secrets: anyone on this machine can read them.
         log_file: Its stderr and stdout are appended to this file.
-        environment: Its whole environment, see `chimera.run.child_environment`.
+        environment: Its whole environment, see `chimera.processes.child_environment`.
         pass_fds: File descriptors that it inherits.
         reports: True if its stdout is read with `report` and not logged.
     """
@@ -130,7 +130,7 @@ class Command(Spawned):
         super().__init__(name, log_file)
         with log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "chimera.run.child", str(os.getpid()), module, *arguments],
+                [sys.executable, "-m", "chimera.processes.child", str(os.getpid()), module, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if reports else log,
                 stderr=log,

@@ -21,10 +21,10 @@ from typing import Any
 import psutil
 
 from chimera.core.errors import RunError
-from chimera.run.child_environment import only_child_environment, reduce_environment
-from chimera.run.children import KILL_SECONDS, Child
+from chimera.processes.child_environment import only_child_environment, reduce_environment
+from chimera.processes.children import KILL_SECONDS, Child
 
-PRELOAD = "training.lab.preload"
+PRELOAD = "training.lab.runners.preload"
 """Module that the helper imports. If it does not exist, each child imports what it needs."""
 UNKNOWN = 255
 """The exit code that multiprocessing gives for a child whose fork server was killed."""

@@ -1,6 +1,6 @@
 """`python guard.py PARENT COMMAND ...`: runs a program of others, which ends with process PARENT.
 
-Unlike Chimera's own processes (`chimera.run.child`), such a program does not watch its parent. The guard leads a
+Unlike Chimera's own processes (`chimera.processes.child`), such a program does not watch its parent. The guard leads a
 process group of its own, and kills all of it when the parent is gone. It imports the standard library only, so that it
 starts at once and in any environment.
 """

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from chimera.run import follow
-from chimera.run.children import Spawned
+from chimera.processes import follow
+from chimera.processes.children import Spawned
 
 
 class Program(Spawned):

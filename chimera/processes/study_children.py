@@ -10,8 +10,8 @@ from types import FrameType
 
 from chimera.core.errors import RunError
 from chimera.core.secrets import ENVIRONMENT
-from chimera.run.child_environment import child_environment
-from chimera.run.children import Command
+from chimera.processes.child_environment import child_environment
+from chimera.processes.children import Command
 
 STOP_S = 9.5
 """Seconds after Ctrl-C at which a command is killed with all its processes. It must stop within ten seconds."""

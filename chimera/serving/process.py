@@ -17,11 +17,11 @@ from typing import Any
 
 import httpx
 
-from chimera.config.models import ModelConfig, ServingConfig
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, ModelError, RunError
 from chimera.core.ports import check_sockets, listen
-from chimera.run.child_environment import child_environment
-from chimera.run.children import STOP_SECONDS, Command, stop
+from chimera.processes.child_environment import child_environment
+from chimera.processes.children import STOP_SECONDS, Command, stop
 from chimera.serving.client import Endpoint
 from chimera.serving.embedded.checkpoint import locate
 from chimera.serving.embedded.service import CANDIDATE

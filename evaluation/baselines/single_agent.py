@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Unpack, cast
 
-from agents.prompting import Message, opening
-from agents.quoting import answer_format, quotable
-from agents.react import read_answer
 from agents.roles import ROLES
 from agents.schemas import Hypothesis
 from agents.tools.sources import given_sources
+from agents.visit.prompting import Message, opening
+from agents.visit.quoting import answer_format, quotable
+from agents.visit.react import read_answer
 from chimera.config.roles import JUNIORS
-from chimera.config.society import Quotes
+from chimera.config.sections.society import Quotes
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.types import ResearchTask, shown_options
 from chimera.serving.client import Completion, RequestOptions

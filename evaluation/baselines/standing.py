@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from statistics import fmean
 from typing import Any
 
-from evaluation.measures import baselines
+from evaluation.baselines import simple as baselines
 from evaluation.measures.metrics import TaskAnswers, answers_by_baseline, answers_of, interval_settings
 from evaluation.measures.statistics import bootstrap_mean
 from evaluation.records.study import PlannedTask, Study

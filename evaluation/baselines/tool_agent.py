@@ -3,16 +3,16 @@
 from typing import cast
 
 from agents.context import Evaluator, RunContext, SupervisorChoice, Tools
-from agents.record import CallRecord, count, no_operation
 from agents.state import ResearchState
 from agents.tools.sources import given_sources
-from agents.visits import visit
+from agents.visit.record import CallRecord, count, no_operation
+from agents.visit.visits import visit
 from chimera.config.roles import OWN_TOOLS, RolesConfig
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError, UnreachableError
 from chimera.core.types import ResearchTask, shown_options
 from chimera.serving.client import Model
-from evaluation.measures.single_agent import ROLE
+from evaluation.baselines.single_agent import ROLE
 from evaluation.records.study import BaselineAnswer
 
 

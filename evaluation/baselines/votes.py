@@ -16,7 +16,7 @@ from agents.roles import REFINER, SUPERVISOR
 from chimera.config.roles import JUNIORS
 from chimera.config.tree import Config
 from chimera.core.types import Label
-from evaluation.measures.baselines import (
+from evaluation.baselines.simple import (
     AGENT,
     AGENT_VOTE,
     CONSISTENCY,
@@ -25,7 +25,7 @@ from evaluation.measures.baselines import (
     UNREVIEWED,
     of_stage,
 )
-from evaluation.measures.single_agent import ROLE
+from evaluation.baselines.single_agent import ROLE
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import BaselineAnswer, Plan, StageAnswers
 

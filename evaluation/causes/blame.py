@@ -1,6 +1,6 @@
 """Blame by replay: would the answer have become right if its first wrong step had been right?
 
-`evaluation.measures.lost` names the first wrong step by the record. Here this step is made right and the rest of the
+`evaluation.causes.lost` names the first wrong step by the record. Here this step is made right and the rest of the
 society works on (`evaluation.records.repairs`). If the answer is right then, this step alone lost it; if it is not, a
 later step would have lost it too.
 """
@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from evaluation.measures.lost import first_wrong_step, recorded_steps
+from evaluation.causes.lost import first_wrong_step, recorded_steps
 from evaluation.measures.metrics import interval_settings
 from evaluation.measures.statistics import Numbers, bootstrap_statistic, unseen_share
 from evaluation.records.repairs import Examined, Repair, Repairable

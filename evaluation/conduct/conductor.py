@@ -19,15 +19,15 @@ from chimera.run.directory import Run
 from chimera.run.jsonl import append_line, read_lines
 from chimera.serving.client import Endpoint, HttpModel
 from chimera.serving.process import ModelServers
+from evaluation.baselines.simple import AGENT, GREEDY, SINGLE, majority, of_stage, reader, tfidf
+from evaluation.baselines.single_agent import ROLE, single_agent
+from evaluation.baselines.tool_agent import tool_agent
+from evaluation.baselines.votes import affordable, with_consistency
+from evaluation.causes.blame import examined
 from evaluation.conduct.at_once import at_once
 from evaluation.conduct.direct import DirectRollouts
 from evaluation.conduct.live import Live
 from evaluation.conduct.repairs import Repairs
-from evaluation.measures.baselines import AGENT, GREEDY, SINGLE, majority, of_stage, reader, tfidf
-from evaluation.measures.blame import examined
-from evaluation.measures.single_agent import ROLE, single_agent
-from evaluation.measures.tool_agent import tool_agent
-from evaluation.measures.votes import affordable, with_consistency
 from evaluation.records.recorded import baseline_answers, own_phase, recorded, repaired, repairs_phase, side_file
 from evaluation.records.repairs import Repair
 from evaluation.records.rollouts import RolloutInput, RolloutRecord

@@ -11,7 +11,7 @@ from typing import Any
 
 from agents.tools.fulltext import STOP_WORDS
 from agents.tools.passages import Passage
-from chimera.config.tools import ToolsConfig
+from chimera.config.sections.tools import ToolsConfig
 from chimera.core.quotes import occurs
 from chimera.core.types import Source
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from agents.context import Selector
 from agents.policies.choice import SelectionSpec, make_selector
-from chimera.config.models import ModelConfig
+from chimera.config.sections.models import ModelConfig
 from chimera.core.errors import ModelError
 from chimera.run.directory import Run
 from chimera.run.policies import BY_MODEL, SELECTION, Place, Policy

@@ -1,7 +1,7 @@
 """One rollout: the society works on one task, the judge scores the result, and the reward is computed.
 
-Runners of Agent Lightning (`training.lab.agent`) and the main process (`evaluation.conduct.direct`) run the same code.
-They differ only in the transport: how a model is reached, and where spans go.
+Runners of Agent Lightning (`training.lab.runners.agent`) and the main process (`evaluation.conduct.direct`) run the
+same code. They differ only in the transport: how a model is reached, and where spans go.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agents.context import Selector, Tools
-from agents.record import CallRecord, by_visit, count, dump, tokens, tool_calls
 from agents.society import Society
 from agents.state import ResearchState
+from agents.visit.record import CallRecord, by_visit, count, dump, tokens, tool_calls
 from chimera.config.roles import JUDGE
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError, RoleError

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
 
-from chimera.config.rollouts import RewardConfig
+from chimera.config.sections.rollouts import RewardConfig
 from chimera.config.tree import Config
 from chimera.core.types import DECISIONS, LABELS, Decision, Label, decides
 from evaluation.measures.statistics import Mean, bootstrap_mean, bootstrap_statistic, f1_rows, macro_f1_of_totals

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from agents.context import Tools
-from agents.prompting import Message, opening, response_format
-from agents.react import read_answer
 from agents.roles import ROLES, Role
+from agents.visit.prompting import Message, opening, response_format
+from agents.visit.react import read_answer
 from chimera.config.tree import Config
 from chimera.core.errors import ModelError
 from chimera.serving.client import Completion, Endpoint, HttpModel

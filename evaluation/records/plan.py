@@ -5,7 +5,7 @@ import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from chimera.config.evaluation import Contributions
+from chimera.config.sections.evaluation import Contributions
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import ResearchTask

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from chimera.config.evaluation import EvaluationConfig
+from chimera.config.sections.evaluation import EvaluationConfig
 from chimera.core.errors import RunError
 from chimera.run.directory import Run, short_name
-from evaluation.measures.blame import examined
-from evaluation.measures.votes import counted, with_consistency
+from evaluation.baselines.votes import counted, with_consistency
+from evaluation.causes.blame import examined
 from evaluation.records.repairs import SUFFIX, Examined
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import GATE, BaselineAnswer, Judged, Place, Plan, Split, Stage, StageAnswers, Study

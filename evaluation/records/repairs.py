@@ -20,7 +20,7 @@ from agents.roles import DESIGNER, SUPERVISOR
 from evaluation.records.rollouts import RolloutRecord
 
 Repairable = Literal["juniors", "supervisor", "refiner"]
-"""The steps of `evaluation.measures.lost` for which a right value may be known."""
+"""The steps of `evaluation.causes.lost` for which a right value may be known."""
 REPAIR = "repair"
 """The policy version of a choice that a repair gave to the supervisor."""
 SUFFIX = "--repairs"
@@ -67,7 +67,7 @@ class Examined:
     """One wrong answer.
 
     Attributes:
-        step: Its first wrong step (`evaluation.measures.lost`).
+        step: Its first wrong step (`evaluation.causes.lost`).
         repair: How this step is made right; None if no right value is known, or the rollout cannot be replayed.
         replay: The rollout with the repair; None without one.
         place: Where the replay is recorded, as file and line.

@@ -76,11 +76,11 @@ class Outcome:
         reward: The scalar r; None if a part is missing or the attempt failed.
         parts: The reward's named parts, which sum to r; a missing part is None.
         weights_versions: Versions that the servers reported, by logical model; several if weights were swapped.
-        counts: Model calls, tool calls, tokens and so on (see `agents.record.count`).
-        tokens: Tokens by logical model (see `agents.record.tokens`), without the judge's.
-        visits: Model calls and tokens by role and visit (see `agents.record.by_visit`).
-        tool_calls: Tool calls of each role that has tools (see `agents.record.tool_calls`).
-        calls: Every model call and tool call as `agents.record` describes them.
+        counts: Model calls, tool calls, tokens and so on (see `agents.visit.record.count`).
+        tokens: Tokens by logical model (see `agents.visit.record.tokens`), without the judge's.
+        visits: Model calls and tokens by role and visit (see `agents.visit.record.by_visit`).
+        tool_calls: Tool calls of each role that has tools (see `agents.visit.record.tool_calls`).
+        calls: Every model call and tool call as `agents.visit.record` describes them.
         seconds: Wall time of the attempt.
     """
 

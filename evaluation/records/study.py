@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from chimera.config.evaluation import EvaluationConfig
 from chimera.config.roles import JUNIORS, RolesConfig
+from chimera.config.sections.evaluation import EvaluationConfig
 from chimera.config.tree import Config
 from chimera.core.types import LABELS, Label, ResearchTask, Source
 from chimera.run.directory import Run

@@ -15,8 +15,12 @@ from typing import Any
 from chimera.config.tree import Config
 from chimera.core.types import Label
 from chimera.run.policies import Place
-from evaluation.measures import baselines, families, official, shapley, standing
-from evaluation.measures.blame import blame
+from evaluation.baselines import simple as baselines
+from evaluation.baselines import standing
+from evaluation.causes import shapley
+from evaluation.causes.blame import blame
+from evaluation.causes.lost import first_wrong_step, lost, recorded_steps
+from evaluation.measures import families, official
 from evaluation.measures.comparison import (
     Comparison,
     Comparisons,
@@ -28,7 +32,6 @@ from evaluation.measures.comparison import (
     verdict_sentence,
 )
 from evaluation.measures.gated import GATED, as_gate
-from evaluation.measures.lost import first_wrong_step, lost, recorded_steps
 from evaluation.measures.metrics import (
     LATENCY,
     Metric,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from evaluation.measures import baselines
+from evaluation.baselines import simple as baselines
 
 MINUS = "\N{MINUS SIGN}"
 UNIT_WORDS = {"share": "%", "points": "", "seconds": "s", "usd": "USD", "count": ""}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from evaluation.measures.lost import TITLES
+from evaluation.causes.lost import TITLES
 from evaluation.report.figures import (
     NOTHING,
     ablation_rows,

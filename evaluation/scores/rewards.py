@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agents.record import CallRecord, ModelCall, ToolUse
 from agents.tools.sources import sources_seen
-from chimera.config.rollouts import RewardConfig
+from agents.visit.record import CallRecord, ModelCall, ToolUse
+from chimera.config.sections.rollouts import RewardConfig
 from chimera.core.quotes import missing_quotes
 from chimera.core.types import ResearchTask
 from evaluation.scores.alignment import aligned

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from evaluation.measures.blame import share_of_totals, shares_by_task
-from evaluation.measures.shapley import METRICS, shapley_values
+from evaluation.causes.blame import share_of_totals, shares_by_task
+from evaluation.causes.shapley import METRICS, shapley_values
 from evaluation.measures.statistics import Numbers, unseen_share
 from evaluation.records import coalitions
 from evaluation.seeds.crossed import crossed_interval, mean_of_runs

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chimera.config.telemetry import TelemetryConfig
+from chimera.config.sections.telemetry import TelemetryConfig
 from chimera.core.errors import ConfigError
 from chimera.core.secrets import redact, redact_tree, register_secret
 from chimera.run.directory import Run

@@ -163,7 +163,7 @@ def operation_span(
     response_ids: Sequence[str],
     failure: Exception | None = None,
 ) -> Span:
-    """One visit of a role, as `agents.record.Operation` is told of it, with the ids of the responses it got."""
+    """One visit of a role, as `agents.visit.record.Operation` is told of it, with the ids of the responses it got."""
     output = {RESPONSE_IDS: list(response_ids)} if response_ids else {}
     status = UNSET if failure is None else {"status_code": "ERROR", "description": _in_words(failure)}
     return _span(at, OPERATION, {**agent_names(attributes), f"{OPERATION}.name": name, **output}, status)

@@ -9,8 +9,8 @@ from typing import Any
 from rich.text import Text
 from rich.tree import Tree as RichTree
 
-from agents.quoting import passage_text
 from agents.roles import SUPERVISOR
+from agents.visit.quoting import passage_text
 from chimera.show.ask import SEVERITY_COLOURS
 from chimera.show.card import printable
 from evaluation.traces.branches import Branch

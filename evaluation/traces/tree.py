@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agents.react import read_answer
-from agents.record import ModelCall, ToolUse
 from agents.roles import PEER_REVIEWER, REFINER, ROLES, SAFETY_OFFICER
 from agents.routing import RETURNED_TO, worst_severity
+from agents.visit.react import read_answer
+from agents.visit.record import ModelCall, ToolUse
 from chimera.serving.client import Completion
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces.branches import Branch

@@ -11,15 +11,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from chimera.config.data import DataConfig
-from chimera.config.evaluation import EvaluationConfig
+from chimera.config.sections.data import DataConfig
+from chimera.config.sections.evaluation import EvaluationConfig
 from chimera.data.tasks import Dataset, load
 from chimera.run.chain import Entry, read_events
 from chimera.run.directory import LEDGER, Run
 from chimera.run.hashes import hash_artifact
 from chimera.run.jsonl import read_lines
 from chimera.run.seals import history
-from evaluation.measures.single_agent import ROLE
+from evaluation.baselines.single_agent import ROLE
 from evaluation.records.plan import check_unseen, choose_stages, choose_tasks, learned_in
 from evaluation.records.study import Plan, PlannedTask, Split
 from evaluation.report.conversations import FOLDER as CONVERSATIONS

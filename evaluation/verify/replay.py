@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agents.context import Candidates, Choice, SupervisorChoice
-from agents.prompting import canonical, payload_of
-from agents.quoting import passage_text
-from agents.record import CallRecord
 from agents.society import Society
 from agents.state import ResearchState
 from agents.tools.toolbox import Passage, ToolResult
+from agents.visit.prompting import canonical, payload_of
+from agents.visit.quoting import passage_text
+from agents.visit.record import CallRecord
 from chimera.config.roles import JUDGE
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError, ModelError, RunError

@@ -17,8 +17,8 @@ from agents.tools.passages import Passage
 from chimera.core.errors import ChimeraError, RunError
 from chimera.core.secrets import ENVIRONMENT
 from chimera.core.types import LABELS
-from chimera.run.child_environment import child_environment
-from chimera.run.children import Command, stop
+from chimera.processes.child_environment import child_environment
+from chimera.processes.children import Command, stop
 from evaluation.conduct.kept import FOLDER, Kept
 from evaluation.view.reading.watched import inside
 from evaluation.view.told import notice, told

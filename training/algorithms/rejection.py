@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from agents.quoting import texts_read
 from agents.roles import ROLES
 from agents.schemas import Answer
+from agents.visit.quoting import texts_read
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.core.quotes import missing_quotes

@@ -24,7 +24,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chimera.config.rollouts import RewardConfig
+from chimera.config.sections.rollouts import RewardConfig
 from evaluation.records.rollouts import RolloutRecord
 from training.algorithms.ppo.settings import PpoSettings
 from training.credit.sub_goals import share_reached

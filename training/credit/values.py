@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agents.quoting import texts_read
 from agents.roles import DESIGNER, PEER_REVIEWER, REFINER, ROLES, SUPERVISOR
 from agents.schemas import Answer, ExperimentProtocol, Hypothesis
+from agents.visit.quoting import texts_read
 from chimera.config.roles import JUDGE, JUNIORS
-from chimera.config.rollouts import RewardConfig
+from chimera.config.sections.rollouts import RewardConfig
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.core.quotes import missing_quotes

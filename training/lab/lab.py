@@ -30,14 +30,15 @@ from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import Stage
 from evaluation.traces.spans import Span
 from training.bench.candidates import Beside, ServedCandidates, phase_of
-from training.lab import resources, visitors
+from training.lab import resources
 from training.lab.ends import LOOK_SECONDS, Ends, Look
 from training.lab.gateway.process import Gateway
 from training.lab.held_out import HeldOut
-from training.lab.launching import ForkedRunners, RunnerLauncher
-from training.lab.pool import RunnerPool
 from training.lab.recorder import Recorder, identity
-from training.lab.runner import Doors, RunnerSpec
+from training.lab.runners import visitors
+from training.lab.runners.launching import ForkedRunners, RunnerLauncher
+from training.lab.runners.pool import RunnerPool
+from training.lab.runners.runner import Doors, RunnerSpec
 from training.lab.store import LabStore
 from training.learning.episodes import Episode
 from training.watch.metrics import Metrics

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import agentlightning as agl
 
-from chimera.config.rollouts import RewardConfig
+from chimera.config.sections.rollouts import RewardConfig
 from chimera.run.directory import Run
 from evaluation.conduct.rollout import keep
 from evaluation.records.rollouts import Made, Outcome, RolloutInput, RolloutRecord

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agents.react import read_answer
 from agents.roles import ROLES
 from agents.schemas import Answer
+from agents.visit.react import read_answer
 from chimera.core.types import Label
 from chimera.serving.client import Completion, read_completions
 from evaluation.traces.calls import TracedCall

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from agents.prompting import Message, dump, opening, tool_message
 from agents.roles import REFINER, ROLES
 from agents.schemas import Hypothesis
 from agents.tools.sources import sources_within
+from agents.visit.prompting import Message, dump, opening, tool_message
 from chimera.config.roles import JUNIORS, LITERATURE, OWN_TOOLS, TRIALS
 from chimera.core.types import YesNoMaybe, abstract_text
 from chimera.data.generated.synthesis import FoundStudy, SynthesisTask, decide, decisive, matching

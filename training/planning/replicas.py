@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from chimera.config.models import ModelConfig
+from chimera.config.sections.models import ModelConfig
 from chimera.config.tree import Config
 from chimera.serving.embedded.checkpoint import BYTES
 from chimera.serving.vllm.sharing import share

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from chimera.config.loader import ConfigSection
-from chimera.config.models import http_address, variable_name
+from chimera.config.sections.models import http_address, variable_name
 
 
 class McpServer(ConfigSection):

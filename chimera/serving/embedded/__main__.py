@@ -12,7 +12,7 @@ import sys
 
 import uvicorn
 
-from chimera.config.models import ModelConfig, ServingConfig
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.serving.embedded.app import create_app
 from chimera.serving.embedded.service import Service
 

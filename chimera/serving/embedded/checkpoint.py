@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chimera.config.models import Precision
+from chimera.config.sections.models import Precision
 from chimera.core.errors import ConfigError
 from chimera.core.plain_json import parse_json
 from chimera.serving.embedded.shapes import Shape, expected_tensors, read_shape

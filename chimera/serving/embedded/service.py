@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chimera.config.models import ModelConfig, Precision, ServingConfig
+from chimera.config.sections.models import ModelConfig, Precision, ServingConfig
 from chimera.core.errors import ConfigError
 from chimera.serving.embedded.answers import Answers
 from chimera.serving.embedded.protocol import BadRequest, ChatRequest, NotFound, envelope

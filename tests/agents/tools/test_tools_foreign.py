@@ -18,7 +18,7 @@ from agents.tools.passages import MAX_SOURCE
 from agents.tools.tool import Tool
 from agents.tools.toolbox import Toolbox, build_toolbox
 from chimera.config.roles import tool_name
-from chimera.config.tools import ToolsConfig
+from chimera.config.sections.tools import ToolsConfig
 from chimera.config.tree import Config, load_config
 from chimera.core.errors import ConfigError
 from chimera.core.secrets import register_secret

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from chimera.run.child_environment import child_environment
-from chimera.run.study_children import run_child
+from chimera.processes.child_environment import child_environment
+from chimera.processes.study_children import run_child
 
 ROOT = Path(__file__).parents[3]
 PLANTED = {
@@ -62,18 +62,18 @@ from pathlib import Path
 
 import psutil
 
-from chimera.config.models import ModelConfig, SLOTS, ServingConfig
+from chimera.config.sections.models import ModelConfig, SLOTS, ServingConfig
 
 from chimera.config.tree import Config
 from chimera.run.directory import Run
 from chimera.serving.process import serve
-from chimera.run import forks
+from chimera.processes import forks
 from training.algorithms.sft.process import SftProcess
 from training.watch.wandb_run import open_sinks
 
 folder = Path(sys.argv[1])
 found = {}
-forks.PRELOAD = "chimera.run.parent"  # What it loads takes seconds, and changes no environment variable.
+forks.PRELOAD = "chimera.processes.parent"  # What it loads takes seconds, and changes no environment variable.
 
 
 def note(name, pid):
@@ -154,7 +154,7 @@ def test_no_process_of_a_run_has_a_planted_secret(tmp_path):
 
 
 def test_every_process_is_started_with_an_environment_of_its_own():
-    """Whoever adds a child says what it gets; the fork server's get theirs in `chimera.run.forks`."""
+    """Whoever adds a child says what it gets; the fork server's get theirs in `chimera.processes.forks`."""
     starters = {"subprocess.Popen", "subprocess.run", "asyncio.create_subprocess_exec"}
     for package in ("chimera", "agents", "training", "evaluation"):
         for file in (ROOT / package).rglob("*.py"):

@@ -14,9 +14,9 @@ import psutil
 import pytest
 from idle_child import idle
 
-from chimera.run import children, forks
-from chimera.run.child_environment import child_environment
-from chimera.run.children import Command, stop
+from chimera.processes import children, forks
+from chimera.processes.child_environment import child_environment
+from chimera.processes.children import Command, stop
 from training import interrupt
 from training.algorithms.ppo import loop as ppo
 from training.lab import store
@@ -33,12 +33,12 @@ with socket.create_server(("127.0.0.1", 0)) as listener:
     print(child.pid, flush=True)
     threading.Event().wait()
 """
-CHILD = ("-m", "chimera.run.child", "PARENT")
+CHILD = ("-m", "chimera.processes.child", "PARENT")
 FORK_SERVER = """
 import os, sys, threading
 sys.path.insert(0, sys.argv[1])
 os.environ["PYTHONPATH"] = sys.argv[1] + os.pathsep + os.environ.get("PYTHONPATH", "")
-from chimera.run import forks
+from chimera.processes import forks
 forks.prepare()
 print(forks.fork_server(), flush=True)
 threading.Event().wait()
@@ -94,7 +94,7 @@ def test_a_child_that_still_imports_its_libraries_ends_with_its_parent(library, 
 def small_fork_server(monkeypatch):
     """Fork servers of this test load no libraries, which takes seconds; none is left for later tests."""
     forks.finish()
-    monkeypatch.setattr(forks, "PRELOAD", "chimera.run.parent")
+    monkeypatch.setattr(forks, "PRELOAD", "chimera.processes.parent")
     yield
     forks.finish()
 

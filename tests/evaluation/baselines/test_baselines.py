@@ -5,13 +5,13 @@ import random
 
 import pytest
 
-from agents.prompting import payload_of
 from agents.roles import ROLES
+from agents.visit.prompting import payload_of
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.types import LABELS, ResearchTask, Section
 from chimera.data.generated.tasks import generate
-from evaluation.measures.baselines import CONSISTENCY, MAJORITY, SINGLE, TFIDF, majority, of_stage, reader, tfidf, title
-from evaluation.measures.single_agent import single_agent
+from evaluation.baselines.simple import CONSISTENCY, MAJORITY, SINGLE, TFIDF, majority, of_stage, reader, tfidf, title
+from evaluation.baselines.single_agent import single_agent
 from evaluation.records.study import BaselineAnswer
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.record import ModelCall, ToolUse, by_visit
+from agents.visit.record import ModelCall, ToolUse, by_visit
 from chimera.core.types import LABELS
-from evaluation.measures.votes import affordable, counted, majority_of
+from evaluation.baselines.votes import affordable, counted, majority_of
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import BaselineAnswer, Plan, PlannedTask, Stage, StageAnswers
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chimera.core.types import LABELS
-from evaluation.measures.lost import first_wrong_step, lost
+from evaluation.causes.lost import first_wrong_step, lost
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Place, Stage, StageAnswers
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluation.measures.shapley import shapley_values
+from evaluation.causes.shapley import shapley_values
 from evaluation.records.coalitions import every
 
 PLAYERS = "abcde"

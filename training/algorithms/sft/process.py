@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from chimera.core.errors import RunError
 from chimera.core.ports import listen
-from chimera.run.child_environment import child_environment
-from chimera.run.children import Command
+from chimera.processes.child_environment import child_environment
+from chimera.processes.children import Command
 from training.algorithms.sft.child import Loader, Spec
 from training.engines.verl_runtime import loopback
 

@@ -5,7 +5,7 @@ import json
 import random
 from collections.abc import Sequence
 
-from agents.prompting import Message, dump
+from agents.visit.prompting import Message, dump
 from training.credit.values import Values
 from training.learning.base import Bench
 from training.learning.groups import AnswerGroup, Valued

@@ -13,8 +13,8 @@ from pathlib import Path
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError, RunError, boundary
 from chimera.core.ports import reserve
-from chimera.run import forks
-from chimera.run.children import stop
+from chimera.processes import forks
+from chimera.processes.children import stop
 from chimera.serving.client import Endpoint
 from training.lab.gateway import litellm, thin
 from training.lab.gateway.spec import START_SECONDS, GatewaySpec, scored_slots

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from chimera.run import children, forks
-from training.lab.runner import RunnerSpec, serve
+from chimera.processes import children, forks
+from training.lab.runners.runner import RunnerSpec, serve
 
 OnEnd = Callable[[str, bool], None]
 """Is told how a runner ended, and whether by itself: False if it was ended with another process."""

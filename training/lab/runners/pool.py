@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import partial
 
 from chimera.core.errors import RunError
-from training.lab.launching import RunnerLauncher, StartedRunner
-from training.lab.runner import worker_name
+from training.lab.runners.launching import RunnerLauncher, StartedRunner
+from training.lab.runners.runner import worker_name
 
 UNPRODUCTIVE_DEATHS = 3
 """After this number of deaths without a finished rollout in between, dead runners are no longer replaced."""

@@ -8,7 +8,7 @@ import atexit
 import gc
 import os
 
-from chimera.run.parent import ends_with_parent
+from chimera.processes.parent import ends_with_parent
 
 gc.disable()  # The collector would look through all that was loaded again and again: a third of the imports' time.
 with ends_with_parent():
@@ -16,7 +16,7 @@ with ends_with_parent():
     import aiohttp  # noqa: F401  as above
 
     import training.lab.gateway.process
-    import training.lab.runner  # noqa: F401  as above
+    import training.lab.runners.runner  # noqa: F401  as above
 
 # Unloading the modules takes seconds too. The last registered handler runs first. Forked children run none.
 atexit.register(os._exit, 0)

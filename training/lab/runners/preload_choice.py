@@ -5,7 +5,7 @@ scikit-learn brings scipy and pandas: nearly half of the time of all these impor
 
 import gc
 
-from chimera.run.parent import ends_with_parent
+from chimera.processes.parent import ends_with_parent
 
 gc.disable()
 with ends_with_parent():

@@ -16,9 +16,9 @@ from chimera.config.tree import Config
 from chimera.core.fingerprints import Fingerprint
 from chimera.core.secrets import protect_logging, register_secret
 from chimera.data.tasks import Dataset
-from training.lab.agent import MedicalResearchAgent
+from training.lab.runners.agent import MedicalResearchAgent
+from training.lab.runners.telemetry import RolloutTracer, use_plain_resources
 from training.lab.store import KeyedStoreClient
-from training.lab.telemetry import RolloutTracer, use_plain_resources
 
 
 @dataclass(frozen=True, slots=True)

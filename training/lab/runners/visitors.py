@@ -27,7 +27,7 @@ from chimera.core.plain_json import parse_json
 from chimera.core.ports import LOOPBACK
 from chimera.core.secrets import load_secrets, register_secret
 from chimera.data.tasks import Document
-from training.lab.runner import Doors, RunnerSpec, worker_name
+from training.lab.runners.runner import Doors, RunnerSpec, worker_name
 
 if TYPE_CHECKING:
     from training.lab.store import LabStore
