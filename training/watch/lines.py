@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from evaluation.conduct.progress import Advance
 from evaluation.records.rollouts import RolloutRecord
 from training.watch.progress import Activity, Rollouts, RunProgress, part_of
-from training.watch.view import Advance
 from training.watch.view_text import describe_versions, duration, failure, result_table, running, trend
 
 LINE_SECONDS = 10.0

@@ -12,10 +12,10 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from evaluation.conduct.progress import Advance
 from evaluation.records.rollouts import RolloutRecord
 from training.summary import part_means
 from training.watch.progress import Activity, Rollouts, RunProgress, part_of
-from training.watch.view import Advance
 from training.watch.view_text import (
     describe_versions,
     duration,
