@@ -3,11 +3,11 @@
 Everything is computed from report.json alone.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from chimera.core.errors import RunError
 from chimera.core.plain_json import parse_json
@@ -20,6 +20,7 @@ from evaluation.records.study import BASE
 FINAL = "final"
 """In a study, the last stage of a run's sequence, whatever its name in the run."""
 
+Value = TypeVar("Value")
 Key: TypeAlias = tuple[str, int]
 """A task's id and the number of the repeat."""
 
@@ -153,3 +154,19 @@ NEEDED = ("run", "settings", "plan", "metrics", "outcomes", "baselines", "pairs"
 """The parts of a report that a study reads."""
 LATER = ("blame",)
 """Parts that reports of earlier versions lack."""
+
+
+def by_data_seed(runs: Iterable[SeedRun]) -> dict[int, list[SeedRun]]:
+    """The runs of each data seed, in their order."""
+    groups: dict[int, list[SeedRun]] = {}
+    for run in runs:
+        groups.setdefault(run.data_seed, []).append(run)
+    return groups
+
+
+def by_task(values: Mapping[Key, Value]) -> dict[str, list[Value]]:
+    """The values of each task's repeats."""
+    found: dict[str, list[Value]] = {}
+    for (task, _), value in values.items():
+        found.setdefault(task, []).append(value)
+    return found
