@@ -170,7 +170,7 @@ def society_kit():
     """Stateless: the scripted model, the toolbox, standard answers, a brief, and `make` for a `Society` of them."""
     from agents.society import Society
     from chimera.config.roles import RolesConfig
-    from chimera.config.society import SocietyConfig
+    from chimera.config.sections.society import SocietyConfig
 
     brief = Brief(
         "17", "Does the drug lower the rate?", (Section("METHODS", "A trial."), Section("RESULTS", "It fell."))
@@ -403,7 +403,7 @@ def scripted_openai():
 
 def make_scripted_run(folder, server):
     """A run in `folder` that has learned nothing, whose models are all the scripted server: four held-out tasks."""
-    from chimera.config.models import SLOTS
+    from chimera.config.sections.models import SLOTS
     from chimera.config.tree import load_config
     from chimera.run.directory import Run
 

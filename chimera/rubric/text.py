@@ -80,7 +80,6 @@ def same(left: str, right: str) -> bool:
 
 
 def share_of(checks: Iterable[object]) -> float:
-    """Share of the checks that hold."""
     results = [bool(check) for check in checks]
     return sum(results) / len(results)
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import chimera.core.errors as errors
 from chimera.core.errors import ChimeraError, RunError
 from chimera.core.ports import LOOPBACK, listen
-from chimera.run.child_environment import child_environment
-from chimera.run.children import Command
+from chimera.processes.child_environment import child_environment
+from chimera.processes.children import Command
 from training.cluster.wire import Channel
 from training.engines.verl_runtime import loopback
 
@@ -71,7 +71,7 @@ class Meeting:
 
 
 class RankProcess(Protocol):
-    """A rank as its launcher knows it, such as a `chimera.run.children.Child`."""
+    """A rank as its launcher knows it, such as a `chimera.processes.children.Child`."""
 
     log_file: Path
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chimera.config.models import ModelConfig
 from chimera.config.roles import expand
 from chimera.config.tree import Config
 from chimera.serving.embedded.checkpoint import BYTES, locate
@@ -43,7 +42,6 @@ class Pace:
         tokens: Tokens that its update computes.
         sample_s: Seconds to sample the calls, by one server.
         update_s: Seconds of the update.
-        steps: Number of steps.
     """
 
     calls: int
@@ -70,9 +68,6 @@ class PhaseRoom:
     """One phase.
 
     Attributes:
-        phase: Its name.
-        needs: The processes that run at its peak.
-        disk: Bytes that it leaves on disk, at most.
         faults: Why it does not fit; empty if it does.
         changes: Settings with which it fits, in the order to try them; empty if it fits, or if none is known.
         pace: Its steps; None for phases without online steps.
@@ -92,7 +87,9 @@ def plan_run(config: Config, machine: Machine, lengths: Lengths) -> list[PhaseRo
     Raises:
         ConfigError: A model's folder is missing, or its sizes are not known here.
     """
-    models = {slot: Architecture.read(Path(locate(one.path))) for slot, one in _weights(config).items()}
+    models = {
+        slot: Architecture.read(Path(locate(one.path))) for slot, one in config.served().items() if one.has_weights
+    }
     return [
         _room(name, settings, slot, models, config, machine, lengths)
         for name, settings in config.pipeline.items()
@@ -100,10 +97,6 @@ def plan_run(config: Config, machine: Machine, lengths: Lengths) -> list[PhaseRo
         for slot in _slots(config, name)[:1]
         if slot in models
     ]
-
-
-def _weights(config: Config) -> Mapping[str, ModelConfig]:
-    return {slot: one for slot, one in config.served().items() if one.has_weights}
 
 
 def _slots(config: Config, name: str) -> list[str]:

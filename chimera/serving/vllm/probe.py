@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chimera.config.models import Precision
+from chimera.config.sections.models import Precision
 from chimera.core.errors import ModelError
 from chimera.serving.embedded.checkpoint import load_language
 

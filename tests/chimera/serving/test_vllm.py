@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from vllm_kit import TABLE, ScriptedVllm, until
 
-from chimera.config.models import ModelConfig, ServingConfig
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, ModelError
 from chimera.serving.connections import Connections

@@ -19,7 +19,7 @@ from agents.tools.source_log import SourceLog
 from agents.tools.sources import given_sources
 from chimera.ask import main
 from chimera.config.roles import JUNIORS
-from chimera.config.tools import ToolsConfig
+from chimera.config.sections.tools import ToolsConfig
 from chimera.config.tree import load_config
 from chimera.core.abstracts import LONGEST, read_abstract, sections
 from chimera.core.errors import ConfigError, DataError, RoleError, RunError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chimera.config.models import SLOTS
+from chimera.config.sections.models import SLOTS
 from chimera.config.tree import load_config
 from chimera.eval import main
 from chimera.run.chain import link, read_chain

@@ -16,7 +16,7 @@ import respx
 from lab_kit import CONCLUSION, SECRET, collect, config_for, open_lab, task
 from rich.console import Console
 
-from chimera.config.rollouts import GatewayConfig
+from chimera.config.sections.rollouts import GatewayConfig
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import ResearchTask, Section
@@ -25,7 +25,7 @@ from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.traces.calls import model_calls
 from evaluation.traces.spans import read
-from training.lab.runner import Doors, RunnerSpec
+from training.lab.runners.runner import Doors, RunnerSpec
 from training.learning.plans import choose_names
 from training.learning.rounds import draw_inputs
 from training.summary import summarize
