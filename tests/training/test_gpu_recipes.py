@@ -16,7 +16,14 @@ ROOT = Path(__file__).parents[2]
 IN_PLACE = ["data.path=generated", "models.junior.kind=embedded", "models.junior.path=nano"]
 """What docs/models.md says."""
 SMALL = [
-    *("data.size=60", "rollouts.runners=2", "gate.tasks=2", "gather.tasks=8", "bandit.tasks=2", "bandit.min_events=2"),
+    *(
+        "data.size=60",
+        "rollouts.runners=2",
+        "gate.enabled=false",
+        "gather.tasks=8",
+        "bandit.tasks=2",
+        "bandit.min_events=2",
+    ),
     *("sft.answers=4", "sft.min_examples=1", "sft.epochs=1", "ppo.steps=1", "ppo.n=4", "wandb.mode=disabled"),
 ]
 
