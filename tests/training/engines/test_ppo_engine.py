@@ -57,7 +57,7 @@ def sampled(engine, folder, seed, prompts=6, peers=8, length=6):
     ids=["grpo", "rloo", "reinforce_plus_plus", "gae", "lora"],
 )
 def test_a_toy_reward_rises(engine, serving_model, tmp_path, options):
-    updates = 9
+    updates = 11
     one = engine(PpoSettings(**{"lr": 3e-2, "ppo_mini_batch_size": 24} | options), total_steps=updates)
     history = [one.update(sampled(one, tmp_path / "model", step), step) for step in range(updates)]
     rewards = [metrics["critic/score/mean"] for metrics in history]
