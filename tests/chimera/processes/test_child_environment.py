@@ -132,6 +132,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.whole
 def test_no_process_of_a_run_has_a_planted_secret(tmp_path):
     """Read from /proc, where every process of the same user can read it."""
     script = tmp_path / "main.py"

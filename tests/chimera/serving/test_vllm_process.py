@@ -24,6 +24,8 @@ from chimera.serving.process import serve
 from chimera.serving.vllm.probe import learner_log_probs, probe_tokens
 from chimera.serving.vllm.ready import ServerPlace, wait_for
 
+pytestmark = pytest.mark.whole
+
 
 def vllm(folder, **settings):
     return ModelConfig.model_validate({"kind": "vllm", "path": str(folder), "max_tokens": 30, **settings})

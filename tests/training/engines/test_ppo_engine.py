@@ -117,6 +117,7 @@ def test_a_resumed_engine_goes_on_bit_for_bit(engine, tmp_path, options):
         assert {name: one[name] for name in same} == {name: other[name] for name in same}
 
 
+@pytest.mark.whole
 def test_a_new_process_goes_on_bit_for_bit_and_keeps_to_itself(engine, serving_model, tmp_path):
     """The child also shows that the engine listens on loopback only and leaves the process as it was."""
     import torch

@@ -28,6 +28,8 @@ from training.lab.recorder import Recorder
 from training.lab.runners.runner import Doors, RunnerSpec
 from training.lab.store import LabStore
 
+pytestmark = pytest.mark.whole
+
 STAGE = Stage("base", "base", "sequence", (), {"junior": "v1"})
 SECRETS = {"TEST_KEY": "sk-a-users-own-secret-key-42"}
 OTHER = {"yes": "no", "no": "yes", "maybe": "no"}

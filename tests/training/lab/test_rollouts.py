@@ -251,6 +251,7 @@ def test_a_gateway_killed_in_mid_rollout_comes_back_and_the_rollout_goes_on(gath
     assert warned[2].startswith("was killed by SIGKILL; restart 1 of 3 (see ")
 
 
+@pytest.mark.whole
 async def test_agent_lightning_s_own_gateway_records_the_same(scripted_openai, tmp_path):
     """`gateway.engine=litellm`; an error ends with the log's last lines, so its banner must not be there."""
     scripted_openai.hooks[:] = []

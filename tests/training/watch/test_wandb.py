@@ -33,6 +33,8 @@ from training.watch.wandb_hook import WandbLoggingHook
 from training.watch.wandb_mirror import COLUMNS, protocol_rows
 from training.watch.wandb_run import open_sinks, run_id
 
+pytestmark = pytest.mark.whole
+
 KEY = "0123456789abcdef" * 2 + "01234567"
 WAIT_SECONDS = 600.0
 POLICY = Policy("weights", "junior", "junior@sft", "models/junior/sft")
