@@ -6,6 +6,7 @@ What it "computes" lies beside the weights in log_probs.json, so it tells which 
 
 import asyncio
 import json
+import os
 import sys
 from contextlib import asynccontextmanager, nullcontext
 from itertools import pairwise
@@ -24,7 +25,10 @@ async def until(changed, true):
 
 
 class ScriptedVllm:
-    """The server's state. Set `stuck` and it forgets to reload; set `refuses` to a route and that route fails."""
+    """The server's state. Set `stuck` and it forgets to reload; set `refuses` to a route and that route fails.
+
+    When the file `order` exists, the next server that is told to reload removes it and ends.
+    """
 
     def __init__(self, folder, name="weights", device="cpu", changed=None):
         self.changed = changed or asyncio.Event()
@@ -35,6 +39,7 @@ class ScriptedVllm:
         self.paused = False
         self.running = 0
         self.hold = None
+        self.order = None
 
     async def __call__(self, scope, receive, send):
         """Serve one request, as an ASGI application."""
@@ -68,6 +73,9 @@ class ScriptedVllm:
             case "/collective_rpc":
                 assert self.paused, "weights may change only in a pause"
                 assert not self.running, "an answer would be by old and new weights"
+                if self.order is not None and self.order.exists():
+                    self.order.unlink()
+                    os._exit(3)
                 if not self.stuck:
                     self.loaded = Path(asked["kwargs"]["weights_path"])
             case "/v1/completions":
@@ -124,6 +132,7 @@ def main(behaviour, arguments):
         sys.exit("no CPU backend found")
     print("serving", given["--model"], flush=True)
     server = ScriptedVllm(given["--model"])
+    server.order = Path(given["--uds"]).with_name("end")
     uvicorn.run(server, uds=given["--uds"], log_config=None, lifespan="off")
 
 

@@ -1,9 +1,11 @@
 """A child process that is no module of this project, such as a server with a Python of its own."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from chimera.processes import follow
@@ -33,3 +35,8 @@ class Program(Spawned):
                 start_new_session=True,
             )
         self._started(self._process.pid)
+
+    def clear(self) -> None:
+        """End what a program that has ended has left running: all of it is in one session."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)

@@ -40,42 +40,49 @@ def test_the_settings_that_the_files_name_exist(file):
 
 
 SRUN = r"""#!/bin/bash
-while [[ $1 == --* ]]; do [[ $1 == --nodelist=* ]] && export ON=${1#*=}; shift; done
-[[ $1 == hostname ]] && echo 127.0.0.2 10.0.0.9 || exec "$@"
+while [[ $1 == --* ]]; do
+  case $1 in --nodelist=*) export ON=${1#*=} ;; --output=*) exec >> "${1#*=}" 2>&1 ;; esac
+  shift
+done
+[[ $1 == getent ]] || exec "$@"
+case "$3 $ON" in "at-first second") echo "127.0.0.2 STREAM $3" ;; "at-second first") echo "127.0.0.3 STREAM $3" ;; esac
+"""
+SCONTROL = r"""#!/bin/bash
+[[ $2 == hostnames ]] && printf 'first\nsecond\n' || echo "NodeName=$3 NodeAddr=at-$3 NodeHostName=host"
 """
 RAY = r"""#!/bin/bash
-[[ $1 == status ]] && exec test -e "$SEEN/first"
-echo "$@" > "$SEEN/$ON"
+echo "$@" >> "$SEEN/$ON"
+(( $(wc -l < "$SEEN/$ON") > TIMEOUTS )) || exit 1
+echo "Ray runtime started."
 exec sleep 1000
 """
 PYTHON = r"""#!/bin/bash
-until [[ -e $SEEN/second ]]; do sleep 0.05; done
 stat -c %a "$RAY_AUTH_TOKEN_PATH" > "$SEEN/mode"
 echo "$@" > "$SEEN/train"
 exit ${FAILS:-0}
 """
 
 
-@pytest.mark.parametrize("fails", ["0", "3"])
-def test_slurm_s_script_starts_the_nodes_and_the_run_and_leaves_nothing(tmp_path, fails):
-    """With stand-ins for Slurm's commands and for what is installed."""
+@pytest.mark.parametrize(("fails", "timeouts"), [("0", "0"), ("3", "2")])
+def test_slurm_s_script_starts_the_nodes_and_the_run_and_leaves_nothing(tmp_path, fails, timeouts):
+    """With stand-ins for Slurm's commands and for what is installed; Ray times out `timeouts` times on each node."""
     seen, tools = tmp_path / "seen", tmp_path / "bin"
     seen.mkdir()
     tools.mkdir()
-    scontrol = "#!/bin/bash\nprintf 'first\\nsecond\\n'\n"
-    for name, text in {"scontrol": scontrol, "srun": SRUN, "ray": RAY, "python": PYTHON}.items():
+    for name, text in {"scontrol": SCONTROL, "srun": SRUN, "ray": RAY, "python": PYTHON}.items():
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
     environment = {
         **os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "CHIMERA_BIN": str(tools), "SEEN": str(seen),
         "SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "[first,second]", "SLURM_CPUS_PER_TASK": "16",
-        "SLURM_GPUS_ON_NODE": "4", "FAILS": fails,
+        "SLURM_GPUS_ON_NODE": "4", "FAILS": fails, "TIMEOUTS": timeouts,
     }  # fmt: skip
     command = ["bash", str(SBATCH), "--name", "mine", "ppo.ranks=8"]
     ended = subprocess.run(command, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (int(fails), "")
-    assert "--head --node-ip-address=127.0.0.2 --port=6379" in (seen / "first").read_text()
-    assert "--address=127.0.0.2:6379 --num-cpus=16 --num-gpus=4" in (seen / "second").read_text()
+    assert "--node-ip-address=127.0.0.2 --head --port=6379" in (seen / "first").read_text()
+    joined = "--node-ip-address=127.0.0.3 --address=127.0.0.2:6379 --num-cpus=16 --num-gpus=4"
+    assert joined in (seen / "second").read_text()
     module, *arguments = (seen / "train").read_text().split()[1:]
     assert module == "chimera.train"
     assert arguments[:2] == ["--name", "mine"]

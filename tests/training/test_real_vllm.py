@@ -3,6 +3,7 @@
 CHIMERA_VLLM_PYTHON=/path/to/bin/python python -m pytest tests/training/test_real_vllm.py
 """
 
+import asyncio
 import json
 import os
 import subprocess
@@ -93,7 +94,7 @@ def test_the_shipped_endpoint_file_gathers_with_tool_calls_from_a_vllm_server(tm
     server = Program("vLLM", command, tmp_path / "vllm.log", environment)
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_for(ServerPlace("vLLM", url, KEY, program=server), time.monotonic() + 1800)
+        asyncio.run(wait_for(ServerPlace("vLLM", url, KEY, program=server), time.monotonic() + 1800))
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "chimera.train", "--config", str(REPOSITORY / "configs" / "endpoint.yaml")),

@@ -70,18 +70,18 @@ def ppo_need(model: Architecture, settings: PpoSettings, who: str) -> Need:
 
 
 def tuning_need(model: Architecture, settings: SftSettings, who: str) -> Need:
-    """The process that fine-tunes."""
+    """Each process that fine-tunes; they all have whole copies. Several sum gradients in buffers of their own (DDP)."""
     adapters = model.adapter_parameters(settings.lora_rank)
     trained = adapters or model.parameters
     tokens = settings.micro_batch_size * settings.max_length
     parts = {
         "process": BARE_TUNER,
         "weights": FLOAT32 * (model.parameters + adapters),
-        "gradients": FLOAT32 * trained,
+        "gradients": FLOAT32 * trained * (2 if settings.ranks > 1 else 1),
         "optimiser": ADAM * FLOAT32 * trained,
         "activations": model.activation_bytes(tokens, recomputed=model.parameters >= LARGE_MODEL),
     }
-    return Need(who, parts, "gpu", places=(0,))
+    return Need(who, parts, "gpu", settings.ranks, tuple(range(settings.ranks)))
 
 
 def serving_need(models: Mapping[str, tuple[Architecture, int]], rows: int, context: int) -> Need:

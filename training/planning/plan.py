@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from chimera.config.roles import expand
+from chimera.config.sections.models import ModelConfig
 from chimera.config.tree import Config
+from chimera.core.plain_json import read_json_object
 from chimera.serving.embedded.checkpoint import BYTES, locate
+from chimera.serving.embedded.shapes import read_shape
 from training.algorithms.ppo.settings import PpoSettings
 from training.algorithms.sft.settings import SftSettings
 from training.planning.machine import Machine
@@ -85,11 +87,9 @@ def plan_run(config: Config, machine: Machine, lengths: Lengths) -> list[PhaseRo
     """Each phase that trains weights, in the order of the run.
 
     Raises:
-        ConfigError: A model's folder is missing, or its sizes are not known here.
+        ConfigError: A model's folder is missing, its sizes are not known here, or the embedded server refuses it.
     """
-    models = {
-        slot: Architecture.read(Path(locate(one.path))) for slot, one in config.served().items() if one.has_weights
-    }
+    models = {slot: _sizes(one) for slot, one in _weights(config).items()}
     return [
         _room(name, settings, slot, models, config, machine, lengths)
         for name, settings in config.pipeline.items()
@@ -97,6 +97,18 @@ def plan_run(config: Config, machine: Machine, lengths: Lengths) -> list[PhaseRo
         for slot in _slots(config, name)[:1]
         if slot in models
     ]
+
+
+def _sizes(settings: ModelConfig) -> Architecture:
+    folder = locate(settings.path)
+    model = Architecture.read(folder)
+    if settings.kind == "embedded":
+        read_shape(read_json_object(folder / "config.json"), folder)
+    return model
+
+
+def _weights(config: Config) -> Mapping[str, ModelConfig]:
+    return {slot: one for slot, one in config.served().items() if one.has_weights}
 
 
 def _slots(config: Config, name: str) -> list[str]:
@@ -137,7 +149,8 @@ def needs_of(
         who = "each rank" if settings.ranks > 1 else "PPO, in the lab's process"
         learner = ppo_need(models[slot], settings, who)
     else:
-        learner = tuning_need(models[slot], settings, "fine-tuning")
+        who = "each rank of fine-tuning" if settings.ranks > 1 else "fine-tuning"
+        learner = tuning_need(models[slot], settings, who)
     trained = {one for name in config.pipeline for one in _slots(config, name)}
     sets = {
         slot if slot in trained else config.models[slot].path: (model, BYTES[config.models[slot].dtype])
@@ -200,12 +213,12 @@ def _changes(
 
 def _remedies(settings: PpoSettings | SftSettings, config: Config, machine: Machine) -> Iterator[tuple[str, Any]]:
     """Changes to try: first those that change nothing of what is learned, then LoRA."""
+    if settings.ranks > (most := max(1, len(machine.gpus))):
+        yield "ranks", most
     if isinstance(settings, PpoSettings):
         if len(machine.gpus) > settings.ranks:
             yield "ranks", len(machine.gpus)
-        if 0 < len(machine.gpus) < settings.ranks:
-            yield "ranks", len(machine.gpus)
-        if settings.shards == "copy" and max(settings.ranks, len(machine.gpus)) > 1:
+        if settings.shards == "copy" and len(machine.gpus) > 1:
             yield "shards", "fsdp"
         tokens = settings.ppo_max_token_len_per_gpu
         while tokens > config.serving.context_length:

@@ -1,7 +1,7 @@
 """The process that stands before the vLLM servers, started by `chimera.serving.process`.
 
-It reads its settings and keys as one JSON object from stdin, starts the servers, and serves until SIGTERM. When one of
-the servers ends, it ends too and says which. Servers that it started end with it.
+It reads its settings and keys as one JSON object from stdin, starts the servers, and serves until SIGTERM. A server
+that ends is started again, `MAX_RESTARTS` times; then it ends too and says which. Its servers end with it.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,18 +42,22 @@ GRACE_S = 1
 STOP_S = 6.0
 """Seconds that servers get to end by themselves."""
 LOOK_S = 0.5
+MAX_RESTARTS = 3
+"""Of all servers of a run together."""
 PUBLISHES = "vllm-publishes.jsonl"
-"""Beside the logs: what each publish took, and how far each server's probabilities are from the learner's."""
+"""Beside the logs: what each publish and restart took, and how far each server is from the learner's probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Slots that share servers, and the servers."""
+    """Slots that share servers, and the servers; `start` starts the server of a number with prepared weights."""
 
     slots: tuple[str, ...]
+    model: ModelConfig
     first: Loaded
     folder: Path
-    places: Sequence[ServerPlace]
+    start: Callable[[int, Path], ServerPlace]
+    places: list[ServerPlace]
 
 
 def main(argv: list[str]) -> None:
@@ -89,21 +93,20 @@ def main(argv: list[str]) -> None:
 def _start(
     slots: tuple[str, ...], model: ModelConfig, serving: ServingConfig, sockets: Path, logs: Path, key: str
 ) -> Sharing:
-    slot = slots[0]
-    source, folder = Path(locate(model.path)), logs / f"vllm-{slot}"
-    first = Loaded(f"{source.name}@0", source, prepare(source, folder / "0"))
-    if model.urls:
-        return Sharing(
-            slots, first, folder, [ServerPlace(f"the vLLM server of {slot} at {url}", url, key) for url in model.urls]
-        )
-    places: list[ServerPlace] = []
-    for number in range(model.replicas):
+    slot, log = slots[0], logs / f"vllm-{slots[0]}"
+    source = Path(locate(model.path))
+    first = Loaded(f"{source.name}@0", source, prepare(source, log / "0"))
+
+    def start(number: int, prepared: Path) -> ServerPlace:
         name, at = f"vLLM server {number + 1} of {slot}", sockets / f"{slot}-{number}"
+        at.unlink(missing_ok=True)
         own = secrets.token_urlsafe(24)
-        log_file = logs / f"vllm-{slot}-{number + 1}.log"
-        program = start_engine(model, serving, number, first.prepared, at, log_file, name, own)
-        places.append(ServerPlace(name, "http://127.0.0.1", own, at, program, on_cpu=not model.gpus))
-    return Sharing(slots, first, folder, places)
+        program = start_engine(model, serving, number, prepared, at, Path(f"{log}-{number + 1}.log"), name, own)
+        return ServerPlace(name, "http://127.0.0.1", own, at, program, on_cpu=not model.gpus)
+
+    places = [ServerPlace(f"the vLLM server of {slot} at {url}", url, key) for url in model.urls]
+    places = places or [start(number, first.prepared) for number in range(model.replicas)]
+    return Sharing(slots, model, first, log, start, places)
 
 
 async def _serve(
@@ -117,10 +120,9 @@ async def _serve(
     weights: dict[str, ServedWeights] = {}
     started = time.monotonic()
     for group in groups:
-        model = models[group.slots[0]]
-        replicas = [wait_for(place, started + model.start_timeout_s) for place in group.places]
-        one = ServedWeights(" and ".join(group.slots), replicas, group.first, model.dtype, group.folder)
-        if model.urls:
+        replicas = [await wait_for(place, started + group.model.start_timeout_s) for place in group.places]
+        one = ServedWeights(" and ".join(group.slots), replicas, group.first, group.model.dtype, group.folder)
+        if group.model.urls:
             await one.check()
         weights |= dict.fromkeys(group.slots, one)
 
@@ -133,15 +135,51 @@ async def _serve(
     )
     server = uvicorn.Server(config)
     serve = asyncio.create_task(server.serve(sockets=[socket.socket(fileno=descriptor)]))
-    programs = _programs(groups)
+    keep = asyncio.create_task(_keep(groups, weights, note))
     try:
-        while not serve.done():
-            await asyncio.wait({serve}, timeout=LOOK_S)
-            if dead := [program for program in programs if not program.alive()]:
-                raise ModelError(f"{dead[0].ending()}: {dead[0].last_words()} (see {dead[0].log_file})")
+        await asyncio.wait({serve, keep}, return_when=asyncio.FIRST_COMPLETED)
+        if keep.done():
+            keep.result()
     finally:
+        keep.cancel()
         server.should_exit = True
         await serve
+
+
+async def _keep(
+    groups: Sequence[Sharing], weights: Mapping[str, ServedWeights], note: Callable[[Mapping[str, Any]], None]
+) -> None:
+    """Start servers again that end, with the weights that are live; they get calls when they have proven them.
+
+    Raises:
+        ModelError: There were too many restarts, or one does not start.
+    """
+    restarts = 0
+    while True:
+        await asyncio.sleep(LOOK_S)
+        for group, number, program in _ended(groups):
+            restarts += 1
+            ending = program.ending() if program.killed() else f"{program.ending()}: {program.last_words()}"
+            if restarts > MAX_RESTARTS:
+                raise ModelError(f"{ending}, after {MAX_RESTARTS} restarts (see {program.log_file})")
+            program.clear()
+            slot, began = group.slots[0], time.monotonic()
+            version, prepared = weights[slot].version, weights[slot].live.prepared
+            group.places[number] = place = group.start(number, prepared)
+            replica = await wait_for(place, began + group.model.start_timeout_s)
+            apart = await weights[slot].replace(number, replica)
+            seconds = {"restart": round(time.monotonic() - began, 3)}
+            note({"slot": slot, "version": version, "restarted": ending, "seconds": seconds, "apart": [apart]})
+
+
+def _ended(groups: Sequence[Sharing]) -> list[tuple[Sharing, int, Program]]:
+    """The servers that have ended."""
+    return [
+        (group, number, place.program)
+        for group in groups
+        for number, place in enumerate(group.places)
+        if place.program is not None and not place.program.alive()
+    ]
 
 
 def _programs(groups: Sequence[Sharing]) -> list[Program]:

@@ -50,7 +50,7 @@ class Front:
         return [
             {
                 **{"id": slot, "object": "model", "created": 0, "owned_by": "chimera", "kind": "vllm"},
-                **{"weights_version": one.version, "folder": str(one.source), "max_model_len": self._context},
+                **{"weights_version": one.version, "folder": str(one.live.source), "max_model_len": self._context},
             }
             for slot, one in self._weights.items()
         ]

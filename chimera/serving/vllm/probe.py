@@ -3,13 +3,21 @@
 The learner computes with transformers, so transformers computes here too, from the same folder.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from chimera.config.sections.models import Precision
-from chimera.core.errors import ModelError
+from chimera.core.errors import ModelError, boundary
 from chimera.serving.embedded.checkpoint import load_language
+from chimera.serving.vllm.replicas import Replica
+
+Expected = tuple[list[int], list[float]]
+"""The probe's tokens, and the learner's log-probability of each after the first."""
+Learner = Callable[[Path, Sequence[int], Precision], list[float]]
+"""Computes these log-probabilities with the weights in a folder."""
+ANSWER_S = 900.0
 
 TEXT = (
     "Does the programme lower body weight in adults? We compared 120 participants with 118 controls over 12 weeks. "
@@ -20,6 +28,49 @@ LONGEST = 64
 TOLERANCE: Mapping[Precision, float] = {"float32": 1e-4, "bfloat16": 0.05}
 """The largest mean difference of log-probabilities with which weights count as the same. In float32 4.3e-6 was measured
 as the largest single one; in bfloat16 each number has 8 bits."""
+
+
+class Probe:
+    """Asks replicas for the probe.
+
+    Args:
+        dtype: The numbers that they compute with.
+        learner: Computes what the learner expects.
+    """
+
+    def __init__(self, dtype: Precision, learner: Learner) -> None:
+        self._dtype: Precision = dtype
+        self._learner = learner
+
+    async def expect(self, source: Path) -> Expected:
+        """What a server of the weights in `source` says.
+
+        Raises:
+            ModelError: The model cannot be computed.
+        """
+        with boundary(ModelError, f"the model in {source} cannot be computed"):
+            tokens = await asyncio.to_thread(probe_tokens, source)
+            return tokens, await asyncio.to_thread(self._learner, source, tokens, self._dtype)
+
+    async def ask(self, expected: Expected, replicas: Sequence[Replica]) -> list[float]:
+        """How far each replica's log-probabilities of the probe are from the learner's.
+
+        Raises:
+            ModelError: One is further than `TOLERANCE`.
+        """
+        tokens, learner = expected
+        found: list[float] = []
+        for replica in replicas:
+            told = await replica.ask("/v1/completions", probe_request(replica.model, tokens), limit_s=ANSWER_S)
+            distance = apart(server_log_probs(told, tokens, replica.name), learner)
+            if not distance <= TOLERANCE[self._dtype]:
+                raise ModelError(
+                    f"{replica.name} does not serve the weights in the folder: its log-probabilities of a probe prompt "
+                    f"are {distance:.2g} from the learner's on average, and {TOLERANCE[self._dtype]:g} is tolerated "
+                    f"({self._dtype})"
+                )
+            found.append(distance)
+        return found
 
 
 def probe_tokens(folder: Path) -> list[int]:

@@ -3,29 +3,22 @@
 A publish closes the gate, so that new calls wait; pauses every replica, which ends the calls under way; loads the
 weights, forgets what was computed with the old ones, and resumes; asks each replica for a probe prompt; and opens the
 gate. So an answer is by one version only, and its stamp is true. Where a replica fails, the old weights are loaded
-again.
+again. A replica that has ended is replaced: its calls are made again, and a publish waits for it and begins anew.
 """
 
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chimera.config.sections.models import Precision
-from chimera.core.errors import ConfigError, ModelError, boundary
+from chimera.core.errors import ConfigError, ModelError
 from chimera.serving.connections import HttpAnswer
-from chimera.serving.vllm.probe import (
-    TOLERANCE,
-    apart,
-    learner_log_probs,
-    probe_request,
-    probe_tokens,
-    server_log_probs,
-)
+from chimera.serving.vllm.probe import Expected, Learner, Probe, learner_log_probs
 from chimera.serving.vllm.replicas import Replica, least_busy
 from chimera.serving.vllm.weights import prepare
 
@@ -69,14 +62,13 @@ class ServedWeights:
         first: Loaded,
         dtype: Precision,
         folder: Path,
-        learner: Callable[[Path, Sequence[int], Precision], list[float]] = learner_log_probs,
+        learner: Learner = learner_log_probs,
     ) -> None:
         self.name = name
         self._replicas = list(replicas)
         self._live = first
-        self._dtype: Precision = dtype
         self._folder = folder
-        self._learner = learner
+        self._probe = Probe(dtype, learner)
         self._numbers = itertools.count(1)
         self._broken: str | None = None
         self._publishing = asyncio.Lock()
@@ -85,16 +77,17 @@ class ServedWeights:
         self._idle = asyncio.Event()
         self._idle.set()
         self._running = 0
+        self._replaced = asyncio.Condition()
+
+    @property
+    def live(self) -> Loaded:
+        """The weights that answer."""
+        return self._live
 
     @property
     def version(self) -> str:
         """The version of the weights that answer."""
         return self._live.version
-
-    @property
-    def source(self) -> Path:
-        """The model's folder."""
-        return self._live.source
 
     async def check(self) -> None:
         """Make sure that the replicas serve the weights of the folder.
@@ -103,9 +96,21 @@ class ServedWeights:
             ConfigError: They serve other weights.
         """
         try:
-            await self._prove(await self._expected(self._live.source))
+            await self._probe.ask(await self._probe.expect(self._live.source), self._replicas)
         except ModelError as error:
             raise ConfigError(f"{error}; the folder is models.*.path={self._live.source}") from error
+
+    async def replace(self, number: int, replica: Replica) -> float:
+        """Take `replica`, which has begun with the live weights, for one that has ended; returns how far its probe is.
+
+        Raises:
+            ModelError: It serves other weights.
+        """
+        (found,) = await self._probe.ask(await self._probe.expect(self._live.source), [replica])
+        async with self._replaced:
+            self._replicas[number] = replica
+            self._replaced.notify_all()
+        return found
 
     async def answer(self, request: Mapping[str, Any], limit_s: float) -> tuple[HttpAnswer, str]:
         """The answer of the least busy replica, and the version of the weights that gave it.
@@ -113,8 +118,16 @@ class ServedWeights:
         Raises:
             ModelError: No replica answered, or the weights are not known since a publish failed.
         """
+        while (found := await self._asked(request, limit_s)) is None:
+            pass
+        return found
+
+    async def _asked(self, request: Mapping[str, Any], limit_s: float) -> tuple[HttpAnswer, str] | None:
+        """As `answer`; None if the replica has ended meanwhile."""
+        async with self._replaced:
+            await self._replaced.wait_for(lambda: not all(one.ended() for one in self._replicas))
         async with self._turn() as version:
-            replica = least_busy(self._replicas)
+            replica = least_busy([one for one in self._replicas if not one.ended()] or self._replicas)
             sent = {**request, "model": replica.model}
             if replica.on_cpu:
                 # vLLM 0.32's engine on a CPU ends when it decodes several requests with seeds together ("CPU Generator
@@ -124,6 +137,10 @@ class ServedWeights:
             replica.busy += answers
             try:
                 answer = await replica.send("/v1/chat/completions", sent, limit_s=limit_s)
+            except ModelError:
+                if await replica.ends():
+                    return None
+                raise
             finally:
                 replica.busy -= answers
             if version != self.version:
@@ -157,11 +174,11 @@ class ServedWeights:
             started = time.perf_counter()
             target = self._folder / str(next(self._numbers))
             new = Loaded(version, source, await asyncio.to_thread(prepare, source, target))
-            expected = await self._expected(source)
+            expected = await self._probe.expect(source)
             seconds = {"write": time.perf_counter() - started}
             self._open.clear()
             try:
-                found = await self._load(new, expected, seconds)
+                found = await self._load_whole(new, expected, seconds)
                 self._live = new
             except ModelError as error:
                 await self._return(error)
@@ -170,9 +187,21 @@ class ServedWeights:
                 self._open.set()
             return Published({stage: round(spent, 3) for stage, spent in seconds.items()}, found)
 
-    async def _load(
-        self, new: Loaded, expected: tuple[list[int], list[float]], seconds: dict[str, float]
-    ) -> list[float]:
+    async def _load_whole(self, new: Loaded, expected: Expected, seconds: dict[str, float]) -> list[float]:
+        """As `_load`, and again when a replica that has ended meanwhile is replaced by one with the old weights."""
+        while True:
+            async with self._replaced:
+                await self._replaced.wait_for(lambda: not any(one.ended() for one in self._replicas))
+            try:
+                found = await self._load(new, expected, seconds)
+            except ModelError:
+                if not any([await one.ends() for one in self._replicas]):
+                    raise
+                continue
+            if not any(one.ended() for one in self._replicas):
+                return found
+
+    async def _load(self, new: Loaded, expected: Expected, seconds: dict[str, float]) -> list[float]:
         started = time.perf_counter()
 
         async def stage(name: str, path: str, body: Mapping[str, Any] | None = None) -> None:
@@ -188,14 +217,14 @@ class ServedWeights:
         await stage("cache", "/reset_prefix_cache")
         await stage("version", "/update_weight_version", {"new_version": new.version})
         await stage("resume", "/resume")
-        found = await self._prove(expected)
+        found = await self._probe.ask(expected, self._replicas)
         seconds["prove"] = time.perf_counter() - started
         return found
 
     async def _return(self, error: ModelError) -> None:
         """Load the old weights again."""
         try:
-            await self._load(self._live, await self._expected(self._live.source), {})
+            await self._load(self._live, await self._probe.expect(self._live.source), {})
         except ModelError as second:
             self._broken = (
                 f"nobody knows which weights {self.name} has: new ones could not be published ({error}), and the old "
@@ -203,29 +232,8 @@ class ServedWeights:
             )
 
     async def _all(self, path: str, body: Mapping[str, Any] | None) -> None:
-        await asyncio.gather(*(replica.ask(path, body, limit_s=ROUTE_S) for replica in self._replicas))
-
-    async def _expected(self, source: Path) -> tuple[list[int], list[float]]:
-        with boundary(ModelError, f"the model in {source} cannot be computed"):
-            tokens = await asyncio.to_thread(probe_tokens, source)
-            return tokens, await asyncio.to_thread(self._learner, source, tokens, self._dtype)
-
-    async def _prove(self, expected: tuple[list[int], list[float]]) -> list[float]:
-        """How far each replica's log-probabilities of the probe are from the learner's.
-
-        Raises:
-            ModelError: One is further than `TOLERANCE`.
-        """
-        tokens, learner = expected
-        found: list[float] = []
-        for replica in self._replicas:
-            told = await replica.ask("/v1/completions", probe_request(replica.model, tokens), limit_s=ROUTE_S)
-            distance = apart(server_log_probs(told, tokens, replica.name), learner)
-            if not distance <= TOLERANCE[self._dtype]:
-                raise ModelError(
-                    f"{replica.name} does not serve the weights in the folder: its log-probabilities of a probe prompt "
-                    f"are {distance:.2g} from the learner's on average, and {TOLERANCE[self._dtype]:g} is tolerated "
-                    f"({self._dtype})"
-                )
-            found.append(distance)
-        return found
+        asking = [replica.ask(path, body, limit_s=ROUTE_S) for replica in self._replicas]
+        # All are awaited, so that nothing of a publish that fails is under way when it is made again.
+        for done in await asyncio.gather(*asking, return_exceptions=True):
+            if isinstance(done, BaseException):
+                raise done

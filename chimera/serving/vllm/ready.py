@@ -1,5 +1,6 @@
 """Waits until a vLLM server answers, and asks it what it is."""
 
+import asyncio
 import json
 import time
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class ServerPlace:
     on_cpu: bool = True
 
 
-def wait_for(place: ServerPlace, deadline: float) -> Replica:
+async def wait_for(place: ServerPlace, deadline: float) -> Replica:
     """The server at `place` as soon as it answers.
 
     Args:
@@ -51,12 +52,12 @@ def wait_for(place: ServerPlace, deadline: float) -> Replica:
     Raises:
         ModelError: It ended, did not answer in time, or is no vLLM server.
     """
-    transport = httpx.HTTPTransport(uds=str(place.socket) if place.socket else None)
+    transport = httpx.AsyncHTTPTransport(uds=str(place.socket) if place.socket else None)
     headers = {"Authorization": f"Bearer {place.key}"} if place.key else {}
-    with httpx.Client(transport=transport, headers=headers, timeout=ANSWER_S) as client:
+    async with httpx.AsyncClient(transport=transport, headers=headers, timeout=ANSWER_S) as client:
         while True:
             try:
-                client.get(f"{place.url}/health").raise_for_status()
+                (await client.get(f"{place.url}/health")).raise_for_status()
                 break
             except httpx.HTTPError as error:
                 said = f"{type(error).__name__}: {error}"
@@ -65,13 +66,14 @@ def wait_for(place: ServerPlace, deadline: float) -> Replica:
             if time.monotonic() > deadline:
                 more = _log(place.program) if place.program else f"{said}; is it running?"
                 raise ModelError(f"{place.name} did not answer in time (models.*.start_timeout_s): {more}")
-            time.sleep(LOOK_S)
+            await asyncio.sleep(LOOK_S)
         if place.program is not None and place.socket is not None:
-            return Replica(place.name, place.url, place.key, Connections(str(place.socket)), SERVED, place.on_cpu)
+            connections = Connections(str(place.socket))
+            return Replica(place.name, place.url, place.key, connections, SERVED, place.on_cpu, program=place.program)
         try:
-            listed = client.get(f"{place.url}/v1/models").raise_for_status().json()["data"]
+            listed = (await client.get(f"{place.url}/v1/models")).raise_for_status().json()["data"]
             # Without VLLM_SERVER_DEV_MODE there is no such route; such a server takes no new weights either.
-            info = client.get(f"{place.url}/server_info", params={"config_format": "json"}, timeout=INFO_S)
+            info = await client.get(f"{place.url}/server_info", params={"config_format": "json"}, timeout=INFO_S)
             device = info.json()["vllm_config"].get("device_config") if info.status_code == 200 else None
             return Replica(
                 place.name, place.url, place.key, Connections(), listed[0]["id"], "cpu" in json.dumps(device)

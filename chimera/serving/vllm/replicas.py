@@ -1,13 +1,17 @@
 """The replicas of one set of weights, and which of them a call goes to."""
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from chimera.core.errors import ModelError
+from chimera.processes.programs import Program
 from chimera.serving.connections import BadAnswerError, Connections, HttpAnswer, NoAnswerError
 
+END_S, LOOK_S = 1.0, 0.02
+"""A process that ends closes its connections a moment before the system says that it has ended."""
 SHOWN = 300
 """Most characters of a server's refusal in an error."""
 
@@ -23,6 +27,7 @@ class Replica:
         model: The model's name there.
         on_cpu: True if it computes on a processor.
         busy: Answers that it is writing.
+        program: Its process, if the run started it.
     """
 
     name: str
@@ -32,6 +37,19 @@ class Replica:
     model: str
     on_cpu: bool
     busy: int = 0
+    program: Program | None = field(default=None, repr=False)
+
+    def ended(self) -> bool:
+        """True if its process has ended."""
+        return self.program is not None and not self.program.alive()
+
+    async def ends(self) -> bool:
+        """True if its process has ended or is about to."""
+        for _ in range(int(END_S / LOOK_S) if self.program is not None else 0):
+            if self.ended():
+                return True
+            await asyncio.sleep(LOOK_S)
+        return False
 
     async def send(self, path: str, body: Mapping[str, Any] | None, *, limit_s: float) -> HttpAnswer:
         """Post `body` and return the server's answer, whatever its status.

@@ -1,8 +1,8 @@
 """The processes of vLLM slots: servers that a run starts, or that run already; their ends, logs and keys."""
 
+import asyncio
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -84,6 +85,11 @@ def engines(pid):
     ]
 
 
+def socket_of(engine):
+    command = engine.cmdline()
+    return Path(command[command.index("--uds") + 1])
+
+
 def front_of(running):
     return next(one.pid for key, one in running.servers._servers.items() if key == "senior")
 
@@ -123,8 +129,7 @@ def test_only_this_user_reaches_the_servers_and_only_by_their_sockets(running):
     assert len(started) == 3
     for engine in started:
         assert engine.net_connections(kind="tcp") == []
-        socket = re.search(r"--uds (\S+)/", " ".join(engine.cmdline()))[1]
-        assert os.stat(socket).st_mode & 0o777 == 0o700
+        assert socket_of(engine).parent.stat().st_mode & 0o777 == 0o700
     endpoint = running.servers.endpoints["senior"]
     assert httpx.post(f"{endpoint.base_url}/chat/completions", json={}).status_code == 401
 
@@ -146,17 +151,41 @@ def test_each_server_has_a_log_and_no_key_is_in_one(running):
         assert key not in " ".join(engine.cmdline())
 
 
+def test_servers_that_end_are_started_again_and_have_the_live_weights_before_they_answer(running):
+    """One is killed before an answer, and one ends in a publish, which is then made again."""
+
+    def said(number):
+        answers = [ask(running, "senior").json() for _ in range(3)]
+        table = json.loads((running.folders[number] / TABLE).read_text())
+        assert {answer["choices"][0]["message"]["content"] for answer in answers} == {str(table[0])}
+        return {answer["weights_version"] for answer in answers}
+
+    running.servers.load_weights("senior", running.folders[1], version="senior@1")
+    first, _ = (one for one in engines(front_of(running)) if "senior-" in socket_of(one).name)
+    first.kill()
+    assert said(1) == {"senior@1"}
+    socket_of(engines(front_of(running))[0]).with_name("end").touch()
+    running.servers.load_weights("senior", running.folders[0], version="senior@2")
+    assert said(0) == {"senior@2"}
+    noted = [json.loads(line) for line in (running.logs / "vllm-publishes.jsonl").read_text().splitlines()]
+    restarts = [one for one in noted if "restarted" in one]
+    assert [one["version"] for one in restarts] == ["senior@1", "senior@1"]
+    assert "was killed by SIGKILL" in restarts[0]["restarted"]
+    assert "ended with exit code 3" in restarts[1]["restarted"]
+    assert max(max(one["apart"]) for one in noted) < 1e-6
+
+
 def test_a_server_that_does_not_start_is_an_error_with_its_own_words(tmp_path):
     program = Program("vLLM server 1 of senior", [write_python(tmp_path, "broken")], tmp_path / "log", dict(os.environ))
     place = ServerPlace(program.name, "http://x", "", tmp_path / "socket", program)
     with pytest.raises(ModelError, match=r"server 1 of senior .* ended with exit code 1 while starting: no CPU"):
-        wait_for(place, time.monotonic() + 3600)
+        asyncio.run(wait_for(place, time.monotonic() + 3600))
 
 
 def test_a_server_that_does_not_answer_in_time_is_an_error_that_names_the_limit():
     place = ServerPlace("the vLLM server of senior at http://127.0.0.1:9", "http://127.0.0.1:9", "")
     with pytest.raises(ModelError, match=r"127.0.0.1:9 did not answer in time \(models.\*.start_timeout_s\): ConnectE"):
-        wait_for(place, time.monotonic())
+        asyncio.run(wait_for(place, time.monotonic()))
 
 
 STARTS = """
@@ -177,12 +206,13 @@ def test_a_program_ends_when_its_parent_is_killed(tmp_path):
     wait_until_gone(program)
 
 
-def test_the_end_of_one_server_ends_the_others_and_the_run_says_which(running):
+def test_when_servers_have_ended_too_often_all_end_and_the_run_says_which(running):
+    """Two have ended before; this is the last that is started again, and one more."""
     front = psutil.Process(front_of(running))
-    first, *others = engines(front.pid)
-    name = f"vLLM server {int(first.cmdline()[first.cmdline().index('--uds') + 1][-1]) + 1} of"
-    first.kill()
-    for process in (*others, front):
+    first, second, other = engines(front.pid)
+    for process in (first, second):
+        process.kill()
+    for process in (other, front):
         wait_until_gone(process)
-    with pytest.raises(RunError, match=rf"{name} .* was killed by SIGKILL"):
+    with pytest.raises(RunError, match=r"vLLM server \d of \w+ .* was killed by SIGKILL, after 3 restarts"):
         check_until_it_raises(running.servers)

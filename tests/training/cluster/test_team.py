@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -38,6 +39,12 @@ def peers(seed, prompts=5, answers=3):
     ] + [Sample((1, 2), (3,), 9.0, "lonely", "t")]
 
 
+def sampled(sample):
+    """With how likely its tokens were when they were sampled: about as likely as for the model of these tests."""
+    numbers = np.random.default_rng(len(sample.response_ids))
+    return replace(sample, log_probs=tuple(numbers.normal(-6.2, 0.1, len(sample.response_ids)).tolist()))
+
+
 def learned(engine, folder, batches):
     """Metrics, what each update's watch has seen, and the weights at the end."""
     seen = []
@@ -60,11 +67,14 @@ def learned(engine, folder, batches):
         {"lora_rank": 4, "use_kl_loss": True, "lr": 4e-3},
         {"lora_rank": 4, "use_kl_loss": True, "lr": 4e-3, "shards": "fsdp"},
         {"use_kl_loss": True, "kl_loss_coef": 0.1, "shards": "fsdp"},
+        {"ahead": 1, "rollout_is": "sequence", "rollout_is_threshold": 1.5},
     ],
-    ids=["grpo", "rloo fsdp", "reinforce++ kl", "gae fsdp", "lora", "lora fsdp", "reference fsdp"],
+    ids=["grpo", "rloo fsdp", "reinforce++ kl", "gae fsdp", "lora", "lora fsdp", "reference fsdp", "ahead"],
 )
 def test_two_ranks_learn_what_one_learns(one, two, tmp_path, options):
     batches = [some_samples(0), peers(1), peers(2)]
+    if "ahead" in options:
+        batches = [[sampled(one) for one in batch] for batch in batches]
     metrics, seen, weights = learned(one(**options), tmp_path / "one", batches)
     engine = two(**options)
     assert engine.team.pids != [os.getpid()] * 2

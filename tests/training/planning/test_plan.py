@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chimera.config.tree import load_config
+from chimera.core.errors import ConfigError
 from chimera.plan import main
 from chimera.serving.embedded.checkpoint import NANO
 from training.algorithms.ppo.settings import PpoSettings
@@ -115,6 +116,7 @@ def test_with_the_changes_that_are_named_it_fits(memory, gpus, each):
     [
         ([], machine(memory=1 * GB), "of memory, of which 1.0 GB are free"),
         (["ppo.ranks=3"], machine(gpus=[("H", 80 * GB)]), "3 GPUs, of which there are 1"),
+        (["ppo.ranks=20"], machine(memory=9 * GB), "of memory, of which 9.0 GB are free"),
         ([], machine(gpus=[("H", 1 << 28)]), "of GPU memory for"),
         ([], machine(disk=1000), "on disk, of which 0.0 GB are free"),
     ],
@@ -122,6 +124,27 @@ def test_with_the_changes_that_are_named_it_fits(memory, gpus, each):
 def test_what_does_not_fit_is_said_with_figures(overrides, here, said):
     (room,) = [one for one in plan_run(load_config(None, overrides), here, LENGTHS) if one.phase == "ppo"]
     assert any(said in fault for fault in room.faults), room.faults
+
+
+def test_ranks_of_fine_tuning_are_counted_and_fewer_of_them_are_proposed():
+    config, here = load_config(None, ["sft.ranks=6"]), machine(memory=6 * GB)
+    room, *_ = plan_run(config, here, LENGTHS)
+    (rank,) = [need for need in room.needs if need.who == "each rank of fine-tuning"]
+    (alone,) = [need for need in plan_run(load_config(None, []), here, LENGTHS)[0].needs if need.who == "fine-tuning"]
+    assert (rank.count, alone.count) == (6, 1)
+    assert rank.parts == alone.parts | {"gradients": 2 * alone.parts["gradients"]}
+    assert room.faults
+    assert room.changes == ("pipeline.sft.ranks=1",)
+
+
+def test_a_model_that_the_embedded_server_refuses_is_refused_and_counted_behind_vllm(tmp_path):
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 3}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "num_attention_heads": 4, "model_type": "mistral"}))
+    given = [f"models.junior.path={tmp_path}"]
+    with pytest.raises(ConfigError, match=r"runs Llama, Qwen2, Qwen3 models, and .* holds model_type 'mistral': serve"):
+        plan_run(load_config(None, given), machine(), LENGTHS)
+    behind = load_config(None, [*given, "models.junior.kind=vllm", "models.junior.python=/vllm/bin/python"])
+    assert plan_run(behind, machine(), LENGTHS)[0].needs
 
 
 def test_the_command_prints_each_phase_and_json(capsys):

@@ -92,7 +92,6 @@ class Driver:
             ) from error
         if address == "auto":
             _watch(ray.get_runtime_context().gcs_address)
-        self._say("joined", nodes=len([node for node in ray.nodes() if node["Alive"]]))
 
     def _place(self, ranks: int, need: Mapping[str, float]) -> None:
         """Reserve room for ranks, spread over nodes: for as many as there is room for, at least one."""
