@@ -17,6 +17,15 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("its values are nested too deeply") from error
 
 
+def parse_object(text: str | bytes) -> dict[str, Any] | None:
+    """The JSON object of a text; None if it holds none."""
+    try:
+        value = parse_json(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def read_json_object(file: Path) -> dict[str, Any]:
     """The JSON object in a file.
 

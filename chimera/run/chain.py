@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import RunError
-from chimera.core.plain_json import parse_json
+from chimera.core.plain_json import parse_json, parse_object
 
 FIELDS = ("previous", "hash")
 """The fields that a chain adds to each record."""
@@ -97,8 +97,8 @@ def read_events(path: Path, *, end: int | None = None) -> Iterator[dict[str, Any
             return
         if own is None and number == 1:
             chained = False
-        record = _event(raw)
-        if record is None or (chained and not _follows(raw, last)):
+        record = parse_object(raw)
+        if record is None or not isinstance(record.get("event"), str) or (chained and not _follows(raw, last)):
             raise RunError(
                 f"{path}:{number} is broken or was changed, so nobody can tell what the run did: restore the ledger "
                 "from a copy of the run"
@@ -115,14 +115,6 @@ def _follows(raw: bytes, last: bytes) -> bool:
     body = raw[: own.start()]
     previous = _PREVIOUS.search(body)
     return previous is not None and previous[1] == last and hashlib.sha256(body).hexdigest().encode() == own[1]
-
-
-def _event(raw: bytes) -> dict[str, Any] | None:
-    try:
-        record = parse_json(raw)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) and isinstance(record.get("event"), str) else None
 
 
 def head(path: Path) -> str | None:

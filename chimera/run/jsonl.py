@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import RunError
-from chimera.core.plain_json import parse_json
+from chimera.core.plain_json import parse_object
 from chimera.core.secrets import redact_tree
 from chimera.run.chain import TAIL, link
 
@@ -70,20 +70,12 @@ def read_lines(path: Path, *, end: int | None = None) -> Iterator[dict[str, Any]
             read += len(raw)
             if end is not None and read > end:
                 return
-            record = _parse(raw)
+            record = parse_object(raw)
             if record is None and not raw.endswith(b"\n"):
                 return
             if record is None:
                 raise RunError(f"{path}:{number} is not a JSON object: repair or remove this line")
             yield record
-
-
-def _parse(raw: bytes) -> dict[str, Any] | None:
-    try:
-        record = parse_json(raw)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
 
 
 def _finish_last_line(descriptor: int) -> int:
@@ -97,7 +89,7 @@ def _finish_last_line(descriptor: int) -> int:
         begin = max(0, start - block)
         tail, start = os.pread(descriptor, start - begin, begin) + tail, begin
     last = tail.rpartition(b"\n")[2]
-    if _parse(last) is not None:
+    if parse_object(last) is not None:
         return size + os.write(descriptor, b"\n")
     os.ftruncate(descriptor, size - len(last))
     return size - len(last)

@@ -35,6 +35,7 @@ from chimera.data.generated.tasks import (
     Finding,
     FindingPlan,
     draw_finding,
+    endless,
 )
 from chimera.data.generated.text import Direction, sentence_case, write_question
 from chimera.data.generated.vocabulary import (
@@ -155,12 +156,7 @@ def generate(size: int, *, seed: int, levels: Sequence[int] = (1, 2, 3, 4)) -> l
 
 
 def stream(*, seed: int, levels: Sequence[int] = (1, 2, 3, 4)) -> Iterator[SynthesisTask]:
-    if not levels or not set(levels) <= set(STUDIES):
-        raise ValueError(f"levels must be some of 1, 2, 3, 4, not {list(levels)}")
-    index = 0
-    while True:
-        yield generate_one(seed, index, levels[index % len(levels)])
-        index += 1
+    return endless(generate_one, seed, levels)
 
 
 def generate_one(seed: int, index: int, level: int) -> SynthesisTask:

@@ -18,11 +18,11 @@ verbs in questions, remarks with p-values, and findings that give values without
 synonyms of endpoints in questions, confidence intervals, and control groups named first.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from random import Random
-from typing import Literal
+from typing import Literal, TypeVar
 
 from chimera.core.types import LABELS, Label, ResearchTask, Section
 from chimera.data.generated.text import (
@@ -50,6 +50,7 @@ from chimera.data.generated.vocabulary import (
     draw_subject,
 )
 
+Drawn = TypeVar("Drawn")
 FindingRole = Literal["decisive", "superseded", "other endpoint"]
 Rule = Literal["single", "agreement", "override", "disagreement"]
 """What determines the label: one finding, several that agree, one that overrides the other, several that disagree."""
@@ -185,12 +186,15 @@ def generate(size: int, *, seed: int, levels: Sequence[int] = (1, 2, 3, 4)) -> l
 
 
 def stream(*, seed: int, levels: Sequence[int] = (1, 2, 3, 4)) -> Iterator[GeneratedTask]:
+    return endless(generate_one, seed, levels)
+
+
+def endless(make: Callable[[int, int, int], Drawn], seed: int, levels: Sequence[int]) -> Iterator[Drawn]:
+    """What `make` gives for the seed, each index and its level, without end."""
     if not levels or not set(levels) <= set(STRUCTURES):
         raise ValueError(f"levels must be some of 1, 2, 3, 4, not {list(levels)}")
-    index = 0
-    while True:
-        yield generate_one(seed, index, levels[index % len(levels)])
-        index += 1
+    for index in count():
+        yield make(seed, index, levels[index % len(levels)])
 
 
 def generate_one(seed: int, index: int, level: int) -> GeneratedTask:
