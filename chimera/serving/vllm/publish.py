@@ -143,6 +143,8 @@ class ServedWeights:
                 raise
             finally:
                 replica.busy -= answers
+            if answer.status >= 500 and await replica.ends():
+                return None
             if version != self.version:
                 raise ModelError(f"weights of {self.name} changed from {version} to {self.version} during an answer")
             return answer, version
@@ -195,7 +197,7 @@ class ServedWeights:
             try:
                 found = await self._load(new, expected, seconds)
             except ModelError:
-                if not any([await one.ends() for one in self._replicas]):
+                if not any(await asyncio.gather(*(one.ends() for one in self._replicas))):
                     raise
                 continue
             if not any(one.ended() for one in self._replicas):
