@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agents.record import Observer, Operation
-from chimera.config.society import SocietyConfig
+from agents.visit.record import Observer, Operation
+from chimera.config.sections.society import SocietyConfig
 from chimera.core.types import Brief
 from chimera.run.policies import BY_MODEL
 from chimera.serving.client import Model
@@ -70,11 +70,9 @@ class SupervisorChoice:
     """The default `Selector`: takes the choice of the supervisor's model."""
 
     def propose(self, candidates: Candidates, seed: int | None) -> None:
-        """Ask the model."""
         return
 
     def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:
-        """Choose `preferred`."""
         return Choice(preferred, BY_MODEL)
 
 

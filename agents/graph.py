@@ -29,7 +29,7 @@ from agents.routing import DESTINATIONS, Route, revisions_allowed, route, worst_
 from agents.seat import SEAT, seat_node
 from agents.state import Question, ResearchState
 from chimera.config.roles import JUNIORS
-from chimera.config.society import SocietyConfig
+from chimera.config.sections.society import SocietyConfig
 from chimera.core.errors import ModelError
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from agents.schemas import Answer, FinalDecision
 from agents.state import ResearchState, Update, check_fields
 from agents.supervisor import supervisor_node
 from agents.tools.sources import SourceText, given_sources, sources_seen, sources_within
-from agents.visits import Inputs, attempt_of, errors_of, visit, visits
+from agents.visit.visits import Inputs, attempt_of, errors_of, visit, visits
 from chimera.config.roles import JUDGE, JUNIORS
 from chimera.core.errors import ChimeraError, RoleError
 
@@ -30,9 +30,7 @@ from chimera.core.errors import ChimeraError, RoleError
 class Node(Protocol):
     """The function that LangGraph calls with the state and the run's context; it returns an update of the state."""
 
-    async def __call__(self, state: ResearchState, runtime: Runtime[RunContext]) -> Update:
-        """Do one visit."""
-        ...
+    async def __call__(self, state: ResearchState, runtime: Runtime[RunContext]) -> Update: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Adding a role that advises another is one entry here, and its slot and tools in 
 algorithm that trains it by `pipeline.<phase>.roles`.
 
 The first line of a prompt names the role; the rest says what to do. User messages are one JSON object (see
-`agents.prompting`), so a prompt never contains data.
+`agents.visit.prompting`), so a prompt never contains data.
 """
 
 from collections.abc import Iterable
@@ -110,8 +110,6 @@ class Role:
 
     Attributes:
         name: Also its name in the graph, spans, rollouts and reports.
-        prompt: Its system prompt.
-        schema: What it must answer.
         advises: The role right before which it works. It reads what that role reads, and that role finds its answer
             under "advice". None for the nine roles, which `agents.nodes` and `agents.graph` connect.
     """

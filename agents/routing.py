@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from agents.roles import DESIGNER, PRINCIPAL_INVESTIGATOR, REFINER
-from chimera.config.society import SocietyConfig
+from chimera.config.sections.society import SocietyConfig
 from chimera.core.types import Severity
 
 Route = Literal["CRITICAL", "MAJOR", "DECIDE"]

@@ -45,12 +45,10 @@ class Hypothesis(Answer):
 
     @property
     def stance(self) -> Label:
-        """Its answer."""
         return self.answer
 
     @property
     def quotes(self) -> tuple[str, ...]:
-        """Its evidence."""
         return tuple(self.evidence)
 
 
@@ -131,5 +129,4 @@ class FinalDecision(Answer):
 
     @property
     def stance(self) -> Label:
-        """Its answer."""
         return self.answer

@@ -12,7 +12,7 @@ from langgraph.types import interrupt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agents.state import ResearchState, Update
-from chimera.config.society import SocietyConfig
+from chimera.config.sections.society import SocietyConfig
 from chimera.core.errors import ConfigError
 from chimera.core.types import Decision
 
@@ -73,11 +73,7 @@ def seat_node(config: SocietyConfig) -> Any:
 
 
 def taken(state: Mapping[str, Any], verdict: PersonVerdict) -> Update:
-    """The fields that a verdict changes.
-
-    Raises:
-        ValueError: It cannot take effect in this state.
-    """
+    """The fields that a verdict changes; raises ValueError if it cannot take effect in this state."""
     if reason := refused(verdict, state):
         raise ValueError(reason)
     before = {name: state.get(name) for name in SHOWN}

@@ -11,12 +11,12 @@ from langgraph.types import Command
 from agents.context import Evaluator, RunContext, Selector, SupervisorChoice, Tools
 from agents.graph import Graph, build_graph, graph_of_nodes, step_limit
 from agents.nodes import Node
-from agents.record import Observer, Operation, no_observer, no_operation
 from agents.roles import SUPERVISOR
 from agents.seat import SEAT
 from agents.state import ResearchState, Update, without
+from agents.visit.record import Observer, Operation, no_observer, no_operation
 from chimera.config.roles import JUNIORS, RolesConfig
-from chimera.config.society import SocietyConfig
+from chimera.config.sections.society import SocietyConfig
 from chimera.core.errors import RoleError
 from chimera.core.types import Brief, shown_options
 from chimera.serving.client import Model
@@ -34,8 +34,6 @@ class Saved:
     """Where the state of one question is kept.
 
     Attributes:
-        saver: LangGraph's checkpointer.
-        thread: Name of the question in it.
         verdict: A person's verdict as plain data, or `agents.seat.SKIP`, to continue a state that waits for one.
     """
 
@@ -48,13 +46,10 @@ class Society:
     """Nine roles that answer briefs, one or many at once. It keeps no state between runs.
 
     Args:
-        model: Answers the chat messages of every logical model.
-        toolbox: Runs the tool calls.
         config: How the society works: evidence, limits of revisions, time-outs.
         roles: The slot whose model plays each role, and the tools that it may call.
         evaluate: Scores each finished state; fills `final_evaluation`.
         operation: Opens a span around each visit of a role, with attributes role, model, visit and attempt.
-        observe: Called with each model call and tool call as it ends.
         select: Selects the hypothesis, unless `run` is given a selector. Default: the supervisor's model.
     """
 
@@ -86,7 +81,6 @@ class Society:
 
         Args:
             brief: The question, and what the agents may see of its task.
-            seed: Seed of everything random in this run.
             select: Selects the hypothesis in this run, instead of the society's selector.
 
         Raises:
@@ -100,12 +94,6 @@ class Society:
         """Run until just before the first visit of `role`; returns the state.
 
         Juniors work at the same time, so the state before one junior holds the other juniors' hypotheses.
-
-        Args:
-            role: The role before which the run stops.
-            brief: As for `run`.
-            seed: As for `run`.
-            select: As for `run`.
 
         Raises:
             RoleError: As for `run`.

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from typing_extensions import TypedDict  # pydantic, which LangGraph's servers ask for the schema, needs it below 3.12.
 
-from agents.prompting import Message
+from agents.visit.prompting import Message
 from chimera.config.roles import JUNIORS
 from chimera.core.errors import RoleError
 from chimera.core.types import ShownOptions

@@ -13,12 +13,12 @@ from typing import Any, cast
 from langgraph.runtime import Runtime
 
 from agents.context import Candidates, Choice, RunContext
-from agents.prompting import Message
 from agents.roles import ROLES, SUPERVISOR
 from agents.schemas import Selection, selection_of
 from agents.state import ResearchState, Update
 from agents.tools.sources import sources_seen
-from agents.visits import attempt_of, errors_of, visit, visits
+from agents.visit.prompting import Message
+from agents.visit.visits import attempt_of, errors_of, visit, visits
 from chimera.core.errors import RoleError
 
 
@@ -63,11 +63,6 @@ async def supervisor_node(state: ResearchState, runtime: Runtime[RunContext]) ->
 
 
 def _of_author(choice: Choice, hypotheses: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The chosen author's hypothesis.
-
-    Raises:
-        RoleError: This author wrote no hypothesis.
-    """
     authors = [hypothesis["author"] for hypothesis in hypotheses]
     if choice.author not in authors:
         reason = f"the policy {choice.policy!r} chose {choice.author!r}, not one of {', '.join(authors)}"

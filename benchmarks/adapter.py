@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from chimera.config.roles import JUNIORS
-from chimera.config.rollouts import RewardConfig
+from chimera.config.sections.rollouts import RewardConfig
 from training.learning import traces
 from training.learning.adapter import HierarchicalTraceAdapter
 

@@ -26,22 +26,22 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gateway import ASKED, all_stored, call_many, canned_server, times
-from chimera.config.models import SLOTS
+from benchmarks.gateway import ASKED, all_stored, call_many, canned_server, served, spent, times
+from chimera.config.sections.models import SLOTS
 from chimera.config.tree import Config
 from chimera.core.ports import free_port
 from chimera.data.tasks import load
-from chimera.run import forks
-from chimera.run.children import stop
+from chimera.processes import forks
+from chimera.processes.children import stop
 from chimera.run.directory import Run
 from chimera.serving.client import Endpoint
 from chimera.serving.process import serve
 from evaluation.records.rollouts import Outcome, RolloutInput
 from evaluation.traces.spans import OBJECT, OBJECT_JSON, OPERATION, RESPONSE_IDS
 from training.lab.gateway.process import Gateway
-from training.lab.runner import worker_name
+from training.lab.runners.runner import worker_name
+from training.lab.runners.visitors import visit
 from training.lab.store import KeyedStoreClient, LabStore
-from training.lab.visitors import visit
 
 # isort: split
 from agentlightning.types import EnqueueRolloutRequest  # after training, which makes it leave out LiteLLM
@@ -232,11 +232,6 @@ def resident() -> float:
     return psutil.Process().memory_info().rss / 2**20
 
 
-def spent(pids: Sequence[int]) -> float:
-    """Processor seconds of these processes so far."""
-    return sum(used.user + used.system for pid in pids for used in [psutil.Process(pid).cpu_times()])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=2000, help="model calls for each number of gateway processes")
@@ -254,20 +249,12 @@ def main() -> None:
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        receiver, sender = forks.pipe()
-        port = free_port()
-        backend = forks.Fork("canned server", canned_server, (port, sender), folder / "backend.log")
-        backend.start()
-        asyncio.run(forks.receive(receiver, backend, seconds=60))
-        url = f"http://127.0.0.1:{port}/v1"
-        try:
+        with served(canned_server, folder) as url:
             at_once = min(64, arguments.calls)
             costs = [asyncio.run(gateways(count, url, folder, arguments.calls, at_once)) for count in processes]
             config = echo_config(url, folder)
             sizes = arguments.rollouts, min(arguments.measured, arguments.rollouts), arguments.runners
             store = asyncio.run(store_and_main(config, folder, *sizes))
-        finally:
-            stop([backend])
     console = Console(width=120)
     console.print(gateway_table(costs, arguments.calls))
     console.print(store_table(store, *sizes))
@@ -312,7 +299,8 @@ def store_table(cost: StoreCost, queued: int, measured: int, runners: int) -> Ta
 
 def conclusions(costs: Sequence[GatewayCost], store: StoreCost, gpu_tokens: float, answer_tokens: float) -> list[str]:
     """How many GPUs are fed, in sentences that show the arithmetic. A core each for the store and each gateway."""
-    gateway_ms, store_ms = (max(1e-3, math.fsum(found) / len(costs)) for found in _columns(costs))
+    both = [one.gateway_ms for one in costs], [one.store_ms for one in costs]
+    gateway_ms, store_ms = (max(1e-3, math.fsum(found) / len(costs)) for found in both)
     rollout_ms = store.main_ms + (CALLS_A_ROLLOUT - 1) * store_ms
     of_store = 1000 / rollout_ms * CALLS_A_ROLLOUT
     of_gateway = 1000 / gateway_ms
@@ -327,10 +315,6 @@ def conclusions(costs: Sequence[GatewayCost], store: StoreCost, gpu_tokens: floa
         f"gateway processes that keep up with the store: {of_store:.0f} / {of_gateway:.0f} = "
         f"{math.ceil(of_store / of_gateway)}",
     ]
-
-
-def _columns(costs: Sequence[GatewayCost]) -> tuple[list[float], list[float]]:
-    return [one.gateway_ms for one in costs], [one.store_ms for one in costs]
 
 
 if __name__ == "__main__":

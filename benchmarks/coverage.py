@@ -22,7 +22,6 @@ EFFECTS = ((0.0, 0.3, 0.4), (0.02, 0.3, 0.4), (0.04, 0.3, 0.4), (0.08, 0.3, 0.4)
 
 
 def main() -> None:
-    """Print the table of coverages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=1000, help="simulated studies in each row")
     parser.add_argument("--runs", type=int, nargs="+", default=[3, 5, 10], help="training seeds in each study")

@@ -13,7 +13,8 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,8 +28,8 @@ from rich.table import Table
 
 from chimera.config.tree import Config
 from chimera.core.ports import free_port
-from chimera.run import forks
-from chimera.run.children import stop
+from chimera.processes import forks
+from chimera.processes.children import stop
 from chimera.serving.client import Endpoint
 from evaluation.traces.spans import EXCHANGE
 from training.lab.gateway.process import Gateway
@@ -96,6 +97,20 @@ async def serve_app(app: Any, port: int, ready: Connection) -> None:
     await serving
 
 
+@contextmanager
+def served(app: Callable[[int, Connection], None], folder: Path) -> Iterator[str]:
+    """The address of a server in a process of its own, whose time is not counted."""
+    receiver, sender = forks.pipe()
+    port = free_port()
+    server = forks.Fork("canned server", app, (port, sender), folder / "canned.log")
+    server.start()
+    asyncio.run(forks.receive(receiver, server, seconds=60))
+    try:
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        stop([server])
+
+
 TICK = 1 / os.sysconf("SC_CLK_TCK")
 """Seconds of the smallest processor time that the system counts."""
 
@@ -155,14 +170,13 @@ async def measure(engine: str, backend: str, store: LabStore, folder: Path, call
     try:
         warm = min(calls, 50)
         await call_many(gateway.url, gateway.key, attempts, warm, at_once)
-        assert gateway.pid is not None
-        processes = psutil.Process(gateway.pid), psutil.Process()
-        before = [spent(process) for process in processes]
+        processes = gateway.pids, [os.getpid()]
+        before = [spent(pids) for pids in processes]
         started = time.perf_counter()
         await call_many(gateway.url, gateway.key, attempts, calls, at_once)
         wall = time.perf_counter() - started
         await all_stored(store, attempts, warm + calls)
-        used = [spent(process) - start for process, start in zip(processes, before, strict=True)]
+        used = [spent(pids) - start for pids, start in zip(processes, before, strict=True)]
         return Cost(calls, wall, *used)
     finally:
         gateway.stop()
@@ -180,32 +194,24 @@ async def all_stored(store: LabStore, attempts: list[tuple[str, str]], expected:
         await asyncio.sleep(0.2)
 
 
-def spent(process: psutil.Process) -> float:
-    """Processor seconds so far."""
-    times = process.cpu_times()
-    return times.user + times.system
+def spent(pids: Iterable[int]) -> float:
+    """Processor seconds of these processes so far."""
+    return sum(used.user + used.system for pid in pids for used in [psutil.Process(pid).cpu_times()])
 
 
-async def compare(calls: int, at_once: int, folder: Path, order: Sequence[str] = THERE_AND_BACK) -> dict[str, Cost]:
-    """Each of the gateways that are named, in this order."""
-    receiver, sender = forks.pipe()
-    port = free_port()
-    backend = forks.Fork("canned server", canned_server, (port, sender), folder / "backend.log")
-    backend.start()
-    await forks.receive(receiver, backend, seconds=60)
+async def compare(calls: int, at_once: int, backend: str, folder: Path, order: Sequence[str]) -> dict[str, Cost]:
     store = LabStore(lambda _: None)
     store.employ("benchmark")
     await store.start()
     total = {"litellm": Cost(), "thin": Cost()}
     try:
         for engine in order:
-            cost = await measure(engine, f"http://127.0.0.1:{port}/v1", store, folder, calls, at_once)
+            cost = await measure(engine, backend, store, folder, calls, at_once)
             sum_ = total[engine]
             sum_.calls, sum_.wall = sum_.calls + cost.calls, sum_.wall + cost.wall
             sum_.gateway += cost.gateway
             sum_.store_and_caller += cost.store_and_caller
     finally:
-        stop([backend])
         await store.close()
     return total
 
@@ -221,8 +227,8 @@ def main() -> None:
         arguments.calls, arguments.at_once, order = 10, 4, THERE_AND_BACK[:2]
     forks.prepare()
     logging.disable(logging.WARNING)
-    with tempfile.TemporaryDirectory() as folder:
-        total = asyncio.run(compare(arguments.calls, arguments.at_once, Path(folder), order))
+    with tempfile.TemporaryDirectory() as folder, served(canned_server, Path(folder)) as backend:
+        total = asyncio.run(compare(arguments.calls, arguments.at_once, backend, Path(folder), order))
     table = Table(title=f"{total['thin'].calls} calls, {arguments.at_once} at once; every exchange is in the store")
     for column in ("gateway", "calls/s", "calls/s at most", "CPU ms a call", "CPU ms of store and caller"):
         table.add_column(column, justify="left" if column == "gateway" else "right")

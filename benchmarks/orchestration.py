@@ -12,13 +12,12 @@ import itertools
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import psutil
 from fastapi import FastAPI, Request
@@ -27,16 +26,14 @@ from rich.table import Table
 
 from agents.society import Society
 from agents.tools.toolbox import build_toolbox
-from benchmarks.gateway import serve_app
-from chimera.config.models import SLOTS
+from benchmarks.gateway import serve_app, served, spent
 from chimera.config.roles import JUDGE
+from chimera.config.sections.models import SLOTS
 from chimera.config.tree import Config
-from chimera.core.ports import free_port
 from chimera.data.tasks import Dataset, load
-from chimera.run import forks
-from chimera.run.children import stop
+from chimera.processes import forks
 from chimera.run.directory import Run
-from chimera.serving.client import Completion, ToolCall
+from chimera.serving.client import Completion, RequestOptions, ToolCall
 from chimera.serving.process import serve
 from evaluation.records.rollouts import RolloutInput
 from evaluation.scores.judge import CRITERIA, Judge
@@ -76,17 +73,11 @@ class DirectModel:
     """The canned answers in this process, as a `chimera.serving.client.Model`."""
 
     async def complete(
-        self,
-        key: str,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        response_format: Mapping[str, Any] | None = None,
-        seed: int | None = None,
+        self, key: str, messages: Sequence[Mapping[str, Any]], **options: Unpack[RequestOptions]
     ) -> Completion:
-        """Answer at once."""
+        response_format = options.get("response_format")
         assert response_format is not None
-        message = message_for(messages, tools, response_format["json_schema"]["name"])
+        message = message_for(messages, options.get("tools", ()), response_format["json_schema"]["name"])
         calls = tuple(
             ToolCall(call["id"], function["name"], json.loads(function["arguments"]), function["arguments"])
             for call in message.get("tool_calls", ())
@@ -119,20 +110,6 @@ def canned_server(port: int, ready: Connection) -> None:
         }
 
     asyncio.run(serve_app(app, port, ready))
-
-
-@contextmanager
-def canned(folder: Path) -> Iterator[str]:
-    """The address of a canned server."""
-    receiver, sender = forks.pipe()
-    port = free_port()
-    server = forks.Fork("canned server", canned_server, (port, sender), folder / "canned.log")
-    server.start()
-    asyncio.run(forks.receive(receiver, server, seconds=60))
-    try:
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        stop([server])
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +182,6 @@ async def orchestrated(config: Config, dataset: Dataset, folder: Path) -> Cost:
             return Cost(len(chosen), wall, {name: spent(pids) - before[name] for name, pids in groups.items()})
 
 
-def spent(pids: Sequence[int]) -> float:
-    """Processor seconds of these processes so far."""
-    return sum(times.user + times.system for pid in pids for times in [psutil.Process(pid).cpu_times()])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rollouts", type=int, default=80)
@@ -222,7 +194,7 @@ def main() -> None:
     if arguments.tiny:
         arguments.rollouts, arguments.runners, engines = 2, 1, ("thin",)
     forks.prepare()
-    with tempfile.TemporaryDirectory() as folder, canned(Path(folder)) as url:
+    with tempfile.TemporaryDirectory() as folder, served(canned_server, Path(folder)) as url:
         models = {
             key: {"kind": "endpoint", "base_url": url, "model": "canned", "structured": "always"} for key in SLOTS
         }

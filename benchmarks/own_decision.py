@@ -15,17 +15,17 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from agents.react import read_answer
-from agents.record import CallRecord, ModelCall
 from agents.roles import ROLES
 from agents.society import Society
 from agents.tools.toolbox import build_toolbox
+from agents.visit.react import read_answer
+from agents.visit.record import CallRecord, ModelCall
 from chimera.config.roles import JUDGE
 from chimera.config.tree import Config, load_config
 from chimera.core.errors import ConfigError, RoleError
@@ -33,7 +33,7 @@ from chimera.core.types import ResearchTask
 from chimera.data.tasks import load
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
-from chimera.serving.client import Completion, HttpModel
+from chimera.serving.client import Completion, HttpModel, RequestOptions
 from chimera.serving.process import ModelServers, serve
 from evaluation.conduct.live import Live
 from evaluation.records.rollouts import RolloutInput
@@ -63,17 +63,10 @@ class Asked:
     requests: dict[str, tuple[Sequence[Mapping[str, Any]], Mapping[str, Any] | None]] = field(default_factory=dict)
 
     async def complete(
-        self,
-        key: str,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        response_format: Mapping[str, Any] | None = None,
-        seed: int | None = None,
+        self, key: str, messages: Sequence[Mapping[str, Any]], **options: Unpack[RequestOptions]
     ) -> Completion:
-        """Ask the model."""
-        found = await self.model.complete(key, messages, tools=tools, response_format=response_format, seed=seed)
-        self.requests[found.response_id] = (messages, response_format)
+        found = await self.model.complete(key, messages, **options)
+        self.requests[found.response_id] = (messages, options.get("response_format"))
         return found
 
 
@@ -147,7 +140,6 @@ class Bench:
 
 
 def main() -> None:
-    """Ask all weights, then print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", action="append", default=[], help="a run; once for each training seed")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))

@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from agents.context import Selector, SupervisorChoice
-from agents.record import CallRecord, ModelCall
 from agents.society import Society
 from agents.tools.sources import sources_seen
 from agents.tools.toolbox import build_toolbox
+from agents.visit.record import CallRecord, ModelCall
 from chimera.config.roles import JUDGE
 from chimera.config.tree import Config, load_config
 from chimera.core.errors import RoleError
@@ -64,7 +64,6 @@ FAILED = Outcome(0, 0, 0, 0, 1, 0)
 
 
 def main() -> None:
-    """Ask in every way, then print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", help="take the weights and the policy that this run learned")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
@@ -119,7 +118,6 @@ async def asked(
 
 
 def measured(state: Mapping[str, Any], task: ResearchTask, records: Sequence[CallRecord]) -> Outcome:
-    """What became of one task."""
     texts = [source["text"] for source in sources_seen(state["messages"])]
     calls = [record for record in records if isinstance(record, ModelCall)]
     return Outcome(

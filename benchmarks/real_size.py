@@ -33,7 +33,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from chimera.config.models import ModelConfig, Precision, ServingConfig
+from chimera.config.sections.models import ModelConfig, Precision, ServingConfig
 
 TEMPLATE = """{%- set opening = messages[0].content if messages[0].role == 'system' else 'Answer the question.' -%}
 <|im_start|>system

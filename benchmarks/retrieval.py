@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from agents.tools.literature import LiteratureIndex
-from chimera.config.data import DataConfig
+from chimera.config.sections.data import DataConfig
 from chimera.data.tasks import load
 
 RANKS = (1, 5, 10)

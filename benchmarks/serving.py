@@ -32,9 +32,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from agents.prompting import response_format
 from agents.roles import ROLES
-from chimera.config.models import ModelConfig, ServingConfig
+from agents.visit.prompting import response_format
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.data.generated.tasks import generate
 from chimera.serving.client import Endpoint
 from chimera.serving.process import serve
@@ -144,13 +144,11 @@ def timed(process: psutil.Process, work: Callable[[], int]) -> tuple[int, float,
 
 
 def median(system: str, concurrency: int, counts: list[tuple[int, float, float]]) -> Measured:
-    """The run with the median rate."""
     rates = [tokens / seconds for tokens, seconds, _ in counts]
     return Measured(system, concurrency, *counts[rates.index(statistics.median_low(rates))])
 
 
 def free(prompt: str) -> dict[str, Any]:
-    """Answers in any text."""
     return {}
 
 

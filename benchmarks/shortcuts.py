@@ -60,7 +60,6 @@ def measure(train_size: int = 4000, test_size: int = 3000) -> list[Score]:
 
 
 def accuracy(tasks: Sequence[ResearchTask], answer_task: Callable[[ResearchTask], Label]) -> float:
-    """Share of tasks answered with their label."""
     return sum(answer_task(task) == task.label for task in tasks) / len(tasks)
 
 
@@ -92,7 +91,6 @@ def on_endpoint(task: ResearchTask) -> list[Reading]:
 
 
 def one_finding(task: ResearchTask, position: int, *, any_endpoint: bool = False) -> Label:
-    """The answer of the finding at `position`."""
     readings = list(read(task.brief())) if any_endpoint else on_endpoint(task)
     return answer_alone(readings[position], asked_direction(task.goal))
 
@@ -161,7 +159,6 @@ def shortcuts(train: Sequence[ResearchTask], test: Sequence[ResearchTask]) -> li
 
 
 def full_text(task: ResearchTask) -> str:
-    """Question and abstract."""
     return " ".join([task.goal, *(section.text for section in task.context)])
 
 
@@ -211,7 +208,6 @@ def boosting(
 
 
 def main() -> None:
-    """Measure and print the table."""
     from rich.console import Console
     from rich.table import Table
 

@@ -90,7 +90,6 @@ def json_line(data: Mapping[str, object]) -> str:
 
 
 def made(number: int, rng: random.Random) -> RolloutRecord:
-    """One made-up rollout."""
     answer, label = rng.choice(("yes", "no", "maybe")), rng.choice(("yes", "no", "maybe"))
     parts: dict[str, float | None] = {name: rng.random() for name in PARTS}
     visits = {f"{role}/1": {"calls": 2, "prompt": rng.randrange(400), "completion": 90} for role in ROLES}

@@ -27,7 +27,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def usage() -> str:
-    """The list of commands."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items()]
     return "\n".join(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from agents.context import Selector
     from agents.seat import PersonVerdict
-    from chimera.config.models import ModelConfig
+    from chimera.config.sections.models import ModelConfig
     from chimera.config.tree import Config
     from chimera.run.directory import Run
     from chimera.run.policies import Policy
@@ -38,7 +38,6 @@ SOURCES = "--context FILE with an abstract, data.path=hub (PubMedQA) or tools.li
 
 
 def main(argv: list[str]) -> int | None:
-    """Ask the society one question."""
     arguments = parse_arguments(_parser(), argv)
     if (arguments.task or arguments.go_on) is not None and arguments.question is not None:
         # argparse takes the first setting for the question, because the question is left out here.
@@ -74,11 +73,7 @@ def _go_on(arguments: argparse.Namespace) -> int:
 
 
 def _said(arguments: argparse.Namespace) -> "PersonVerdict | None":
-    """The verdict on the command line.
-
-    Raises:
-        ConfigError: It is not complete.
-    """
+    """The verdict on the command line; raises ConfigError if it is not complete."""
     from pydantic import ValidationError
 
     from agents.seat import PersonVerdict
@@ -163,12 +158,7 @@ class Asked:
 
 
 def _own_question(arguments: argparse.Namespace, config: "Config") -> Asked:
-    """The user's question; checks that there are sources to answer it from.
-
-    Raises:
-        ConfigError: There is no question, or there are no sources.
-        DataError: The abstract cannot be read.
-    """
+    """The user's question; checks that there are sources to answer it from."""
     from chimera.core.abstracts import read_abstract
     from evaluation.conduct.kept import OWN_QUESTION
 
@@ -181,11 +171,7 @@ def _own_question(arguments: argparse.Namespace, config: "Config") -> Asked:
 
 
 def _check_readable(config: "Config", *, has_context: bool) -> None:
-    """Refuse a question for which the society could read no source.
-
-    Raises:
-        ConfigError: There are no sources, or no role may read them.
-    """
+    """Refuse a question for which the society could read no source."""
     society, tools = config.society, config.tools
     if society.evidence == "given" and not has_context:
         raise ConfigError("society.evidence=given puts your abstract into the prompts: give one with --context FILE")
@@ -203,11 +189,7 @@ def _check_readable(config: "Config", *, has_context: bool) -> None:
 
 
 def _task(arguments: argparse.Namespace, config: "Config") -> Asked:
-    """The task that `--task` names.
-
-    Raises:
-        ConfigError: There is no such task, or `--context` is given too.
-    """
+    """The task that `--task` names; raises ConfigError if there is no such task, or `--context` is given too."""
     if arguments.context is not None:
         raise ConfigError("--context is for a question of yours: --task brings its own abstract")
     return _task_named(arguments.task, config)
@@ -223,12 +205,7 @@ def _task_named(name: str, config: "Config") -> Asked:
 
 
 def _trained(arguments: argparse.Namespace) -> "Run | None":
-    """The run that `--run` names; its settings replace those of a file.
-
-    Raises:
-        ConfigError: `--config` is given too.
-        RunError: There is no such run.
-    """
+    """The run that `--run` names; its settings replace those of a file."""
     if arguments.run is None:
         return None
     if arguments.config is not None:
@@ -299,9 +276,6 @@ def _run(work: "Coroutine[Any, Any, None]") -> None:
     """Run `work` until it ends or Ctrl-C is pressed.
 
     The handler that `asyncio.run` sets does not wake a loop that is just about to wait. A loop's own handler does.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed.
     """
 
     async def watched() -> None:

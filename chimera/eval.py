@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chimera.core.cli import parse_arguments, run_command
+from chimera.core.cli import count, parse_arguments, run_command
 from chimera.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from chimera.config.evaluation import EvaluationConfig
+    from chimera.config.sections.evaluation import EvaluationConfig
     from chimera.config.tree import Config
     from chimera.data.tasks import Dataset
     from chimera.run.directory import Run
@@ -41,7 +41,6 @@ evaluation.*, serving.*, rollouts.*, telemetry.*, data.*
 
 
 def main(argv: list[str]) -> int | None:
-    """Run the command."""
     arguments = parse_arguments(_parser(), argv)
     if arguments.verify is not None:
         return _verify(arguments)
@@ -103,11 +102,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--limit",
-        type=_count,
+        type=count,
         metavar="N",
         help="tasks; all of test without it, of val as many as the gate had",
     )
-    parser.add_argument("--seeds", type=_count, default=1, metavar="N", help="rollouts of each task in each stage")
+    parser.add_argument("--seeds", type=count, default=1, metavar="N", help="rollouts of each task in each stage")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the report goes (default: the run's report/)")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="make again what failed or has no score")
@@ -135,13 +134,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
-    return number
-
-
 def _open(arguments: argparse.Namespace) -> "tuple[Run, Config]":
     """The run and its configuration, with the overrides of the command line."""
     from chimera.config.programs import is_confirmation
@@ -162,7 +154,6 @@ def _open(arguments: argparse.Namespace) -> "tuple[Run, Config]":
 
 
 def _judge_settings(judge: str | None) -> list[str]:
-    """The settings that `--judge` stands for."""
     if judge is None:
         return []
     if judge in ("checklist", "none"):
@@ -255,8 +246,7 @@ def _announce(run: "Run", plan: "Plan", missing: int, console: "Console") -> Non
 
 
 def _second_judge(settings: "EvaluationConfig", secrets: "Mapping[str, str]") -> "HttpModel | None":
-    """The model of the second judge; None if it is not a model."""
-    from chimera.config.models import ModelConfig
+    from chimera.config.sections.models import ModelConfig
     from chimera.serving.client import HttpModel
     from chimera.serving.process import user_endpoint
 
@@ -293,7 +283,6 @@ def _write(
 
 
 def _show(report: "Mapping[str, Any]", study: "Study", out: Path, console: "Console") -> None:
-    """Show a report's main figures."""
     from evaluation.measures.official import missing_sentence
     from evaluation.report.files import PREDICTIONS
     from evaluation.report.gave import lost_words

@@ -19,7 +19,7 @@ from chimera.core.cli import parse_arguments
 from chimera.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from chimera.config.models import ModelConfig
+    from chimera.config.sections.models import ModelConfig
     from chimera.config.tree import Config
     from chimera.run.directory import Run
     from chimera.run.policies import Policy
@@ -50,7 +50,6 @@ class LearnedRole:
 
 
 def main(argv: list[str]) -> int | None:
-    """Write what a role has learned as a folder that other programs load."""
     arguments = _parse(argv)
     from chimera.run.directory import Run
     from chimera.run.seals import checked
@@ -129,10 +128,7 @@ def write(learned: LearnedRole, source: Path, out: Path, command: str) -> None:
     """Write the folder, whole or not at all.
 
     Args:
-        learned: What is exported.
         source: The policy's folder in the run, compared with the ledger's hashes.
-        out: The new folder.
-        command: The command, for the card.
 
     Raises:
         RunError: The disk is full, or the run's report was changed.
@@ -202,8 +198,8 @@ def generation_settings(file: Path, model: "ModelConfig") -> dict[str, Any]:
 
 def role_settings(name: str, config: "Config") -> dict[str, Any]:
     """The prompt, the tools and the response format with which the role was trained."""
-    from agents.prompting import prompt_with_options, response_format
     from agents.roles import ROLES
+    from agents.visit.prompting import prompt_with_options, response_format
     from chimera.core.types import LABELS
     from evaluation.scores import judge
 
@@ -303,11 +299,7 @@ def licence_of(path: str) -> str | None:
 
 
 def _report(run: "Run") -> dict[str, Any] | None:
-    """The run's report, compared with the ledger's hashes; None if there is none.
-
-    Raises:
-        RunError: It was changed, or cannot be read.
-    """
+    """The run's report, compared with the ledger's hashes; None if there is none."""
     from chimera.core.plain_json import read_json_object
     from chimera.run.seals import checked
 

@@ -84,7 +84,6 @@ def mermaid(diagram: Diagram) -> str:
 
 
 def main(argv: list[str]) -> int | None:
-    """Write society.png, society.svg and society.mmd."""
     parser = argparse.ArgumentParser(prog="python -m chimera.graph", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="folder for the files (default: here)")
     folder: Path = parser.parse_args(argv).out

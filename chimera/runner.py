@@ -8,7 +8,6 @@ from chimera.core.cli import run_command
 
 
 def main(argv: list[str]) -> int | None:
-    """Run the command: one runner, until the run has ended."""
     parser = argparse.ArgumentParser(
         prog="python -m chimera.runner",
         description=f"{__doc__} From another machine: ssh -N -L 4747:127.0.0.1:4747 -L 4748:127.0.0.1:4748 HOST",
@@ -18,8 +17,8 @@ def main(argv: list[str]) -> int | None:
     arguments = parser.parse_args(argv)
 
     import training  # noqa: F401  before Agent Lightning, which so leaves LiteLLM out
-    from training.lab.runner import Doors, serve, worker_name
-    from training.lab.visitors import spec_here, visit
+    from training.lab.runners.runner import Doors, serve, worker_name
+    from training.lab.runners.visitors import spec_here, visit
 
     store_url = arguments.store.rstrip("/")
     told, store_key, gateway_key = visit(store_url, arguments.key_file)

@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chimera.core.cli import add_config_arguments, config_from, parse_arguments, run_command
+from chimera.core.cli import add_config_arguments, config_from, count, parse_arguments, run_command
 from chimera.core.errors import ConfigError, RunError
+from chimera.core.files import replace_file
 
 if TYPE_CHECKING:
     from chimera.config.tree import Config
@@ -46,9 +46,7 @@ class Job:
     """The work of a study, from the command line.
 
     Attributes:
-        folder: The study's folder, which holds its runs.
         runs: Its runs, ordered by data seed.
-        phases: The phases of each run.
         arguments: Command-line arguments of each run: its configuration file and settings.
         stages: The stages to evaluate; None for all.
         keys: Names of the environment variables with API keys that the configuration names.
@@ -65,7 +63,6 @@ class Job:
 
 
 def main(argv: list[str]) -> int | None:
-    """Run the command."""
     arguments = parse_arguments(_parser(), argv)
     config = config_from(arguments)
     job = _job(arguments, config)
@@ -83,10 +80,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seeds", type=_count, default=3, metavar="N", help="training seeds (default 3)")
+    parser.add_argument("--seeds", type=count, default=3, metavar="N", help="training seeds (default 3)")
     parser.add_argument(
         "--data-seeds",
-        type=_count,
+        type=count,
         default=1,
         metavar="N",
         help="sets of generated tasks, each with all training seeds (default 1)",
@@ -100,20 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
-    return number
-
-
 def _job(arguments: argparse.Namespace, config: "Config") -> Job:
-    """The job that the command line describes.
-
-    Raises:
-        ConfigError: The data cannot have several seeds, or phases are wrong.
-        RunError: The name is not a safe file name, or it is the name of a run.
-    """
+    """The job that the command line describes."""
     from chimera.config.programs import confirmations
     from chimera.run.directory import check_name
     from training.learning.plans import choose_names
@@ -138,11 +123,7 @@ def _job(arguments: argparse.Namespace, config: "Config") -> Job:
 
 
 def _begin(job: Job, config: "Config") -> None:
-    """Make the study's folder, or check that an existing study has the same settings.
-
-    Raises:
-        RunError: The folder cannot be written to, or its study has other settings.
-    """
+    """Make the study's folder, or check that an existing study has the same settings."""
     from chimera.config.loader import effective
 
     settings = effective(config)
@@ -204,8 +185,8 @@ def _training_arguments(job: Job, wanted: Wanted) -> list[str]:
 
 
 def _child(job: Job, wanted: Wanted, place: str, what: str, module: str, arguments: Sequence[str]) -> None:
+    from chimera.processes.study_children import run_child
     from chimera.run.directory import Run
-    from chimera.run.study_children import run_child
 
     log = job.folder / "logs" / f"{wanted.name}.{what}.log"
     _wait_until_free(job, wanted)
@@ -274,8 +255,8 @@ def _report(job: Job) -> None:
         for one in job.runs
     ]
     study = {**build(read), "written": describe_code()}
-    _write(job.folder / DATA, json.dumps(study, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    _write(job.folder / TEXT, markdown(study))
+    replace_file(job.folder / DATA, json.dumps(study, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    replace_file(job.folder / TEXT, markdown(study))
     console = Console(highlight=False)
     for table in tables(study):
         console.print(table)
@@ -316,13 +297,6 @@ def _first_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, 
 
 def _hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace `path` atomically: a reader sees the old text or the new text."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8", errors="backslashreplace")
-    draft.replace(path)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int | None:
-    """Show a rollout, or list them."""
     arguments = _parse(argv)
     from rich.console import Console
 
@@ -73,11 +72,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _run(arguments: argparse.Namespace) -> "Run":
-    """Open the run that the command line names.
-
-    Raises:
-        RunError: There is no such run.
-    """
+    """Open the run that the command line names; raises RunError if there is no such run."""
     from chimera.core.cli import config_from
     from chimera.run.directory import Run
 
@@ -129,7 +124,11 @@ def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: ar
         from evaluation.traces.token_texts import learned_texts
 
         pieces, missing = learned_texts(run, made)
-    gradients = _gradients(run, made, pieces) if arguments.gradient else {}
+    gradients: Mapping[str, str] = {}
+    if arguments.gradient:
+        from training.learning.gradient_lines import gradient_lines
+
+        gradients = gradient_lines(run, made, pieces)
     if arguments.html is not None:
         _write_page(arguments.html, run, made, pieces, gradients, missing)
         console.print(f"wrote {arguments.html}", soft_wrap=True, markup=False)
@@ -141,13 +140,6 @@ def _show(console: "Console", run: "Run", record: "RolloutRecord", arguments: ar
         console.print(missing, soft_wrap=True, markup=False)
     shown = pieces if arguments.tokens else None
     show(console, outline(made, messages=arguments.messages, pieces=shown, gradients=gradients))
-
-
-def _gradients(run: "Run", tree: "Tree", pieces: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """A line on the gradient of each call that PPO learned from, by response id."""
-    from training.learning.gradient_lines import gradient_lines
-
-    return gradient_lines(run, tree, pieces)
 
 
 def _write_page(

@@ -17,7 +17,6 @@ TRIAL = "this is a trial (--quick): it shows that everything works, and its figu
 
 
 def main(argv: list[str]) -> int | None:
-    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m chimera.train", description=__doc__)
     parser.add_argument(
         "--phases",
@@ -110,11 +109,7 @@ def main(argv: list[str]) -> int | None:
 
 
 def _use_quick(arguments: argparse.Namespace) -> None:
-    """Take the settings of `--quick` as the configuration file.
-
-    Raises:
-        ConfigError: Another file is given, or a run is continued, which has its own settings.
-    """
+    """Take the settings of `--quick` as the configuration file."""
     if arguments.config is not None:
         raise ConfigError(f"--quick and --config={arguments.config} are two sets of settings: leave one of them out")
     if arguments.resume:
@@ -134,9 +129,6 @@ def _continued(arguments: argparse.Namespace, given: "Config") -> "tuple[str, st
     """Name, phases and configuration of the run to continue; the command line overrides those of the run.
 
     A run that was killed before it had recorded them begins with those of the command line.
-
-    Raises:
-        RunError: There is no such run.
     """
     from chimera.config.tree import load_config
     from chimera.run.directory import SAFE_NAME, Run, is_blank

@@ -7,7 +7,6 @@ from chimera.core.cli import parse_arguments
 
 
 def main(argv: list[str]) -> int | None:
-    """Serve the page until Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m chimera.view",
         description=__doc__,

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from fake_bench import FakeBench
 
-from agents.prompting import opening
-from agents.record import ModelCall, dump
 from agents.roles import ROLES
+from agents.visit.prompting import opening
+from agents.visit.record import ModelCall, dump
 from chimera.run.directory import Run
 from chimera.serving.embedded.checkpoint import NANO
 from evaluation.records.rollouts import RolloutRecord

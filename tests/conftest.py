@@ -170,7 +170,7 @@ def society_kit():
     """Stateless: the scripted model, the toolbox, standard answers, a brief, and `make` for a `Society` of them."""
     from agents.society import Society
     from chimera.config.roles import RolesConfig
-    from chimera.config.society import SocietyConfig
+    from chimera.config.sections.society import SocietyConfig
 
     brief = Brief(
         "17", "Does the drug lower the rate?", (Section("METHODS", "A trial."), Section("RESULTS", "It fell."))
@@ -401,25 +401,39 @@ def scripted_openai():
     thread.join(10)
 
 
-@pytest.fixture
-def scripted_run(scripted_openai, tmp_path, monkeypatch):
-    """A run that has learned nothing, whose models are all the scripted server, without hooks: four held-out tasks."""
-    from chimera.config.models import SLOTS
+def make_scripted_run(folder, server):
+    """A run in `folder` that has learned nothing, whose models are all the scripted server: four held-out tasks."""
+    from chimera.config.sections.models import SLOTS
     from chimera.config.tree import load_config
     from chimera.run.directory import Run
 
-    scripted_openai.hooks.clear()
-    scripted_openai.requests.clear()
-    monkeypatch.setenv("TEST_KEY", "sk-a-users-own-key-4242")
-    monkeypatch.delenv("TAVILY_API_KEY", raising=False)
     keys = list(SLOTS)
-    settings = {"kind": "endpoint", "base_url": scripted_openai.url, "api_key_env": "TEST_KEY", "timeout_s": 3600}
+    settings = {"kind": "endpoint", "base_url": server.url, "api_key_env": "TEST_KEY", "timeout_s": 3600}
     models = [f"models.{key}.{name}={value}" for key in keys for name, value in settings.items()]
     names = [f"models.{key}.model=scripted-{key}" for key in keys]
     few = ["data.size=40", "gate.tasks=4", "society.node_retries=0", "society.quotes=free", "society.refiner=trusts"]
     few += ["evaluation.permutations=200", "evaluation.resamples=200"]
-    with Run.create("scripted", load_config(None, [*models, *names, *few, f"runs_dir={tmp_path}"])) as run:
+    with Run.create("scripted", load_config(None, [*models, *names, *few, f"runs_dir={folder}"])) as run:
         began = {**{key: f"scripted-{key}" for key in keys}, "selection": "supervisor's model"}
         run.ledger("phase_started", phase="gather", policy_versions=began)
-    yield Run(run.path)
+    return Run(run.path)
+
+
+@pytest.fixture(scope="session")
+def scripted_run_in():
+    return make_scripted_run
+
+
+@pytest.fixture
+def scripted_key(monkeypatch):
+    monkeypatch.setenv("TEST_KEY", "sk-a-users-own-key-4242")
+    monkeypatch.delenv("TAVILY_API_KEY", raising=False)
+
+
+@pytest.fixture
+def scripted_run(scripted_openai, scripted_key, tmp_path):
+    """A new run of `make_scripted_run`; the server has no hooks and has seen no requests."""
+    scripted_openai.hooks.clear()
+    scripted_openai.requests.clear()
+    yield make_scripted_run(tmp_path, scripted_openai)
     scripted_openai.hooks.clear()

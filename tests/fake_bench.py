@@ -8,7 +8,7 @@ import random
 from contextlib import contextmanager
 from dataclasses import replace
 
-from chimera.config.rollouts import RewardConfig
+from chimera.config.sections.rollouts import RewardConfig
 from chimera.config.tree import Config
 from evaluation.records.rollouts import RolloutRecord
 from training.bench.candidates import phase_of

@@ -8,7 +8,7 @@ from rich.console import Console
 from chimera.config.tree import Config
 from chimera.core.types import ResearchTask, Section
 from chimera.data.tasks import Dataset
-from chimera.run import forks
+from chimera.processes import forks
 from chimera.run.directory import Run
 from chimera.serving.process import serve
 from evaluation.records.rollouts import RolloutInput

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from chimera.config.cluster import ClusterConfig
+from chimera.config.sections.cluster import ClusterConfig
 from chimera.core.ports import free_port
 
 HEAD, SECOND = "127.0.0.2", "127.0.0.3"

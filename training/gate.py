@@ -76,11 +76,7 @@ async def evaluate(lab: "Lab", stage: str) -> list[RolloutRecord]:
 
 
 class Gate:
-    """Decides which learned policies stay live. A run has one gate, whose state is the run's ledger and rollouts.
-
-    Args:
-        lab: The run's lab.
-    """
+    """Decides which learned policies stay live. A run has one gate, whose state is the run's ledger and rollouts."""
 
     def __init__(self, lab: "Lab") -> None:
         self._lab = lab
@@ -212,7 +208,6 @@ COLOURS = {"better": "green", "worse": "red"}
 
 
 def _cell(one: Comparison | None, scale: float, digits: int) -> Text:
-    """The difference with its interval."""
     return Text("-") if one is None else Text(_difference(one, scale, digits), style=COLOURS.get(str(one.verdict), ""))
 
 

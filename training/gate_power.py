@@ -40,11 +40,9 @@ class Power:
     rolled_back: dict[float, float]
 
     def dump(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self) | {"rolled_back": {f"{100 * true:+g}": one for true, one in self.rolled_back.items()}}
 
     def words(self) -> str:
-        """One sentence."""
         lost = [100 * self.rolled_back[-one] for one in LOSSES]
         gained = [100 * self.rolled_back[one] for one in GAINS]
         return (

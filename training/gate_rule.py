@@ -36,8 +36,6 @@ class Rivalry:
     """Comparison of a stage with a rival.
 
     Attributes:
-        before: The rival.
-        after: The stage.
         reward: Reward over the tasks that have a reward in both; None if there is none.
         alignment: Share of right answers over all tasks. A failed rollout counts as wrong.
         failed: Number of failed rollouts before and after.
@@ -57,7 +55,6 @@ class Rivalry:
     verdict: Verdict
 
     def dump(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
 
@@ -69,8 +66,6 @@ def compare(
     Args:
         before: The rival's rollouts, one a task.
         after: The stage's rollouts, in the same order.
-        stages: Names of both stages.
-        config: Has the settings.
     """
     reward, alignment = (as_gate(before, after, name, config) for name in GATED)
     assert alignment is not None  # Every rollout has a value; a failed one has 0.

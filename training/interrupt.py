@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from chimera.core.cli import INTERRUPTED
-from chimera.run.children import kill_all
+from chimera.processes.children import kill_all
 
 STOP_SECONDS = 9.0
 """Time limit of a stop, whatever hangs. Each step of the stop also has its own limit."""

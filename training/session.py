@@ -15,7 +15,7 @@ from rich.console import Console
 from chimera.config.tree import Config
 from chimera.core.secrets import protect_logging
 from chimera.data.tasks import Dataset
-from chimera.run import forks
+from chimera.processes import forks
 from chimera.run.directory import Run
 from chimera.run.policies import live
 from chimera.serving.process import serve
@@ -24,7 +24,7 @@ from training.interrupt import interruptible
 from training.learning.plans import Phase
 from training.watch.view import make_view
 
-PRELOAD_CHOICE = "training.lab.preload_choice"
+PRELOAD_CHOICE = "training.lab.runners.preload_choice"
 
 
 def train(run: Run, config: Config, dataset: Dataset, phases: Sequence[Phase], secrets: Mapping[str, str]) -> None:

@@ -10,7 +10,6 @@ from evaluation.scores import alignment
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """The mean; None without values."""
     return fmean(values) if values else None
 
 

@@ -73,7 +73,6 @@ class BanditPolicy:
     """Selects a hypothesis, and learns from logged choices.
 
     Attributes:
-        settings: The settings that it was made with.
         events: Number of logged choices that it has learned from.
     """
 
@@ -205,11 +204,7 @@ def _learn(model: RewardModel, examples: Sequence[LoggedExample], weights: Seque
 
 
 def _hindsight(event: BanditEvent) -> Array:
-    """The reward of each hypothesis, in their order.
-
-    Raises:
-        RunError: It is not known.
-    """
+    """The reward of each hypothesis, in their order; raises RunError if it is not known."""
     if event.hindsight is None:
         raise RunError(
             f"the choice on task {event.task_id} was logged without the alignment that other hypotheses would have "

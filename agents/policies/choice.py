@@ -34,12 +34,10 @@ class SelectionSpec:
     exploration: float
 
     def dump(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "SelectionSpec":
-        """The inverse of `dump`."""
         return cls(**data)
 
 
@@ -47,7 +45,6 @@ def make_selector(spec: SelectionSpec, *, greedy: bool = False) -> Selector:
     """Make the selector that `spec` describes. A process reads a learned policy from disk once.
 
     Args:
-        spec: Describes the selector.
         greedy: No exploration: take the model's choice, or the policy's best action. For held-out tasks.
 
     Raises:
@@ -72,7 +69,6 @@ class ExploringSupervisor:
         self._exploration = exploration
 
     def propose(self, candidates: Candidates, seed: int | None) -> None:
-        """Ask the model first."""
         return
 
     def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:
@@ -92,7 +88,6 @@ class LearnedSelector:
         self._greedy = greedy
 
     def propose(self, candidates: Candidates, seed: int | None) -> Choice:
-        """Draw an author from the policy."""
         authors = [str(hypothesis["author"]) for hypothesis in candidates.hypotheses]
         weights = self._policy.probabilities(candidates, greedy=self._greedy)
         probabilities = dict(zip(authors, map(float, weights), strict=True))

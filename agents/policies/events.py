@@ -15,10 +15,8 @@ class BanditEvent:
         author: The action a that was taken.
         preferred: The author that the supervisor's model preferred; None if it was not asked.
         propensities: Probability of each author under the policy that chose; None if not known.
-        policy: Version of the policy that chose.
         reward: The rollout's reward r.
         sources: The passages that the authors had seen; part of x.
-        task_id: The task.
         hindsight: What the rollout would have earned with each author's hypothesis, by author, if the answer had been
             that hypothesis's and nothing else had changed; None if that is not known.
     """

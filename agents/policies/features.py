@@ -49,7 +49,6 @@ _MOST_QUOTES = 3
 
 
 def feature_names(hashed: int, labels: Sequence[Label] = LABELS) -> list[str]:
-    """The name of every column."""
     names = _names(tuple(labels))
     means = (f"mean of {name}" for name in names)
     return [*names, *means, *(f"hashed {number}" for number in range(hashed))]
@@ -61,7 +60,6 @@ def features(candidates: Candidates, hashed: int, labels: Sequence[Label] = LABE
     Args:
         candidates: The question, the hypotheses and the passages.
         hashed: Number of columns for hashed text; 0 leaves it out.
-        labels: The answers that the tasks offer.
 
     Returns:
         An array (number of hypotheses, number of columns), with the columns of `feature_names`.

@@ -40,9 +40,7 @@ class RewardModel(Protocol):
         """Everything learned, as arrays."""
         ...
 
-    def restore(self, state: Mapping[str, Array]) -> None:
-        """Continue from a `state`."""
-        ...
+    def restore(self, state: Mapping[str, Array]) -> None: ...
 
 
 class LinearThompson:
@@ -70,7 +68,6 @@ class LinearThompson:
         """Do nothing: the posterior uses rewards unscaled."""
 
     def learn(self, rows: Array, rewards: Array, weights: Array) -> None:
-        """Add the rows to the posterior's two sums."""
         weighted = rows * (weights / self._noise)[:, None]
         self._precision += weighted.T @ rows
         self._moment += weighted.T @ rewards
@@ -98,11 +95,9 @@ class LinearThompson:
         return np.bincount(best, minlength=len(rows)) / DRAWS
 
     def state(self) -> dict[str, Array]:
-        """The posterior's two sums."""
         return {"precision": self._precision, "moment": self._moment}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Continue from these sums."""
         self._precision, self._moment = state["precision"].copy(), state["moment"].copy()
         self._solved = None
 
@@ -118,9 +113,7 @@ class SoftLogistic:
 
     Args:
         columns: Number of features d.
-        lr: Constant learning rate.
         epochs: Passes over the rows of each call of `learn`.
-        seed: Seed of the order of rows.
     """
 
     def __init__(self, columns: int, lr: float, epochs: int, seed: int) -> None:
@@ -139,7 +132,6 @@ class SoftLogistic:
             self._scale = np.array([rewards.min(), max(rewards.max(), rewards.min() + 1e-9)])
 
     def learn(self, rows: Array, rewards: Array, weights: Array) -> None:
-        """Pass over the rows `epochs` times."""
         self.scale_to(rewards)
         low, high = self._scale
         soft = (rewards - low) / (high - low)
@@ -185,6 +177,5 @@ class SoftLogistic:
         }
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Continue from these."""
         self._scale, self._coefficients = state["scale"], state["coefficients"]
         self._intercept, self._calls = state["intercept"], int(state["calls"][0])

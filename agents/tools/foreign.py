@@ -53,13 +53,7 @@ def foreign_tool(reference: str, base: BaseTool, timeout_s: float) -> Tool:
 
 
 class Runs:
-    """Runs one LangChain tool within a time limit; whatever it does wrong is a `ToolError`.
-
-    Args:
-        name: Its name in messages.
-        tool: The tool.
-        timeout_s: Seconds that one call may take.
-    """
+    """Runs one LangChain tool within a time limit; whatever it does wrong is a `ToolError`."""
 
     def __init__(self, name: str, tool: BaseTool, timeout_s: float) -> None:
         self._name = name

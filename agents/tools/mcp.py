@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 
 from chimera.config.roles import MCP, tool_name
-from chimera.config.tools import McpServer
+from chimera.config.sections.tools import McpServer
 from chimera.core.errors import ConfigError
-from chimera.run import guard
+from chimera.processes import guard
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -39,7 +39,6 @@ class McpServers:
     """The sessions of this process with MCP servers, which are started when one of their tools is asked for.
 
     Args:
-        servers: The servers, by name.
         secrets: Values of the variables that they name.
     """
 
@@ -97,12 +96,7 @@ class Session:
     """A session with one server. If it broke off, the next call opens it again.
 
     Args:
-        setting: The server's setting, for messages.
-        server: The server.
         secrets: Values of the variables that it names.
-
-    Attributes:
-        tools: The server's tools, by name.
     """
 
     def __init__(self, setting: str, server: McpServer, secrets: Mapping[str, str]) -> None:
@@ -116,26 +110,17 @@ class Session:
         self.tools: dict[str, McpTool] = {}
 
     async def open(self) -> None:
-        """Connect, and ask for the server's tools.
-
-        Raises:
-            ConfigError: The server cannot be started or reached.
-        """
+        """Connect, and ask for the server's tools; raises ConfigError if the server cannot be started or reached."""
         try:
             client = await self._connected()
             self.tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  told as one sentence
             await self.close()
-            raise ConfigError(
-                f"{self._setting} {self._how()} does not work as an MCP server: {self._why(error)}"
-            ) from None
+            how = self._server.url or " ".join(self._server.command)
+            raise ConfigError(f"{self._setting} ({how}) does not work as an MCP server: {self._why(error)}") from None
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """What a tool returned, as text.
-
-        Raises:
-            ToolException: The tool failed.
-        """
+        """What a tool returned, as text; raises ToolException if the tool failed."""
         client = await self._connected()
         try:
             result = await client.call_tool(name, arguments)
@@ -149,7 +134,6 @@ class Session:
         return text
 
     async def close(self) -> None:
-        """End the session."""
         task, client, self._task, self._client = self._task, self._client, None, None
         self._end.set()
         if task is not None and client is not None:
@@ -173,9 +157,6 @@ class Session:
         except Exception as error:  # noqa: BLE001  whoever waits gets it; a session that ends badly is over
             if not ready.done():
                 ready.set_exception(error)
-
-    def _how(self) -> str:
-        return f"({self._server.url or ' '.join(self._server.command)})"
 
     def _why(self, error: BaseException) -> str:
         file = self._log.fileno()  # The server shares its position, so it is not moved.

@@ -218,7 +218,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Iterator[str] | list[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(list(arguments) if arguments is not None else None)
     if not options.uniprot and not options.go:

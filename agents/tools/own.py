@@ -13,7 +13,7 @@ from agents.tools.live.trials import ClinicalTrials
 from agents.tools.ontology import Knowledge, open_knowledge
 from agents.tools.passages import DocumentLike, Passage, Query
 from agents.tools.tool import Search, SearchTool, Tool
-from chimera.config.tools import ToolsConfig
+from chimera.config.sections.tools import ToolsConfig
 from chimera.core.errors import ConfigError
 
 TOOL_KEYS = (NCBI_KEY, TAVILY_KEY)

@@ -59,8 +59,8 @@ class Passage:
 def clean(text: str) -> str:
     """Make `text` safe as data: at most `MAX_SOURCE` characters, no control characters, no lone surrogates.
 
-    Line breaks become spaces; printable text passes unchanged, which keeps quotes verbatim. `agents.prompting` escapes
-    the control tokens of chat templates.
+    Line breaks become spaces; printable text passes unchanged, which keeps quotes verbatim. `agents.visit.prompting`
+    escapes the control tokens of chat templates.
     """
     return "".join(map(_printable, text[:MAX_SOURCE])).strip()
 

@@ -12,7 +12,6 @@ class SourceLog:
     """A toolbox that keeps every passage it returned, with the title and address that prompts leave out.
 
     Attributes:
-        calls: Number of tool calls.
         found: Each passage with the tool that found it, in the order of the calls.
     """
 
@@ -22,7 +21,6 @@ class SourceLog:
         self.found: list[tuple[str, Passage]] = []
 
     def specs(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """The OpenAI tool schemas of `names`."""
         return self._toolbox.specs(names)
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, brief: Brief) -> ToolResult:

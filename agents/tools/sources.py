@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from agents.prompting import Message
-from agents.quoting import passage_text
 from agents.tools.excerpts import excerpt
+from agents.visit.prompting import Message
+from agents.visit.quoting import passage_text
 from chimera.core.quotes import occurs
 from chimera.core.types import Brief, abstract_text
 
@@ -50,7 +50,7 @@ def sources_within(sources: Sequence[SourceText], quotes: Sequence[str], max_cha
 
 
 def _passages(message: Message) -> Iterable[dict[str, Any]]:
-    """The passages of one message. User and tool messages are JSON written by `agents.prompting`."""
+    """The passages of one message. User and tool messages are JSON written by `agents.visit.prompting`."""
     if message["role"] == "user":
         return json.loads(message["content"]).get("sources") or ()
     if message["role"] == "tool":

@@ -65,8 +65,6 @@ class Tool:
 
     Attributes:
         name: The name by which models know it.
-        base: The LangChain tool.
-        find: Runs it.
         live: True if its answers may come from the open web, so that the article behind a question is removed.
     """
 

@@ -18,7 +18,7 @@ from agents.tools.own import own_tools
 from agents.tools.passages import DocumentLike, Passage, ToolError, clean
 from agents.tools.tool import ArgumentError, Tool, short
 from chimera.config.roles import MCP, RolesConfig
-from chimera.config.tools import ToolsConfig
+from chimera.config.sections.tools import ToolsConfig
 from chimera.core.fingerprints import Fingerprint
 from chimera.core.types import Brief
 
@@ -74,7 +74,6 @@ class Toolbox:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all tools."""
         return tuple(self._tools)
 
     def specs(self, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -155,11 +154,7 @@ def check_tools(config: ToolsConfig, roles: RolesConfig, secrets: Mapping[str, s
 
 
 def foreign_tools(config: ToolsConfig, roles: RolesConfig, servers: McpServers) -> list[Tool]:
-    """The tools that roles name and that are not Chimera's own.
-
-    Raises:
-        ConfigError: One of them cannot be loaded.
-    """
+    """The tools that roles name and that are not Chimera's own; raises ConfigError if one of them cannot be loaded."""
     place = {
         reference: f"roles.{role}.tools" for role, references in roles.references().items() for reference in references
     }

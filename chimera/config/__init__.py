@@ -1,1 +1,1 @@
-"""The configuration: one frozen tree. Read `tree` first; each of its sections has a file of its own."""
+"""The configuration: one frozen tree. Read `tree` first; most of its sections lie in sections/."""

@@ -174,9 +174,8 @@ def check_keys(tree: ConfigSection, settings: Mapping[str, Setting]) -> dict[str
             checked[key] = setting
         elif any(name.startswith(f"{key}.") for name in names):
             if setting.value not in (None, {}):
-                raise ConfigError(
-                    f"{key} {setting.place} is a section: set one of its keys, such as {_below(key, names)}"
-                )
+                first = next(name for name in names if name.startswith(f"{key}."))
+                raise ConfigError(f"{key} {setting.place} is a section: set one of its keys, such as {first}")
         elif key in tables(tree):
             if setting.value not in (None, {}):
                 raise ConfigError(f"{key} {setting.place} is a table: set its entries, such as {key}.NAME")
@@ -209,10 +208,6 @@ def _merged(tree: Mapping[str, Any], path: str, value: Any) -> Any:
         return {**tree, name: value}
     below = tree.get(name)
     return {**tree, name: _merged(below if isinstance(below, Mapping) else {}, f".{rest}", value)}
-
-
-def _below(section: str, names: list[str]) -> str:
-    return next(name for name in names if name.startswith(f"{section}."))
 
 
 def _unknown(key: str, setting: Setting, names: list[str]) -> str:

@@ -3,13 +3,12 @@
 import inspect
 import json
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator
 
 from chimera.config.loader import ConfigSection
-from chimera.core.errors import ConfigError
+from chimera.core.errors import ConfigError, suggestion
 from chimera.core.named import load_named
 
 ALGORITHMS: Mapping[str, str] = {
@@ -100,8 +99,7 @@ def find_algorithm(name: str) -> type[Any]:
         ConfigError: It does not exist, cannot be imported, or lacks an attribute or method that a phase needs.
     """
     if name not in ALGORITHMS and ":" not in name:
-        near = get_close_matches(name, ALGORITHMS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(ALGORITHMS)}"
+        hint = suggestion(name, ALGORITHMS, f"there are {', '.join(ALGORITHMS)}")
         raise ConfigError(f"there is no algorithm {name!r}: {hint} (or module:Class of your own)")
     found = load_named(ALGORITHMS.get(name, name), f"algorithm {name!r}")
     if lacks := _lacks(found):
@@ -118,10 +116,7 @@ def _lacks(found: Any) -> str | None:
         return "it has no class Settings that is a chimera.config.pipeline.PhaseSettings"
     if getattr(found, "part", "") not in (None, "weights", "choice"):
         return "its attribute part is none of None, 'weights' and 'choice'"
-    for method, names in (
-        ("check", ("plan", "settings", "config", "dataset")),
-        ("learn", ("plan", "settings", "bench")),
-    ):
+    for method, names in METHODS.items():
         function = getattr(found, method, None)
         if not callable(function):
             return f"it has no method {method}({', '.join(names)})"

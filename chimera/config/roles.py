@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
 from chimera.config.loader import ConfigSection
-from chimera.core.errors import ConfigError
+from chimera.core.errors import ConfigError, suggestion
 
 LITERATURE, TRIALS, PROTEIN, ONTOLOGY = "literature_search", "clinical_trials", "protein_lookup", "gene_ontology"
 OWN_TOOLS = (LITERATURE, TRIALS, PROTEIN, ONTOLOGY)
@@ -44,8 +43,7 @@ class RoleConfig(ConfigSection):
     def _are_tools(cls, references: tuple[str, ...]) -> tuple[str, ...]:
         for reference in references:
             if not is_foreign(reference) and reference not in OWN_TOOLS:
-                near = get_close_matches(reference, OWN_TOOLS, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(OWN_TOOLS)}"
+                hint = suggestion(reference, OWN_TOOLS, f"there are {', '.join(OWN_TOOLS)}")
                 raise ValueError(
                     f"there is no tool {reference!r}: {hint} (or module:name of a LangChain tool, or mcp:server/tool)"
                 )
@@ -74,7 +72,6 @@ class RolesConfig(ConfigSection):
     Judge: RoleConfig = RoleConfig(model="judge")
 
     def slots(self) -> dict[str, str]:
-        """The slot of each role, by the role's name."""
         return {name: getattr(self, name).model for name in type(self).model_fields}
 
     def references(self) -> dict[str, tuple[str, ...]]:
@@ -122,7 +119,6 @@ def expand(names: Iterable[str], setting: str) -> tuple[str, ...]:
     """The roles that `names` of roles and groups stand for, in the order of the society, without duplicates.
 
     Args:
-        names: The names in the setting.
         setting: The setting's key, for the error message.
 
     Raises:
@@ -132,8 +128,7 @@ def expand(names: Iterable[str], setting: str) -> tuple[str, ...]:
     found: set[str] = set()
     for name in names:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            hint = suggestion(name, known, f"there are {', '.join(known)}")
             raise ConfigError(f"{setting} names {name!r}, which is neither a role nor a group of roles: {hint}")
         found |= set(GROUPS.get(name, (name,)))
     return tuple(role for role in RolesConfig.model_fields if role in found)

@@ -26,7 +26,10 @@ class Setting:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe loader with the scalars of YAML 1.2: `1e-5` is a number; `no`, `off`, `1:30` and dates are strings."""
+    """Safe loader with the scalars of YAML 1.2: `1e-5` is a number; `no`, `off`, `1:30` and dates are strings.
+
+    It is not PyYAML's faster one in C, because a deeply nested file ends that with a segmentation fault.
+    """
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  (PyYAML's own protocol)
 

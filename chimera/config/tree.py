@@ -3,26 +3,25 @@
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from chimera.config.cluster import ClusterConfig
-from chimera.config.data import DataConfig
-from chimera.config.evaluation import EvaluationConfig
-from chimera.config.learning import GateConfig, WandbConfig
 from chimera.config.loader import ConfigSection, check_keys, effective, overlay, validate, without_effect
-from chimera.config.models import SLOTS, UNUSED_OF_KIND, ModelConfig, ServingConfig
 from chimera.config.pipeline import DEFAULT, PhaseSettings, Pipeline, algorithm_of, find_algorithm
 from chimera.config.roles import GRADING, JUDGE, RolesConfig, expand
-from chimera.config.rollouts import GatewayConfig, RewardConfig, RolloutsConfig
-from chimera.config.society import SocietyConfig
+from chimera.config.sections.cluster import ClusterConfig
+from chimera.config.sections.data import DataConfig
+from chimera.config.sections.evaluation import EvaluationConfig
+from chimera.config.sections.learning import GateConfig, WandbConfig
+from chimera.config.sections.models import SLOTS, UNUSED_OF_KIND, ModelConfig, ServingConfig
+from chimera.config.sections.rollouts import GatewayConfig, RewardConfig, RolloutsConfig
+from chimera.config.sections.society import SocietyConfig
+from chimera.config.sections.telemetry import TelemetryConfig
+from chimera.config.sections.tools import McpServer, ToolsConfig
 from chimera.config.source import COMMAND_LINE, Setting, parse_overrides, read_yaml, to_yaml
-from chimera.config.telemetry import TelemetryConfig
-from chimera.config.tools import McpServer, ToolsConfig
-from chimera.core.errors import ConfigError
+from chimera.core.errors import ConfigError, suggestion
 
 TAKEN = ("base", "final", "all", "ledger", "eval", "parts", "stages", "confusion")
 """Names of stages, metrics and files. No phase may have such a name."""
@@ -125,7 +124,6 @@ class Config(ConfigSection):
         return tuple(sorted({*filter(None, keys), *self.tools.secret_names()}))
 
     def unused(self) -> Mapping[str, str]:
-        """Keys that have no effect because of another section's values."""
         found: dict[str, str] = {}
         for name in set(self.tools.mcp) - set(self.roles.mcp().values()):
             reason = f"no role has a tool of the server {name!r} (mcp:{name}/tool)"
@@ -210,11 +208,7 @@ def _in_full(settings: Mapping[str, Setting], phases: Sequence[str]) -> dict[str
 
 
 def _shape(settings: Mapping[str, Setting], phases: Sequence[str]) -> Config:
-    """The defaults with the slots and phases of `settings`, each phase with its algorithm's settings.
-
-    Raises:
-        ConfigError: There is no such algorithm.
-    """
+    """The defaults with the slots and phases of `settings`, each phase with its algorithm's settings."""
     pipeline: dict[str, PhaseSettings] = {}
     for name in phases:
         setting = settings.get(f"pipeline.{name}.algorithm")
@@ -235,9 +229,6 @@ def _inherit(settings: Mapping[str, Setting]) -> dict[str, Setting]:
     """Let each slot inherit from the slot that its `like` names: the settings that it does not set and its kind reads.
 
     A slot with its own `base_url` or `provider` does not inherit the API key, which would be sent to another address.
-
-    Raises:
-        ConfigError: Slots are like each other in a circle.
     """
     merged = dict(settings)
     names = dict.fromkeys((*SLOTS, *_below(settings, "models")))
@@ -295,8 +286,7 @@ OF_PLACE: Mapping[str, tuple[str, ...]] = {
 
 def _near(name: str, known: Iterable[str]) -> str:
     """The end of an error message about a slot that is not in `known`."""
-    near = get_close_matches(name, list(known), n=1)
-    return f"which is no slot: did you mean {near[0]}?" if near else f"which is no slot: there are {', '.join(known)}"
+    return f"which is no slot: {suggestion(name, known, 'there are ' + ', '.join(known))}"
 
 
 def _check_players(config: Config) -> None:

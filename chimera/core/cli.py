@@ -91,6 +91,14 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def count(text: str) -> int:
+    """A number of an argument, which is at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
+    return number
+
+
 def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
     """Parse `argv`, with overrides allowed before, between and after options."""
     return parser.parse_intermixed_args(list(argv))

@@ -1,7 +1,7 @@
 """Every error that Chimera raises on purpose: one sentence with the value, the place and the remedy."""
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -68,6 +68,14 @@ class RunError(ChimeraError):
 
 STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """Error numbers of disk faults: no space, no quota, file too large, read-only, input/output error."""
+
+
+def suggestion(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Ends the message about an unknown name: the known name that is most like it, or else `otherwise`."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, [*known], n=1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def storage_fault(error: BaseException) -> RunError | None:

@@ -12,7 +12,6 @@ def load_named(reference: str, what: str) -> Any:
     """The object `module:name`; the module may lie in the current folder.
 
     Args:
-        reference: Its module and name.
         what: How errors name it, such as "algorithm 'a:B'".
 
     Raises:

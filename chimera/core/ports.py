@@ -11,11 +11,7 @@ USED_UP = (errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS)
 
 
 def listen(*, host: str = LOOPBACK, backlog: int | None = None) -> socket.socket:
-    """A socket that listens on a free port of `host`.
-
-    Raises:
-        RunError: No port can be opened.
-    """
+    """A socket that listens on a free port of `host`; raises RunError if no port can be opened."""
     try:
         return socket.create_server((host, 0), backlog=backlog)
     except OSError as error:
@@ -63,11 +59,7 @@ def listen_together(port: int, *, host: str = LOOPBACK) -> socket.socket:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that no process uses now.
-
-    Raises:
-        RunError: No port can be opened.
-    """
+    """A port of 127.0.0.1 that no process uses now; raises RunError if no port can be opened."""
     with listen() as listener:
         return listener.getsockname()[1]
 

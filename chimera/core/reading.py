@@ -45,12 +45,10 @@ def stems(text: str, ignored: Collection[str] = ()) -> set[str]:
 
 
 def numbers(text: str) -> set[str]:
-    """The numbers in `text`, as written."""
     return set(_NUMBER.findall(text))
 
 
 def sentences(texts: Iterable[str]) -> list[str]:
-    """All sentences of `texts`."""
     return [sentence for text in texts for sentence in _SENTENCE.split(text) if sentence]
 
 
@@ -103,7 +101,6 @@ def direction(goal: str, texts: Iterable[str], *, restated: bool = False) -> Dir
 
     Args:
         goal: The question. If it names no direction or both, the result is "unstated".
-        texts: Texts that report the results.
         restated: The text may repeat the direction asked ("asked lower; found higher"): one mention of it does not
             count if there are others.
     """
@@ -124,7 +121,6 @@ class Passages:
     """The sentences that the juniors have seen, and which of them bear on the question.
 
     Attributes:
-        sentences: All of them.
         tokens: Words and numbers of each sentence.
         relevant: Indices of those that give a statistic and share the most words with the question.
     """

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from chimera.config.models import ModelConfig
+from chimera.config.sections.models import ModelConfig
 from chimera.core.plain_json import read_json_object
 from chimera.serving.embedded.checkpoint import NANO
 from chimera.show.card import Card

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from chimera.config.data import FAILED, Columns, ColumnsConfig, DataConfig
+from chimera.config.sections.data import FAILED, Columns, ColumnsConfig, DataConfig
 from chimera.core.errors import DataError
 from chimera.core.types import LABELS, Label, Option, ResearchTask, Section
 from chimera.data.tables import Table, TableRow, open_table
@@ -61,11 +61,7 @@ class Mapped:
 
 
 def _column(part: str, asked: Columns, table: Table) -> Any:
-    """The column, or columns, of one part.
-
-    Raises:
-        DataError: It does not exist.
-    """
+    """The column, or columns, of one part; raises DataError if it does not exist."""
     if asked is None:
         usual = [name for name in USUAL[part] if name in table.columns]
         if usual or part not in REQUIRED:
@@ -101,8 +97,6 @@ def tasks_of(table: Table, columns: ColumnsConfig, labels: Sequence[Label] | Non
     """The tasks of a table.
 
     Args:
-        table: The rows.
-        columns: Which columns hold what.
         labels: The answers that the data offer; None: the options' names, or yes, no and maybe.
 
     Raises:
@@ -139,11 +133,7 @@ class _Reader:
     labels: tuple[Label, ...] | None
 
     def task(self, row: TableRow) -> ResearchTask:
-        """The task of one row.
-
-        Raises:
-            DataError: A part of it is missing or wrong.
-        """
+        """The task of one row; raises DataError if a part of it is missing or wrong."""
         options = self._options(row)
         names = tuple(option.name for option in options) or LABELS
         return ResearchTask(

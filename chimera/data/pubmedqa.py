@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from chimera.config.data import ColumnsConfig
+from chimera.config.sections.data import ColumnsConfig
 from chimera.core.errors import DataError, boundary
 from chimera.core.types import LABELS, Label, ResearchTask, Section
 
@@ -144,11 +144,7 @@ def to_task(record: Any, task_id: str, layout: Layout, place: str) -> ResearchTa
 
 
 def field(record: Any, name: str, task_id: str, place: str) -> Any:
-    """The value of a (dotted) field.
-
-    Raises:
-        DataError: the field, or the record around it, is missing.
-    """
+    """The value of a (dotted) field; raises DataError if the field, or the record around it, is missing."""
     value = record
     for part in name.split("."):
         if not isinstance(value, Mapping):
@@ -229,11 +225,7 @@ def check_file(path: Path, remedy: str) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The UTF-8 text of a file.
-
-    Raises:
-        DataError: the file cannot be read or is no UTF-8 text.
-    """
+    """The UTF-8 text of a file; raises DataError if the file cannot be read or is no UTF-8 text."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -274,11 +266,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_parquet(path: Path) -> list[dict[str, Any]]:
-    """The rows of a Parquet file.
-
-    Raises:
-        DataError: the file is truncated or no Parquet.
-    """
+    """The rows of a Parquet file; raises DataError if the file is truncated or no Parquet."""
     with boundary(DataError, f"{path}: not a readable Parquet file; download it again"):
         from pyarrow import parquet
 

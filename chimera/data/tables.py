@@ -59,7 +59,6 @@ def open_table(path: str, subset: str | None = None, split: str = "train") -> Ta
     """The table at `path`: a file, a folder, or a data set's name on the hub.
 
     Args:
-        path: As `data.path`.
         subset: Configuration of a hub's or a folder's data set.
         split: Which of its splits.
 

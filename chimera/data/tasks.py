@@ -20,7 +20,7 @@ from chimera.data.splits import check_disjoint, hold_out, official_split, three_
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from chimera.config.data import DataConfig
+    from chimera.config.sections.data import DataConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,6 @@ class Dataset:
 
     @property
     def labels(self) -> tuple[Label, ...]:
-        """The answers that the tasks offer."""
         return labels_of(self.tasks)
 
     def documents(self) -> tuple[Document, ...]:
@@ -125,7 +124,6 @@ def read_tasks(config: "DataConfig") -> tuple[list[ResearchTask], Source, str]:
 
 
 def generated(config: "DataConfig") -> list[ResearchTask]:
-    """The generated tasks of the configured family."""
     if config.family == "synthesis":
         from chimera.data.generated import synthesis
 
@@ -178,7 +176,6 @@ def label_line(dataset: Dataset) -> str:
 
 
 def main(argv: list[str]) -> int | None:
-    """Show where the tasks come from, how they are split, and a sample."""
     from chimera.core.cli import add_config_arguments, config_from, parse_arguments
 
     parser = argparse.ArgumentParser(prog="python -m chimera data", description=main.__doc__)

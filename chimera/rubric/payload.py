@@ -59,7 +59,6 @@ class WeighedReview:
 
 
 def read_goal(payload: Mapping[str, Any]) -> str:
-    """The research question."""
     return _text(payload, "goal", "")
 
 
@@ -80,7 +79,6 @@ def read_labels(payload: Mapping[str, Any]) -> tuple[Label, ...]:
 
 
 def read_hypothesis(payload: Mapping[str, Any]) -> ReviewedHypothesis:
-    """The hypothesis, with its evidence sentences."""
     form = _object(payload, "hypothesis")
     at = "hypothesis."
     return ReviewedHypothesis(

@@ -5,6 +5,7 @@ These functions only count, so no text can give them instructions. All are pure.
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from chimera.core.quotes import normalise
 from chimera.rubric.words import (
@@ -45,6 +46,7 @@ def stem(word: str) -> str:
     return word[:7]
 
 
+@lru_cache(maxsize=4096)  # A judge asks for the same few texts some hundred times.
 def content_words(text: str) -> frozenset[str]:
     """Stems that say what a text is about: no stop words, no directions, no numbers, at least three letters."""
     return frozenset(
@@ -78,7 +80,6 @@ def same(left: str, right: str) -> bool:
 
 
 def share_of(checks: Iterable[object]) -> float:
-    """Share of the checks that hold."""
     results = [bool(check) for check in checks]
     return sum(results) / len(results)
 

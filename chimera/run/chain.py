@@ -81,7 +81,6 @@ def read_events(path: Path, *, end: int | None = None) -> Iterator[dict[str, Any
     A ledger of an older version, which is no chain, is read without checks.
 
     Args:
-        path: The ledger.
         end: Read only this many bytes, to get an earlier state of the ledger.
 
     Raises:

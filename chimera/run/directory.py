@@ -16,15 +16,14 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from chimera.config.loader import effective
 from chimera.config.source import read_yaml, to_yaml
 from chimera.config.tree import Config, load_config
-from chimera.core.errors import RunError
+from chimera.core.errors import RunError, suggestion
+from chimera.core.files import replace_file
 from chimera.core.plain_json import read_json_object
 from chimera.core.secrets import load_secrets, redact_tree
 from chimera.run.chain import read_events
@@ -104,18 +103,13 @@ class Run:
         path = folder / check_name(plain)
         if not (path / "config.yaml").is_file():
             names = [run.name for run in list_runs(folder)]
-            near = get_close_matches(plain, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"runs there: {', '.join(names[-5:]) or 'none'}"
-            raise RunError(f"there is no run {plain!r} in {folder}: {hint}")
+            others = f"runs there: {', '.join(names[-5:]) or 'none'}"
+            raise RunError(f"there is no run {plain!r} in {folder}: {suggestion(plain, names, others)}")
         return cls(path)
 
     @classmethod
     def latest(cls, runs_dir: Path | str = "runs") -> "Run":
-        """Open the run that was created last for reading.
-
-        Raises:
-            RunError: there is none.
-        """
+        """Open the run that was created last for reading; raises RunError if there is none."""
         runs = list_runs(Path(runs_dir))
         if not runs:
             raise RunError(f"there is no run in {runs_dir}: make one with python -m chimera train")
@@ -135,7 +129,6 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The run's name, which is the name of its folder."""
         return self.path.name
 
     @property
@@ -191,7 +184,6 @@ class Run:
         return self.path / _rollouts(phase)
 
     def append_rollout(self, record: Mapping[str, Any], *, phase: str) -> None:
-        """Record one finished rollout of `phase` durably."""
         self._append(self.rollouts_file(phase), record, sync=True)
 
     def rollouts(self, phase: str) -> Iterator[dict[str, Any]]:
@@ -199,11 +191,9 @@ class Run:
         return self.lines(_rollouts(phase))
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Append one line of metrics, with the time."""
         self._append(self.path / "metrics.jsonl", {"time": now(), **record})
 
     def metrics(self) -> Iterator[dict[str, Any]]:
-        """The metrics, oldest first."""
         return self.lines("metrics.jsonl")
 
     def ledger(
@@ -241,9 +231,7 @@ class Run:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _append(self, file: Path, record: Mapping[str, Any], *, sync: bool = False, chained: bool = False) -> None:
@@ -274,9 +262,9 @@ class Run:
             moved = _changes(before, environment | {"created": before["created"]})
             self.ledger("resumed", changed=changed or None, environment=moved or None)
         else:
-            _write(environment_file, json.dumps(environment, indent=2) + "\n")
+            replace_file(environment_file, json.dumps(environment, indent=2) + "\n")
             self.ledger(CREATED, inputs=hash_inputs(config))
-        _write(file, to_yaml(redact_tree(effective(config))))
+        replace_file(file, to_yaml(redact_tree(effective(config))))
 
 
 def _rollouts(phase: str) -> str:
@@ -307,11 +295,7 @@ def phases_before(events: Iterable[Mapping[str, Any]], phase: str) -> set[str] |
 
 
 def check_name(name: str) -> str:
-    """`name` if it is safe as a file name.
-
-    Raises:
-        RunError: it is not.
-    """
+    """`name` if it is safe as a file name; raises RunError if it is not."""
     if not SAFE_NAME.fullmatch(name) or ".." in name:
         raise RunError(
             f"{name!r} cannot name a run or a phase: use at most 64 letters, digits, '.', '_' and '-', "
@@ -373,11 +357,7 @@ def is_blank(path: Path) -> bool:
 
 
 def _clear_start(path: Path) -> None:
-    """Remove the files that an interrupted start left in the folder of a new run.
-
-    Raises:
-        RunError: The folder holds other files.
-    """
+    """Remove the files that an interrupted start left in the folder of a new run."""
     if not is_blank(path):
         raise _taken(path)
     for name in START:
@@ -426,13 +406,3 @@ def _created(folder: Path) -> str:
     except RunError:
         written = (folder / "config.yaml").stat().st_mtime
         return datetime.fromtimestamp(written, UTC).isoformat(timespec="microseconds")
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace `path` atomically: a reader sees the old text or the new text."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)

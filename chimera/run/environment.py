@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from chimera.run.child_environment import child_environment
+from chimera.processes.child_environment import child_environment
 
 
 def now() -> str:

@@ -29,10 +29,6 @@ def hash_inputs(config: Config) -> dict[str, str]:
 def same_inputs(events: Iterable[Mapping[str, Any]], config: Config) -> set[str]:
     """The settings whose files have the same contents as when the run was made; paths may differ.
 
-    Args:
-        events: The run's ledger.
-        config: The configuration with which it is continued.
-
     Raises:
         RunError: A file's contents differ from when the run was made.
     """

@@ -57,7 +57,6 @@ def read_lines(path: Path, *, end: int | None = None) -> Iterator[dict[str, Any]
     """Each record of `path`; none if there is no file. A torn last line, whose writer was killed, is left out.
 
     Args:
-        path: the file.
         end: read only this many bytes, to get an earlier state of the file.
 
     Raises:

@@ -29,7 +29,6 @@ class Policy:
     """One learned policy.
 
     Attributes:
-        part: The part that it replaces.
         target: The slot whose weights, or the role whose choice, it replaces.
         version: Its name in rollouts and reports, unique in the run, such as "junior@sft".
         folder: Where its weights or parameters are, relative to the run.
@@ -47,7 +46,6 @@ class Policy:
 
     @property
     def place(self) -> Place:
-        """The place where it is live."""
         return self.part, self.target
 
     @property
@@ -56,16 +54,11 @@ class Policy:
         return SELECTION if self.part == "choice" else self.target
 
     def dump(self) -> dict[str, str]:
-        """Plain data for the ledger."""
         return asdict(self)
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "Policy":
-        """The inverse of `dump`.
-
-        Raises:
-            RunError: `data` is not a policy.
-        """
+        """The inverse of `dump`; raises RunError if `data` is not a policy."""
         fields = [data.get(name) for name in cls.__slots__] if isinstance(data, Mapping) else []
         known = bool(fields) and all(isinstance(one, str) for one in fields) and data["part"] in get_args(Part)
         if not known or Path(data["folder"]).is_absolute() or ".." in Path(data["folder"]).parts:

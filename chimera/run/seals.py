@@ -82,7 +82,6 @@ def checked(run: Run, name: str, remedy: str = "restore it from a copy of the ru
     A folder without hashes in the ledger is not checked. A process hashes an unchanged file only once.
 
     Args:
-        run: The run.
         name: The folder, relative to the run.
         remedy: What the user can do about damage, for the message.
 
@@ -116,7 +115,6 @@ def unlike_disk(folder: Path, seals: Mapping[str, list[Seal | None]]) -> Iterato
     """Yield one sentence for each file of a run that differs from its seals.
 
     Args:
-        folder: The run's folder.
         seals: The result of `history`.
     """
     on_disk = dict(_files(folder))

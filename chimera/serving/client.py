@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from pydantic_core import from_json
@@ -80,17 +80,19 @@ class Completion:
     weights_version: str | None
 
 
+class RequestOptions(TypedDict, total=False):
+    """What a request may hold beside its messages: the tools that are offered, a JSON schema, and a seed."""
+
+    tools: Sequence[Mapping[str, Any]]
+    response_format: Mapping[str, Any] | None
+    seed: int | None
+
+
 class Model(Protocol):
     """Anything that answers chat messages for a logical model name."""
 
     async def complete(
-        self,
-        key: str,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        response_format: Mapping[str, Any] | None = None,
-        seed: int | None = None,
+        self, key: str, messages: Sequence[Mapping[str, Any]], **options: Unpack[RequestOptions]
     ) -> Completion:
         """Answer `messages` as the logical model `key`; raises ModelError."""
         ...
@@ -119,27 +121,13 @@ class HttpModel:
         self.endpoints = dict(endpoints)
 
     async def complete(
-        self,
-        key: str,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        response_format: Mapping[str, Any] | None = None,
-        seed: int | None = None,
+        self, key: str, messages: Sequence[Mapping[str, Any]], **options: Unpack[RequestOptions]
     ) -> Completion:
         """Answer `messages` as `key`; an empty tool list is never sent because several servers reject it."""
-        found = await self.choices(key, messages, tools=tools, response_format=response_format, seed=seed)
-        return found[0]
+        return (await self.choices(key, messages, **options))[0]
 
     async def choices(
-        self,
-        key: str,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        response_format: Mapping[str, Any] | None = None,
-        seed: int | None = None,
-        n: int = 1,
+        self, key: str, messages: Sequence[Mapping[str, Any]], *, n: int = 1, **options: Unpack[RequestOptions]
     ) -> list[Completion]:
         """Answer `messages` up to `n` times in one request; servers that do not know `n` answer once.
 
@@ -149,26 +137,21 @@ class HttpModel:
         Raises:
             ModelError: The model gave no answer, or its answer is no chat completion.
         """
-        request = self.request(key, messages, tools=tools, response_format=response_format, seed=seed)
+        request = self.request(key, messages, **options)
         if n > 1:
             request["n"] = n
         return read_completions(await self.ask(key, request), self.where(key))
 
     def request(
-        self,
-        key: str,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        response_format: Mapping[str, Any] | None = None,
-        seed: int | None = None,
+        self, key: str, messages: Sequence[Mapping[str, Any]], **options: Unpack[RequestOptions]
     ) -> dict[str, Any]:
         """The body of the HTTP request that `complete` sends for these arguments.
 
         Raises:
             ModelError: `key` has no endpoint.
         """
-        endpoint = self._endpoint(key)
+        endpoint, tools = self._endpoint(key), options.get("tools")
+        response_format, seed = options.get("response_format"), options.get("seed")
         request: dict[str, Any] = {
             "model": endpoint.model,
             "messages": list(messages),
@@ -252,7 +235,6 @@ class HttpModel:
         return self.endpoints[key]
 
     async def aclose(self) -> None:
-        """Close the connections."""
         if self._connections is not None:
             await self._connections.aclose()
         self._connections = None

@@ -77,11 +77,8 @@ class Connections:
         """Post `body` as JSON, up to `retries` times more if the server is busy or gives no whole answer.
 
         Args:
-            url: The address.
             key: Sent as bearer token.
-            body: The request.
             limit_s: Seconds for one try, until the last byte of its answer.
-            retries: Further tries.
 
         Raises:
             BadAnswerError: The answer is too long, incomplete or not HTTP.
@@ -153,7 +150,6 @@ class Connections:
         return self._sessions[elsewhere]
 
     async def aclose(self) -> None:
-        """Close the connections."""
         sessions = list(self._sessions.values())
         self._sessions.clear()
         for session in sessions:

@@ -21,7 +21,6 @@ class Door:
     is checked too. Refusals have the form of OpenAI's errors.
 
     Args:
-        app: The ASGI application behind it.
         key: The bearer token that a request must hold.
         hosts: Host names, without port, that are allowed in the Host header.
         routes: Pattern of the allowed "METHOD /path"; other routes seem not to exist. None allows all routes.

@@ -17,11 +17,11 @@ from typing import Any
 
 import httpx
 
-from chimera.config.models import ModelConfig, ServingConfig
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, ModelError, RunError
 from chimera.core.ports import check_sockets, listen
-from chimera.run.child_environment import child_environment
-from chimera.run.children import STOP_SECONDS, Command, stop
+from chimera.processes.child_environment import child_environment
+from chimera.processes.children import STOP_SECONDS, Command, stop
 from chimera.serving.client import Endpoint
 from chimera.serving.embedded.checkpoint import locate
 from chimera.serving.embedded.service import CANDIDATE
@@ -155,8 +155,6 @@ def serve(
     """Serve all slots for the duration of a `with` block.
 
     Args:
-        models: settings of each logical model.
-        serving: settings of the servers.
         secrets: values of the variables that `api_key_env` names.
         log_file: the server process appends its output here; logs of vLLM servers lie beside it.
         learning: the slots whose weights may change: each has vLLM servers of its own.
@@ -291,11 +289,7 @@ class ServerProcess:
             raise RunError(f"{self._child.ending()} while the run needed it. {self._log_tail()}")
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Call one of the server's own routes.
-
-        Raises:
-            ModelError: the server refused the call or has ended.
-        """
+        """Call one of the server's own routes; raises ModelError if the server refused the call or has ended."""
         try:
             response = httpx.request(
                 method,

@@ -46,7 +46,6 @@ def chat_model(endpoint: "Endpoint", setting: str, max_retries: int = 0) -> "Bas
     """LangChain's chat model of an endpoint.
 
     Args:
-        endpoint: The endpoint; it has a provider.
         setting: The setting of the model in messages, such as "models.junior".
         max_retries: Further tries after an error that may pass.
 
@@ -112,7 +111,6 @@ class ProviderModels:
         """Answer a request for an OpenAI chat completion.
 
         Args:
-            endpoint: The endpoint; it has a provider.
             request: The body of the request; what the chat model has no setting for is left out.
             where: The model's name in messages.
 
@@ -240,7 +238,6 @@ def _bad_answer(error: BaseException | None) -> str | None:
 
 
 def _line(error: Exception) -> str:
-    """A provider's own message in one line."""
     body = getattr(error, "body", None)
     inner = body.get("error", body) if isinstance(body, Mapping) else None
     message = inner.get("message") if isinstance(inner, Mapping) else None

@@ -68,8 +68,6 @@ class RefusedFields:
 
         Args:
             place: The server.
-            sent: The refused request.
-            said: What the server said.
             field: The field that it names, if it does so apart from its message.
 
         Returns:

@@ -20,9 +20,7 @@ class Source(Protocol):
     """A source that was read (see `evaluation.conduct.grounds.Read`)."""
 
     @property
-    def where(self) -> str:
-        """Its origin, in words."""
-        ...
+    def where(self) -> str: ...
 
     @property
     def title(self) -> str:
@@ -30,9 +28,7 @@ class Source(Protocol):
         ...
 
     @property
-    def url(self) -> str | None:
-        """Address, if there is one."""
-        ...
+    def url(self) -> str | None: ...
 
 
 def cards(update: Mapping[str, Any], texts: Texts) -> Iterator[Card]:

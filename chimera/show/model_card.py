@@ -27,22 +27,16 @@ class CardFacts:
     """What a model card says.
 
     Attributes:
-        name: Its title.
         version: The policy's version in the run.
-        run: The run's name.
-        role: The role that was exported.
         roles: All roles that use the same weights; only the role for a policy.
         base: The model that training began with.
         licence: An identifier of the licence, or None if it is not known.
         learned: The algorithm and what it changed, in words.
-        data: The tasks in words.
         warning: What a reader must know first; empty if there is nothing.
         measured: Which tasks the report's figures are from, in words; None if there is no report.
         alone: True if the report compares the stage right after this policy went live.
-        gains: The comparisons of the report.
         confidence: Coverage of the report's intervals.
         use: How to load the folder, as Markdown.
-        command: The command that wrote the folder.
         made: Version, commit and time of the run, in words.
     """
 

@@ -8,7 +8,6 @@ DEFAULT_RUNS = Path("runs")
 
 
 def after_training(name: str, runs_dir: Path) -> list[str]:
-    """What to do with a trained run."""
     return [
         f"python -m chimera.eval --run {shlex.quote(name)}{_runs(runs_dir)}",
         f"python -m chimera.view{_runs(runs_dir)}",
@@ -16,7 +15,6 @@ def after_training(name: str, runs_dir: Path) -> list[str]:
 
 
 def after_evaluation(name: str, report: Path, runs_dir: Path) -> list[str]:
-    """What to do with a report."""
     return [
         f"python -m chimera.trace {shlex.quote(name)}{_runs(runs_dir)}",
         f"python -m chimera.eval --verify {shlex.quote(str(report))}",
@@ -24,7 +22,6 @@ def after_evaluation(name: str, report: Path, runs_dir: Path) -> list[str]:
 
 
 def print_next(commands: Sequence[str]) -> None:
-    """Print the commands, one a line."""
     print("next: " + "\n      ".join(commands), flush=True)
 
 

@@ -20,7 +20,6 @@ class AskOutcome:
         self.last: Step | None = None
 
     def add(self, step: Step) -> None:
-        """Take one step in."""
         self._state |= step.update
         self.last = step
 

@@ -5,9 +5,9 @@ Recorded parts are not made again (unless `again` says so), so an interrupted ev
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from agents.context import Tools
 from chimera.config.roles import JUDGE
@@ -19,15 +19,16 @@ from chimera.run.directory import Run
 from chimera.run.jsonl import append_line, read_lines
 from chimera.serving.client import Endpoint, HttpModel
 from chimera.serving.process import ModelServers
+from evaluation.baselines.simple import AGENT, GREEDY, SINGLE, majority, of_stage, reader, tfidf
+from evaluation.baselines.single_agent import ROLE, single_agent
+from evaluation.baselines.tool_agent import tool_agent
+from evaluation.baselines.votes import affordable, with_consistency
+from evaluation.causes.blame import examined
 from evaluation.conduct.at_once import at_once
 from evaluation.conduct.direct import DirectRollouts
 from evaluation.conduct.live import Live
+from evaluation.conduct.progress import ProgressView
 from evaluation.conduct.repairs import Repairs
-from evaluation.measures.baselines import AGENT, GREEDY, SINGLE, majority, of_stage, reader, tfidf
-from evaluation.measures.blame import examined
-from evaluation.measures.single_agent import ROLE, single_agent
-from evaluation.measures.tool_agent import tool_agent
-from evaluation.measures.votes import affordable, with_consistency
 from evaluation.records.recorded import baseline_answers, own_phase, recorded, repaired, repairs_phase, side_file
 from evaluation.records.repairs import Repair
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
@@ -43,32 +44,6 @@ SINGLE_COST, VOTES_COST, JUDGE_COST = 0.2, 0.4, 0.05
 GREEDY_JUNIOR = "greedy junior"
 """Logical model for the juniors' model at temperature 0."""
 Item = TypeVar("Item")
-
-
-class ProgressView(Protocol):
-    """Shows how far the evaluation is (see `training.watch.view.View`)."""
-
-    def phase(
-        self, name: str, total: int, versions: Mapping[str, str], *, table: bool = True
-    ) -> AbstractContextManager[None]:
-        """Show the rollouts of one stage while the `with` block runs."""
-        ...
-
-    def add(self, record: RolloutRecord) -> None:
-        """Count one finished rollout."""
-        ...
-
-    def part(self, name: str) -> AbstractContextManager[None]:
-        """A stage is being made."""
-        ...
-
-    def doing(self, text: str) -> AbstractContextManager[None]:
-        """Show what is happening where nothing is counted."""
-        ...
-
-    def work(self, name: str, total: int) -> AbstractContextManager[Callable[[int, str], None]]:
-        """Show other work that has `total` pieces."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +63,8 @@ class Conductor:
 
     Attributes:
         run: Owned by this process.
-        plan: What is evaluated.
         config: The run's configuration, with the evaluation's own settings.
-        dataset: The data that the plan's tasks are from.
-        toolbox: The society's tools.
         auditor: The second judge; None without one.
-        progress: Shows how far the evaluation is.
         again: Which recorded parts are made again.
     """
 
@@ -292,8 +263,6 @@ class Conductor:
             await self._make("baselines", f"{VOTES}, {stage.title}", votes, answer)
 
     async def _try_canaries(self, judge: Auditor) -> None:
-        """Let `judge` score the canaries that it has not scored."""
-
         async def score(canary: tuple[str, Work]) -> list[Judged]:
             return [await judge.score(*canary)]
 

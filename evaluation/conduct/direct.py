@@ -35,9 +35,6 @@ class DirectRollouts:
 
     Args:
         run: The run that records them; owned by this process.
-        config: The whole configuration.
-        model: Answers every logical model.
-        toolbox: The society's tools.
         check: Raises an error that makes all further rollouts fail, such as the end of the model server.
     """
 
@@ -55,8 +52,6 @@ class DirectRollouts:
 
         Args:
             inputs: Tasks with seeds and the phase under which they are recorded.
-            stage: The stage whose policies are live.
-            selector: Chooses among hypotheses.
 
         Raises:
             UnreachableError: A model server cannot be reached. Rollouts that have ended are recorded.
@@ -91,13 +86,7 @@ class DirectRollouts:
 
 
 class Seat:
-    """A society that works on one task at a time.
-
-    Args:
-        config: The whole configuration.
-        model: Reaches the servers.
-        toolbox: The society's tools.
-    """
+    """A society that works on one task at a time."""
 
     def __init__(self, config: Config, model: HttpModel, toolbox: Tools) -> None:
         self._transport = DirectTransport(config, model)
@@ -166,7 +155,6 @@ class DirectTransport:
 
     @contextmanager
     def operation(self, name: str, attributes: dict[str, Any], responses: Sequence[str]) -> Iterator[None]:
-        """A span around one visit of a role."""
         started, failure = time.time(), None
         try:
             yield

@@ -11,7 +11,7 @@ from typing import Any
 
 from agents.tools.fulltext import STOP_WORDS
 from agents.tools.passages import Passage
-from chimera.config.tools import ToolsConfig
+from chimera.config.sections.tools import ToolsConfig
 from chimera.core.quotes import occurs
 from chimera.core.types import Source
 
@@ -43,7 +43,6 @@ class Read:
 
     Attributes:
         where: Its origin in words, such as "your abstract" or "PubMed 123".
-        text: The passage.
         title: Title; empty when there is none.
         url: Address; None when there is none.
         real: True if an answer to a real question may rest on it.
@@ -109,7 +108,6 @@ class Rule:
     """The rule that a decision on a person's own question must satisfy.
 
     Attributes:
-        goal: The question.
         offered: The available sources in words, such as "what you gave".
         toy: True if the bundled model answers. It picks true sentences without understanding them, so its answer never
             counts.
@@ -125,7 +123,6 @@ class Rule:
         Args:
             update: The fields that the node wrote: `final_decision` and the fields that belong to it.
             evidence: Quotes of the final hypothesis.
-            read: What the society has read.
 
         Returns:
             The update with `final_grounds` (the quotes that occur in a real source, with their origins) and

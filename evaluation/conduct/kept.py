@@ -20,6 +20,7 @@ from agents.seat import PersonVerdict, refused
 from agents.tools.passages import Passage
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
+from chimera.core.files import replace_file
 from chimera.core.plain_json import read_json_object
 from chimera.core.types import Brief, Option, Section
 
@@ -34,9 +35,6 @@ class Kept:
     """One kept question.
 
     Attributes:
-        path: Its folder.
-        brief: What was asked.
-        config: The configuration that it was asked with.
         run: Name of the run whose weights answer; None for the base models.
     """
 
@@ -67,11 +65,7 @@ class Kept:
 
     @classmethod
     def open(cls, runs_dir: Path, name: str) -> Self:
-        """The question of that name.
-
-        Raises:
-            RunError: There is none, or its file is broken.
-        """
+        """The question of that name; raises RunError if there is none, or its file is broken."""
         parent = runs_dir / FOLDER
         there = sorted(one.name for one in parent.iterdir()) if parent.is_dir() else []
         if name not in there:
@@ -90,7 +84,6 @@ class Kept:
 
     @property
     def name(self) -> str:
-        """Its name, for `--continue`."""
         return self.path.name
 
     @property
@@ -112,10 +105,7 @@ class Kept:
             raise RunError(f"{file} is broken ({error}): ask again") from error
 
     def keep_sources(self, found: Sequence[tuple[str, Passage]]) -> None:
-        """Write the passages that were read, whole or not at all."""
-        draft = self.path / "sources.json.tmp"
-        draft.write_text(json.dumps([(tool, asdict(one)) for tool, one in found]), encoding="utf-8")
-        draft.replace(self.path / "sources.json")
+        replace_file(self.path / "sources.json", json.dumps([(tool, asdict(one)) for tool, one in found]))
 
     async def state(self) -> Mapping[str, Any]:
         """The society's state as it was saved last; empty if nothing was saved."""
@@ -140,7 +130,6 @@ class Kept:
         """Keep what a person changed or rejected, as preference data.
 
         Args:
-            state: The society's state while it waits.
             verdict: What the person said. An approval is no preference.
         """
         if verdict.action == "approve":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from agents.context import Selector
 from agents.policies.choice import SelectionSpec, make_selector
-from chimera.config.models import ModelConfig
+from chimera.config.sections.models import ModelConfig
 from chimera.core.errors import ModelError
 from chimera.run.directory import Run
 from chimera.run.policies import BY_MODEL, SELECTION, Place, Policy
@@ -21,11 +21,6 @@ class Live:
     """The live policies of the society. At first the model servers are in the state in which the run began.
 
     Its methods call the servers and read files, so call them outside an event loop.
-
-    Args:
-        run: The run that learned the policies.
-        models: The slots.
-        servers: The servers of the slots.
     """
 
     def __init__(self, run: Run, models: Mapping[str, ModelConfig], servers: ModelServers) -> None:

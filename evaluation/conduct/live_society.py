@@ -46,9 +46,7 @@ class Library:
     """The sources that the society can search.
 
     Attributes:
-        toolbox: The tools.
         searched: Where the tools search, in words.
-        origins: Finds the origin of a passage.
         rule: The rule for decisions on a person's own question; None for tasks of the data.
     """
 
@@ -64,15 +62,12 @@ class Step(JupyterMixin):
 
     Attributes:
         number: Number of the step, from 1. The three juniors end in any order.
-        node: The node.
         update: The fields of the state that it wrote. The answer to a person's own question is withheld unless a real
             source supports it (see `evaluation.conduct.grounds.Rule`).
-        cards: The update, formatted for a reader.
         sources: The passages that the society has found so far, as a further card.
         tool_calls: Number of tool calls so far.
         slot: The slot whose model plays the node; None if the node is not a role.
         waits_for: What a person has to confirm before the work goes on (see `agents.seat`); None otherwise.
-        read: What the society has read so far.
     """
 
     number: int
@@ -108,11 +103,7 @@ class Step(JupyterMixin):
 
 
 class LiveSociety:
-    """A society with running models. Made by `open_society`.
-
-    Attributes:
-        servers: Where each logical model is served.
-    """
+    """A society with running models. Made by `open_society`."""
 
     def __init__(self, config: Config, servers: ModelServers, library: Library) -> None:
         self.servers = servers
@@ -135,9 +126,7 @@ class LiveSociety:
 
         Args:
             brief: The question and the material that the society may see.
-            seed: Seed of everything random.
             select: Chooses the hypothesis instead of the supervisor's model.
-            kept: Where the work is kept.
             said: A person's verdict on the decision that the kept work waits with.
 
         Raises:
@@ -182,7 +171,6 @@ class _Desk:
         self._evidence = state.get("refined_hypothesis", {"evidence": []})["evidence"]
 
     def step(self, node: str, written: Mapping[str, Any], slot: str | None) -> Step:
-        """The step of one node."""
         self._number += 1
         rule = self._library.rule
         read = [self._library.origins.of(tool, passage) for tool, passage in self._log.found]
@@ -220,8 +208,6 @@ def build_library(config: Config, secrets: Mapping[str, str], question: Brief | 
     """The tools of `config`, over the configured data's abstracts.
 
     Args:
-        config: The whole configuration.
-        secrets: Keys of live tools.
         question: A person's own question. Searches find its abstract but no generated tasks, which are invented
             studies. It has no answer key, so live searches hide nothing. None: tasks of the data are asked, and
             live searches hide the articles behind them.
@@ -268,7 +254,6 @@ def open_society(config: Config, library: Library | None = None) -> Iterator[Liv
     """Run the models of `config` for the duration of a `with` block.
 
     Args:
-        config: The whole configuration.
         library: The sources that the society can search. None: those for tasks of the configured data.
 
     Raises:

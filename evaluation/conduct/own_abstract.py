@@ -19,8 +19,6 @@ class OwnAbstract:
     """A toolbox whose literature search returns a person's abstract first, then its other results.
 
     Args:
-        toolbox: Runs the tools.
-        document: The abstract.
         max_chars: Length limit of one passage, in characters.
     """
 
@@ -30,7 +28,6 @@ class OwnAbstract:
         self._max_chars = max_chars
 
     def specs(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """The OpenAI tool schemas of `names`."""
         return self._toolbox.specs(names)
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, brief: Brief) -> ToolResult:

@@ -16,7 +16,6 @@ def ask_person(console: "Console", state: Mapping[str, Any]) -> "PersonVerdict":
     """The person's verdict. Questions that have no usable answer are asked again.
 
     Args:
-        console: The terminal.
         state: The society's state, with the decision that waits.
     """
     from pydantic import ValidationError

@@ -32,7 +32,6 @@ class GivenChoice:
         self._author = author
 
     def propose(self, candidates: Candidates, seed: int | None) -> Choice:
-        """The author."""
         return Choice(self._author, REPAIR)
 
     def select(self, candidates: Candidates, preferred: str, seed: int | None) -> Choice:
@@ -45,10 +44,6 @@ class Repairs:
 
     Args:
         run: The run that records them; owned by this process.
-        config: The whole configuration.
-        model: Answers every logical model.
-        toolbox: The society's tools.
-        stage: The stage.
         phase: The phase under which the replays are recorded.
     """
 
@@ -68,9 +63,7 @@ class Repairs:
         """Replay each repair. Each replay, failed or not, is on disk when it is yielded.
 
         Args:
-            repairs: What is made right.
             selector: Chooses among hypotheses where the repair does not.
-            task_of: Gives the task with an id.
 
         Raises:
             UnreachableError: A model server cannot be reached.
@@ -103,10 +96,7 @@ async def start_of(repair: Repair, replay: Replay, folder: Path, task: ResearchT
     """What the society had done before the repair's first role, with the step made right.
 
     Args:
-        repair: What is made right.
         replay: Rebuilds states from traces; used for one rollout at a time.
-        folder: The run's.
-        task: The rollout's task.
 
     Raises:
         ChimeraError: A trace cannot be read, or does not hold what its record says.

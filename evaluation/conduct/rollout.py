@@ -1,7 +1,7 @@
 """One rollout: the society works on one task, the judge scores the result, and the reward is computed.
 
-Runners of Agent Lightning (`training.lab.agent`) and the main process (`evaluation.conduct.direct`) run the same code.
-They differ only in the transport: how a model is reached, and where spans go.
+Runners of Agent Lightning (`training.lab.runners.agent`) and the main process (`evaluation.conduct.direct`) run the
+same code. They differ only in the transport: how a model is reached, and where spans go.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agents.context import Selector, Tools
-from agents.record import CallRecord, by_visit, count, dump, tokens, tool_calls
 from agents.society import Society
 from agents.state import ResearchState
+from agents.visit.record import CallRecord, by_visit, count, dump, tokens, tool_calls
 from chimera.config.roles import JUDGE
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError, RoleError
@@ -54,8 +54,6 @@ class Start:
     """Where a rollout begins that goes on from a recorded one.
 
     Attributes:
-        role: Who works first.
-        state: What the society had done by then.
         records: The calls that it took, for the reward.
     """
 
@@ -65,13 +63,7 @@ class Start:
 
 
 class RolloutMaker:
-    """Runs the society, which is built once, on one task at a time.
-
-    Args:
-        config: The whole configuration.
-        transport: Reaches the models and takes the spans.
-        toolbox: The society's tools.
-    """
+    """Runs the society, which is built once, on one task at a time."""
 
     def __init__(self, config: Config, transport: Transport, toolbox: Tools) -> None:
         self._config = config
@@ -94,7 +86,6 @@ class RolloutMaker:
         """Run the society on one task; whatever fails is this rollout's outcome.
 
         Args:
-            given: The task and the seed.
             selector: Gives who chooses among hypotheses. It is called within the rollout: a policy that cannot be read
                 is the rollout's failure.
             start: Where the society begins; None for the whole task. The reward is that of the whole task, all

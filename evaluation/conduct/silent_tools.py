@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from agents.roles import ROLES
-from chimera.config.models import ModelConfig
 from chimera.config.roles import JUNIORS
+from chimera.config.sections.models import ModelConfig
 from chimera.config.tree import Config
 from evaluation.records.rollouts import RolloutRecord
 

@@ -1,1 +1,1 @@
-"""Statistics over many rollouts: metrics, intervals, paired differences, baselines. Read `metrics` first."""
+"""Statistics over many rollouts: metrics, intervals, paired differences, verdicts. Read `metrics` first."""

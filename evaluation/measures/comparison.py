@@ -62,7 +62,6 @@ class Comparison:
         n: Number of tasks.
         mde: Smallest true difference that `n` tasks would show with the configured power, before correction; None
             if nothing varied.
-        test: Name of the test.
         verdict: The verdict in words; None until `adjust`.
         primary: True if the report's conclusions rest on it.
         margin: The loss that non-inferiority tolerates; None if the metric has no margin.
@@ -85,7 +84,6 @@ class Comparison:
     by_gate: bool = False
 
     def dump(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
 
@@ -121,8 +119,6 @@ def compare_answers(before: TaskAnswers, after: TaskAnswers, plan: Plan, config:
     Args:
         before: Answers of the first system by task id, one for each repeat. None is no answer and counts as a miss.
         after: Answers of the second system. Its number of repeats may differ.
-        plan: Has the labels.
-        config: Has the settings.
     """
     tasks = [task for task in plan.tasks if task.id in before and task.id in after]
     if not tasks:
@@ -146,8 +142,6 @@ def adjust(comparisons: Comparisons, config: Config, main: str | None = None) ->
     """The comparisons with Holm's correction over each family, and with verdicts. The gate's own stay as they are.
 
     Args:
-        comparisons: All comparisons of the report.
-        config: Has the tests' level, 1 - `evaluation.confidence`.
         main: The report's main comparison, as "<before>:<after>"; None if it has none.
     """
     adjusted: dict[tuple[str, str], float] = {}
@@ -164,7 +158,6 @@ def adjust(comparisons: Comparisons, config: Config, main: str | None = None) ->
 
 
 def judged(one: Comparison, metric: Metric, p_adjusted: float, config: Config) -> Comparison:
-    """`one` with its adjusted p-value and its verdict."""
     word = verdict(
         one.difference,
         one.low,
@@ -197,8 +190,6 @@ def too_few_permutations(adjusted: Comparisons, config: Config, main: str | None
     With N exchanges no p-value is below 1 / (N + 1), and Holm multiplies it by at most the size of the family.
 
     Args:
-        adjusted: All comparisons of the report, from `adjust`.
-        config: Has the number of exchanges.
         main: The value that `adjust` was given.
     """
     exchanges, level = config.evaluation.permutations, 1 - config.evaluation.confidence
@@ -223,9 +214,7 @@ def verdict_sentence(before: str, after: str, found: Mapping[str, Comparison], c
 
     Args:
         before: The first system in words, such as "the base".
-        after: The second.
         found: Their adjusted comparison. A missing metric is said to have no value in both.
-        config: Has the intervals' confidence.
 
     Raises:
         ValueError: The comparison is not adjusted.
@@ -258,8 +247,6 @@ def compare_means(
     Args:
         before: One value for each task.
         after: The other values, in the same order.
-        metric: The metric.
-        config: Has the settings.
         exact: True if all values are 0 or 1.
     """
     old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
@@ -336,6 +323,5 @@ def _clause(name: str, one: Comparison | None, config: Config) -> str:
 
 
 def _verdict_words(one: Comparison, scale: float, digits: int, points: str) -> str:
-    """The verdict and its margin."""
     margin = f" (margin {one.margin * scale:.{digits}f}{points})" if one.verdict == NON_INFERIOR and one.margin else ""
     return f"{one.verdict}{margin}"

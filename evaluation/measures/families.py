@@ -7,12 +7,11 @@ matches is a family of its own. A run's ledger records the families at its start
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
 from chimera.config.tree import Config
-from chimera.core.errors import ConfigError
+from chimera.core.errors import ConfigError, suggestion
 from chimera.run.directory import Run
 from evaluation.measures.metrics import metrics_of
 
@@ -43,8 +42,7 @@ def check(config: Config) -> None:
         for pattern in patterns:
             wanted = pattern.rpartition("/")[2]
             if not any(fnmatchcase(name, wanted) for name in known):
-                near = get_close_matches(wanted, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"the metrics are {', '.join(known)}"
+                hint = suggestion(wanted, known, f"the metrics are {', '.join(known)}")
                 raise ConfigError(f"evaluation.families.{family}: {pattern!r} names no metric {wanted!r}: {hint}")
 
 
@@ -53,8 +51,6 @@ def family_of(pair: str, metric: str, families: Families, main: str | None) -> s
 
     Args:
         pair: The comparison, as "<before>:<after>".
-        metric: The metric's name.
-        families: The configured families.
         main: The report's main comparison, named as `pair`; None if it has none.
     """
     names = {pair, MAIN} if pair == main else {pair}
@@ -75,13 +71,7 @@ def declared(run: Run) -> Declaration | None:
 
 
 def about(run: Run, config: Config, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The report's facts on its families: patterns and number of tests of each, and the run's declaration.
-
-    Args:
-        run: Its ledger holds the declaration.
-        config: Has the families that the report used.
-        sizes: Tests by family.
-    """
+    """The report's facts on its families: patterns and number of tests of each, and the run's declaration."""
     found, used = declared(run), config.evaluation.families
     names = dict.fromkeys((*used, *sizes))
     return {

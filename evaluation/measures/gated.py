@@ -24,7 +24,6 @@ def as_gate(
         before: One rollout of each task.
         after: The other stage's rollouts, in the same order.
         name: The metric: one of `GATED`.
-        config: The run's configuration.
 
     Returns:
         The comparison with its verdict; None if no task has a value in both.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
 
-from chimera.config.rollouts import RewardConfig
+from chimera.config.sections.rollouts import RewardConfig
 from chimera.config.tree import Config
 from chimera.core.types import DECISIONS, LABELS, Decision, Label, decides
 from evaluation.measures.statistics import Mean, bootstrap_mean, bootstrap_statistic, f1_rows, macro_f1_of_totals
@@ -39,7 +39,6 @@ class Metric:
 
     Attributes:
         name: Its name in report.json.
-        title: Its title in words.
         unit: Its unit; "share" lies in [0, 1].
         better: 1 if more is better, -1 if less is better, 0 if it depends.
         primary: True if the report's conclusions rest on it.
@@ -123,7 +122,6 @@ def answer_metrics(answers: TaskAnswers, plan: Plan, config: Config) -> dict[str
 
 
 def interval_settings(config: Config) -> dict[str, Any]:
-    """The arguments of bootstrap intervals."""
     settings = config.evaluation
     return {"confidence": settings.confidence, "resamples": settings.resamples, "seed": config.seed}
 
@@ -134,7 +132,6 @@ def answer_of(record: RolloutRecord) -> Label | None:
 
 
 def answers_of(answers: StageAnswers) -> TaskAnswers:
-    """The answers of a stage."""
     found: dict[str, list[Label | None]] = {}
     for record in answers.records:
         found.setdefault(record.task_id, []).append(answer_of(record))
@@ -142,7 +139,6 @@ def answers_of(answers: StageAnswers) -> TaskAnswers:
 
 
 def answers_by_baseline(answers: Iterable[BaselineAnswer]) -> dict[str, TaskAnswers]:
-    """The answers of each baseline, by its name."""
     found: dict[str, dict[str, list[Label | None]]] = {}
     for one in sorted(answers, key=lambda one: one.repeat):
         found.setdefault(one.baseline, {}).setdefault(one.task_id, []).append(one.answer)
@@ -167,10 +163,6 @@ def outcomes(answers: StageAnswers, labels: Sequence[Label] = LABELS) -> dict[st
     """How a stage's rollouts ended: counts, failures by reason, answers by label, decisions, and vetoes by reason.
 
     A failed rollout has the answer and the decision `NONE`.
-
-    Args:
-        answers: The stage's rollouts.
-        labels: The labels of the plan.
     """
     records = answers.records
     answered = Counter((record.label, answer_of(record) or NONE) for record in records)

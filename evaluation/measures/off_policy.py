@@ -33,7 +33,6 @@ class Estimate:
     high: float
 
     def dump(self) -> dict[str, float]:
-        """Plain data."""
         return asdict(self)
 
 

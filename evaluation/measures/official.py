@@ -7,13 +7,13 @@ without all items, and a label "missing" would be a fourth class of macro-F1. So
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import RunError
+from chimera.core.files import replace_file
 from chimera.core.types import Label
 from evaluation.records.study import Plan, StageAnswers, Study
 
@@ -23,10 +23,8 @@ class Reference:
     """A published result on the official test split with the abstract given (the reasoning-required setting).
 
     Attributes:
-        name: Name of the system.
         accuracy: In per cent.
         macro_f1: In per cent; None if it was not published.
-        source: Where it was published.
     """
 
     name: str
@@ -92,7 +90,6 @@ def asked_for(plan: Plan) -> bool:
 
 
 def missing_sentence(summary: Mapping[str, Any]) -> str:
-    """A sentence on incomplete predictions."""
     missing, total = summary["missing"], len(summary["missing"]) + summary["answered"]
     shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
     return (
@@ -108,9 +105,7 @@ def write_predictions(path: Path, predicted: Mapping[str, str]) -> None:
     Raises:
         RunError: It cannot be written.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(json.dumps(dict(predicted), indent=1) + "\n", encoding="utf-8")
-        draft.replace(path)
+        replace_file(path, json.dumps(dict(predicted), indent=1) + "\n")
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}") from error

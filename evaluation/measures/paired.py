@@ -24,7 +24,6 @@ class Difference:
     n: int
 
     def dump(self) -> dict[str, float | int]:
-        """Plain data."""
         return asdict(self)
 
 
@@ -37,8 +36,6 @@ def paired_difference(
         before: One value for each pair.
         after: The other values, in the same order.
         confidence: Coverage of the interval, such as 0.95.
-        resamples: Bootstrap samples.
-        seed: Seed of the bootstrap.
 
     Raises:
         ValueError: The lengths differ, or there are fewer than two pairs.

@@ -42,7 +42,6 @@ class Mean:
     n: int
 
     def dump(self) -> dict[str, float | int | None]:
-        """Plain data."""
         return asdict(self)
 
 
@@ -54,8 +53,6 @@ def bootstrap_mean(
     Args:
         values: One value for each task.
         confidence: Coverage of the interval, such as 0.95.
-        resamples: Bootstrap samples.
-        seed: Of the bootstrap.
         share: True if the values lie in [0, 1]. If all are 0 or all are 1, resampling can only repeat them. Then the
             other end of the interval is the exact bound for a share (`unseen_share`).
 
@@ -78,10 +75,7 @@ def bootstrap_statistic(rows: Numbers, statistic: Statistic, *, confidence: floa
 
     Args:
         rows: Shape (tasks, columns): the contribution of each task to the totals.
-        statistic: The statistic of the totals.
         confidence: Coverage of the interval, such as 0.95.
-        resamples: Bootstrap samples.
-        seed: Of the bootstrap.
 
     Raises:
         ValueError: There are no rows.
@@ -103,7 +97,6 @@ def interval_around(centre: float, drawn: Numbers, n: int, confidence: float) ->
 
 
 def of_all(rows: Numbers, statistic: Statistic) -> float:
-    """The statistic of all tasks."""
     return float(statistic(rows.sum(axis=0)[None, :])[0])
 
 
@@ -137,8 +130,6 @@ def exchange_test(
         before: Shape (tasks, columns), or (tasks,) for values whose mean is compared.
         after: The other system's values, in the same order.
         statistic: The statistic of the totals; None: the mean.
-        permutations: Number of random exchanges.
-        seed: Seed of the exchanges.
 
     Raises:
         ValueError: The shapes differ, or there are no tasks.

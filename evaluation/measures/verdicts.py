@@ -23,7 +23,6 @@ def verdict(
     """The verdict in words.
 
     Args:
-        difference: After minus before.
         low: Lower end of the difference's two-sided interval; None for a single task.
         p: p-value of the two-sided test, corrected or not.
         level: A difference with `p` below it counts as shown.

@@ -26,7 +26,6 @@ CONNECT_SECONDS = 3.0
 
 
 def machine_findings(config: Config, secrets: Mapping[str, str]) -> list[Probed]:
-    """All findings about this machine."""
     return [_versions(), _memory(), _disk(config.runs_dir), _gpu(), _wandb(config, secrets)]
 
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from agents.context import Tools
-from agents.prompting import Message, opening, response_format
-from agents.react import read_answer
 from agents.roles import ROLES, Role
+from agents.visit.prompting import Message, opening, response_format
+from agents.visit.react import read_answer
 from chimera.config.tree import Config
 from chimera.core.errors import ModelError
 from chimera.serving.client import Completion, Endpoint, HttpModel
@@ -24,15 +24,7 @@ SEED = 7
 
 
 class ModelProbe:
-    """Probes one slot.
-
-    Args:
-        config: The whole configuration.
-        slot: The slot.
-        endpoint: Where it is served.
-        tools: The society's tools, for their schemas.
-        goal: A question of the data.
-    """
+    """Probes one slot."""
 
     def __init__(self, config: Config, slot: str, endpoint: Endpoint, tools: Tools, goal: str) -> None:
         self._config, self._slot, self._endpoint, self._tools, self._goal = config, slot, endpoint, tools, goal

@@ -19,8 +19,6 @@ class Probed:
 
     Attributes:
         area: What was tried, such as `models.junior`.
-        what: The ability or resource.
-        level: How bad it is.
         text: The result in one sentence; for warnings and faults with the remedy.
     """
 

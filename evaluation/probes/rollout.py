@@ -4,8 +4,8 @@ import time
 from collections import Counter
 
 from agents.context import Tools
-from agents.record import CallRecord, ModelCall, ToolUse
 from agents.society import Society
+from agents.visit.record import CallRecord, ModelCall, ToolUse
 from chimera.config.roles import JUDGE
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError

@@ -5,7 +5,7 @@ import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from chimera.config.evaluation import Contributions
+from chimera.config.sections.evaluation import Contributions
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import ResearchTask
@@ -89,7 +89,6 @@ def choose_stages(
     """The stages to evaluate, in the order of `stages_of`.
 
     Args:
-        run: The run.
         names: Names separated by commas; None: the stages of the sequence. "all" names the stages around it too. The
             last of the sequence may be called "final". Then it has this name in the report, so that reports of
             different runs can be compared.
@@ -116,11 +115,7 @@ def choose_stages(
 
 
 def _needed(run: Run, contributions: Contributions) -> list[tuple[Policy, ...]]:
-    """The policies of each stage that `contributions` needs.
-
-    Raises:
-        ConfigError: There are too many phases for all their coalitions.
-    """
+    """The policies of each stage that `contributions` needs."""
     learned = learned_in(run)
     if contributions == "shapley" and len(learned) > MOST_PHASES:
         raise ConfigError(
@@ -177,9 +172,7 @@ def choose_tasks(dataset: Dataset, split: Split, config: Config, limit: int | No
     """The tasks to evaluate on: first the gate's, so that its recorded rollouts count, then others at random.
 
     Args:
-        dataset: The tasks.
         split: "test": tasks that no decision used, by default all. "val": by default the gate's tasks.
-        config: The run's configuration.
         limit: Number of tasks; None: the default.
 
     Raises:
@@ -206,7 +199,6 @@ def check_unseen(tasks: Sequence[ResearchTask], trained: Dataset, split: Split) 
     Args:
         tasks: The tasks to evaluate on.
         trained: The run's own data.
-        split: The split of the tasks.
 
     Raises:
         ConfigError: Some tasks were used in training. The message has their number.

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from chimera.config.evaluation import EvaluationConfig
+from chimera.config.sections.evaluation import EvaluationConfig
 from chimera.core.errors import RunError
 from chimera.run.directory import Run, short_name
-from evaluation.measures.blame import examined
-from evaluation.measures.votes import counted, with_consistency
+from evaluation.baselines.votes import counted, with_consistency
+from evaluation.causes.blame import examined
 from evaluation.records.repairs import SUFFIX, Examined
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import GATE, BaselineAnswer, Judged, Place, Plan, Split, Stage, StageAnswers, Study
@@ -31,8 +31,6 @@ def load_study(run: Run, plan: Plan, settings: EvaluationConfig | None = None) -
     """Read the records of `plan`.
 
     Args:
-        run: The run.
-        plan: What is evaluated.
         settings: The evaluation's settings; None: those of the run.
 
     Raises:
@@ -67,11 +65,7 @@ def load_study(run: Run, plan: Plan, settings: EvaluationConfig | None = None) -
 
 
 def _examined(run: Run, plan: Plan, answers: Mapping[str, StageAnswers], limit: int) -> tuple[Examined, ...]:
-    """The wrong answers that `evaluation.blame` asks for, with their replays.
-
-    Raises:
-        RunError: A replay is not recorded.
-    """
+    """The wrong answers that `evaluation.blame` asks for, with their replays."""
     if not limit:
         return ()
     there = repaired(run, plan)

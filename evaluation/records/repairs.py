@@ -20,7 +20,7 @@ from agents.roles import DESIGNER, SUPERVISOR
 from evaluation.records.rollouts import RolloutRecord
 
 Repairable = Literal["juniors", "supervisor", "refiner"]
-"""The steps of `evaluation.measures.lost` for which a right value may be known."""
+"""The steps of `evaluation.causes.lost` for which a right value may be known."""
 REPAIR = "repair"
 """The policy version of a choice that a repair gave to the supervisor."""
 SUFFIX = "--repairs"
@@ -34,7 +34,6 @@ class Repair:
     """One step of a rollout made right.
 
     Attributes:
-        step: The step.
         of: The rollout whose answer is wrong.
         author: The junior that is right; None for the refiner.
         donor: The rollout that the right junior is from; None unless it is another one.
@@ -68,8 +67,7 @@ class Examined:
     """One wrong answer.
 
     Attributes:
-        record: The rollout.
-        step: Its first wrong step (`evaluation.measures.lost`).
+        step: Its first wrong step (`evaluation.causes.lost`).
         repair: How this step is made right; None if no right value is known, or the rollout cannot be replayed.
         replay: The rollout with the repair; None without one.
         place: Where the replay is recorded, as file and line.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from chimera.core.errors import RunError
+from chimera.core.errors import RunError, suggestion
 from chimera.run.directory import Run
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces.branches import branches_of
@@ -19,7 +19,6 @@ def recorded_rollouts(run: Run, phase: str | None = None) -> list[RolloutRecord]
     """The rollouts of a run: phases in the order of their names, rollouts of a phase in the order of their ends.
 
     Args:
-        run: The run.
         phase: Only this phase.
 
     Raises:
@@ -27,8 +26,7 @@ def recorded_rollouts(run: Run, phase: str | None = None) -> list[RolloutRecord]
     """
     phases = sorted(file.stem for file in (run.path / "rollouts").glob("*.jsonl"))
     if phase is not None and phase not in phases:
-        near = get_close_matches(phase, phases, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"phases with rollouts: {', '.join(phases) or 'none'}"
+        hint = suggestion(phase, phases, f"phases with rollouts: {', '.join(phases) or 'none'}")
         raise RunError(f"run {run.name!r} has no rollouts of phase {phase!r}: {hint}")
     wanted = phases if phase is None else [phase]
     found = [RolloutRecord.load(data) for name in wanted for data in run.rollouts(name)]

@@ -53,7 +53,6 @@ class RolloutInput:
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "RolloutInput":
-        """The inverse of `dump`."""
         context = tuple(Section(section["label"], section["text"]) for section in data["context"])
         task = ResearchTask(
             data["id"],
@@ -77,11 +76,11 @@ class Outcome:
         reward: The scalar r; None if a part is missing or the attempt failed.
         parts: The reward's named parts, which sum to r; a missing part is None.
         weights_versions: Versions that the servers reported, by logical model; several if weights were swapped.
-        counts: Model calls, tool calls, tokens and so on (see `agents.record.count`).
-        tokens: Tokens by logical model (see `agents.record.tokens`), without the judge's.
-        visits: Model calls and tokens by role and visit (see `agents.record.by_visit`).
-        tool_calls: Tool calls of each role that has tools (see `agents.record.tool_calls`).
-        calls: Every model call and tool call as `agents.record` describes them.
+        counts: Model calls, tool calls, tokens and so on (see `agents.visit.record.count`).
+        tokens: Tokens by logical model (see `agents.visit.record.tokens`), without the judge's.
+        visits: Model calls and tokens by role and visit (see `agents.visit.record.by_visit`).
+        tool_calls: Tool calls of each role that has tools (see `agents.visit.record.tool_calls`).
+        calls: Every model call and tool call as `agents.visit.record` describes them.
         seconds: Wall time of the attempt.
     """
 
@@ -103,7 +102,6 @@ class Outcome:
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "Outcome":
-        """The inverse of `dump`."""
         return cls(**data)
 
 
@@ -112,7 +110,6 @@ class Made:
     """The runner and the policies that made a rollout.
 
     Attributes:
-        rollout_id: Its id, unique in the run.
         policy_versions: Policy version that it had to use, by logical model.
         traced: True if its trace has a span.
         untraced_calls: Number of model calls whose exchange never reached the trace.

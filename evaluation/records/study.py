@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from chimera.config.evaluation import EvaluationConfig
 from chimera.config.roles import JUNIORS, RolesConfig
+from chimera.config.sections.evaluation import EvaluationConfig
 from chimera.config.tree import Config
 from chimera.core.types import LABELS, Label, ResearchTask, Source
 from chimera.run.directory import Run
@@ -39,7 +39,6 @@ class PlannedTask:
 
     @classmethod
     def of(cls, task: ResearchTask) -> "PlannedTask":
-        """Made from a task of the data."""
         return cls(task.id, task.goal, task.label, task.level)
 
 
@@ -52,7 +51,6 @@ class Stage:
             "final-without-<phase>" if all others are, "final-with-<slot>-at-base" if a place is as it was at the start
             ("selection" for the choice among hypotheses), or "only-<phase>-<phase>". The last stage of the sequence
             is "final" if it was asked for by this name.
-        title: Its title in words.
         kind: "sequence" for a stage that was live during the run, "alone" for a single policy on the base, "left out"
             for the last stage without one phase, "at base" for the last stage with one place as it was at the start,
             "coalition" for any others. The first that fits counts.
@@ -74,12 +72,10 @@ class Stage:
         object.__setattr__(self, "own_name", self.own_name or self.name)
 
     def dump(self) -> dict[str, Any]:
-        """Plain data."""
         return {**asdict(self), "policies": [policy.dump() for policy in self.policies]}
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "Stage":
-        """The inverse of `dump`."""
         return cls(**{**data, "policies": tuple(Policy.load(policy) for policy in data["policies"])})
 
 
@@ -89,15 +85,12 @@ class Plan:
 
     Attributes:
         split: The run's test tasks, or its validation tasks.
-        source: The source of the tasks.
-        data: The data in words.
         tasks: The tasks, in the order of the data.
         repeats: Rollouts of each task in each stage. Repeats have different seeds, which are equal in all stages.
         stages: The stages in the order of the run, those that were never live last.
         official: True if the tasks are all of PubMedQA's official test items.
         alone_slot: The slot whose model also answers alone, as one junior does.
         learned: What each phase learned that was kept, in the order of the run.
-        labels: The answers that the tasks offer.
     """
 
     split: Split
@@ -140,7 +133,6 @@ class Plan:
         return next((stage for stage in self.stages if stage.policies == wanted), None)
 
     def dump(self) -> dict[str, Any]:
-        """Plain data for the report."""
         return {
             "split": self.split,
             "source": self.source,
@@ -156,7 +148,6 @@ class Plan:
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "Plan":
-        """The inverse of `dump`."""
         tasks, stages = (PlannedTask(**task) for task in data["tasks"]), map(Stage.load, data["stages"])
         learned = {phase: Policy.load(policy) for phase, policy in data["learned"].items()}
         labels = tuple(data.get("labels", LABELS))
@@ -214,8 +205,6 @@ class BaselineAnswer:
     Attributes:
         answer: The answer. If it is None, `error` says why.
         calls: Model calls for this answer; None if they were not recorded.
-        prompt_tokens: Tokens that the calls read.
-        completion_tokens: Tokens that the calls wrote.
         sample: Number of the call among calls with the same prompt, from 0. Calls after the first only vote.
     """
 
@@ -237,7 +226,6 @@ class Judged:
     Attributes:
         subject: The rollout's id; for a canary "<rollout id>/<canary>".
         judge: "judge" for training's judge, "auditor" for the second judge.
-        model: Its model or checklist, in words.
     """
 
     subject: str

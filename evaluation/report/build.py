@@ -15,8 +15,12 @@ from typing import Any
 from chimera.config.tree import Config
 from chimera.core.types import Label
 from chimera.run.policies import Place
-from evaluation.measures import baselines, families, official, shapley, standing
-from evaluation.measures.blame import blame
+from evaluation.baselines import simple as baselines
+from evaluation.baselines import standing
+from evaluation.causes import shapley
+from evaluation.causes.blame import blame
+from evaluation.causes.lost import first_wrong_step, lost, recorded_steps
+from evaluation.measures import families, official
 from evaluation.measures.comparison import (
     Comparison,
     Comparisons,
@@ -28,7 +32,6 @@ from evaluation.measures.comparison import (
     verdict_sentence,
 )
 from evaluation.measures.gated import GATED, as_gate
-from evaluation.measures.lost import first_wrong_step, lost, recorded_steps
 from evaluation.measures.metrics import (
     LATENCY,
     Metric,
@@ -58,8 +61,6 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
     """The report of `study`: the plain data of report.json.
 
     Args:
-        study: The evaluation with all its records.
-        plots: The plots that were drawn for it.
         folder: The report's folder. The run is named relative to it.
     """
     plan, config = study.plan, study.config
@@ -161,7 +162,6 @@ def _of_gate(study: Study, before: str, after: str) -> dict[str, Comparison]:
 
 
 def _main(plan: Plan) -> str:
-    """The main comparison of the report."""
     return f"{plan.stages[0].name}:{plan.final.name}"
 
 
@@ -233,7 +233,6 @@ def _by_task(study: Study, name: str) -> dict[str, tuple[float | None, float | N
 
 
 def _answers(study: Study, name: str) -> TaskAnswers:
-    """The answers of a stage or a baseline."""
     if name in study.answers:
         return answers_of(study.answers[name])
     return answers_by_baseline(study.baselines)[name]

@@ -28,7 +28,10 @@ def linked(report: Report) -> frozenset[str]:
     if wanted == "none":
         return frozenset()
     outcomes = report["outcomes"]
-    stages = list(outcomes) if wanted == "all" else _ends(Plan.load(report["plan"]))
+    stages = list(outcomes)
+    if wanted != "all":
+        plan = Plan.load(report["plan"])
+        stages = dict.fromkeys((plan.stages[0].name, plan.final.name))
     found = {row["id"]: row for stage in stages for row in outcomes[stage]["rollouts"]}
     if wanted == "ends":
         found |= {row["id"]: row for row in _changed(report)}
@@ -71,10 +74,6 @@ def write_conversations(study: Study, report: Report, folder: Path, advance: Cal
         (folder / file).write_text(text, encoding="utf-8", errors="backslashreplace")
         advance(number, "")
     return number
-
-
-def _ends(plan: Plan) -> list[str]:
-    return list(dict.fromkeys((plan.stages[0].name, plan.final.name)))
 
 
 def _changed(report: Report) -> Iterator[Rollout]:

@@ -36,7 +36,6 @@ class PhaseStretch:
     Attributes:
         phase: The phase; for held-out rollouts the stage, such as "base".
         held_out: True if training's gate made them, on tasks that are not learned from.
-        points: The rollouts.
     """
 
     phase: str
@@ -62,7 +61,6 @@ class Forecast:
 
 
 def rollouts(lines: Iterable[Line]) -> list[RolloutPoint]:
-    """The finished rollouts, by number."""
     found = {
         line["step"]: RolloutPoint(line["step"], line["of"], line.get("reward"), line.get("parts") or {})
         for line in lines

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from evaluation.measures import baselines
+from evaluation.baselines import simple as baselines
 
 MINUS = "\N{MINUS SIGN}"
 UNIT_WORDS = {"share": "%", "points": "", "seconds": "s", "usd": "USD", "count": ""}
@@ -74,7 +74,6 @@ def titled(metric: Mapping[str, Any]) -> str:
 
 
 def stage_titles(report: Mapping[str, Any]) -> dict[str, str]:
-    """The titles of all stages and baselines, by name."""
     titles = {stage["name"]: stage["title"] for stage in report["plan"]["stages"]}
     return titles | {name: one["title"] for name, one in report["baselines"].items()}
 
@@ -90,7 +89,6 @@ def played(report: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 
 
 def data_words(report: Mapping[str, Any]) -> str:
-    """The data of the evaluation, in one line."""
     plan = report["plan"]
     split = {"val": "validation", "test": "test"}[plan["split"]]
     source = {"generated": "generated", "pubmedqa": "PubMedQA"}.get(plan["source"], "own")
@@ -110,7 +108,6 @@ def veto_words(report: Mapping[str, Any]) -> str:
 
 
 def margin_words(report: Mapping[str, Any]) -> str:
-    """The margin of each metric that has one."""
     found = [(report["metrics"][name], margin) for name, margin in report["settings"]["margins"].items()]
     return ", ".join(f"{titled(metric)}: {shown(margin, metric['unit'])}" for metric, margin in found)
 

@@ -1,12 +1,12 @@
 """A report's files: report.json, what is made from it (report.md, index.html, CSV), each replaced as a whole."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import RunError
+from chimera.core.files import replace_file
 from evaluation.report.page import page
 from evaluation.report.spreadsheet import METRICS, ROLLOUTS, metrics_csv, rollouts_csv
 from evaluation.report.text import markdown
@@ -26,9 +26,9 @@ def write_report(report: Mapping[str, Any], folder: Path) -> Path:
     try:
         shown = shown_files(report, folder)
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / DATA, json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        replace_file(folder / DATA, json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
         for name, text in shown.items():
-            _replace(folder / name, text)
+            replace_file(folder / name, text)
     except OSError as error:
         raise RunError(f"the report cannot be written to {folder}: {error.filename} {error.strerror}") from error
     return folder / PAGE
@@ -49,20 +49,9 @@ def shown_files(report: Mapping[str, Any], folder: Path) -> dict[str, str]:
 
 
 def drawings_of(report: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """The report's SVG drawings in `folder`, by the name of the plot.
-
-    Raises:
-        OSError: A drawing cannot be read.
-    """
+    """The report's SVG drawings in `folder`, by the name of the plot; raises OSError if a drawing cannot be read."""
     return {
         plot["name"]: (folder / plot["files"]["svg"]).read_text(encoding="utf-8")
         for plot in report["plots"]
         if "svg" in plot["files"]
     }
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replace a file atomically. Half a surrogate pair that a model wrote is written as its escape."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8", errors="backslashreplace")
-    draft.replace(path)

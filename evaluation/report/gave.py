@@ -145,4 +145,4 @@ LOST_AT: Mapping[str, str] = {
     "review": "board or principal (refined right)",
     "failed": "failed rollouts",
 }
-"""The steps of `evaluation.measures.lost` in a sentence."""
+"""The steps of `evaluation.causes.lost` in a sentence."""

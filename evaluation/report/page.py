@@ -14,7 +14,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from evaluation.measures.lost import TITLES
+from evaluation.causes.lost import TITLES
 from evaluation.measures.metrics import NONE
 from evaluation.records.recorded import side_file
 from evaluation.records.study import Plan

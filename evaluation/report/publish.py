@@ -1,13 +1,14 @@
 """Makes the report of a study: numbers, drawings, files."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from chimera.core.errors import RunError
 from chimera.run.environment import describe_code
+from evaluation.conduct.progress import ProgressView
 from evaluation.measures.official import predictions, unanswered, write_predictions
 from evaluation.records.study import Study
 from evaluation.report.build import build, compare_all
@@ -16,30 +17,16 @@ from evaluation.report.files import MISSING, PLOTS, PREDICTIONS, write_report
 from evaluation.report.plots.base import draw_all
 
 
-class PageProgress(Protocol):
-    """Shows how far work is (see `training.watch.view.View`)."""
-
-    def work(self, name: str, total: int) -> AbstractContextManager[Callable[[int, str], None]]:
-        """Show work that has `total` pieces."""
-        ...
-
-
-def _untold(_done: int, _text: str) -> None:
-    """PageProgress that nobody is shown."""
-
-
 def publish(
     study: Study,
     lines: Sequence[Mapping[str, Any]],
     folder: Path,
-    progress: PageProgress | None = None,
+    progress: ProgressView | None = None,
 ) -> dict[str, Any]:
     """Write the report of `study` into `folder`.
 
     Args:
-        study: The evaluation.
         lines: The training run's metrics, for learning curves.
-        folder: The report's folder; it is made.
         progress: Shows how many pages of conversations are written.
 
     Returns:
@@ -60,7 +47,9 @@ def publish(
     report = {**build(study, plots, folder), "written": describe_code()}
     try:
         with (
-            nullcontext(_untold) if progress is None else progress.work("conversations", len(linked(report))) as advance
+            nullcontext(lambda _done, _text: None)
+            if progress is None
+            else progress.work("conversations", len(linked(report))) as advance
         ):
             write_conversations(study, report, folder, advance)
     except OSError as error:

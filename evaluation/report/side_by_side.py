@@ -20,12 +20,8 @@ class RolloutPair:
     """Two rollouts of one task with the same seed in two stages.
 
     Attributes:
-        why: Why it is shown.
-        task_id: The task.
         repeat: Which repeat of it, from 0.
         difference: Reward after minus reward before.
-        before: The rollout of the earlier stage.
-        after: The rollout of the later stage.
     """
 
     why: Why
@@ -45,11 +41,6 @@ def pick(study: Study, before: str, after: str) -> list[RolloutPair]:
 
     Only rollouts with a reward in both stages count. Gain or loss is left out if no pair gained or lost. Of equal
     differences the first in the plan's order is taken, and of two median pairs the lower one.
-
-    Args:
-        study: The evaluation.
-        before: Name of a stage.
-        after: Name of another.
 
     Raises:
         KeyError: The study has no stage of that name.

@@ -20,7 +20,8 @@ Cell = str | float | None
 
 def metrics_csv(report: Report) -> str:
     """Every mean of a stage or baseline, and every paired difference, one a line. Shares are from 0 to 1."""
-    return _csv(HEAD, [*_means(report, "stage", report["stages"]), *_baselines(report), *_differences(report)])
+    means = [*_means(report, "stage", report["stages"]), *_means(report, "baseline", report["baselines"])]
+    return _csv(HEAD, [*means, *_differences(report)])
 
 
 def rollouts_csv(report: Report) -> str:
@@ -46,10 +47,6 @@ def _means(report: Report, kind: str, systems: Mapping[str, Mapping[str, Any]]) 
             if (one := means.get(metric)) is not None:
                 found = (one["n"], one["mean"], one["low"], one["high"])
                 yield [kind, name, None, metric, about["unit"], *found, None, None, None]
-
-
-def _baselines(report: Report) -> Iterator[list[Cell]]:
-    yield from _means(report, "baseline", report["baselines"])
 
 
 def _differences(report: Report) -> Iterator[list[Cell]]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from evaluation.measures.lost import TITLES
+from evaluation.causes.lost import TITLES
 from evaluation.report.figures import (
     NOTHING,
     ablation_rows,
@@ -46,29 +46,29 @@ BASELINES_WORDS = (
 
 def markdown(report: Report) -> str:
     """`report` (from `evaluation.report.build.build`) as one Markdown document."""
-    return "\n".join(line for make in SECTIONS.values() for line in [*make(report), ""]).rstrip() + "\n"
+    parts = ["\n\n".join(make(report)) for make in SECTIONS.values()]
+    # An empty section leaves a line, as in all earlier reports, which --verify compares byte for byte.
+    return "\n".join(f"{part}\n" if part else "" for part in parts).rstrip() + "\n"
 
 
 def section(report: Report, name: str) -> str:
     """One section of `SECTIONS` without its heading; empty if the report has nothing for it."""
-    return "\n".join(list(SECTIONS[name](report))[2:]).strip()
+    return "\n\n".join([*SECTIONS[name](report)][1:])
 
 
 def _head(report: Report) -> Iterator[str]:
     yield f"# Evaluation of run {_cell(report['run']['name'])}"
-    yield ""
     yield f"**{_cell(report['verdict']['text'])}**"
-    yield ""
-    for words in filter(None, (standing_words(report), lost_words(report), blame_words(report))):
-        yield f"- {_cell(words)}"
-    yield f"- compared: {', '.join(stage['title'] for stage in report['plan']['stages'])}"
-    if gone := report["run"]["rolled_back"]:
-        yield f"- rolled back by the gate, so no stage here: {', '.join(map(_cell, gone))}"
-    yield f"- data: {data_words(report)} ({_cell(report['data'])})"
-    yield f"- protocols vetoed: {_cell(veto_words(report))}"
-    for model, roles in played(report):
-        yield f"- {_cell(model)}: {', '.join(roles)}"
-    yield from (f"- **warning:** {_cell(warning)}" for warning in report["judges"].get("warnings", ()))
+    gone = ", ".join(map(_cell, report["run"]["rolled_back"]))
+    yield _list(
+        *map(_cell, filter(None, (standing_words(report), lost_words(report), blame_words(report)))),
+        f"compared: {', '.join(stage['title'] for stage in report['plan']['stages'])}",
+        *([f"rolled back by the gate, so no stage here: {gone}"] if gone else []),
+        f"data: {data_words(report)} ({_cell(report['data'])})",
+        f"protocols vetoed: {_cell(veto_words(report))}",
+        *(f"{_cell(model)}: {', '.join(roles)}" for model, roles in played(report)),
+        *(f"**warning:** {_cell(warning)}" for warning in report["judges"].get("warnings", ())),
+    )
     yield from _gave(report)
 
 
@@ -84,44 +84,40 @@ def _gave(report: Report) -> Iterator[str]:
             ]
             for row in merged
         ]
-        yield ""
-        yield from _table(head, rows)
+        yield _table(head, rows)
         return
     tables = gave(report)
     for table in tables:
         rows = [[row["phase"], *(_gained(one, table["unit"]) for one in row["cells"])] for row in table["rows"]]
-        yield ""
-        yield from _table([f"what each phase gave: {table['title']}", *(WAYS[way] for way in table["ways"])], rows)
+        yield _table([f"what each phase gave: {table['title']}", *(WAYS[way] for way in table["ways"])], rows)
     if tables:
-        yield ""
         yield _cell(gave_words(report))
 
 
 def _gained(one: Mapping[str, Any] | None, unit: str) -> str:
-    return (
-        NOTHING
-        if one is None
-        else f"{change(one['difference'], unit)} ({change_between(one['low'], one['high'], unit)})"
-        + (f", {one['verdict']}" if one["verdict"] else "")
-    )
+    if one is None:
+        return NOTHING
+    return _difference(one, unit) + (f", {one['verdict']}" if one["verdict"] else "")
+
+
+def _difference(one: Mapping[str, Any], unit: str) -> str:
+    return f"{change(one['difference'], unit)} ({change_between(one['low'], one['high'], unit)})"
 
 
 def _stages(report: Report) -> Iterator[str]:
     yield "## Stages"
-    yield ""
     percent = f"{100 * report['settings']['confidence']:g}"
     yield (
         f"Means over tasks with {percent} % bootstrap intervals, or Clopper and Pearson's exact bound for a share that "
         "is 0 or 100 % throughout; n is the number of tasks with a value."
     )
-    yield ""
     titles, stages = stage_titles(report), report["stages"]
     rows = []
     for name, metric in report["metrics"].items():
         if any(name in metrics for metrics in stages.values()):
             means = [metrics.get(name) for metrics in stages.values()]
             rows.append([titled(metric), *(_mean(mean, metric["unit"]) for mean in means)])
-    yield from _table(["metric", *(titles[name] for name in stages)], rows)
+    yield _table(["metric", *(titles[name] for name in stages)], rows)
 
 
 def _mean(mean: Mapping[str, Any] | None, unit: str) -> str:
@@ -134,14 +130,12 @@ def _comparisons(report: Report) -> Iterator[str]:
     if not report["comparisons"]:
         return
     yield "## Comparisons"
-    yield ""
     yield (
         "Paired on the same tasks and seeds. p after Holm's correction within a family of tests decides whether a "
         "difference is shown; where none is, non-inferior means that the interval excludes a loss as large as the "
         f"margin ({margin_words(report)}). "
         f"Detectable is the smallest difference that would be found with a power of {report['settings']['power']:g}."
     )
-    yield ""
     yield f"{_cell(sentence(families_words(report)))}."
     titles = stage_titles(report)
     for name, metric in report["metrics"].items():
@@ -152,19 +146,15 @@ def _comparisons(report: Report) -> Iterator[str]:
             if name in found:
                 before, after = (titles[side] for side in pair.split(":"))
                 rows.append([f"{before} → {after}", *_compared(found[name], metric["unit"])])
-        yield ""
         yield f"### {titled(metric)}"
-        yield ""
-        yield from _table(
-            ["compared", "before", "after", "difference", "p", "p, Holm", "n", "detectable", "verdict"], rows
-        )
+        yield _table(["compared", "before", "after", "difference", "p", "p, Holm", "n", "detectable", "verdict"], rows)
 
 
 def _compared(row: Mapping[str, Any], unit: str) -> list[str]:
     return [
         shown(row["before"], unit),
         shown(row["after"], unit),
-        f"{change(row['difference'], unit)} ({change_between(row['low'], row['high'], unit)})",
+        _difference(row, unit),
         probability(row["p"]),
         probability(row["p_adjusted"]),
         str(row["n"]),
@@ -177,100 +167,79 @@ def _ablation(report: Report) -> Iterator[str]:
     if not report["ablation"]:
         return
     yield "## What each phase gave"
-    yield ""
     rows = []
     for row in ablation_rows(report):
         found = report["comparisons"][row["comparison"]]
-        cells = [_ablated(found.get(name), report["metrics"][name]["unit"]) for name in ("reward", "alignment")]
+        cells = [_gained(found.get(name), report["metrics"][name]["unit"]) for name in ("reward", "alignment")]
         rows.append([row["phase"], row["learner"], row["on"], *cells])
-    yield from _table(["phase", "who learned", "put on", "reward", "answers right, points"], rows)
-
-
-def _ablated(row: Mapping[str, Any] | None, unit: str) -> str:
-    if row is None:
-        return NOTHING
-    return f"{change(row['difference'], unit)} ({change_between(row['low'], row['high'], unit)}), {row['verdict']}"
+    yield _table(["phase", "who learned", "put on", "reward", "answers right, points"], rows)
 
 
 def _baselines(report: Report) -> Iterator[str]:
     if not report["baselines"]:
         return
     yield "## Baselines on the same tasks"
-    yield ""
     rows = []
     for one in answered(report):
         means = [_mean(one["means"].get(name), "share") for name in ("alignment", "macro_f1")]
         rows.append([_cell(one["title"]), *means, amount(one["calls"]), amount(one["tokens"])])
-    yield from _table(["who", "accuracy, %", "macro-F1, %", "model calls", "tokens"], rows)
-    yield ""
+    yield _table(["who", "accuracy, %", "macro-F1, %", "model calls", "tokens"], rows)
     yield BASELINES_WORDS
     if report["references"]:
-        yield ""
         yield "Published on the official test split:"
-        yield ""
         rows = [
-            [one["name"], f"{one['accuracy']:.1f}", _reference(one["macro_f1"]), one["source"]]
+            [
+                one["name"],
+                *(NOTHING if one[key] is None else f"{one[key]:.1f}" for key in ("accuracy", "macro_f1")),
+                one["source"],
+            ]
             for one in report["references"]
         ]
-        yield from _table(["system", "accuracy, %", "macro-F1, %", "source"], rows)
+        yield _table(["system", "accuracy, %", "macro-F1, %", "source"], rows)
 
 
 def _levels(report: Report) -> Iterator[str]:
     if not report["levels"]:
         return
     yield "## Answers right by difficulty"
-    yield ""
     head = [f"level {level}, %" for level in report["levels"]]
     rows = [
         [_cell(row["title"]), *(_mean(found["right"].get(row["name"]), "share") for found in report["levels"].values())]
         for row in answered(report)
     ]
-    yield from _table(["who", *head], rows)
-
-
-def _reference(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.1f}"
+    yield _table(["who", *head], rows)
 
 
 def _outcomes(report: Report) -> Iterator[str]:
     yield "## Answers, decisions and failures"
     titles = stage_titles(report)
     for stage, found in report["outcomes"].items():
-        yield ""
         yield f"### {titles[stage]}: {found['count']} rollouts, {found['failed']} failed"
-        yield ""
         answers = list(next(iter(found["confusion"].values())))
         rows = [[label, *map(str, row.values())] for label, row in found["confusion"].items()]
-        yield from _table(["answer key", *answers], rows)
-        yield ""
+        yield _table(["answer key", *answers], rows)
         yield f"Decisions: {', '.join(f'{name} {count}' for name, count in found['decisions'].items())}."
         if found["vetoes"]:
-            yield ""
             reasons = [[_cell(why), str(count)] for why, count in found["vetoes"].items()]
-            yield from _table(["veto", "rollouts"], reasons)
+            yield _table(["veto", "rollouts"], reasons)
         if found["failures"]:
-            yield ""
             reasons = [[_cell(why), str(count)] for why, count in found["failures"].items()]
-            yield from _table(["reason", "rollouts"], reasons)
+            yield _table(["reason", "rollouts"], reasons)
 
 
 def _lost(report: Report) -> Iterator[str]:
     if not report["lost"]:
         return
     yield "## Who lost the wrong answers"
-    yield ""
     yield LOST_WORDS
-    yield ""
     found, names = report["lost"].values(), stage_titles(report)
     rows = [[title, *(str(one["steps"][step]) for one in found)] for step, title in TITLES.items()]
     rows.append(["wrong answers", *(f"{one['wrong']} of {one['rollouts']}" for one in found)])
     rows.append(["right answers that were vetoed", *(str(one["vetoed"]) for one in found)])
-    yield from _table(["first wrong step", *(names[name] for name in report["lost"])], rows)
+    yield _table(["first wrong step", *(names[name] for name in report["lost"])], rows)
     if mended := blame_rows(report):
-        yield ""
         yield REPAIRS_WORDS
-        yield ""
-        yield from _table([*HEAD], [list(row) for row in mended])
+        yield _table([*HEAD], [list(row) for row in mended])
 
 
 def _plots(report: Report) -> Iterator[str]:
@@ -278,13 +247,11 @@ def _plots(report: Report) -> Iterator[str]:
         return
     yield "## Plots"
     for plot in report["plots"]:
-        yield ""
         file = plot["files"].get("png")
         if file is None:
             yield f"{_cell(plot['title'])}: {_cell(plot['missing'])}"
         else:
             yield f"![{_cell(plot['title'])}]({file})"
-            yield ""
             yield f"*{_cell(plot['title'])}.* {_cell(plot['caption'])}"
 
 
@@ -293,39 +260,35 @@ def _judges(report: Report) -> Iterator[str]:
     if not judges:
         return
     yield "## The judges"
-    yield ""
     second = judges["auditor"] and f"second judge, which training never uses: {_cell(judges['auditor'])}"
     yield f"Judge: {_cell(judges['judge'] or 'none recorded')}; {second or 'there was no second judge'}."
     if judges["n"]:
-        yield ""
         alphas = [[name, two(alpha)] for name, alpha in judges["alpha"].items()]
-        yield from _table([f"agreement over {judges['n']} rollouts", "Krippendorff's alpha"], alphas)
+        yield _table([f"agreement over {judges['n']} rollouts", "Krippendorff's alpha"], alphas)
     if judges["canaries"]:
-        yield ""
         rows = [
             [row["title"], *(two(row[key]) for key in ("judge", "of_normal", "auditor", "of_normal_auditor"))]
             for row in judges["canaries"]
         ]
-        yield from _table(["canary", "judge", "judge on real work", "second judge", "second on real work"], rows)
+        yield _table(["canary", "judge", "judge on real work", "second judge", "second on real work"], rows)
     for words in (*judges["warnings"], *judges["notes"]):
-        yield ""
         yield _cell(words)
 
 
 def _made(report: Report) -> Iterator[str]:
     yield "## How it was made"
-    yield ""
-    settings, run = report["settings"], report["run"]
-    yield (
-        f"- {settings['resamples']} bootstrap samples, {settings['permutations']} exchanges a test, seed "
-        f"{settings['seed']}, level {1 - settings['confidence']:.3g}"
-    )
-    yield f"- run {_cell(run['name'])} of {run['created']}, commit {run['commit'] or 'unknown'}"
+    settings, run, evaluated = report["settings"], report["run"], []
     if written := report.get("written"):
         changed = f", {written['modified_files']} files changed since" if written["modified_files"] else ""
-        yield f"- evaluated {written['time']}, commit {written['commit'] or 'unknown'}{changed}"
-    yield "- `python -m chimera.eval --verify FOLDER` computes every number again from the run's rollouts"
-    yield from (f"- {_cell(note)}" for note in report["notes"])
+        evaluated = [f"evaluated {written['time']}, commit {written['commit'] or 'unknown'}{changed}"]
+    yield _list(
+        f"{settings['resamples']} bootstrap samples, {settings['permutations']} exchanges a test, seed "
+        f"{settings['seed']}, level {1 - settings['confidence']:.3g}",
+        f"run {_cell(run['name'])} of {run['created']}, commit {run['commit'] or 'unknown'}",
+        *evaluated,
+        "`python -m chimera.eval --verify FOLDER` computes every number again from the run's rollouts",
+        *map(_cell, report["notes"]),
+    )
 
 
 SECTIONS: Mapping[str, Callable[[Report], Iterator[str]]] = {
@@ -341,17 +304,16 @@ SECTIONS: Mapping[str, Callable[[Report], Iterator[str]]] = {
     "judges": _judges,
     "made": _made,
 }
-"""The sections of a report, in order. Each begins with its heading and an empty line."""
+"""The sections of a report, in order: blocks with an empty line between them, of which the first is the heading."""
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield _line(head)
-    yield _line(["---", *["---:"] * (len(head) - 1)])
-    yield from map(_line, rows)
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _list(*items: str) -> str:
+    return "\n".join(f"- {item}" for item in items)
 
 
 def _cell(text: Any) -> str:

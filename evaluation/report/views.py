@@ -111,7 +111,6 @@ class ReportView:
 
     @property
     def baselines(self) -> Words:
-        """The baselines on the same tasks."""
         return self._section("baselines")
 
     @property
@@ -179,11 +178,7 @@ class ReportView:
 
 
 def open_report(run: Run) -> ReportView:
-    """The report of `run`.
-
-    Raises:
-        RunError: The run has no report, or the report cannot be read.
-    """
+    """The report of `run`; raises RunError if the run has no report, or the report cannot be read."""
     folder = run.path / REPORT
     if not (folder / DATA).is_file():
         raise RunError(f"run {run.name!r} has no report yet: run python -m chimera.eval --run {run.name}")

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from chimera.config.models import ModelConfig
 from chimera.config.roles import JUDGE
+from chimera.config.sections.models import ModelConfig
 from chimera.config.tree import Config
 from chimera.core.toy import toy_parts
 from chimera.run.directory import Run

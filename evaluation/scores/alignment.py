@@ -11,7 +11,6 @@ from chimera.core.types import DECISION_OF_LABEL, Decision, Label
 
 
 def aligned(answer: Label, label: Label) -> bool:
-    """True if the answer is the label."""
     return answer == label
 
 

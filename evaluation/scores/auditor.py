@@ -21,13 +21,7 @@ Scorer = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Auditor:
-    """A judge that scores recorded work.
-
-    Attributes:
-        judge: Which of the two judges it is.
-        model: Its model or checklist, in words.
-        scorer: Gives the scores.
-    """
+    """A judge that scores recorded work."""
 
     judge: Literal["judge", "auditor"]
     model: str

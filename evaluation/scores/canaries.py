@@ -44,7 +44,6 @@ class Canary:
 
     Attributes:
         name: Its name in records.
-        title: In words, for reports.
         make: From the work of a rollout and that of another task.
         criteria: Those on which it deserves little.
     """
@@ -76,7 +75,6 @@ def canaries_of(records: Sequence[RolloutRecord], *, subjects: int = 5) -> list[
 
 
 def canary_subjects(records: Sequence[RolloutRecord], *, subjects: int = 5) -> list[RolloutRecord]:
-    """The rollouts that `canaries_of` makes canaries from."""
     usable = _usable(records)
     return usable[:: max(1, len(usable) // subjects)][:subjects]
 

@@ -97,9 +97,6 @@ class Work:
 def checklist(work: Mapping[str, Any]) -> dict[str, float]:
     """The six scores in [0, 1], by criterion, rounded to four decimals.
 
-    Args:
-        work: Finished work, from `evaluation.scores.judge.finished_work`.
-
     Raises:
         KeyError: A key is missing.
     """
@@ -215,6 +212,5 @@ def _steps(share: float) -> float:
 
 
 def _mean(*observations: float | None) -> float:
-    """The mean of the observations that apply."""
     values = [value for value in observations if value is not None]
     return sum(values) / len(values)

@@ -118,7 +118,6 @@ def concrete(text: str, name: str, sources: Iterable[str]) -> float:
 
 
 def names_design(text: str) -> bool:
-    """True if a study design is named."""
     return bool(_DESIGN.search(text))
 
 

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from agents.prompting import opening, repair_message, response_format
-from agents.react import read_answer
 from agents.roles import Role
 from agents.schemas import Answer
 from agents.tools.sources import sources_seen
+from agents.visit.prompting import opening, repair_message, response_format
+from agents.visit.react import read_answer
 from chimera.config.roles import JUDGE
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.types import Brief
@@ -68,12 +68,7 @@ ROLE = Role(JUDGE, PROMPT, Judgement)
 
 
 class Judge:
-    """Scores finished states. `evaluate` is an `agents.context.Evaluator`.
-
-    Args:
-        model: Answers the judge's messages.
-        slot: The slot of this model.
-    """
+    """Scores finished states. `evaluate` is an `agents.context.Evaluator`."""
 
     def __init__(self, model: Model, slot: str) -> None:
         self._model = model

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from chimera.config.rollouts import RewardConfig
+from chimera.config.sections.rollouts import RewardConfig
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Judged, Study
 from evaluation.scores.canaries import CANARIES, Canary, canary_subjects

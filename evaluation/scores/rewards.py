@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agents.record import CallRecord, ModelCall, ToolUse
 from agents.tools.sources import sources_seen
-from chimera.config.rollouts import RewardConfig
+from agents.visit.record import CallRecord, ModelCall, ToolUse
+from chimera.config.sections.rollouts import RewardConfig
 from chimera.core.quotes import missing_quotes
 from chimera.core.types import ResearchTask
 from evaluation.scores.alignment import aligned
@@ -51,12 +51,6 @@ def compute_reward(
     state: Mapping[str, Any], records: Sequence[CallRecord], task: ResearchTask, config: RewardConfig
 ) -> Reward:
     """The reward of a finished rollout.
-
-    Args:
-        state: The society's final state, with `final_evaluation` from the judge.
-        records: The society's model and tool calls of this rollout.
-        task: The task with its label.
-        config: The weights.
 
     Raises:
         ValueError: The rollout is not finished, or was not recorded; the message names what is missing.

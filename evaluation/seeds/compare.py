@@ -33,7 +33,7 @@ from evaluation.seeds.crossed import (
     over_data_seeds,
     probability_of_improvement,
 )
-from evaluation.seeds.runs import FINAL, Key, SeedRun
+from evaluation.seeds.runs import FINAL, Key, SeedRun, by_data_seed, by_task
 
 FORMAT, VERSION = "chimera-study", 1
 METRICS = ("reward", "alignment", MACRO_F1, "decision_alignment")
@@ -52,10 +52,8 @@ class Pair:
 
     Attributes:
         before: A stage ("base", "final", a phase, "only-<phase>") or a baseline's name.
-        after: A stage.
         kind: "whole" for base and final, "sequence" for a phase beside what was live before it, "alone" for a single
             policy beside the base, "baseline" for a baseline beside the final society.
-        title: In words.
     """
 
     before: str
@@ -97,14 +95,6 @@ def build(runs: Sequence[SeedRun]) -> dict[str, Any]:
         "shapley": gave.shapley(runs),
         "blame": gave.blame(runs),
     }
-
-
-def by_data_seed(runs: Sequence[SeedRun]) -> dict[int, list[SeedRun]]:
-    """The runs of each data seed."""
-    groups: dict[int, list[SeedRun]] = {}
-    for run in runs:
-        groups.setdefault(run.data_seed, []).append(run)
-    return groups
 
 
 def pairs_of(runs: Sequence[SeedRun]) -> list[Pair]:
@@ -188,11 +178,9 @@ def _figures(
     """The figures of one metric.
 
     Args:
-        groups: The runs of each data seed.
         arrays: For each data seed, shape (runs, tasks, columns): what each task adds to a run's totals.
         difference: After minus before, from totals.
         side: The value before (0) or after (1), from totals.
-        settings: Of intervals.
         shares: The comparison, if the values are shares in [0, 1], which may be equal for all tasks; else None.
     """
     shapes = [array.shape[:2] for array in arrays]
@@ -251,7 +239,6 @@ def _bootstrap(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tasks(group: Sequence[SeedRun]) -> list[str]:
-    """The tasks of a data seed: those of all its runs."""
     return list(dict.fromkeys(task for run in group for task in run.tasks))
 
 
@@ -264,10 +251,7 @@ def _table(pair: Pair, run: SeedRun, metric: str) -> Table:
         before, after = run.baseline(pair.before), _over_repeats(after)
     else:
         return {}
-    shared: dict[str, list[Key]] = {}
-    for key in before:
-        if key in after:
-            shared.setdefault(key[0], []).append(key)
+    shared = by_task({key: key for key in before if key in after})
     return {
         task: (fmean(before[key] for key in keys), fmean(after[key] for key in keys)) for task, keys in shared.items()
     }
@@ -281,10 +265,7 @@ def _stage(run: SeedRun, wanted: str) -> str:
 
 def _over_repeats(values: Mapping[Key, float]) -> dict[Key, float]:
     """The mean over each task's repeats, stored as repeat 0, because baselines have no repeats in a report."""
-    of_task: dict[str, list[float]] = {}
-    for (task, _), value in values.items():
-        of_task.setdefault(task, []).append(value)
-    return {(task, 0): fmean(found) for task, found in of_task.items()}
+    return {(task, 0): fmean(found) for task, found in by_task(values).items()}
 
 
 def _matrices(tasks: Sequence[str], tables: Sequence[Table]) -> tuple[Numbers, Numbers]:
@@ -309,13 +290,10 @@ def _f1_rows(pair: Pair, group: Sequence[SeedRun]) -> list[Numbers]:
     for run in group:
         sides: list[Numbers] = []
         for wanted in (pair.before, pair.after):
-            given = run.answers(_stage(run, wanted))
-            by_task: dict[str, list[Any]] = {}
-            for (task, _), answer in given.items():
-                by_task.setdefault(task, []).append(answer)
+            given = by_task(run.answers(_stage(run, wanted)))
             rows = np.zeros((len(tasks), 3 * len(labels)))
-            rows[[tasks.index(task) for task in by_task]] = f1_rows(
-                [(run.tasks[task], by_task[task]) for task in by_task], labels
+            rows[[tasks.index(task) for task in given]] = f1_rows(
+                [(run.tasks[task], answers) for task, answers in given.items()], labels
             )
             sides.append(rows)
         found.append(np.concatenate(sides, axis=1))

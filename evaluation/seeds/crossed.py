@@ -64,7 +64,6 @@ class Interval:
     """An estimate over runs and tasks, in its own unit.
 
     Attributes:
-        value: The estimate.
         low: Lower end of the interval; None if some data seed has one run only, because one run cannot tell how much
             runs differ, or one task only.
         high: Upper end.
@@ -89,7 +88,6 @@ class Interval:
         return replace(self, low=max(self.low, least), high=min(self.high, most))
 
     def dump(self) -> dict[str, float | int | None]:
-        """The plain data of study.json."""
         return asdict(self)
 
 
@@ -98,7 +96,6 @@ def mean_of_runs(groups: Sequence[Numbers], statistic: Statistic) -> Estimate:
 
     Args:
         groups: For each data seed an array of shape (runs, tasks, columns): what each task adds to a run's totals.
-        statistic: A run's score, from its totals.
     """
     return lambda draws: _run_scores(groups, statistic, draws).mean(axis=1)
 
@@ -107,10 +104,6 @@ def interquartile_mean(groups: Sequence[Numbers], statistic: Statistic) -> Estim
     """The mean of the middle half of the runs' scores (Agarwal et al. 2021, arXiv 2108.13264; `rliable`'s IQM).
 
     A score is a run's result over all tasks of its data seed. With fewer than four runs it is the plain mean.
-
-    Args:
-        groups: As in `mean_of_runs`.
-        statistic: A run's score, from its totals.
     """
     return lambda draws: trim_mean(_run_scores(groups, statistic, draws), TRIMMED, axis=1)
 
@@ -122,7 +115,6 @@ def probability_of_improvement(before: Sequence[Numbers], after: Sequence[Number
 
     Args:
         before: For each data seed an array of shape (runs, tasks); NaN where a run has no value for a task.
-        after: The other side's.
     """
     duels = [_duels(old, new) for old, new in zip(before, after, strict=True)]
 
@@ -149,8 +141,6 @@ def crossed_interval(
         estimate: Of resampled runs and tasks; NaN where a run has no value for any drawn task, which is left out.
         shapes: Number of runs and of tasks in each data seed.
         confidence: Coverage of the interval, such as 0.95.
-        resamples: Bootstrap samples.
-        seed: Of the bootstrap.
 
     Raises:
         ValueError: There is no data seed, or one has no run or no task.

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from evaluation.measures.blame import share_of_totals, shares_by_task
-from evaluation.measures.shapley import METRICS, shapley_values
+from evaluation.causes.blame import share_of_totals, shares_by_task
+from evaluation.causes.shapley import METRICS, shapley_values
 from evaluation.measures.statistics import Numbers, unseen_share
 from evaluation.records import coalitions
 from evaluation.seeds.crossed import crossed_interval, mean_of_runs
-from evaluation.seeds.runs import SeedRun
+from evaluation.seeds.runs import SeedRun, by_data_seed, by_task
 
 TOGETHER = "all together"
 """The row of the whole gain."""
@@ -62,9 +62,7 @@ def blame(runs: Sequence[SeedRun]) -> dict[str, Any]:
 def _pooled(runs: Sequence[SeedRun], of: Callable[[SeedRun], ByTask]) -> dict[str, Any]:
     """A score over runs, from what each task adds to it."""
     settings = runs[0].report["settings"]
-    groups: dict[int, list[SeedRun]] = {}
-    for run in runs:
-        groups.setdefault(run.data_seed, []).append(run)
+    groups = by_data_seed(runs)
     arrays: list[Numbers] = []
     for group in groups.values():
         tables = [of(run) for run in group]
@@ -115,16 +113,14 @@ def _values(run: SeedRun, metric: str) -> Mapping[str, ByTask]:
     learned = run.learned
     values = {coalition: run.values(run.coalition(coalition), metric) for coalition in coalitions.every(list(learned))}
     shared = set.intersection(*(set(found) for found in values.values()))
-    by_task: dict[str, list[tuple[str, int]]] = {}
-    for key in sorted(shared):
-        by_task.setdefault(key[0], []).append(key)
+    repeats = by_task({key: key for key in sorted(shared)})
     worth = {
-        coalition: np.array([fmean(found[key] for key in keys) for keys in by_task.values()])
+        coalition: np.array([fmean(found[key] for key in keys) for keys in repeats.values()])
         for coalition, found in values.items()
     }
     whole = worth[frozenset(learned)] - worth[frozenset()]
     shares = {**shapley_values(list(learned), worth), TOGETHER: whole}
-    tasks = list(by_task)
+    tasks = list(repeats)
     return _Zeros(
         {
             phase: {task: (value, 1.0) for task, value in zip(tasks, found.tolist(), strict=True)}

@@ -3,11 +3,11 @@
 Everything is computed from report.json alone.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from chimera.core.errors import RunError
 from chimera.core.plain_json import parse_json
@@ -20,6 +20,7 @@ from evaluation.records.study import BASE
 FINAL = "final"
 """In a study, the last stage of a run's sequence, whatever its name in the run."""
 
+Value = TypeVar("Value")
 Key: TypeAlias = tuple[str, int]
 """A task's id and the number of the repeat."""
 
@@ -29,10 +30,8 @@ class SeedRun:
     """One run of a study with its report.
 
     Attributes:
-        name: The run's name.
         seed: Training seed.
         data_seed: Seed of the tasks.
-        report: As report.json holds it.
     """
 
     name: str
@@ -42,11 +41,7 @@ class SeedRun:
 
     @classmethod
     def read(cls, name: str, seed: int, data_seed: int, file: Path) -> "SeedRun":
-        """The run whose report.json is `file`.
-
-        Raises:
-            RunError: The file is not there, or is no report.
-        """
+        """The run whose report.json is `file`; raises RunError if the file is not there, or is no report."""
         try:
             report = parse_json(file.read_bytes())
             kept = {key: report[key] for key in NEEDED} | {key: report.get(key) for key in LATER}
@@ -99,11 +94,7 @@ class SeedRun:
         return {phase: Policy.load(policy) for phase, policy in self.report["plan"]["learned"].items()}
 
     def coalition(self, phases: Collection[str]) -> str:
-        """The name of the stage with what `phases` learned and nothing else.
-
-        Raises:
-            RunError: The report lacks it.
-        """
+        """The name of the stage with what `phases` learned and nothing else; raises RunError if the report lacks it."""
         wanted = policies_of(self.learned, phases)
         for stage in self.report["plan"]["stages"]:
             if tuple(map(Policy.load, stage["policies"])) == wanted:
@@ -142,7 +133,6 @@ class SeedRun:
         return self.sequence.get(BASE) if phase in self.rolled_back else None
 
     def values(self, stage: str, metric: str) -> dict[Key, float]:
-        """A metric of each rollout of a stage that has a value."""
         rows = self.report["outcomes"][stage]["rollouts"]
         return {(row["task"], row["repeat"]): row["values"][metric] for row in rows if metric in row["values"]}
 
@@ -164,3 +154,19 @@ NEEDED = ("run", "settings", "plan", "metrics", "outcomes", "baselines", "pairs"
 """The parts of a report that a study reads."""
 LATER = ("blame",)
 """Parts that reports of earlier versions lack."""
+
+
+def by_data_seed(runs: Iterable[SeedRun]) -> dict[int, list[SeedRun]]:
+    """The runs of each data seed, in their order."""
+    groups: dict[int, list[SeedRun]] = {}
+    for run in runs:
+        groups.setdefault(run.data_seed, []).append(run)
+    return groups
+
+
+def by_task(values: Mapping[Key, Value]) -> dict[str, list[Value]]:
+    """The values of each task's repeats."""
+    found: dict[str, list[Value]] = {}
+    for (task, _), value in values.items():
+        found.setdefault(task, []).append(value)
+    return found

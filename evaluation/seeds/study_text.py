@@ -106,7 +106,6 @@ def _runs_table(study: Mapping[str, Any], shown: Sequence[str]) -> Table:
 
 
 def markdown(study: Mapping[str, Any]) -> str:
-    """study.md."""
     lines = ["# Study over training seeds", "", about(study), ""]
     lines += [f"- {note}" for note in notes(study)]
     for name, metric in study["metrics"].items():

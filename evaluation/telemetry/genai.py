@@ -46,9 +46,7 @@ def spans_of(record: RolloutRecord, trace: Sequence[Span], *, run: str, content:
     """The spans of a recorded rollout, the society's first; empty if its trace has no span.
 
     Args:
-        record: The rollout.
         trace: Its trace as it was written: without secrets.
-        run: The run's name.
         content: True adds what models and tools read and wrote.
     """
     times = [time for span in trace for time in (span.start_time, span.end_time) if time is not None]

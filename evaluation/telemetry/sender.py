@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chimera.config.telemetry import TelemetryConfig
+from chimera.config.sections.telemetry import TelemetryConfig
 from chimera.core.errors import ConfigError
 from chimera.core.secrets import redact, redact_tree, register_secret
 from chimera.run.directory import Run
@@ -35,13 +35,7 @@ _senders: dict[Path, "Sender"] = {}
 
 
 class Sender:
-    """Sends the rollouts of one run.
-
-    Args:
-        settings: Name the collector.
-        headers: Sent with each request, such as a key.
-        run: The run's name.
-    """
+    """Sends the rollouts of one run."""
 
     def __init__(self, settings: TelemetryConfig, headers: Mapping[str, str], run: str) -> None:
         assert settings.otlp_endpoint is not None
@@ -120,9 +114,6 @@ def telemetry(
     """Send what `run` records while the `with` block runs, if `settings` name a collector.
 
     Args:
-        run: The run.
-        settings: The settings.
-        secrets: Have the variable that `settings.headers_env` names.
         tell: Told at the end what was sent and what was not.
 
     Raises:

@@ -17,12 +17,9 @@ class Branch:
     """One further answer to a call's prompt.
 
     Attributes:
-        phase: Which phase asked.
-        weights: The weights that answered.
         text: What they said; a request for tools has no text.
         update: The update that learned from it; None if none did, because all answers were worth the same, or because
             the phase learns otherwise.
-        worth: What it was worth there.
         advantage: How much better than the others of its group, in the estimator's units; the mean over its tokens.
         tokens: What the update learned from its tokens; None if none did.
         ids: The ids of its tokens; None if the server gave none.
@@ -43,7 +40,6 @@ def branches_of(run: Path, rollout_id: str) -> dict[str, list[Branch]]:
 
     Args:
         run: The run's folder.
-        rollout_id: The rollout.
 
     Raises:
         RunError: A file is broken.

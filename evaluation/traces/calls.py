@@ -67,7 +67,6 @@ def model_calls(
     (some servers draw ids from a small range), because their exchanges cannot be told apart.
 
     Args:
-        spans: The trace.
         roles: Only calls of these roles. Others are not parsed.
         attempt_id: Only calls of this attempt of the rollout.
     """

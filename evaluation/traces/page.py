@@ -46,8 +46,6 @@ def page(
     """The page.
 
     Args:
-        tree: The rollout.
-        run: The run's name.
         pieces: The texts of the tokens of calls that PPO learned from, by response id.
         note: What else to say at the top.
         gradients: A line on the gradient of calls that PPO learned from, by response id.

@@ -53,34 +53,22 @@ class SpanLike(Protocol):
     """The attributes of a span that are read. Our spans and Agent Lightning's have them."""
 
     @property
-    def rollout_id(self) -> str:
-        """The rollout."""
-        ...
+    def rollout_id(self) -> str: ...
 
     @property
-    def attempt_id(self) -> str:
-        """Its attempt."""
-        ...
+    def attempt_id(self) -> str: ...
 
     @property
-    def sequence_id(self) -> int:
-        """The number in the rollout."""
-        ...
+    def sequence_id(self) -> int: ...
 
     @property
-    def span_id(self) -> str:
-        """The id."""
-        ...
+    def span_id(self) -> str: ...
 
     @property
-    def name(self) -> str:
-        """The kind."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def attributes(self) -> Mapping[str, Any]:
-        """What it says."""
-        ...
+    def attributes(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +94,7 @@ class Span:
 
 
 def read(path: Path) -> list[Span]:
-    """The spans of a trace file.
-
-    Raises:
-        RunError: The file is missing or broken.
-    """
+    """The spans of a trace file; raises RunError if the file is missing or broken."""
     rows = read_rows(path)
     try:
         return [Span(**{one.name: row[one.name] for one in fields(Span) if one.name in row}) for row in rows]
@@ -139,11 +123,7 @@ def write(spans: Iterable[Span], path: Path) -> list[Span]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The lines of a trace file.
-
-    Raises:
-        RunError: The file is missing or broken.
-    """
+    """The lines of a trace file; raises RunError if the file is missing or broken."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             return [parse_json(line) for line in file]
@@ -152,7 +132,6 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def is_kept(name: str) -> bool:
-    """True if spans of this name are written."""
     return name.startswith("agentlightning.") or name in _KEPT_SPANS
 
 
@@ -184,7 +163,7 @@ def operation_span(
     response_ids: Sequence[str],
     failure: Exception | None = None,
 ) -> Span:
-    """One visit of a role, as `agents.record.Operation` is told of it, with the ids of the responses it got."""
+    """One visit of a role, as `agents.visit.record.Operation` is told of it, with the ids of the responses it got."""
     output = {RESPONSE_IDS: list(response_ids)} if response_ids else {}
     status = UNSET if failure is None else {"status_code": "ERROR", "description": _in_words(failure)}
     return _span(at, OPERATION, {**agent_names(attributes), f"{OPERATION}.name": name, **output}, status)

@@ -9,8 +9,8 @@ from typing import Any
 from rich.text import Text
 from rich.tree import Tree as RichTree
 
-from agents.quoting import passage_text
 from agents.roles import SUPERVISOR
+from agents.visit.quoting import passage_text
 from chimera.show.ask import SEVERITY_COLOURS
 from chimera.show.card import printable
 from evaluation.traces.branches import Branch
@@ -49,7 +49,6 @@ def outline(
     """The whole rollout.
 
     Args:
-        tree: The rollout.
         messages: Whether to show what each model was sent.
         pieces: The texts of the tokens of calls, by response id; what PPO learned from each token is shown with them.
         gradients: A line on the gradient of calls that PPO learned from, by response id.
@@ -108,7 +107,6 @@ def reason(visit: ShownVisit) -> str | None:
 
 
 def call_line(call: ShownCall) -> str:
-    """A model call in one line."""
     found = [f"call {call.step}: {call.finish_reason or 'how it ended is not known'}"]
     if call.record is not None:
         record = call.record
@@ -123,7 +121,6 @@ def call_line(call: ShownCall) -> str:
 
 
 def tool_line(tool: ShownToolCall) -> str:
-    """A tool call in one line."""
     use = tool.use
     end = f"found {', '.join(use.results)}" if use.results else "found nothing"
     state = end if use.ok else f"{'failed' if use.valid else 'refused'}: {use.error}"

@@ -72,7 +72,6 @@ def token_lines(record: TokenRecord, ids: Sequence[int] | None, texts: Sequence[
     """The tokens of one call.
 
     Args:
-        record: What the update made of them.
         ids: Their ids; None where the trace does not have them.
         texts: Their texts; without them they are shown by their ids.
     """

@@ -5,7 +5,6 @@
 
 import gzip
 import json
-import os
 import re
 import zlib
 from collections.abc import Iterable, Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import RunError
+from chimera.core.files import replace_file
 from chimera.core.plain_json import parse_json
 from chimera.core.secrets import redact_tree
 
@@ -47,9 +47,7 @@ class TokenRecord:
     """One call as an update used it. Lists have one item for each token of the response, in order.
 
     Attributes:
-        rollout_id: The rollout.
         response_id: The server's id of the response, as in the trace.
-        role: Who asked.
         visit: Which of the role's visits, from 1.
         attempt: Which try of that visit, from 1.
         step: Which call of that try, from 1.
@@ -86,7 +84,6 @@ class TokenRecord:
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "TokenRecord":
-        """The inverse of `dump`."""
         found = data.get("objective")
         return cls(**{**data, "objective": None if found is None else Objective(**found)})
 
@@ -110,24 +107,15 @@ def write_tokens(records: Iterable[TokenRecord], path: Path) -> None:
         RunError: The file cannot be written.
     """
     lines = "".join(json.dumps(redact_tree(record.dump())) + "\n" for record in records)
-    draft = path.with_name(f".{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as file:
-            file.write(gzip.compress(lines.encode(), compresslevel=3, mtime=0))
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        replace_file(path, gzip.compress(lines.encode(), compresslevel=3, mtime=0))
     except OSError as error:
         raise RunError(f"the tokens of an update cannot be written to {path}: {error.strerror}") from error
 
 
 def read_tokens(path: Path, rollout_id: str | None = None) -> list[TokenRecord]:
-    """The records of one update, all or those of one rollout.
-
-    Raises:
-        RunError: The file is missing or broken.
-    """
+    """The records of one update, all or those of one rollout; raises RunError if the file is missing or broken."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             # Most lines are about other rollouts: they are not worth parsing.
@@ -139,11 +127,7 @@ def read_tokens(path: Path, rollout_id: str | None = None) -> list[TokenRecord]:
 
 
 def tokens_of(run: Path, rollout_id: str) -> list[TokenRecord]:
-    """What an update learned from one rollout; empty when none did.
-
-    Raises:
-        RunError: A file is broken.
-    """
+    """What an update learned from one rollout; empty when none did; raises RunError if a file is broken."""
     for phase in sorted(path.name for path in (run / "phases").glob("*")):
         for _, path in token_files(run, phase):
             if found := read_tokens(path, rollout_id):

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agents.react import read_answer
-from agents.record import ModelCall, ToolUse
 from agents.roles import PEER_REVIEWER, REFINER, ROLES, SAFETY_OFFICER
 from agents.routing import RETURNED_TO, worst_severity
+from agents.visit.react import read_answer
+from agents.visit.record import ModelCall, ToolUse
 from chimera.serving.client import Completion
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces.branches import Branch
@@ -42,7 +42,6 @@ class ShownCall:
         record: What the runner noted; None when it was killed.
         new: The messages that the visit's earlier calls had not had.
         answer: The answer as the role's schema reads it; None when it is none.
-        tools: The tool calls it asked for.
         tokens: What PPO learned from; None when it did not learn from this call.
         branches: Further answers to its prompt, which phases drew to learn from.
     """
@@ -134,9 +133,7 @@ def tree(
     """Put together what is known of one rollout.
 
     Args:
-        record: The rollout.
         spans: Its trace; none when it left no span.
-        tokens: Its token records.
         branches: Further answers to its calls, by the ids of their responses.
     """
     reported = last_outcome(spans)

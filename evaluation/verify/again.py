@@ -10,16 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agents.prompting import opening, payload_of
+from agents.visit.prompting import opening, payload_of
 from chimera.config.roles import JUDGE
 from chimera.core.errors import ChimeraError
 from chimera.core.types import ResearchTask
 from chimera.data.tasks import Dataset
 from chimera.rubric.grader import grade
 from chimera.run.policies import BY_MODEL
+from evaluation.baselines.simple import majority, reader, tfidf
 from evaluation.conduct.repairs import start_of
 from evaluation.conduct.rollout import Start
-from evaluation.measures.baselines import majority, reader, tfidf
 from evaluation.records.repairs import REPAIR, Repair
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import GATE, Judged, Stage, Study

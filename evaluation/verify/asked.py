@@ -11,15 +11,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from chimera.config.data import DataConfig
-from chimera.config.evaluation import EvaluationConfig
+from chimera.config.sections.data import DataConfig
+from chimera.config.sections.evaluation import EvaluationConfig
 from chimera.data.tasks import Dataset, load
 from chimera.run.chain import Entry, read_events
 from chimera.run.directory import LEDGER, Run
 from chimera.run.hashes import hash_artifact
 from chimera.run.jsonl import read_lines
 from chimera.run.seals import history
-from evaluation.measures.single_agent import ROLE
+from evaluation.baselines.single_agent import ROLE
 from evaluation.records.plan import check_unseen, choose_stages, choose_tasks, learned_in
 from evaluation.records.study import Plan, PlannedTask, Split
 from evaluation.report.conversations import FOLDER as CONVERSATIONS
@@ -34,12 +34,9 @@ class AskedEvaluation:
     """The arguments of an evaluation that determine its tasks and stages.
 
     Attributes:
-        split: Whose tasks.
         limit: How many; None for the usual number.
-        repeats: Rollouts of each task in each stage.
         stages: Their names, separated by commas; None for those of the sequence. `evaluation.contributions` may add to
             them.
-        data: The settings of the data.
     """
 
     split: Split
@@ -50,15 +47,10 @@ class AskedEvaluation:
 
     @classmethod
     def of(cls, split: Split, limit: int | None, repeats: int, stages: str | None, data: DataConfig) -> Self:
-        """With the settings of the data as plain data."""
         return cls(split, limit, repeats, stages, data.model_dump(mode="json"))
 
     def plan(self, run: Run, settings: EvaluationConfig) -> tuple[Plan, Dataset]:
         """What is evaluated, and the data that its tasks are from.
-
-        Args:
-            run: The run.
-            settings: The evaluation's settings, of which some tell the stages.
 
         Raises:
             ChimeraError: There are no such tasks or stages, or the run has learned from the tasks.
@@ -95,7 +87,6 @@ class Evaluated:
     """An entry of the ledger about an evaluation.
 
     Attributes:
-        settings: The evaluation's own.
         written: When the report was written and by which code, as it says itself.
         name: The run's name then.
         folder: Where the report was written, relative to the run, or "elsewhere".
@@ -165,7 +156,6 @@ class RunThen(Run):
         """As it was at the last of `entries`.
 
         Args:
-            run: The run as it is.
             entries: The beginning of its ledger.
             called: Its name then.
         """
@@ -179,9 +169,7 @@ class RunThen(Run):
         return self.called
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """As in `Run`, up to the ledger's end at that time."""
         return read_events(self.path / LEDGER, end=self.sizes[LEDGER])
 
     def lines(self, file: str) -> Iterator[dict[str, Any]]:
-        """As in `Run`, up to the file's end at that time."""
         return read_lines(self.path / file, end=self.sizes.get(file, 0))

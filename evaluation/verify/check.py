@@ -42,10 +42,7 @@ class Verification:
 
     Attributes:
         problems: The problems, one sentence each; empty if the report is true.
-        entries: How many entries the run's ledger has.
         head: Hash of the last entry. Comparing it shows whether the ledger was replaced.
-        rollouts: Number of rollouts of the report.
-        replayed: Number of rollouts that were replayed from their traces.
     """
 
     problems: list[str]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, TypeGuard
 
-from chimera.config.rollouts import RewardConfig
+from chimera.config.sections.rollouts import RewardConfig
 from evaluation.scores.judge import CRITERIA
 
 COUNTED_SHARES = ("success", "alignment", "decision_alignment", "decision_two_way")

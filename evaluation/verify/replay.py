@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agents.context import Candidates, Choice, SupervisorChoice
-from agents.prompting import canonical, payload_of
-from agents.quoting import passage_text
-from agents.record import CallRecord
 from agents.society import Society
 from agents.state import ResearchState
 from agents.tools.toolbox import Passage, ToolResult
+from agents.visit.prompting import canonical, payload_of
+from agents.visit.quoting import passage_text
+from agents.visit.record import CallRecord
 from chimera.config.roles import JUDGE
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError, ModelError, RunError
@@ -48,11 +48,7 @@ class Replayed:
 
 
 class Replay:
-    """Replays rollouts of one run, one at a time; the society is built once.
-
-    Args:
-        config: The run's configuration.
-    """
+    """Replays rollouts of one run, one at a time; the society is built once."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -75,9 +71,7 @@ class Replay:
 
         Args:
             record: What was recorded of the rollout; taken from it is who chose among hypotheses.
-            calls: The model calls of its last attempt.
             tools: Its calls as its outcome lists them; taken from them is which tool calls were valid.
-            task: The task with its label.
 
         Raises:
             ChimeraError: The trace does not hold a whole rollout, or an answer is not one to what is asked.
@@ -164,11 +158,7 @@ class Replay:
         return [{"name": name} for name in names]
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, brief: Brief) -> ToolResult:
-        """The recorded result of a tool call.
-
-        Raises:
-            RunError: There is none.
-        """
+        """The recorded result of a tool call; raises RunError if there is none."""
         return self._recorded.result(_visit.get(), name, canonical(arguments))
 
     def _observe(self, record: CallRecord) -> None:

@@ -33,9 +33,6 @@ def make_app(runs_dir: Path, *, key: str, port: int, closing: Callable[[], bool]
     """The application with its guard.
 
     Args:
-        runs_dir: The folder with the runs.
-        key: The key that a browser must bring.
-        port: The port that it is served at.
         closing: True when the server is about to stop, which ends streams of events.
     """
     desk = ViewDesk.over(runs_dir)

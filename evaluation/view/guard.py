@@ -35,8 +35,6 @@ class Guard:
 
     Args:
         app: The application, which stays an attribute.
-        key: The viewer's key.
-        port: The port that it listens on.
     """
 
     def __init__(self, app: ASGIApp, *, key: str, port: int) -> None:
@@ -94,11 +92,9 @@ class Guard:
         return answer
 
     def _given(self, scope: Scope) -> str | None:
-        """The key in the address."""
         return dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)).get(KEY)
 
     def _kept(self, headers: Headers) -> str | None:
-        """The key in the cookie."""
         return cookie_parser(headers.get("cookie", "")).get(self._cookie)
 
     def _fits(self, key: str | None) -> bool:

@@ -17,8 +17,8 @@ from agents.tools.passages import Passage
 from chimera.core.errors import ChimeraError, RunError
 from chimera.core.secrets import ENVIRONMENT
 from chimera.core.types import LABELS
-from chimera.run.child_environment import child_environment
-from chimera.run.children import Command, stop
+from chimera.processes.child_environment import child_environment
+from chimera.processes.children import Command, stop
 from evaluation.conduct.kept import FOLDER, Kept
 from evaluation.view.reading.watched import inside
 from evaluation.view.told import notice, told
@@ -36,12 +36,9 @@ class AskedQuestion:
 
     Attributes:
         name: Its name, for `--continue`.
-        goal: What was asked.
         state: "works" until there is a decision, also if its process has ended; "waits" for a person; "takes effect"
             while a verdict is carried out; "done"; "broken" if it cannot be read.
         values: The society's state as it was saved last, as a person may be told it (`told`).
-        sources: The passages that were read, each with the tool that found it.
-        labels: The answers that it offers.
         fault: Why it cannot be read, or why the last verdict did not take effect.
         notice: What has to stand beside its answer.
     """
@@ -71,11 +68,7 @@ class _Saved:
 
 
 class PersonSeat:
-    """The kept questions of a runs folder. It is thread-safe.
-
-    Args:
-        runs_dir: The folder.
-    """
+    """The kept questions of a runs folder. It is thread-safe."""
 
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir = runs_dir

@@ -22,7 +22,6 @@ def serve_view(runs_dir: Path, port: int, tell: Callable[[str], None]) -> None:
     """Serve the runs in `runs_dir` until Ctrl-C.
 
     Args:
-        runs_dir: The folder with the runs.
         port: The port; 0: any free one.
         tell: Called with the address, its key included, when it answers.
 

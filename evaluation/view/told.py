@@ -12,13 +12,7 @@ from evaluation.conduct.kept import OWN_QUESTION, Kept
 
 
 def told(kept: Kept, values: Mapping[str, Any], sources: Sequence[tuple[str, Passage]]) -> Mapping[str, Any]:
-    """The state with the decision withheld where `python -m chimera ask` withholds it (`grounds.Rule`).
-
-    Args:
-        kept: The question.
-        values: The society's state as it was saved last.
-        sources: The passages that were read, each with the tool that found it.
-    """
+    """The state with the decision withheld where `python -m chimera ask` withholds it (`grounds.Rule`)."""
     if kept.brief.id != OWN_QUESTION or "final_decision" not in values:
         return values
     config = kept.config

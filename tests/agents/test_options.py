@@ -9,16 +9,16 @@ import pytest
 from agents.context import Candidates
 from agents.policies.bandit import BanditPolicy, Settings, load_policy
 from agents.policies.features import feature_names
-from agents.prompting import opening, options_in, payload_of, prompt_with_options
-from agents.quoting import answer_format
-from agents.react import read_answer
 from agents.roles import OPTION_WORDS, ROLES
+from agents.visit.prompting import opening, options_in, payload_of, prompt_with_options
+from agents.visit.quoting import answer_format
+from agents.visit.react import read_answer
 from chimera.config.roles import JUNIORS
 from chimera.config.tree import Config
 from chimera.core.errors import RoleError, RunError
 from chimera.core.types import LABELS, Brief, Option, ResearchTask, decides, shown_options
 from chimera.rubric.grader import grade
-from evaluation.measures.baselines import majority, reader, tfidf
+from evaluation.baselines.simple import majority, reader, tfidf
 from evaluation.measures.metrics import outcomes, stage_metrics
 from evaluation.measures.statistics import f1_rows, macro_f1_of_totals
 from evaluation.records.rollouts import Made, Outcome, RolloutInput, RolloutRecord

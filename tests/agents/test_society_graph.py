@@ -15,13 +15,13 @@ import agents.society as society_module
 from agents.context import Candidates, Choice, RunContext, SupervisorChoice
 from agents.graph import build_graph, step_limit
 from agents.nodes import NODES
-from agents.prompting import payload_of
-from agents.record import ModelCall, ToolUse, no_observer, no_operation
 from agents.roles import ROLES
 from agents.state import ResearchState
 from agents.tools.sources import sources_seen
+from agents.visit.prompting import payload_of
+from agents.visit.record import ModelCall, ToolUse, no_observer, no_operation
 from chimera.config.roles import JUNIORS, RolesConfig
-from chimera.config.society import SocietyConfig
+from chimera.config.sections.society import SocietyConfig
 from chimera.core.errors import ModelError, RoleError
 from chimera.core.types import Brief, ResearchTask, Section
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from agents.routing import DESTINATIONS, effective_severity, revisions_allowed, route, worst_severity
 from agents.schemas import Review
-from chimera.config.society import SocietyConfig
+from chimera.config.sections.society import SocietyConfig
 from chimera.core.types import Severity, Verdict
 
 # Verdict and severity as a reviewer gives them -> the severity that the review counts with.

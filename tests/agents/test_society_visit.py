@@ -6,9 +6,9 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.prompting import dump, payload_of, response_format
-from agents.record import ModelCall, ToolUse
 from agents.roles import ROLES
+from agents.visit.prompting import dump, payload_of, response_format
+from agents.visit.record import ModelCall, ToolUse
 from chimera.config.roles import JUNIORS, RolesConfig
 from chimera.core.errors import RoleError
 from chimera.serving.client import Endpoint, HttpModel

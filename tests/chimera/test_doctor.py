@@ -107,6 +107,7 @@ def test_a_missing_key_is_one_sentence(asked):
     assert "OPENAI_API_KEY" in text
 
 
+@pytest.mark.whole
 def test_the_bundled_model_works_as_configured(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").write_text("data: {size: 40}\npipeline: {gather: {tasks: 4}}\n")

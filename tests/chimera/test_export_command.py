@@ -7,8 +7,8 @@ import pytest
 
 from agents.context import Candidates
 from agents.policies.bandit import BanditPolicy, Settings, load_policy
-from chimera.config.models import ModelConfig, ServingConfig
 from chimera.config.roles import JUNIORS
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.export import generation_settings, licence_of, main

@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from chimera.core.errors import ConfigError, RunError
+from chimera.processes.study_children import run_child
 from chimera.run.directory import Run
 from chimera.run.jsonl import read_lines
 from chimera.run.policies import WENT_LIVE, Policy
-from chimera.run.study_children import run_child
 from chimera.study import main
 
 LONG = 200

@@ -39,7 +39,7 @@ GENERAL = (" ", "\n", ".", "a", "A", "1", "-", "<", '"', "(", ")", ". ", "a ", "
 TINY, SHORT, LONG = 400, 2_000, 20_000
 MOST_TINY_S, SURELY_FAST_S, MOST_SHORT_S, NOT_SLOW_S = 0.02, 0.0003, 0.1, 0.02
 """A linear search takes 0.05 ms for the tiny text and five times as long for the short one."""
-LINEAR_RATIO = 40
+LINEAR_RATIO = 25
 """Ten times the text takes ten times as long if the time is linear, and a hundred times if it is quadratic."""
 TIMES = 12
 SURELY_SLOW = 3

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from agents.roles import ROLES
-from chimera.config.models import SLOTS
+from chimera.config.sections.models import SLOTS
 
 ROOT = Path(__file__).parents[2]
 ROLE_NAMES = {"agents/roles.py", "chimera/config/roles.py", "chimera/config/pipeline.py", "chimera/graph.py"}
 """The table of roles, the default configuration, and the captions of the picture."""
 SLOT_NAMES = {
     "chimera/config/roles.py",
-    "chimera/config/models.py",
+    "chimera/config/sections/models.py",
     "chimera/config/tree.py",
     "chimera/config/pipeline.py",
 }

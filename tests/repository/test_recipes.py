@@ -110,7 +110,7 @@ sys.path.append(sys.argv[1])
 from conftest import APPROVAL, SOCIETY_ANSWERS, FakeToolbox, ScriptedSocietyModel
 from agents.society import Society
 from chimera.config.roles import RolesConfig
-from chimera.config.society import SocietyConfig
+from chimera.config.sections.society import SocietyConfig
 from chimera.core.types import Brief
 
 async def evaluate(state, brief):

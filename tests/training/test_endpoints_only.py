@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from chimera.config.models import SLOTS
+from chimera.config.sections.models import SLOTS
 from chimera.run.directory import Run
 from chimera.run.policies import WENT_LIVE
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from chimera.config.rollouts import RewardConfig
+from chimera.config.sections.rollouts import RewardConfig
 from chimera.core.ports import free_port
-from chimera.run.children import stop
+from chimera.processes.children import stop
+from chimera.processes.programs import Program
 from chimera.run.directory import Run
 from chimera.run.jsonl import read_lines
-from chimera.run.programs import Program
 from chimera.serving.embedded.checkpoint import NANO
 from chimera.serving.vllm.engine import USUAL
 from chimera.serving.vllm.ready import ServerPlace, wait_for

@@ -28,7 +28,6 @@ class Gather:
     part: ClassVar[Part | None] = None
 
     def check(self, plan: PhasePlan, settings: GatherSettings, config: Config, dataset: Dataset) -> None:
-        """Raise ConfigError if there are too few training tasks."""
         _inputs(plan, settings, dataset, config.seed)
 
     async def learn(self, plan: PhasePlan, settings: GatherSettings, bench: Bench) -> Learned:

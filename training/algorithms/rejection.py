@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from agents.quoting import texts_read
 from agents.roles import ROLES
 from agents.schemas import Answer
+from agents.visit.quoting import texts_read
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.core.quotes import missing_quotes
@@ -44,11 +44,9 @@ class RejectionSettings(SftSettings, BranchSettings):
     )
 
     def needs_rollouts(self) -> bool:
-        """True unless it answers tasks first."""
         return self.tasks == 0
 
     def unused(self) -> Mapping[str, str]:
-        """Keys that select by the reward of rollouts, and LoRA's scale without LoRA."""
         others = ("select", "quantile", "threshold", "credited", "true_quotes")
         return {**super().unused(), **dict.fromkeys(others, f"{self.algorithm} selects answers by `right`")}
 
@@ -60,7 +58,6 @@ class Rejection:
     part: ClassVar[Part | None] = "weights"
 
     def check(self, plan: PhasePlan, settings: RejectionSettings, config: Config, dataset: Dataset) -> None:
-        """Raise ConfigError if nothing tells a role's right answers, there are too few tasks, or batches are uneven."""
         Sft().check(plan, settings, config, dataset)
         needed = {"both": ("stance", "quotes"), "label": ("stance",), "quotes": ("quotes",)}.get(settings.right, ())
         for role in plan.roles:
@@ -75,8 +72,6 @@ class Rejection:
         check_tasks(plan, settings.tasks, dataset, config.seed)
 
     async def learn(self, plan: PhasePlan, settings: RejectionSettings, bench: Bench) -> Learned:
-        """Draw, keep, train; raises RunError if too few answers are right, or the process that trains ended early."""
-
         async def chosen() -> "Selected":
             return await draw(plan, settings, bench)
 

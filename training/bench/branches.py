@@ -27,11 +27,8 @@ async def ask_again(
     """`k` answers to the prompt of `call`, by the weights that are live.
 
     Args:
-        side: Sends and records the requests.
         config: Tells whose model plays the role.
-        versions: What is live.
         call: From an episode of this run.
-        k: How many answers.
         seed: With the prompt it decides what is drawn: the same for both gives the same answers.
         log_probs: True to ask for the log-probabilities of their tokens too.
 

@@ -32,13 +32,7 @@ class Beside:
 
 
 class ServedCandidates:
-    """Serves candidates as long as somebody uses them.
-
-    Args:
-        run: Whose policies they are.
-        config: The whole configuration.
-        servers: Where weights are served.
-    """
+    """Serves candidates as long as somebody uses them."""
 
     def __init__(self, run: Run, config: Config, servers: ModelServers) -> None:
         self._run = run

@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from chimera.core.errors import RunError
@@ -24,12 +23,7 @@ if TYPE_CHECKING:
 
 
 class LabBench:
-    """One phase's bench, as an async context manager.
-
-    Args:
-        lab: The run's lab.
-        phase: The phase's name.
-    """
+    """One phase's bench, as an async context manager."""
 
     def __init__(self, lab: "Lab", phase: str) -> None:
         self.config = lab.config
@@ -44,9 +38,7 @@ class LabBench:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._closing.aclose()
 
     @cached_property
@@ -64,31 +56,22 @@ class LabBench:
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """What is live."""
         return self._lab.policy_versions
 
     def weights(self, slot: str) -> Path:
-        """The folder of the weights that are live in an embedded slot."""
         return self._lab.live.weights(slot)
 
     def rollouts(
         self, inputs: Sequence[RolloutInput], *, mode: Literal["train", "val"] = "train", instead: Sequence[Policy] = ()
     ) -> AsyncGenerator[Episode]:
-        """Run the society on `inputs`; see `Lab.rollouts`."""
         return self._lab.rollouts(inputs, mode=mode, instead=instead)
 
     async def episodes(self) -> list[Episode]:
-        """All rollouts on training tasks that were made before this phase began for the first time.
-
-        A phase that is done again learns from what it had the first time: later rollouts are answers of what was
-        learned from it.
-        """
         earlier = phases_before(self.run.events(), self._phase)
         names = [name for name in self.config.pipeline if name != self._phase and (earlier is None or name in earlier)]
         return await asyncio.to_thread(self._lab.recorded, names)
 
     async def publish(self, policy: Policy) -> None:
-        """Put `policy` live."""
         await self._lab.put_live(policy)
 
     def _needs_log_probs(self) -> bool:
@@ -96,7 +79,6 @@ class LabBench:
         return settings is not None and settings.needs_log_probs()
 
     async def branch(self, call: Call, k: int, *, seed: int) -> list[Call]:
-        """`k` answers to the prompt of a recorded call; see `training.bench.branches`."""
         scored = self._needs_log_probs()
         return await branches.ask_again(self._side, self.config, self.versions, call, k, seed, log_probs=scored)
 
@@ -108,11 +90,9 @@ class LabBench:
         instead: Mapping[str, Any] | None = None,
         policies: Sequence[Policy] = (),
     ) -> Episode:
-        """Run the society from `at` on as in `episode`, with something replaced; see `training.bench.replays`."""
         return await self._replays.make(episode, at, instead or {}, policies)
 
     async def ask(self, slot: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Completion:
-        """The answer of a slot's model to `messages`."""
         if slot not in self._lab.servers.endpoints:
             served = ", ".join(self._lab.servers.endpoints)
             raise RunError(
@@ -122,5 +102,4 @@ class LabBench:
         return read_completions(made.response, f"model {slot!r}")[0]
 
     def spent(self) -> Mapping[str, float]:
-        """What branches, replays and questions of this phase have cost so far."""
         return {**self._side.spent(), **self._replays.spent()}

@@ -35,12 +35,7 @@ REPLAYS = "replays.jsonl"
 
 
 class Replays:
-    """One phase's replays, recorded as rollouts of `<phase>--replays`, which no reader of training rollouts reads.
-
-    Args:
-        lab: The run's lab.
-        phase: The phase's name.
-    """
+    """One phase's replays, recorded as rollouts of `<phase>--replays`, which no reader of training rollouts reads."""
 
     def __init__(self, lab: "Lab", phase: str) -> None:
         self._lab = lab
@@ -58,7 +53,6 @@ class Replays:
         """Run the society from `at` on as in `episode`; one that is recorded is not made again.
 
         Args:
-            episode: A rollout of this run.
             at: The role that works first.
             instead: Fields of the state before it (`agents.state.ResearchState`), with other values.
             policies: Candidates that work in this replay beside what is live.
@@ -82,7 +76,6 @@ class Replays:
                 return made
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._model.aclose()
 
     def spent(self) -> dict[str, float]:

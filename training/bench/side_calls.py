@@ -32,7 +32,6 @@ class SideCall:
 
     Attributes:
         kind: Whether a recorded call was asked again, or a question of the phase's own was asked.
-        slot: Whose model.
         response: The JSON object of an OpenAI chat completion.
     """
 
@@ -50,10 +49,6 @@ class SideCalls:
     """One phase's calls beside rollouts, straight to the model servers.
 
     Args:
-        run: Where they are recorded.
-        phase: The phase's name.
-        config: The whole configuration.
-        endpoints: Where each slot is served.
         check: Raises what keeps all further calls from succeeding, such as the end of the model server.
     """
 
@@ -69,7 +64,6 @@ class SideCalls:
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._model.aclose()
 
     async def make(
@@ -89,13 +83,10 @@ class SideCalls:
 
         Args:
             kind: What the call is for.
-            slot: Whose model.
             version: Of the slot's weights, or its endpoint's model: other weights answer anew.
-            messages: OpenAI chat messages.
             about: What is recorded in place of messages, tools and response format, where another file holds them.
             n: How many answers; servers that do not know `n` give one.
             temperature: None for that of the slot's configuration.
-            log_probs: True to ask for the log-probability of each token too.
             options: `tools`, `response_format` and `seed`, as in `chimera.serving.client.Model`.
 
         Raises:
@@ -161,7 +152,6 @@ class SideCalls:
 
 
 def _recorded(file: Path) -> dict[str, SideCall]:
-    """The calls in a phase's file, by their keys."""
     try:
         return {line["key"]: SideCall(line["kind"], line["slot"], line["response"]) for line in read_lines(file)}
     except KeyError as error:

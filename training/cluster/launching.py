@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from chimera.run.child_environment import child_environment
-from chimera.run.children import Command
+from chimera.processes.child_environment import child_environment
+from chimera.processes.children import Command
 from training.engines.verl_runtime import loopback
 
 
@@ -35,7 +35,7 @@ class Meeting:
 
 
 class RankProcess(Protocol):
-    """A rank as its launcher knows it, such as a `chimera.run.children.Child`."""
+    """A rank as its launcher knows it, such as a `chimera.processes.children.Child`."""
 
     log_file: Path
 

@@ -54,7 +54,6 @@ def estimate(
       before whitening plus values.
 
     Args:
-        estimator: The name of VeRL's estimator.
         token_rewards: (B, T), see `at_last_token`.
         mask: (B, T); 1.0 for tokens of the response.
         groups: Group of each response, see `ppo_steps.group_of`; for grpo and rloo.

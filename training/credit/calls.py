@@ -24,7 +24,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chimera.config.rollouts import RewardConfig
+from chimera.config.sections.rollouts import RewardConfig
 from evaluation.records.rollouts import RolloutRecord
 from training.algorithms.ppo.settings import PpoSettings
 from training.credit.sub_goals import share_reached
@@ -54,10 +54,7 @@ def credit(
     """The credit of each call of a rollout.
 
     Args:
-        calls: The rollout's senior calls.
         record: The rollout. If it failed or has no reward, the result is empty.
-        config: Has the mode and the baseline.
-        reward: Has the weight of alignment.
         without: counterfactual: the replay with the first weights. If it has no reward, the result is empty.
     """
     if record.status == "failed" or record.reward is None:
@@ -86,7 +83,6 @@ def credit(
 
 
 def _shared(record: RolloutRecord, config: PpoSettings, reward: RewardConfig) -> float:
-    """The part of a rollout's reward that its calls share."""
     parts = earned(record.parts, config.reward, reward)
     assert record.reward is not None
     shared = math.fsum(parts.values()) if config.reward else record.reward

@@ -1,7 +1,7 @@
 """Sub-goals: what a good answer of a role has, whatever becomes of the rollout. Each is read from the call alone."""
 
-from agents.quoting import texts_read
 from agents.schemas import ExperimentProtocol, Hypothesis
+from agents.visit.quoting import texts_read
 from chimera.core.quotes import missing_quotes
 from training.learning.experience import Call
 

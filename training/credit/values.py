@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agents.quoting import texts_read
 from agents.roles import DESIGNER, PEER_REVIEWER, REFINER, ROLES, SUPERVISOR
 from agents.schemas import Answer, ExperimentProtocol, Hypothesis
+from agents.visit.quoting import texts_read
 from chimera.config.roles import JUDGE, JUNIORS
-from chimera.config.rollouts import RewardConfig
+from chimera.config.sections.rollouts import RewardConfig
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.core.quotes import missing_quotes
@@ -44,7 +44,6 @@ class Worth:
     Attributes:
         value: The sum of the parts.
         parts: Each part with its weight.
-        how: Where the parts come from.
     """
 
     value: float
@@ -56,7 +55,6 @@ def check_reward(plan: PhasePlan, weights: Mapping[str, float], reward: RewardCo
     """Raise ConfigError if a phase's own reward names a part that rollouts do not have.
 
     Args:
-        plan: The phase.
         weights: The weights of the parts that its roles earn.
         reward: The weights of the whole reward; a part whose weight is 0 is not computed.
     """
@@ -79,7 +77,6 @@ def earned(parts: Mapping[str, float | None], weights: Mapping[str, float], rewa
     Args:
         parts: The rollout's parts, weighted by `reward`; a missing one is left out.
         weights: The weights of the parts that the roles earn; empty for the whole reward.
-        reward: The weights of the whole reward.
     """
     known = {name: value for name, value in parts.items() if value is not None}
     if not weights:
@@ -93,10 +90,7 @@ def how_valued(
     """How the answers of a phase's roles are valued. "auto" reads the answers themselves where their parts allow it.
 
     Args:
-        plan: The phase.
         weights: The weights of the parts that its roles earn; empty for the whole reward.
-        wanted: The phase's setting.
-        config: The whole configuration.
 
     Raises:
         ConfigError: The roles' answers cannot be valued like this.
@@ -134,7 +128,6 @@ class Values:
     Args:
         weights: The weights of the parts that the roles earn; empty for the whole reward.
         how: See `how_valued`.
-        bench: Makes the replays.
     """
 
     def __init__(self, weights: Mapping[str, float], how: How, bench: Bench) -> None:

@@ -15,11 +15,7 @@ R = TypeVar("R")
 
 
 class Background:
-    """One thread that does jobs in the order of `start`. Call it from one event loop.
-
-    Args:
-        name: The thread's name.
-    """
+    """One thread that does jobs in the order of `start`. Call it from one event loop."""
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()

@@ -25,13 +25,16 @@ class TrainingEngine(Protocol):
     def update(self, batch: "Sequence[Sample]", step: int, watch: Watch | None = None) -> dict[str, float]:
         """Learn from one step's samples; returns metrics by VeRL's names.
 
+        With grpo and rloo, samples that are alone in their group have no baseline: they are left out and counted in
+        `group/alone`.
+
         Args:
             batch: Samples of the current weights.
             step: The step's number. Together with the seed it determines the order of mini-batches.
             watch: Called after the update with the batch and the metrics.
 
         Raises:
-            RunError: The update is not possible.
+            RunError: No sample is left, or the model's log-probabilities are not finite.
         """
         ...
 

@@ -43,9 +43,6 @@ class CallGradients:
 
         Args:
             folder: A Hugging Face folder.
-            record: What the update made of the call.
-            prompt: Token ids of the prompt.
-            response: Token ids of the response.
 
         Raises:
             ConfigError: The folder holds no safetensors.

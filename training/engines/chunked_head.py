@@ -36,7 +36,6 @@ class ChunkedHead:
     The layer is called within the model's forward pass, so FSDP has gathered its weights.
 
     Args:
-        layer: The output layer.
         vocabulary: Number of logits of a token.
     """
 

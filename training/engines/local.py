@@ -160,22 +160,6 @@ class PpoEngine:
         return worker
 
     def update(self, batch: Sequence[Sample], step: int, watch: Watch | None = None) -> dict[str, float]:
-        """Learn from one step's samples.
-
-        With grpo and rloo, samples that are alone in their group have no baseline: they are left out and counted in
-        `group/alone`.
-
-        Args:
-            batch: Samples of the current weights.
-            step: The step's number. Together with the seed it determines the order of mini-batches.
-            watch: Called after the update with the batch and the metrics.
-
-        Returns:
-            Metrics by VeRL's names.
-
-        Raises:
-            RunError: No sample is left, or the model's log-probabilities are not finite.
-        """
         with self._random:
             return self._update(batch, step, watch)
 
@@ -330,16 +314,10 @@ class PpoEngine:
         return {key if "/" in key else f"{prefix}{key}": value for key, value in metrics.items()}
 
     def export(self, folder: Path) -> None:
-        """Write the actor as a plain Hugging Face folder in float32 with merged adapters, whole or not at all."""
         engine: Any = self._actor.engine
         write_model(folder, plain_weights(engine.module), self._folder)
 
     def save(self, folder: Path) -> None:
-        """Write the complete state, so that `load` continues exactly. The folder appears whole or not at all.
-
-        Raises:
-            RunError: It cannot be written.
-        """
         with whole_folder(folder) as draft:
             for name, worker in self._trained():
                 write_state(worker_state(worker), draft, name)
@@ -384,7 +362,6 @@ class PpoEngine:
         return {"critic": self._critic is not None, "lora_rank": self._config.lora_rank, "seed": self._seed}
 
     def close(self) -> None:
-        """Free the models and the process group. Then another engine may be opened. Closing twice does nothing."""
         if self._closed:
             return
         self._closed = True

@@ -166,7 +166,6 @@ class _Tensors:
         self._places: set[int] = set()
 
     def keep(self, tensor: "Tensor") -> str:
-        """Add a tensor and return its name."""
         whole = tensor.detach().cpu().contiguous()
         # safetensors refuses two tensors that share memory, such as tied embeddings.
         kept = whole.clone() if whole.data_ptr() in self._places else whole

@@ -36,7 +36,6 @@ def packed_sdpa(
         module: The attention layer, for its number of query heads per key head.
         query: (1, heads, tokens, head size).
         key: (1, key heads, tokens, head size).
-        value: As `key`.
         attention_mask: Always None: a pack has no padding.
         dropout: Share of attention weights to drop.
         scaling: Factor of the scores; by default one over the root of the head size.

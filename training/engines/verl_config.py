@@ -5,13 +5,12 @@ has an effect in one process with one device. A key that a `ppo` key sets is ref
 """
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chimera.core.errors import ConfigError
+from chimera.core.errors import ConfigError, suggestion
 from training.algorithms.ppo.settings import PpoSettings
 
 if TYPE_CHECKING:
@@ -179,8 +178,6 @@ def model_config(folder: Path, config: PpoSettings, *, attention: str, lora: boo
     """VeRL's configuration of the model in `folder`. VeRL must be loaded.
 
     Args:
-        folder: A Hugging Face folder.
-        config: Our settings.
         attention: The `attn_implementation` of transformers, unless `ppo.verl.model.override_config` names one.
         lora: True if the model gets the configured adapters.
 
@@ -226,8 +223,8 @@ def _made(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
 
 
 def _closest(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    found = suggestion(name, known)
+    return f" ({found})" if found else ""
 
 
 def _listed(names: Any) -> str:

@@ -48,44 +48,35 @@ class CpuPlatform(PlatformBase):
 
     @property
     def device_name(self) -> str:
-        """PyTorch's device type."""
         return "cpu"
 
     @property
     def vendor_name(self) -> str:
-        """The vendor's name; no vendor has a separate engine for CPUs."""
         return "cpu"
 
     @property
     def device_module(self) -> ModuleType:
-        """The module in place of `torch.cuda`."""
         return self._module
 
     def is_available(self) -> bool:
-        """True: there is always a CPU."""
         return True
 
     # VeRL moves tensors to the current device. The number 0 would mean the first GPU.
     def current_device(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The device to move tensors to."""
         return "cpu"
 
     def device_count(self) -> int:
-        """One."""
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        """Do nothing: there is one device."""
+    def set_device(self, device_index: int) -> None: ...
 
     def synchronize(self, device_index: int | None = None) -> None:
         """Do nothing: CPU operations are synchronous."""
 
     def manual_seed(self, seed: int) -> None:
-        """Seed torch's generator."""
         torch.manual_seed(seed)
 
     def manual_seed_all(self, seed: int) -> None:
-        """Seed torch's generator."""
         torch.manual_seed(seed)
 
     def set_allocator_settings(self, settings: str) -> None:
@@ -95,11 +86,9 @@ class CpuPlatform(PlatformBase):
         """Do nothing: torch keeps no cache of CPU memory."""
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
-        """No CUDA capability."""
         return None, None
 
     def communication_backend_name(self) -> str:
-        """The backend for collectives."""
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
@@ -111,23 +100,18 @@ class CpuPlatform(PlatformBase):
         """Do nothing: NVIDIA's profiler does not apply."""
         return nullcontext()
 
-    def profiler_start(self) -> None:
-        """As above."""
+    def profiler_start(self) -> None: ...
 
-    def profiler_stop(self) -> None:
-        """As above."""
+    def profiler_stop(self) -> None: ...
 
     def ray_resource_name(self) -> str:
-        """Ray's name of the resource. Ray is not used."""
         return "CPU"
 
     def ray_noset_envvars(self) -> list[str]:
-        """None."""
         return []
 
     def is_ipc_supported(self) -> bool:
         """Tensors are not shared between processes."""
         return False
 
-    def cudart(self) -> None:
-        """There is no CUDA runtime."""
+    def cudart(self) -> None: ...

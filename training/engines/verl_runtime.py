@@ -187,11 +187,7 @@ def loopback() -> str:
 
 
 def open_group(device: Device) -> None:
-    """Open this process's group of one rank. Call it inside `rank_of_one`.
-
-    Raises:
-        RunError: There is one already.
-    """
+    """Open this process's group of one rank. Call it inside `rank_of_one`; raises RunError if there is one already."""
     import torch.distributed as dist
     from torch._C._distributed_c10d import HashStore
 

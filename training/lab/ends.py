@@ -24,18 +24,13 @@ class Look:
 
 
 class Ends:
-    """Ends of rollouts: those of which the store has told, and now and then all that it knows.
-
-    Args:
-        store: The store.
-    """
+    """Ends of rollouts: those of which the store has told, and now and then all that it knows."""
 
     def __init__(self, store: agl.LightningStoreServer) -> None:
         self._store = store
         self._told: set[str] = set()
 
     def tell(self, rollout_id: str) -> None:
-        """An attempt of a rollout has ended."""
         self._told.add(rollout_id)
 
     async def among(self, pending: Collection[str], look: Look) -> Sequence[agl.Rollout]:

@@ -27,11 +27,6 @@ class HeldOut:
     """Makes a run's rollouts on held-out tasks, `evaluation.concurrency` at a time.
 
     Args:
-        run: The run that records them.
-        config: The whole configuration.
-        servers: The models.
-        recorder: Knows which rollouts are recorded already.
-        toolbox: Makes the society's tools.
         check: Raises an error if all further rollouts would fail.
     """
 

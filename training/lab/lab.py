@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from types import TracebackType
 from typing import Literal, Self
 
 import agentlightning as agl
@@ -31,14 +30,15 @@ from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import Stage
 from evaluation.traces.spans import Span
 from training.bench.candidates import Beside, ServedCandidates, phase_of
-from training.lab import resources, visitors
+from training.lab import resources
 from training.lab.ends import LOOK_SECONDS, Ends, Look
 from training.lab.gateway.process import Gateway
 from training.lab.held_out import HeldOut
-from training.lab.launching import ForkedRunners, RunnerLauncher
-from training.lab.pool import RunnerPool
 from training.lab.recorder import Recorder, identity
-from training.lab.runner import Doors, RunnerSpec
+from training.lab.runners import visitors
+from training.lab.runners.launching import ForkedRunners, RunnerLauncher
+from training.lab.runners.pool import RunnerPool
+from training.lab.runners.runner import Doors, RunnerSpec
 from training.lab.store import LabStore
 from training.learning.episodes import Episode
 from training.watch.metrics import Metrics
@@ -54,13 +54,7 @@ class Lab:
     """One run's machinery, as an async context manager; a phase asks it for rollouts.
 
     Args:
-        run: Where everything is recorded.
-        config: The whole configuration.
-        dataset: The tasks.
         servers: The models, already served.
-        secrets: Keys for the tools.
-        view: Shows progress.
-        metrics: Gets everything that is measured.
 
     Attributes:
         live: What is live; change it through `put_live` and `restore`, so that rollouts are told.
@@ -147,11 +141,7 @@ class Lab:
         return self
 
     def _launcher(self, spec: RunnerSpec) -> RunnerLauncher:
-        """Starts runners where `rollouts.on` says.
-
-        Raises:
-            ConfigError: The cluster's token file cannot be used.
-        """
+        """Starts runners where `rollouts.on` says; raises ConfigError if the cluster's token file cannot be used."""
         if self.config.rollouts.on == "here":
             return ForkedRunners(spec, self._logs)
         from training.cluster.ray.runners import RayRunners
@@ -159,12 +149,7 @@ class Lab:
         return RayRunners(self.config.cluster, spec, self._logs, self._fail)
 
     def _known_doors(self) -> tuple[str | None, str | None, int | None, int | None]:
-        """Keys and ports of store and gateway that visitors know; None where nobody needs to know them.
-
-        Raises:
-            ConfigError: The key file cannot be used.
-            RunError: A port is taken.
-        """
+        """Keys and ports of store and gateway that visitors know; None where nobody needs to know them."""
         cluster = self.config.cluster
         if cluster.key_file is None:
             return None, None, None, None
@@ -173,9 +158,7 @@ class Lab:
         gateway_port = visitors.check_port(cluster.gateway_port, "cluster.gateway_port", cluster.host)
         return *visitors.keys_of(cluster.key_file), store_port, gateway_port
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stop()
 
     async def _stop(self) -> None:
@@ -233,7 +216,6 @@ class Lab:
         Nothing is explored, and runners, gateway and store have no part in it.
 
         Args:
-            inputs: Tasks with seeds, and the phase to record them under.
             stage: The name of what is live.
         """
         now = Stage(stage, stage, "sequence", tuple(self.live.policies.values()), self.policy_versions)
@@ -248,7 +230,6 @@ class Lab:
         rollouts are yielded too. When the caller stops iterating, rollouts that have not started never will.
 
         Args:
-            inputs: Tasks with seeds, and the phase to record them under.
             mode: "val" explores nothing.
             instead: Candidates that work in these rollouts, which are recorded under `candidates.phase_of`.
 

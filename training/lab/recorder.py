@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import agentlightning as agl
 
-from chimera.config.rollouts import RewardConfig
+from chimera.config.sections.rollouts import RewardConfig
 from chimera.run.directory import Run
 from evaluation.conduct.rollout import keep
 from evaluation.records.rollouts import Made, Outcome, RolloutInput, RolloutRecord
@@ -25,13 +25,7 @@ Identity = tuple[str, str, int]
 
 
 class Recorder:
-    """Writes a run's rollouts and knows which ones are written already.
-
-    Args:
-        run: The run that records them.
-        store: Has ended rollouts and their spans.
-        reward: Weights of the immediate rewards of calls.
-    """
+    """Writes a run's rollouts and knows which ones are written already."""
 
     def __init__(self, run: Run, store: LabStore, reward: RewardConfig) -> None:
         self._run = run
@@ -68,7 +62,6 @@ class Recorder:
         return RolloutRecord.of(given, Outcome.load(reported) if reported else None, made), traces.plain(spans)
 
     def write(self, record: RolloutRecord, spans: Sequence[Span]) -> Episode:
-        """Write record and trace to disk."""
         kept = keep(self._run, record, spans)
         self.note(record)
         return self.episode(record, kept)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import agentlightning as agl
 
 from agents.policies.choice import SelectionSpec
-from chimera.config.models import ModelConfig
+from chimera.config.sections.models import ModelConfig
 from chimera.core.errors import RunError
 from chimera.run.policies import SELECTION
 from chimera.serving.client import Endpoint

@@ -41,12 +41,7 @@ FINAL_ATTEMPT: frozenset[AttemptStatus] = frozenset({"succeeded", "failed", "tim
 
 
 class KeyedStoreClient(agl.LightningStoreClient):
-    """The client of a `LabStore`, which sends the key.
-
-    Args:
-        address: The store's address.
-        key: The store's key.
-    """
+    """The client of a `LabStore`, which sends the key."""
 
     def __init__(self, address: str, key: str) -> None:
         super().__init__(address)

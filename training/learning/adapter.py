@@ -16,11 +16,11 @@ from typing import Any
 import agentlightning as agl
 
 from agents.policies.events import BanditEvent
-from agents.prompting import payload_of
-from agents.react import read_answer
-from agents.record import CallRecord, ModelCall, ToolUse
 from agents.roles import ROLES
-from chimera.config.rollouts import RewardConfig
+from agents.visit.prompting import payload_of
+from agents.visit.react import read_answer
+from agents.visit.record import CallRecord, ModelCall, ToolUse
+from chimera.config.sections.rollouts import RewardConfig
 from chimera.core.errors import RunError
 from chimera.serving.client import Completion
 from evaluation.records.rollouts import RolloutRecord
@@ -37,7 +37,6 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
     """Reads the traces of any number of rollouts. The caller names the roles whose calls it wants.
 
     Args:
-        reward: Weights of the immediate rewards.
         roles: The roles for `adapt`, which Agent Lightning calls with only a trace.
     """
 

@@ -30,7 +30,6 @@ class PhasePlan:
 
     Attributes:
         name: Of ledger events, files, metrics and the stage; unique, so that an algorithm may occur twice.
-        algorithm: Its name in the configuration.
         roles: The roles that it trains, in the order of the society.
         slots: The slots that those roles use, each once.
     """
@@ -52,7 +51,6 @@ class Learned:
     """What a phase came to.
 
     Attributes:
-        figures: For the ledger and the metrics.
         policy: What it learned; None when it learned nothing. It goes live if the gate lets it.
     """
 
@@ -64,11 +62,7 @@ class Bench(Protocol):
     """The lab as one phase sees it.
 
     Attributes:
-        config: The whole configuration.
         dataset: The tasks; learn from `dataset.train` only.
-        run: The run's directory and ledger.
-        view: Shows progress, notes and warnings.
-        metrics: Gets what is measured, by phase and step.
     """
 
     config: "Config"
@@ -98,7 +92,6 @@ class Bench(Protocol):
         What is recorded already comes first and is not run again. Close the generator when you stop early.
 
         Args:
-            inputs: Tasks with seeds, and the phase to record them under.
             mode: "val" explores nothing.
             instead: Candidates that work in these rollouts only. What is live does not change. Their versions are in
                 the records, which stand under a phase of their own: `episodes` does not give them.
@@ -170,7 +163,6 @@ class Bench(Protocol):
 
         Args:
             slot: Whose model; one that a role uses, or that the phase's settings name (`PhaseSettings.asks`).
-            messages: OpenAI chat messages.
             options: `tools`, `response_format` and `seed`, as in `chimera.serving.client.Model`; `temperature` in place
                 of the slot's.
 

@@ -38,7 +38,6 @@ class Course:
     window: list[bool] = field(default_factory=list)
 
     def dump(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
 
@@ -47,7 +46,6 @@ class Curriculum:
 
     Args:
         levels: Each state's name and the level of its task; None counts as level 1.
-        order: See the module.
         seed: Equal seeds and equal outcomes draw equal states.
         course: What earlier draws came to; it is continued in place.
     """

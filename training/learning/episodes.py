@@ -22,13 +22,8 @@ class Episode:
     conversations.
 
     Args:
-        record: The rollout.
         spans: Its trace, as it is on disk; None if it has to be read from there.
         run: The run's folder.
-        adapter: Reads the trace.
-
-    Attributes:
-        record: The rollout.
     """
 
     __slots__ = ("_adapter", "_run", "_spans", "record")
@@ -74,11 +69,7 @@ class Episode:
         return self._adapter.adapt_for_bandit(self.record)
 
     def trace(self) -> Sequence[Span]:
-        """Its spans, from memory or from disk; empty when it left none.
-
-        Raises:
-            RunError: The trace cannot be read.
-        """
+        """Its spans, from memory or from disk; empty when it left none; raises RunError if the trace cannot be read."""
         if self._spans is not None:
             return self._spans
         return () if self.record.trace is None else traces.read(self._run / self.record.trace)

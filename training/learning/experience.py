@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agents.react import read_answer
 from agents.roles import ROLES
 from agents.schemas import Answer
+from agents.visit.react import read_answer
 from chimera.core.types import Label
 from chimera.serving.client import Completion, read_completions
 from evaluation.traces.calls import TracedCall
@@ -64,8 +64,6 @@ class Call:
     """One model call as an action: the state is its prompt's tokens, the action its response's tokens.
 
     Attributes:
-        rollout_id: The rollout.
-        role: Who asked.
         visit: Which of the role's visits, from 1.
         attempt: Which try of that visit, from 1.
         step: Which call of that try, from 1.

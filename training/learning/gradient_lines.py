@@ -30,11 +30,6 @@ class _LearnedCall:
 def gradient_lines(run: Run, tree: Tree, pieces: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """A line on each learned call, by response id.
 
-    Args:
-        run: The run.
-        tree: The rollout.
-        pieces: The texts of tokens, by response id.
-
     Raises:
         RunError: Weights were changed after the run had written them.
     """

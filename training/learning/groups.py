@@ -32,7 +32,6 @@ class BranchSettings(PhaseSettings):
     )
 
     def needs_rollouts(self) -> bool:
-        """True unless it answers tasks first."""
         return self.tasks == 0
 
 
@@ -49,7 +48,6 @@ class AnswerGroup:
     """The answers to one state that have a worth, all by the weights that were live.
 
     Attributes:
-        state: The state.
         answers: The answers, in the order in which they were drawn.
         left_out: Numbers of answers without worth: `stale` by other weights, `unvalued` without a value.
     """
@@ -77,10 +75,7 @@ async def grow(
     """`k` answers to each state, by the weights that are live, with their worth; in the order of the states.
 
     Args:
-        bench: The phase's bench.
-        values: Values the answers.
         states: Of roles that use one slot.
-        k: How many answers to each.
         seed: The same seed, weights and states give the same answers.
         version: The slot's version that is live. An answer by another is left out.
 

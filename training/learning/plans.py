@@ -24,12 +24,10 @@ class Phase:
 
     @property
     def name(self) -> str:
-        """The phase's name."""
         return self.plan.name
 
     @property
     def learns(self) -> bool:
-        """True if it learns a policy, which the gate decides on."""
         return self.algorithm.part is not None
 
 
@@ -77,10 +75,6 @@ def make_phases(names: Sequence[str], config: Config, dataset: Dataset) -> list[
 
 def check_rollouts(phases: Sequence[Phase], *, recorded: bool) -> None:
     """Make sure that a phase which learns from rollouts finds some.
-
-    Args:
-        phases: The phases, in their order.
-        recorded: Whether the run has rollouts already.
 
     Raises:
         ConfigError: The first phase needs rollouts, and there are none.

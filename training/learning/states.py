@@ -19,9 +19,7 @@ class State:
     """A role's first visit in one rollout, which it answered at once: the prompt of that answer is the state.
 
     Attributes:
-        episode: The rollout, without its spans in memory.
         call: The call that gave the answer.
-        conversation: The whole visit.
     """
 
     episode: Episode
@@ -50,9 +48,7 @@ async def collect_states(plan: PhasePlan, tasks: int, bench: Bench) -> list[Stat
     """The states of the phase's roles, in the order of their keys.
 
     Args:
-        plan: The phase.
         tasks: Training tasks that the society answers first; 0 takes the rollouts of earlier phases.
-        bench: The phase's bench.
 
     Raises:
         RunError: No rollout succeeded, or a trace cannot be read.

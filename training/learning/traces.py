@@ -47,11 +47,7 @@ def write(spans: Iterable[agl.Span], path: Path) -> None:
 
 
 def read(path: Path) -> list[agl.Span]:
-    """The spans of a trace file.
-
-    Raises:
-        RunError: The file is missing or broken.
-    """
+    """The spans of a trace file; raises RunError if the file is missing or broken."""
     nothing = {"resource": {"attributes": {}, "schema_url": ""}, "context": None, "parent": None}
     try:
         return [agl.Span.model_validate({**row, **nothing}) for row in plain_spans.read_rows(path)]

@@ -94,11 +94,7 @@ def write_model(folder: Path, weights: "Mapping[str, Tensor]", source: Path) -> 
 
 
 def write_tensors(tensors: "Mapping[str, Tensor]", file: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file.
-
-    Raises:
-        RunError: It cannot be written, for example because the disk is full.
-    """
+    """Write a safetensors file; raises RunError if it cannot be written, for example because the disk is full."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

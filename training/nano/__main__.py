@@ -36,7 +36,6 @@ TRAIN_SEED, EXAM_SEED = 7_000_003, 9_000_011
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m training.nano", description=__doc__)
     parser.add_argument("--out", type=Path, default=ASSETS, help="folder to write (default: the bundled model's)")
     parser.add_argument("--steps", type=int, default=8500, help="updates on faultless transcripts")
@@ -123,7 +122,6 @@ def exam_set(levels: list[int], count: int) -> list[Transcript]:
 
 
 def main(argv: list[str]) -> int:
-    """Train, evaluate and save the model, and write the figures of the model card."""
     options = parser().parse_args(argv)
     import torch
     from transformers import AutoTokenizer, Qwen2ForCausalLM

@@ -33,7 +33,6 @@ class Marks:
     answers: dict[str, int]
 
     def line(self) -> str:
-        """One line for the log."""
         labels = " ".join(f"{label} {share:.2f}" for label, share in self.right_by_label.items())
         return (
             f"n {self.n} parsed {self.parsed:.2f} quoted {self.quoted:.2f} compared {self.compared:.2f} "

@@ -90,7 +90,6 @@ def render(tokenizer: "PreTrainedTokenizerFast", transcript: "Transcript", count
 
 
 def new_model(shape: NanoShape, tokenizer: "PreTrainedTokenizerFast", seed: int) -> "Qwen2ForCausalLM":
-    """A new model with random weights from `seed`."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 

@@ -24,7 +24,6 @@ class FloatMuon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - no closure
-        """Make one update."""
         for group in self.param_groups:
             for matrix in group["params"]:
                 if matrix.grad is None:

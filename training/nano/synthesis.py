@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from agents.prompting import Message, dump, opening, tool_message
 from agents.roles import REFINER, ROLES
 from agents.schemas import Hypothesis
 from agents.tools.sources import sources_within
+from agents.visit.prompting import Message, dump, opening, tool_message
 from chimera.config.roles import JUNIORS, LITERATURE, OWN_TOOLS, TRIALS
 from chimera.core.types import YesNoMaybe, abstract_text
 from chimera.data.generated.synthesis import FoundStudy, SynthesisTask, decide, decisive, matching
@@ -61,7 +61,6 @@ def searches(item: SynthesisTask, tools: Sequence[str], *, second: bool) -> Sear
 
 
 def of_junior(item: SynthesisTask, name: str) -> Searches:
-    """The searches of a junior of the society."""
     return searches(item, PLANS[name], second=len(PLANS[name]) == 1)
 
 
@@ -183,7 +182,6 @@ def transcripts(item: SynthesisTask, rng: random.Random, habits: Habits) -> list
 
 
 def stream(items: Iterator[SynthesisTask], seed: int, habits: Habits) -> Iterator[Transcript]:
-    """Transcripts of the items."""
     rng = random.Random(seed)
     for item in items:
         yield from transcripts(item, rng, habits)
@@ -195,5 +193,4 @@ def document(study: FoundStudy) -> dict[str, str]:
 
 
 def answered(hypothesis: Hypothesis) -> Message:
-    """The assistant's last message."""
     return {"role": "assistant", "content": dump(hypothesis.model_dump())}

@@ -1,9 +1,9 @@
 """Makes conversations of every trained role on generated tasks, in exactly the form of the society.
 
-Prompts come from `agents.prompting`, tool results from the documents of the literature index, answers from the numbers
-that the generator drew. `Habits` are deliberate weaknesses that training can fix: each junior is careful on tasks of
-its field and often careless elsewhere, the supervisor chooses at random, the refiner mostly repeats its input, and the
-designer is often vague.
+Prompts come from `agents.visit.prompting`, tool results from the documents of the literature index, answers from the
+numbers that the generator drew. `Habits` are deliberate weaknesses that training can fix: each junior is careful on
+tasks of its field and often careless elsewhere, the supervisor chooses at random, the refiner mostly repeats its input,
+and the designer is often vague.
 """
 
 import random
@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from agents.prompting import Message, dump, opening, tool_message
 from agents.roles import DESIGNER, REFINER, ROLES, SUPERVISOR
 from agents.schemas import ExperimentProtocol, Hypothesis
+from agents.visit.prompting import Message, dump, opening, tool_message
 from chimera.config.roles import JUNIORS, LITERATURE, RolesConfig
 from chimera.core.types import Label, ResearchTask, YesNoMaybe, abstract_text
 from chimera.data.generated.synthesis import SynthesisTask

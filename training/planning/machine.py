@@ -35,11 +35,7 @@ class Machine:
 
 
 def this_machine(runs: Path) -> Machine:
-    """This machine as it is now; takes about a second.
-
-    Args:
-        runs: The folder of runs.
-    """
+    """This machine as it is now; takes about a second."""
     import torch
 
     place = runs.absolute()

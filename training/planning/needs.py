@@ -23,7 +23,6 @@ class Need:
     """What one process, or each of several equal ones, keeps in memory at its peak.
 
     Attributes:
-        who: The process.
         parts: Bytes by what they hold.
         device: "gpu" if the parts other than `process` are in a GPU's memory where there is one.
         count: How many of these processes there are.

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chimera.config.models import ModelConfig
 from chimera.config.roles import expand
+from chimera.config.sections.models import ModelConfig
 from chimera.config.tree import Config
 from chimera.core.plain_json import read_json_object
 from chimera.serving.embedded.checkpoint import BYTES, locate
@@ -44,7 +44,6 @@ class Pace:
         tokens: Tokens that its update computes.
         sample_s: Seconds to sample the calls, by one server.
         update_s: Seconds of the update.
-        steps: Number of steps.
     """
 
     calls: int
@@ -71,9 +70,6 @@ class PhaseRoom:
     """One phase.
 
     Attributes:
-        phase: Its name.
-        needs: The processes that run at its peak.
-        disk: Bytes that it leaves on disk, at most.
         faults: Why it does not fit; empty if it does.
         changes: Settings with which it fits, in the order to try them; empty if it fits, or if none is known.
         pace: Its steps; None for phases without online steps.

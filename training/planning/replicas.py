@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from chimera.config.models import ModelConfig
+from chimera.config.sections.models import ModelConfig
 from chimera.config.tree import Config
 from chimera.serving.embedded.checkpoint import BYTES
 from chimera.serving.vllm.sharing import share
@@ -84,5 +84,4 @@ def lacking_places(needs: Sequence[Need], gpus: Sequence[tuple[str, int]]) -> li
 
 
 def gigabytes(size: float) -> str:
-    """A size in words."""
     return f"{size / 2**30:.1f} GB"

@@ -89,7 +89,6 @@ class Architecture:
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one layer."""
         biases = self.qkv_bias * (self.queries + 2 * self.keys) + self.out_bias * self.hidden
         norms = 2 * self.hidden + self.head_norms * 2 * self.head_dim
         return sum(inputs * outputs for inputs, outputs in self.layer_matrices) + biases + norms
@@ -101,7 +100,6 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
-        """All parameters."""
         return self.layers * self.layer_parameters + (1 if self.tied else 2) * self.embedding + self.hidden
 
     @property

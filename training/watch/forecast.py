@@ -101,7 +101,6 @@ class TimeForecast:
             self._share = min(share, 1.0)
 
     def finish(self, name: str) -> None:
-        """A part has ended."""
         if name == self._running:
             self._done[name] = self._clock() - self._began
             self._running = None

@@ -4,16 +4,15 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from evaluation.conduct.progress import Advance
 from evaluation.records.rollouts import RolloutRecord
 from training.watch.progress import Activity, Rollouts, RunProgress, part_of
-from training.watch.view import Advance
 from training.watch.view_text import describe_versions, duration, failure, result_table, running, trend
 
 LINE_SECONDS = 10.0
@@ -41,15 +40,12 @@ class LineView:
         self._pulse.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         if self._pulse is not None:
             self._pulse.join()
 
     def plan(self, names: Sequence[str], done: Sequence[str] = (), costs: Mapping[str, float] | None = None) -> None:
-        """Print one line."""
         self._progress.forecast.plan(costs or {})
         self.note("phases: " + ", ".join(f"{name} (finished before)" if name in done else name for name in names))
 
@@ -67,7 +63,6 @@ class LineView:
 
     @contextmanager
     def phase(self, name: str, total: int, versions: Mapping[str, str], *, table: bool = True) -> Iterator[None]:
-        """Lines for one phase, then its table."""
         rollouts = Rollouts(versions)
         self.note(f"{name}: {total} rollouts; policies {describe_versions(versions)}")
         with self._progress.doing(name, total, rollouts=True) as activity:
@@ -101,21 +96,17 @@ class LineView:
                 self._told.pop(id(activity), None)
 
     def decision(self, text: str) -> None:
-        """One line."""
         self.note(text)
 
     def table(self, table: Table) -> None:
-        """The table as text."""
         self._last = time.monotonic()
         self._console.print(table)
 
     def note(self, text: str) -> None:
-        """One line."""
         self._last = time.monotonic()
         self._console.print(Text(text), soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Print one line, marked as a warning."""
         self.note(f"warning: {text}")
 
     def _tell(self, activity: Activity, done: int, text: str) -> None:

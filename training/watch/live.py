@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -13,10 +12,10 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from evaluation.conduct.progress import Advance
 from evaluation.records.rollouts import RolloutRecord
 from training.summary import part_means
 from training.watch.progress import Activity, Rollouts, RunProgress, part_of
-from training.watch.view import Advance
 from training.watch.view_text import (
     describe_versions,
     duration,
@@ -52,20 +51,16 @@ class LiveView:
         self._open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
 
     def plan(self, names: Sequence[str], done: Sequence[str] = (), costs: Mapping[str, float] | None = None) -> None:
-        """Show the phases above the progress from now on."""
         self._plan = {name: "done" if name in done else "" for name in names}
         self._progress.forecast.plan(costs or {})
         self._show()
 
     @contextmanager
     def doing(self, text: str) -> Iterator[None]:
-        """A spinner with the text."""
         with self._progress.doing(text):
             self._show()
             yield
@@ -79,7 +74,6 @@ class LiveView:
 
     @contextmanager
     def phase(self, name: str, total: int, versions: Mapping[str, str], *, table: bool = True) -> Iterator[None]:
-        """The live view of one phase, then its table."""
         rollouts = Rollouts(versions)
         started = time.monotonic()
         try:
@@ -97,7 +91,6 @@ class LiveView:
                 self.note(f"{name}: {len(rollouts.records)} rollouts, {running(rollouts.records)}")
 
     def add(self, record: RolloutRecord) -> None:
-        """Count the rollout and show it."""
         rollouts, activity = self._phases[-1]
         rollouts.add(record)
         self._progress.rollout(record)
@@ -124,11 +117,9 @@ class LiveView:
         self._console.print(Text(text, style="bold"))
 
     def table(self, table: Table) -> None:
-        """The table above the live view."""
         self._console.print(table)
 
     def note(self, text: str) -> None:
-        """One line above the live view."""
         self._console.print(Text(text))
 
     def warn(self, text: str) -> None:
@@ -154,7 +145,6 @@ class LiveView:
 
     @contextmanager
     def _counted(self, name: str, total: int, *, rollouts: bool = False) -> Iterator[Activity]:
-        """An activity with a bar."""
         with self._marked(name), self._progress.doing(name, total, rollouts=rollouts) as activity:
             opened = self._open()
             try:

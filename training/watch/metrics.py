@@ -10,7 +10,6 @@ import math
 import numbers
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from chimera.core.secrets import redact
@@ -44,7 +43,6 @@ class Metrics:
 
     Args:
         run: The run. Rollouts that are already in its metrics.jsonl are not logged again.
-        sinks: Displays that follow the feed.
         warn: Called with a message if a sink could not be closed.
     """
 
@@ -80,7 +78,6 @@ class Metrics:
         self.log(PROTOCOLS, None, {"of": phase, "rollouts": len(records)})
 
     def artifact(self, policy: Policy) -> None:
-        """Log a learned policy."""
         self.log(ARTIFACT, None, policy.dump())
 
     def close(self, *, interrupted: bool = False) -> None:
@@ -96,9 +93,7 @@ class Metrics:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(interrupted=kind is not None)
 
 

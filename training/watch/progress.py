@@ -19,7 +19,6 @@ class Rollouts:
     records: list[RolloutRecord] = field(default_factory=list)
 
     def add(self, record: RolloutRecord) -> None:
-        """Add one finished rollout."""
         self.records.append(record)
         self.versions = record.policy_versions or self.versions
 
@@ -29,10 +28,8 @@ class Activity:
     """Something that goes on.
 
     Attributes:
-        text: What it is.
         since: When it began.
         total: Number of its steps; 0 if they are not counted.
-        done: Number of finished steps.
         least: The time left is known once so many steps are done.
         note: About the last step.
     """
@@ -94,7 +91,6 @@ class RunProgress:
             self.forecast.progress(activity.text, done / activity.total)
 
     def rollout(self, record: RolloutRecord) -> None:
-        """A rollout has ended."""
         self.latest = record
         if record.reward is not None:
             self.rewards.append(record.reward)

@@ -33,7 +33,6 @@ def lines_of(path: str, secrets: Mapping[str, str]) -> list[dict[str, Any]]:
 
     Args:
         path: Path in the address of the run's page. Its last part is the run's id.
-        secrets: Have W&B's key.
 
     Raises:
         ConfigError: `path` does not have three parts, or there is no key.

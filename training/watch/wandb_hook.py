@@ -54,7 +54,6 @@ class WandbLoggingHook(agl.Hook):
         rollout: agl.Rollout,
         spans: Sequence[SpanLike],
     ) -> None:
-        """Log the reward in the rollout's spans."""
         reward, parts = rewards(spans)
         values = {"rollout_id": rollout.rollout_id, "mode": rollout.mode, "reward": reward, "parts": parts}
         # Starting W&B takes a second, or minutes if its server does not answer.

@@ -47,9 +47,7 @@ class WandbSpec:
     """The specification of the W&B process.
 
     Attributes:
-        folder: The run's folder.
         protocols: Largest number of rows in a table of protocols.
-        config: The run's configuration, without secrets.
         environment: W&B's own variables, with its key.
     """
 
@@ -202,7 +200,6 @@ class Mirror:
             self._run.log_artifact(artifact, aliases=[policy.version])
 
     def _protocols(self, phase: str) -> None:
-        """Log a table of the phase's protocols."""
         import wandb
 
         lines = read_lines(self._spec.folder / "rollouts" / f"{phase}.jsonl")

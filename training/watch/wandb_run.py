@@ -18,8 +18,8 @@ from chimera.config.loader import effective
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.core.secrets import redact_tree
-from chimera.run import forks
-from chimera.run.children import KILL_SECONDS
+from chimera.processes import forks
+from chimera.processes.children import KILL_SECONDS
 from chimera.run.directory import Run
 from training.watch.metrics import Sink
 from training.watch.wandb_mirror import WandbSpec, serve, sync
@@ -63,9 +63,7 @@ class WandbSink:
     """The W&B process of a run.
 
     Args:
-        spec: Specification of the process.
         modes: W&B's modes to try, one after another, until one starts.
-        notify: Called with the run's address and with errors.
     """
 
     name = "W&B"

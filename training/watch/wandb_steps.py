@@ -14,7 +14,6 @@ class PhaseSteps:
     """Logs to one W&B run in which every phase has its own steps.
 
     Args:
-        run: The W&B run.
         charts: Metrics of a phase that get a chart by themselves; None: all of them.
     """
 

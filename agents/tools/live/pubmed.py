@@ -1,7 +1,7 @@
 """PubMed through NCBI's E-utilities: esearch for PMIDs, efetch for abstracts."""
 
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from pydantic import BaseModel, Field
 
@@ -95,16 +95,12 @@ def _passage(article: ElementTree.Element) -> Passage | None:
     if not pmid or not text:
         return None
     title = element_text(article.find("MedlineCitation/Article/ArticleTitle"))
-    linked = [*_about(article), *article.findall("PubmedData/ArticleIdList/ArticleId")]
+    linked = map(element_text, [*_about(article), *article.findall("PubmedData/ArticleIdList/ArticleId")])
     shown = f"TITLE: {title} {text}" if title else text
-    return Passage(pmid, title, shown, f"https://pubmed.ncbi.nlm.nih.gov/{pmid}/", _texts(linked))
+    return Passage(pmid, title, shown, f"https://pubmed.ncbi.nlm.nih.gov/{pmid}/", tuple(filter(None, linked)))
 
 
 def _about(article: ElementTree.Element) -> list[ElementTree.Element]:
     """PMIDs of articles that this one comments on, corrects or repeats; articles that it only cites do not count."""
     ties = article.findall("MedlineCitation/CommentsCorrectionsList/CommentsCorrections")
     return [pmid for tie in ties if tie.get("RefType") != "Cites" for pmid in tie.findall("PMID")]
-
-
-def _texts(elements: Iterable[ElementTree.Element]) -> tuple[str, ...]:
-    return tuple(filter(None, map(element_text, elements)))

@@ -66,7 +66,6 @@ def answer(brief: Brief, ignore: Aspect | None = None) -> Label:
 
 
 def answer_alone(reading: Reading, asked: int, ignore: Aspect | None = None) -> Label:
-    """The answer of one finding."""
     in_direction = ignore == "direction" or reading.direction == asked
     if ignore == "significance":
         return "yes" if in_direction else "no"
@@ -138,7 +137,6 @@ def read_direction(sentence: str) -> int:
 
 
 def is_control(group: str) -> bool:
-    """True if `group` names a control group."""
     return bool(re.search(r"placebo|treatment|usual care|waiting list|leaflet|non-carriers", group))
 
 

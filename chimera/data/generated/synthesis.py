@@ -155,7 +155,6 @@ def generate(size: int, *, seed: int, levels: Sequence[int] = (1, 2, 3, 4)) -> l
 
 
 def stream(*, seed: int, levels: Sequence[int] = (1, 2, 3, 4)) -> Iterator[SynthesisTask]:
-    """All tasks of a seed, without end."""
     if not levels or not set(levels) <= set(STUDIES):
         raise ValueError(f"levels must be some of 1, 2, 3, 4, not {list(levels)}")
     index = 0
@@ -165,7 +164,6 @@ def stream(*, seed: int, levels: Sequence[int] = (1, 2, 3, 4)) -> Iterator[Synth
 
 
 def generate_one(seed: int, index: int, level: int) -> SynthesisTask:
-    """Task `index` of a seed at a level."""
     rng = Random(f"synthesis/{seed}/{index}/{level}")
     subject, second = draw_subjects(rng)
     endpoints = rng.sample(ENDPOINTS, 2)
@@ -285,7 +283,6 @@ def draw_other(rng: Random, label: Label, number: int) -> Label:
 
 
 def even(rng: Random, low: int, high: int) -> int:
-    """An even number from `low` to `high`."""
     return 2 * rng.randint(low // 2, high // 2)
 
 

@@ -148,7 +148,6 @@ class GeneratedTask:
 
 
 def classify(p_value: float) -> Significance:
-    """The significance class of a p-value."""
     if p_value < 0.05:
         return "significant"
     return "borderline" if p_value < 0.10 else "not significant"
@@ -186,7 +185,6 @@ def generate(size: int, *, seed: int, levels: Sequence[int] = (1, 2, 3, 4)) -> l
 
 
 def stream(*, seed: int, levels: Sequence[int] = (1, 2, 3, 4)) -> Iterator[GeneratedTask]:
-    """All generated tasks of a seed, without end."""
     if not levels or not set(levels) <= set(STRUCTURES):
         raise ValueError(f"levels must be some of 1, 2, 3, 4, not {list(levels)}")
     index = 0
@@ -196,7 +194,6 @@ def stream(*, seed: int, levels: Sequence[int] = (1, 2, 3, 4)) -> Iterator[Gener
 
 
 def generate_one(seed: int, index: int, level: int) -> GeneratedTask:
-    """Task `index` of a seed at a level."""
     rng = Random(f"{seed}/{index}/{level}")
     subject = draw_subject(rng, rng.choice(KINDS))
     condition = rng.choice(CONDITIONS)

@@ -12,7 +12,7 @@ import sys
 
 import uvicorn
 
-from chimera.config.models import ModelConfig, ServingConfig
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.serving.embedded.app import create_app
 from chimera.serving.embedded.service import Service
 
@@ -21,11 +21,7 @@ GRACE_S = 5
 
 
 def main(argv: list[str]) -> None:
-    """Serve until told to stop.
-
-    Raises:
-        ChimeraError: A model cannot be served.
-    """
+    """Serve until told to stop; raises ChimeraError if a model cannot be served."""
     parser = argparse.ArgumentParser(prog="chimera.serving", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the listening socket, inherited from the parent")
     options = parser.parse_args(argv)

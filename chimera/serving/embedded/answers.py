@@ -28,7 +28,6 @@ class Answers:
         """What tells equal requests to the same weights; None for one whose answer is drawn anew each time.
 
         Args:
-            request: The request, with the name of the model.
             weights: A number that no other weights of this server have had.
         """
         if not self._most or (request.seed is None and request.temperature != 0):
@@ -44,7 +43,6 @@ class Answers:
         return {**known, "id": new_id()}
 
     def keep(self, key: str | None, response: dict[str, Any]) -> None:
-        """Remember an answer."""
         if key is not None:
             self._known[key] = response
             while len(self._known) > self._most:

@@ -58,8 +58,6 @@ class ChatFormat:
     """One model's chat template and tokenizer.
 
     Args:
-        template: The template, in Jinja.
-        tokenizer: The tokenizer.
         marks: Control tokens that the template names, such as bos_token, by these names.
     """
 
@@ -92,8 +90,6 @@ class ChatFormat:
         """The prompt's token ids, ending where the assistant's turn begins.
 
         Args:
-            messages: the conversation.
-            tools: the tools that are offered.
             most: the most tokens of the prompt. A text that must be longer is refused before it is tokenized, which
                 would be slow (a second or more for each million characters).
 

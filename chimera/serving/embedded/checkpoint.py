@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chimera.config.models import Precision
+from chimera.config.sections.models import Precision
 from chimera.core.errors import ConfigError
 from chimera.core.plain_json import parse_json
 from chimera.serving.embedded.shapes import Shape, expected_tensors, read_shape
@@ -126,11 +126,7 @@ def load_checkpoint(path: str, dtype: Precision = "float32") -> Checkpoint:
 
 
 def load_language(folder: Path) -> Language:
-    """Load the parts of a model folder that need no weights.
-
-    Raises:
-        ConfigError: a file is missing or broken.
-    """
+    """Load the parts of a model folder that need no weights; raises ConfigError if a file is missing or broken."""
     from tokenizers import Tokenizer
 
     file = folder / TOKENIZER_FILE
@@ -231,11 +227,7 @@ def _check_memory(sizes: list[list[int]], dtype: Precision, file: Path) -> None:
 
 
 def _plain(tensor: "Tensor", dtype: "torch.dtype", name: str, file: Path) -> "Tensor":
-    """A copy of the tensor as `dtype`.
-
-    Raises:
-        ConfigError: It holds other than finite floating-point numbers.
-    """
+    """A copy of the tensor as `dtype`; raises ConfigError if it holds other than finite floating-point numbers."""
     if not tensor.is_floating_point():
         raise ConfigError(
             f"{file}: {name} holds {tensor.dtype}, not floating-point numbers: save the model unquantised"

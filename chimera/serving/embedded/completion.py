@@ -10,7 +10,7 @@ Fields of a completion beyond OpenAI's; all but the first must be requested:
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from chimera.config.models import ServingConfig
+from chimera.config.sections.models import ServingConfig
 from chimera.serving.embedded.batcher import DecodingJob, FinishedJob, Vocabulary
 from chimera.serving.embedded.chat import ChatFormat, parse_answer
 from chimera.serving.embedded.grammar import CLOSE, OPEN, Grammars, schema_grammar, tools_grammar

@@ -89,9 +89,7 @@ class Engine:
         """Take the tensors out of `weights` one by one, so that no more than one layer is in memory twice.
 
         Args:
-            shape: The model's sizes.
             weights: By their Hugging Face names; it is empty afterwards.
-            rows: Rows of the cache.
             context: Most tokens of a row.
             dtype: What to compute with; by default what suits the weights and the processor.
         """

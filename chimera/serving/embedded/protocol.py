@@ -40,7 +40,6 @@ class ApiError(Exception):
         self.message, self.param, self.code = message, param, code
 
     def body(self) -> dict[str, Any]:
-        """The response body."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
@@ -114,7 +113,6 @@ class ChatMessage(_RequestPart):
 
     @property
     def text(self) -> str:
-        """The content as one string."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
@@ -198,7 +196,6 @@ class ChatRequest(BaseModel):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
@@ -237,7 +234,6 @@ def parse_request(body: Any) -> ChatRequest:
 
 
 def new_id() -> str:
-    """The id of one response."""
     return f"chatcmpl-{secrets.token_hex(12)}"
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chimera.config.models import ModelConfig, Precision, ServingConfig
+from chimera.config.sections.models import ModelConfig, Precision, ServingConfig
 from chimera.core.errors import ConfigError
 from chimera.serving.embedded.answers import Answers
 from chimera.serving.embedded.protocol import BadRequest, ChatRequest, NotFound, envelope
@@ -190,11 +190,7 @@ class Service:
         return name
 
     def remove_candidate(self, name: str) -> None:
-        """Stop serving a candidate; running requests finish first.
-
-        Raises:
-            NotFound: There is no such candidate.
-        """
+        """Stop serving a candidate; running requests finish first; raises NotFound if there is no such candidate."""
         with self._lock:
             if name not in self._candidates:
                 raise NotFound(f"no candidate {name!r} to remove: there are {sorted(self._candidates)}")

@@ -168,11 +168,7 @@ def _rope_type(rope: Any) -> Any:
 
 
 def _sizes(settings: Mapping[str, Any], rope: Any, folder: Path) -> _Sizes:
-    """The numbers of a config.json.
-
-    Raises:
-        ConfigError: A value is missing, no number, or out of range.
-    """
+    """The numbers of a config.json; raises ConfigError if a value is missing, no number, or out of range."""
     theta = (rope.get("rope_theta") if isinstance(rope, dict) else None) or settings.get("rope_theta")
     scaling = rope if _rope_type(rope) == "llama3" else None
     try:

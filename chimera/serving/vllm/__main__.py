@@ -23,11 +23,11 @@ from typing import Any
 
 import uvicorn
 
-from chimera.config.models import ModelConfig, ServingConfig
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ModelError
-from chimera.run.children import stop
+from chimera.processes.children import stop
+from chimera.processes.programs import Program
 from chimera.run.jsonl import append_line
-from chimera.run.programs import Program
 from chimera.serving.embedded.checkpoint import locate
 from chimera.serving.vllm.engine import start_engine
 from chimera.serving.vllm.front import Front, create_front

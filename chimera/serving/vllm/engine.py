@@ -7,10 +7,10 @@ port would open the routes that change weights (VLLM_SERVER_DEV_MODE) to every u
 from collections.abc import Mapping
 from pathlib import Path
 
-from chimera.config.models import ModelConfig, ServingConfig
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.plain_json import read_json_object
-from chimera.run.child_environment import child_environment
-from chimera.run.programs import Program
+from chimera.processes.child_environment import child_environment
+from chimera.processes.programs import Program
 
 SERVED = "weights"
 """The name of the model within vLLM, whatever the slot."""

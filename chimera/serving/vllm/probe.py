@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chimera.config.models import Precision
+from chimera.config.sections.models import Precision
 from chimera.core.errors import ModelError, boundary
 from chimera.serving.embedded.checkpoint import load_language
 from chimera.serving.vllm.replicas import Replica

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chimera.config.models import Precision
+from chimera.config.sections.models import Precision
 from chimera.core.errors import ConfigError, ModelError
 from chimera.serving.connections import HttpAnswer
 from chimera.serving.vllm.probe import Expected, Learner, Probe, learner_log_probs

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from chimera.core.errors import ModelError
-from chimera.run.programs import Program
+from chimera.processes.programs import Program
 from chimera.serving.connections import Connections
 from chimera.serving.vllm.engine import SERVED
 from chimera.serving.vllm.replicas import Replica

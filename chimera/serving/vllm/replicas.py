@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chimera.core.errors import ModelError
-from chimera.run.programs import Program
+from chimera.processes.programs import Program
 from chimera.serving.connections import BadAnswerError, Connections, HttpAnswer, NoAnswerError
 
 END_S, LOOK_S = 10.0, 0.05

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Collection, Mapping
 from urllib.parse import urlsplit
 
-from chimera.config.models import OF_VLLM, ModelConfig
+from chimera.config.sections.models import OF_VLLM, ModelConfig
 from chimera.core.errors import ConfigError
 from chimera.serving.door import LOOPBACK
 

@@ -21,7 +21,6 @@ class Plot:
 
     Attributes:
         name: Its file name without ending.
-        title: What it shows, as a heading.
         files: File names by format ("png", "svg"), relative to the plots' folder; empty without a plot.
         caption: How to read it, and its limits.
         missing: Why there is no plot; None if there is one.
@@ -34,7 +33,6 @@ class Plot:
     missing: str | None = None
 
     def dump(self) -> dict[str, Any]:
-        """Plain data for the report."""
         return {
             "name": self.name,
             "title": self.title,
@@ -63,10 +61,8 @@ def draw_all(
     """Draw every plot of `study`. A plot without data has no files and says why.
 
     Args:
-        study: The evaluation.
         lines: The run's metrics, from its metrics.jsonl or from W&B.
         comparisons: The report's comparisons, by "<before>:<after>" and metric.
-        folder: Folder of the files; made if it is missing.
         means: The result of `metrics.stage_metrics` by stage; None: computed here.
     """
     # Import Matplotlib late: it is slow, and only drawing needs it.

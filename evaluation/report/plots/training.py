@@ -96,7 +96,9 @@ def parts(lines: Sequence[Line]) -> Drawing | str:
         axes.yaxis.set_major_locator(MaxNLocator(3))
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     figure.supxlabel("rollout", fontsize=9.5)
-    still = f" Not drawn, because the same in every rollout: {', '.join(_words(constant))}." if constant else ""
+    still = (
+        f" Not drawn, because the same in every rollout: {', '.join(constant).replace('_', ' ')}." if constant else ""
+    )
     return Drawing(
         figure,
         f"Means of each part of the reward, weight included: the parts add up to the reward. {LINES}{still}",
@@ -115,7 +117,6 @@ def steps(lines: Sequence[Line], phase: str) -> Drawing | str:
 
 
 def _metrics(lines: Sequence[Line], phase: str, titles: dict[str, str]) -> dict[str, list[tuple[int, float]]]:
-    """The points of each metric that the phase has, by title."""
     return {title: points for key, title in titles.items() if (points := series(lines, phase, key))}
 
 
@@ -201,10 +202,6 @@ def _colour(held_out: bool) -> str:
 def _flat(values: Sequence[float | None]) -> bool:
     known = [value for value in values if value is not None]
     return max(known) - min(known) < FLAT
-
-
-def _words(names: Sequence[str]) -> list[str]:
-    return [name.replace("_", " ") for name in names]
 
 
 def _no_rollouts(points: Sequence[RolloutPoint]) -> str:

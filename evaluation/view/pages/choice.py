@@ -36,7 +36,6 @@ class RolloutChoice:
 
     Attributes:
         phase: Their phase or stage, the name of their file.
-        role: A role that took part.
         failure: `ANY`, `VETOED`, `UNSCORED` or a kind of error.
         decision: Their decision, or `NO_DECISION`.
         right: "yes" or "no": whether the answer is the label; no answer is not right.
@@ -67,11 +66,7 @@ class RolloutChoice:
 
     @classmethod
     def read(cls, given: Mapping[str, str]) -> Self:
-        """The choice in an address.
-
-        Raises:
-            ConfigError: A value is not of its kind.
-        """
+        """The choice in an address; raises ConfigError if a value is not of its kind."""
         found: dict[str, Any] = {}
         for field in fields(cls):
             if not (text := given.get(field.name, "").strip()):
@@ -129,11 +124,7 @@ class RolloutChoice:
 
 
 def sort_key(name: str, role: str) -> Key:
-    """What rollouts are sorted by; None goes last.
-
-    Raises:
-        ConfigError: There is no such figure.
-    """
+    """What rollouts are sorted by; None goes last; raises ConfigError if there is no such figure."""
     kind, _, rest = name.partition(":")
     if name in SORTS:
         return SORTS[name]
@@ -156,7 +147,6 @@ def pages(rows: Sequence[RolloutRow]) -> int:
 
 
 def of_page(rows: Sequence[RolloutRow], page: int) -> Sequence[RolloutRow]:
-    """The rollouts of a page."""
     return rows[(page - 1) * PAGE : page * PAGE]
 
 

@@ -38,7 +38,6 @@ def reward_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[L
     """The curve of rewards in two widths, for wide and narrow screens.
 
     Args:
-        snapshot: The run.
         address: Turns the query of a choice of rollouts into an address.
     """
     curves = _over(snapshot, lambda row: row.reward, "reward", address)

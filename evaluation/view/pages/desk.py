@@ -26,13 +26,7 @@ SEAT = "/asked"
 
 @dataclass(frozen=True, slots=True)
 class ViewDesk:
-    """The viewer's parts.
-
-    Attributes:
-        folder: The runs.
-        seat: The questions that wait for a person.
-        templates: The pages.
-    """
+    """The viewer's parts."""
 
     folder: RunsFolder
     seat: PersonSeat
@@ -40,11 +34,9 @@ class ViewDesk:
 
     @classmethod
     def over(cls, runs_dir: Path) -> "ViewDesk":
-        """The parts for the runs in `runs_dir`."""
         return cls(RunsFolder(runs_dir), PersonSeat(runs_dir), _environment())
 
     def page(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-        """A page made of a template."""
         text = self.templates.get_template(template).render(**values)
         return HTMLResponse(text.encode(errors="backslashreplace"), status_code=status)
 
@@ -65,7 +57,6 @@ class ViewDesk:
 
 
 def run_address(run: str) -> str:
-    """The address of a run's page."""
     return f"/runs/{quote(run, safe='')}"
 
 
@@ -75,12 +66,10 @@ def rollouts_address(run: str, query: str = "") -> str:
 
 
 def rollout_address(run: str, rollout_id: str) -> str:
-    """The address of one rollout."""
     return f"{run_address(run)}/rollouts/{quote(rollout_id, safe='')}"
 
 
 def seat_address(name: str) -> str:
-    """The address of a kept question."""
     return f"/seat/{quote(name, safe='')}"
 
 
@@ -126,7 +115,6 @@ def count(number: int) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share in per cent."""
     return f"{shown(value, 'share')} %" if value is not None else "–"
 
 

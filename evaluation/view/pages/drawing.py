@@ -55,7 +55,6 @@ class LineChart:
     """A chart in pixels.
 
     Attributes:
-        title: What it shows.
         note: The latest value, or what else is worth a word.
         ticks: Heights with their numbers.
     """

@@ -22,7 +22,6 @@ def earlier_seconds(snapshot: Snapshot, others: Iterable[Path]) -> dict[str, flo
     """Seconds of each phase in the newest other run that finished it with the same settings.
 
     Args:
-        snapshot: The run.
         others: The folders of other runs, newest first.
     """
     found: dict[str, float] = {}

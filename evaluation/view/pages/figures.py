@@ -26,7 +26,6 @@ class Figures:
 
     @classmethod
     def of(cls, rows: Sequence[RolloutRow]) -> "Figures":
-        """The figures of `rows`."""
         return cls(
             rollouts=len(rows),
             failed=sum(row.failed for row in rows),
@@ -57,7 +56,6 @@ class TaskPair:
 
 
 def mean(values: Iterable[float]) -> float | None:
-    """The mean; None without values."""
     found = list(values)
     return fmean(found) if found else None
 

@@ -34,13 +34,11 @@ class ShownPhase:
     """One phase of a run.
 
     Attributes:
-        algorithm: The algorithm that it runs.
         works: What it does or did, in order.
         seconds: How long it took, or has taken since it was last started; None if it has not begun.
         left: About how many seconds it will still take; None if nothing tells.
         policy: The policy that it learned, by version.
         kept: True if that policy went live, False if it was rolled back, None if that is not decided.
-        error: Why it failed.
     """
 
     name: str
@@ -69,7 +67,6 @@ def shown_phases(
     """The planned phases of a run, and those that ran beside the last plan.
 
     Args:
-        snapshot: The run.
         running: True if a process writes it.
         now: Seconds since 1970.
         earlier: Seconds that the phases took in other runs with the same settings.
@@ -86,7 +83,6 @@ def shown_phases(
 
 
 def state_of(phases: Sequence[ShownPhase], *, running: bool) -> RunState:
-    """The state of the whole run."""
     if running:
         return "runs"
     if not phases:

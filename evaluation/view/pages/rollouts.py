@@ -27,7 +27,7 @@ from evaluation.view.pages.choice import (
     pages,
 )
 from evaluation.view.pages.desk import ViewDesk
-from evaluation.view.pages.figures import Figures, TaskPair, pair_up
+from evaluation.view.pages.figures import Figures, pair_up
 from evaluation.view.reading.rows import RolloutRow, read_record
 from evaluation.view.reading.watched import Snapshot, inside
 
@@ -35,7 +35,6 @@ CHANGES = ("mended", "lost", "both right", "both wrong")
 
 
 def routes(desk: ViewDesk) -> APIRouter:
-    """The pages about rollouts."""
     router = APIRouter()
 
     @router.get("/runs/{name}/rollouts")
@@ -79,9 +78,10 @@ def routes(desk: ViewDesk) -> APIRouter:
             raise ConfigError(f"change={change[:40]!r} is none of {', '.join(CHANGES)}")
         stages = [_stage(desk, left), _stage(desk, right)]
         pairs = pair_up(stages[0][1], stages[1][1])
+        counts = {name: sum(pair.change == name for pair in pairs) for name in CHANGES}
         return desk.page(
             "tasks.html.j2", left=left, right=right, runs=[stage[0] for stage in stages], change_of=change,
-            pairs=[one for one in pairs if change in ("", one.change)], counts=_counts(pairs), all=len(pairs),
+            pairs=[one for one in pairs if change in ("", one.change)], counts=counts, all=len(pairs),
             figures=[Figures.of([one.left for one in pairs]), Figures.of([one.right for one in pairs])],
         )  # fmt: skip
 
@@ -141,11 +141,7 @@ def _sorts(snapshot: Snapshot, choice: RolloutChoice) -> list[tuple[str, str]]:
 
 
 def _record(desk: ViewDesk, run: str, rollout_id: str) -> tuple[Snapshot, RolloutRow, RolloutRecord]:
-    """A rollout by its id.
-
-    Raises:
-        RunError: There is none, or its record cannot be read.
-    """
+    """A rollout by its id; raises RunError if there is none, or its record cannot be read."""
     snapshot = desk.folder.open(run).look()
     row = snapshot.by_id.get(rollout_id)
     if row is None:
@@ -176,17 +172,9 @@ def _side(desk: ViewDesk, given: str) -> dict[str, Any]:
 
 
 def _stage(desk: ViewDesk, given: str) -> tuple[str, list[RolloutRow]]:
-    """A stage's rollouts from "run/phase".
-
-    Raises:
-        RunError: There is no such run, or it has no such phase.
-    """
+    """A stage's rollouts from "run/phase"; raises RunError if there is no such run, or it has no such phase."""
     run, _, phase = given.partition("/")
     rows = desk.folder.open(run).look().rows
     if phase not in rows:
         raise RunError(f"run {run!r} has no rollouts of {phase[:80]!r}: there are {', '.join(rows) or 'none'}")
     return run, list(rows[phase])
-
-
-def _counts(pairs: list[TaskPair]) -> dict[str, int]:
-    return {name: sum(pair.change == name for pair in pairs) for name in CHANGES}

@@ -45,7 +45,6 @@ class ListedRun:
 
 
 def routes(desk: ViewDesk) -> APIRouter:
-    """The pages about runs."""
     router = APIRouter()
 
     @router.get("/")
@@ -171,7 +170,6 @@ def _sides(left: Snapshot, right: Snapshot) -> list[dict[str, Any]]:
 
 
 def _differs(left: Snapshot, right: Snapshot) -> list[tuple[str, Any, Any]]:
-    """The settings that differ."""
     keys = sorted({*left.settings, *right.settings} - {"runs_dir"})
     pairs = ((key, left.settings.get(key, "not set"), right.settings.get(key, "not set")) for key in keys)
     return [one for one in pairs if one[1] != one[2]]

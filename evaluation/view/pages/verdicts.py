@@ -32,7 +32,6 @@ class Verdict:
 
     Attributes:
         before: The stage that the new one was compared with.
-        after: The new stage, named after its phase.
     """
 
     before: str
@@ -55,7 +54,6 @@ class GateDecision:
         policy: The policy's version.
         live: True if it went live, False if it was rolled back.
         reasons: Why it was rolled back.
-        time: When.
     """
 
     phase: str

@@ -11,12 +11,7 @@ from evaluation.view.reading.watched import WatchedRun, inside
 
 @dataclass(frozen=True, slots=True)
 class OddFolder:
-    """A folder that looks like a run but is not opened.
-
-    Attributes:
-        name: Its name.
-        why: A sentence.
-    """
+    """A folder that looks like a run but is not opened."""
 
     name: str
     why: str

@@ -51,7 +51,6 @@ class RolloutRow:
 
     @property
     def failed(self) -> bool:
-        """True if it failed."""
         return self.status == "failed"
 
     @property
@@ -87,11 +86,7 @@ def kind_of(reason: str) -> str:
 
 
 def row_of(line: bytes, phase: str, number: int, offset: int) -> RolloutRow:
-    """The row of a line of `rollouts/<phase>.jsonl`.
-
-    Raises:
-        RunError: The line is no rollout.
-    """
+    """The row of a line of `rollouts/<phase>.jsonl`; raises RunError if the line is no rollout."""
     data = _without_outputs(line)
     try:
         answer, label = data["answer"], str(data["label"])

@@ -35,11 +35,9 @@ class Snapshot:
     Attributes:
         run: The run's folder.
         rows: Its rollouts by phase, phases in the order of their first ends.
-        events: The ledger.
         lines: The lines of metrics.jsonl that are not about one rollout.
         gates: What the gate wrote of each phase.
         calls: Calls outside rollouts that each phase made, such as further answers to recorded prompts.
-        settings: The configuration by dotted key.
         faults: Sentences about what could not be read.
     """
 
@@ -54,12 +52,10 @@ class Snapshot:
 
     @property
     def name(self) -> str:
-        """The run's name."""
         return self.run.name
 
     @cached_property
     def all_rows(self) -> Sequence[RolloutRow]:
-        """All rollouts."""
         return [row for rows in self.rows.values() for row in rows]
 
     @cached_property
@@ -75,12 +71,10 @@ class Snapshot:
 
     @cached_property
     def by_id(self) -> Mapping[str, RolloutRow]:
-        """The rollouts by their ids."""
         return {row.rollout_id: row for row in self.all_rows}
 
     @cached_property
     def by_task(self) -> Mapping[str, Sequence[RolloutRow]]:
-        """The rollouts of each task."""
         found: defaultdict[str, list[RolloutRow]] = defaultdict(list)
         for row in self.all_rows:
             found[row.task_id].append(row)
@@ -96,11 +90,7 @@ class _Phase:
 
 
 class WatchedRun:
-    """A run directory that may grow. It is thread-safe.
-
-    Args:
-        run: The run.
-    """
+    """A run directory that may grow. It is thread-safe."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -114,7 +104,6 @@ class WatchedRun:
         self._snapshot: Snapshot | None = None
 
     def look(self) -> Snapshot:
-        """The run as it is now."""
         with self._lock:
             now, faults = stamps(self.run.path), []
             if self._snapshot is not None and now == self._seen:

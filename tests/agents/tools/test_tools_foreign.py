@@ -18,7 +18,7 @@ from agents.tools.passages import MAX_SOURCE
 from agents.tools.tool import Tool
 from agents.tools.toolbox import Toolbox, build_toolbox
 from chimera.config.roles import tool_name
-from chimera.config.tools import ToolsConfig
+from chimera.config.sections.tools import ToolsConfig
 from chimera.config.tree import Config, load_config
 from chimera.core.errors import ConfigError
 from chimera.core.secrets import register_secret
@@ -363,7 +363,7 @@ def test_what_is_no_tool_is_one_sentence(reference, said, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (["roles.Geneticist.tools=[literatur_search]"], "did you mean literature_search?"),
+        (["roles.Geneticist.tools=[literatur_search]"], "did you mean 'literature_search'?"),
         (["roles.Geneticist.tools=[crystal_ball]"], "there is no tool 'crystal_ball': there are literature_search, "),
         (
             ["roles.Geneticist.tools=['x:a b']"],

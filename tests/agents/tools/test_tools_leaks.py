@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agents.tools.leaks import is_source, same_title
 from agents.tools.passages import Passage
 from agents.tools.toolbox import build_toolbox
-from chimera.config.tools import ToolsConfig
+from chimera.config.sections.tools import ToolsConfig
 from chimera.core.fingerprints import fingerprint
 from chimera.core.types import Brief, Section
 

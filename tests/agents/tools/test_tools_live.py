@@ -21,7 +21,7 @@ from agents.tools.live.trials import ClinicalTrials
 from agents.tools.markup import element_text, parse_xml, text_of
 from agents.tools.passages import Passage, ToolError
 from agents.tools.toolbox import build_toolbox
-from chimera.config.tools import ToolsConfig
+from chimera.config.sections.tools import ToolsConfig
 from chimera.core.types import Brief
 
 KEY = "secret-key-4711"

@@ -20,7 +20,7 @@ from agents.tools.own import own_tool
 from agents.tools.passages import MAX_QUERY, Passage, Query, ToolError, clean
 from agents.tools.toolbox import Toolbox, ToolResult, build_toolbox
 from chimera.config.roles import RolesConfig
-from chimera.config.tools import ToolsConfig
+from chimera.config.sections.tools import ToolsConfig
 from chimera.core.errors import ConfigError
 from chimera.core.types import Brief
 

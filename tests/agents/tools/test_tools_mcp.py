@@ -12,7 +12,7 @@ from mcp_kit import serve_http, write_program
 from agents.tools.mcp import McpServers
 from agents.tools.toolbox import Toolbox, build_toolbox, check_tools, foreign_tools
 from chimera.config.programs import check_confirmed, confirmations
-from chimera.config.tools import McpServer
+from chimera.config.sections.tools import McpServer
 from chimera.config.tree import dump_config, load_config
 from chimera.core.errors import ConfigError
 from chimera.core.types import Brief
@@ -113,7 +113,7 @@ def test_a_program_ends_with_its_parent_however_that_ends(program, tmp_path):
 import asyncio, os, signal
 from agents.tools.mcp import McpServers
 from chimera.config.programs import check_confirmed, confirmations
-from chimera.config.tools import McpServer
+from chimera.config.sections.tools import McpServer
 servers = McpServers({{"lab": McpServer(command={tuple(program)!r})}}, {{}})
 tool = servers.tool("mcp:lab/environment", "x")
 print(asyncio.run(tool.ainvoke({{}})).split()[-1], flush=True)

@@ -13,7 +13,7 @@ from agents.tools.ontology import ASSETS, build_file, go_id, main, open_knowledg
 from agents.tools.ontology_files import read_proteins, read_terms
 from agents.tools.passages import ToolError
 from agents.tools.toolbox import build_toolbox
-from chimera.config.tools import ToolsConfig
+from chimera.config.sections.tools import ToolsConfig
 from chimera.core.errors import ConfigError, DataError
 from chimera.core.types import Brief
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
 from chimera.config.loader import ConfigSection, effective, keys, sections, unused_keys, validate
-from chimera.config.models import SLOTS
+from chimera.config.sections.models import SLOTS
 from chimera.config.source import parse_overrides, parse_yaml, to_yaml
 from chimera.config.tree import Config, dump_config, load_config
 from chimera.core.errors import ConfigError

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera.config.data import DataConfig
+from chimera.config.sections.data import DataConfig
 from chimera.core.errors import DataError
 from chimera.core.fingerprints import words
 from chimera.core.types import LABELS, ResearchTask, Section

@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from chimera.config.data import ColumnsConfig, DataConfig
+from chimera.config.sections.data import ColumnsConfig, DataConfig
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, DataError
 from chimera.core.types import Option, ResearchTask, Section
@@ -112,7 +112,7 @@ def test_a_hub_name_without_network_is_one_sentence():
 def test_files_are_read_without_the_libraries_of_the_hub(tmp_path):
     path = written(tmp_path, "d.csv", csv_of(ROWS))
     code = (
-        "import sys; from chimera.data.own import load_own; from chimera.config.data import DataConfig; "
+        "import sys; from chimera.data.own import load_own; from chimera.config.sections.data import DataConfig; "
         f"load_own(DataConfig(path={str(path)!r})); assert not {{'datasets', 'pyarrow', 'torch'}} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY)

@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 
 from agents.tools.literature import LiteratureIndex
-from chimera.config.data import DataConfig
 from chimera.config.roles import TRIALS
+from chimera.config.sections.data import DataConfig
 from chimera.core.types import LABELS, Label, abstract_text
 from chimera.data.generated.reader import asked_direction, asked_endpoint, read_direction, read_significance
 from chimera.data.generated.synthesis import SEARCHES, STUDIES, FoundStudy, SynthesisTask, decide, generate

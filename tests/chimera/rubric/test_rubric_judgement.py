@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agents.schemas import ExperimentProtocol
-from chimera.config.rollouts import RewardConfig
+from chimera.config.sections.rollouts import RewardConfig
 from chimera.core.types import Label
 from chimera.data.generated.tasks import GeneratedTask, generate
 from chimera.data.generated.vocabulary import ENDPOINTS

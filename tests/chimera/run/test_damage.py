@@ -99,7 +99,7 @@ def test_an_emptied_configuration_is_no_configuration_of_defaults(run, config, d
     for module in ("chimera.train", "chimera.eval", "chimera.ask"):
         name = ("--resume", "--name", "mine") if module == "chimera.train" else ("--run", "mine")
         question = ("Does it?",) if module == "chimera.ask" else ()
-        if module == "chimera.train" or damage in ("", "half"):
+        if damage == "half":
             one_sentence(command(module, *question, *name, f"runs_dir={config.runs_dir}"), "config.yaml")
     assert file.read_bytes() == damaged
     assert [event["event"] for event in run.events()] == ["created"]

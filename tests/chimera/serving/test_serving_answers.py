@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from agents.prompting import schema_format
-from chimera.config.models import ModelConfig, ServingConfig
+from agents.visit.prompting import schema_format
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
 

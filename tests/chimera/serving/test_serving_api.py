@@ -8,9 +8,9 @@ import httpx
 import pytest
 from openai.types.chat import ChatCompletion
 
-from agents.prompting import opening, response_format, schema_format
 from agents.roles import ROLES
-from chimera.config.models import ModelConfig, ServingConfig
+from agents.visit.prompting import opening, response_format, schema_format
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.serving.embedded.app import create_app
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service

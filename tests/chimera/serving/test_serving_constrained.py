@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.prompting import response_format, schema_format
 from agents.roles import ROLES
-from chimera.config.models import ModelConfig, ServingConfig
+from agents.visit.prompting import response_format, schema_format
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chimera.config.models import ModelConfig, ServingConfig
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError
 from chimera.serving.embedded.checkpoint import NANO, load_checkpoint
 from chimera.serving.embedded.protocol import parse_request

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from agents.prompting import schema_format
-from chimera.config.models import ModelConfig, ServingConfig
+from agents.visit.prompting import schema_format
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.serving.embedded.grammar import Grammars, allowed_tokens, schema_grammar
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service

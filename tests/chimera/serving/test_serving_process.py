@@ -18,9 +18,9 @@ import httpx
 import psutil
 import pytest
 
-from agents.prompting import opening, response_format, schema_format
 from agents.roles import ROLES
-from chimera.config.models import SLOTS, ModelConfig, ServingConfig
+from agents.visit.prompting import opening, response_format, schema_format
+from chimera.config.sections.models import SLOTS, ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, ModelError
 from chimera.serving.client import HttpModel
 from chimera.serving.embedded.service import Service
@@ -215,7 +215,7 @@ def test_sigterm_lets_running_requests_finish_and_later_calls_say_that_it_is_gon
 PARENT = """
 import sys, threading
 from pathlib import Path
-from chimera.config.models import ModelConfig, SLOTS, ServingConfig
+from chimera.config.sections.models import ModelConfig, SLOTS, ServingConfig
 from chimera.serving.process import serve
 
 own = ModelConfig(path=sys.argv[1])
@@ -311,7 +311,7 @@ def test_rubrics_alone_need_no_torch():
     code = """
 import sys
 import chimera.serving.embedded.app, chimera.serving.process
-from chimera.config.models import ModelConfig, ServingConfig
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.serving.embedded.service import Service
 Service({"judge": ModelConfig(kind="rubric")}, ServingConfig())
 print("torch" in sys.modules, "transformers" in sys.modules)

@@ -7,8 +7,8 @@ import pytest
 import respx
 from provider_kit import serve
 
-from agents.quoting import answer_format
 from agents.roles import ROLES
+from agents.visit.quoting import answer_format
 from chimera.config.tree import dump_config, load_config
 from chimera.core.errors import ConfigError, ModelError, UnreachableError
 from chimera.serving.client import Endpoint, HttpModel

@@ -9,7 +9,7 @@ import pytest
 import torch
 from shape_kit import OTHERS, make_shape
 
-from chimera.config.models import ModelConfig, ServingConfig
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError
 from chimera.serving.embedded.checkpoint import load_checkpoint
 from chimera.serving.embedded.engine import Chunk, Engine, Singles

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from vllm_kit import TABLE, ScriptedVllm, until
 
-from chimera.config.models import ModelConfig, ServingConfig
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, ModelError
-from chimera.run.programs import Program
+from chimera.processes.programs import Program
 from chimera.serving.connections import Connections
 from chimera.serving.process import check_models
 from chimera.serving.vllm.engine import arguments

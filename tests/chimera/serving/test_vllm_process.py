@@ -18,12 +18,14 @@ import psutil
 import pytest
 from vllm_kit import TABLE, write_python
 
-from chimera.config.models import ModelConfig, ServingConfig
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ModelError, RunError
-from chimera.run.programs import Program
+from chimera.processes.programs import Program
 from chimera.serving.process import serve
 from chimera.serving.vllm.probe import learner_log_probs, probe_tokens
 from chimera.serving.vllm.ready import ServerPlace, wait_for
+
+pytestmark = pytest.mark.whole
 
 
 def vllm(folder, **settings):
@@ -189,7 +191,7 @@ def test_a_server_that_does_not_answer_in_time_is_an_error_that_names_the_limit(
 STARTS = """
     import os, sys, time
     from pathlib import Path
-    from chimera.run.programs import Program
+    from chimera.processes.programs import Program
 
     print(Program("sleep", ["/bin/sleep", "3600"], Path(sys.argv[1]), dict(os.environ)).pid, flush=True)
     time.sleep(3600)

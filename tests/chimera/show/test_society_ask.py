@@ -19,7 +19,7 @@ from agents.tools.source_log import SourceLog
 from agents.tools.sources import given_sources
 from chimera.ask import main
 from chimera.config.roles import JUNIORS
-from chimera.config.tools import ToolsConfig
+from chimera.config.sections.tools import ToolsConfig
 from chimera.config.tree import load_config
 from chimera.core.abstracts import LONGEST, read_abstract, sections
 from chimera.core.errors import ConfigError, DataError, RoleError, RunError
@@ -221,6 +221,7 @@ def test_a_veto_and_its_reason_stand_beside_the_answer(answers, abstract, capsys
     assert re.search(r"\n  veto +safety review: no stopping rule\n", out)
 
 
+@pytest.mark.whole
 def test_the_toy_is_named_first_and_last_and_quotes_no_invented_study(tmp_path, capsys):
     abstract = tmp_path / "knees.txt"
     abstract.write_text("Keyhole surgery on worn knees was compared with physiotherapy; neither eased pain better.")
@@ -286,6 +287,7 @@ def test_that_no_role_searched_is_a_warning_with_the_setting(answers, abstract, 
         assert expected in block
 
 
+@pytest.mark.whole
 def test_a_trained_run_answers_with_its_weights_and_its_policy(tmp_path, capsys):
     from agents.policies.bandit import BanditPolicy, Settings
     from chimera.run.policies import WENT_LIVE, Policy
@@ -332,6 +334,7 @@ def running(*arguments):
         process.communicate()
 
 
+@pytest.mark.whole
 def test_a_role_that_fails_is_one_line_and_its_exit_code(answers, abstract):
     question = (QUESTION, "--context", str(abstract))
     with FakeServer(answers, break_role="Supervisor") as server, running(*question, *server.overrides) as process:

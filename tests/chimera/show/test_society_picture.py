@@ -13,9 +13,9 @@ import pytest
 import chimera.graph
 from agents.graph import build_graph
 from agents.roles import ROLES
-from chimera.config.models import SLOTS
 from chimera.config.roles import RolesConfig
-from chimera.config.society import SocietyConfig
+from chimera.config.sections.models import SLOTS
+from chimera.config.sections.society import SocietyConfig
 from chimera.graph import CAPTIONS, diagram, main, mermaid
 from chimera.show.graph import BOX_HEIGHT, BOX_WIDTH, END, START, Box, Edge, draw, layers, loops, positions
 

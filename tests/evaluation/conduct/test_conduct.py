@@ -1,6 +1,7 @@
 """What of an earlier evaluation counts in a later one, and what is made again; models are endpoints."""
 
 import json
+import shutil
 from collections import Counter
 from dataclasses import replace
 from operator import itemgetter
@@ -10,6 +11,7 @@ import pytest
 from chimera.core.errors import ModelError, RunError
 from chimera.data.tasks import load
 from chimera.eval import main
+from chimera.run.directory import Run
 from chimera.run.jsonl import append_line, read_lines
 from chimera.run.policies import WENT_LIVE, Policy
 from evaluation.records.plan import choose_stages, choose_tasks
@@ -26,6 +28,24 @@ def server(scripted_openai):
 @pytest.fixture
 def run(scripted_run):
     return scripted_run
+
+
+@pytest.fixture(scope="module")
+def evaluated_once(scripted_openai, scripted_run_in, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TEST_KEY", "sk-a-users-own-key-4242")
+        made = scripted_run_in(tmp_path_factory.mktemp("evaluated"), scripted_openai)
+        evaluate(made)
+    return made, list(scripted_openai.requests)
+
+
+@pytest.fixture
+def evaluated(evaluated_once, scripted_openai, scripted_key, tmp_path):
+    """A copy of a run that was evaluated once with the defaults; the server remembers that evaluation's requests."""
+    made, requests = evaluated_once
+    scripted_openai.hooks.clear()
+    scripted_openai.requests[:] = requests
+    return Run(shutil.copytree(made.path, tmp_path / made.name))
 
 
 def evaluate(run, *arguments):
@@ -51,34 +71,31 @@ def asked(server):
     return Counter(request["model"] for request in server.requests)
 
 
-def test_canaries_that_an_interruption_left_out_are_made_later(run, server):
-    evaluate(run)
-    lines = side(run, "canaries").read_text().splitlines(keepends=True)
-    every = Counter((row["subject"], row["judge"]) for row in read_lines(side(run, "canaries")))
-    side(run, "canaries").write_text("".join(lines[::3]))
-    left = Counter(row["judge"] for row in read_lines(side(run, "canaries")))
+def test_canaries_that_an_interruption_left_out_are_made_later(evaluated, server):
+    lines = side(evaluated, "canaries").read_text().splitlines(keepends=True)
+    every = Counter((row["subject"], row["judge"]) for row in read_lines(side(evaluated, "canaries")))
+    side(evaluated, "canaries").write_text("".join(lines[::3]))
+    left = Counter(row["judge"] for row in read_lines(side(evaluated, "canaries")))
     server.requests.clear()
-    evaluate(run)
-    assert Counter((row["subject"], row["judge"]) for row in read_lines(side(run, "canaries"))) == every
+    evaluate(evaluated)
+    assert Counter((row["subject"], row["judge"]) for row in read_lines(side(evaluated, "canaries"))) == every
     assert asked(server) == {"scripted-judge": sum(judge == "judge" for _, judge in every) - left["judge"]}
 
 
-def test_another_second_judge_is_shown_the_canaries_and_training_s_judge_not_again(run, server):
-    evaluate(run)
+def test_another_second_judge_is_shown_the_canaries_and_training_s_judge_not_again(evaluated, server):
     server.requests.clear()
-    evaluate(run, "--judge", f"other@{server.url}")
-    shown = len({row["subject"] for row in read_lines(side(run, "canaries"))})
+    evaluate(evaluated, "--judge", f"other@{server.url}")
+    shown = len({row["subject"] for row in read_lines(side(evaluated, "canaries"))})
     assert asked(server) == {"other": 4 + shown}
-    assert report_of(run)["judges"]["auditor"] == "other"
+    assert report_of(evaluated)["judges"]["auditor"] == "other"
 
 
-def test_canaries_of_an_earlier_evaluation_do_not_count(run):
-    evaluate(run)
-    old = {row["subject"] for row in read_lines(side(run, "canaries"))}
-    evaluate(run, "--fresh")
-    new = {row["subject"] for row in read_lines(side(run, "canaries"))} - old
+def test_canaries_of_an_earlier_evaluation_do_not_count(evaluated):
+    old = {row["subject"] for row in read_lines(side(evaluated, "canaries"))}
+    evaluate(evaluated, "--fresh")
+    new = {row["subject"] for row in read_lines(side(evaluated, "canaries"))} - old
     assert len(new) == len(old)
-    for row in report_of(run)["judges"]["canaries"]:
+    for row in report_of(evaluated)["judges"]["canaries"]:
         assert row["n"] == sum(subject.split("/")[1] == row["canary"] for subject in new)
 
 
@@ -134,13 +151,12 @@ def test_predictions_of_an_earlier_evaluation_do_not_stand_beside_a_report(run):
     assert not old.exists()
 
 
-def test_a_single_agent_of_a_stage_that_is_not_evaluated_is_no_baseline(run):
-    evaluate(run)
-    tasks = [one.id for one in plan_of(run).tasks]
+def test_a_single_agent_of_a_stage_that_is_not_evaluated_is_no_baseline(evaluated):
+    tasks = [one.id for one in plan_of(evaluated).tasks]
     for task in tasks:
         row = {"baseline": "single@sft", "task_id": task, "repeat": 0, "answer": "yes", "error": None}
-        append_line(side(run, "baselines"), row)
-    names = {one.baseline for one in load_study(run, plan_of(run)).baselines}
+        append_line(side(evaluated, "baselines"), row)
+    names = {one.baseline for one in load_study(evaluated, plan_of(evaluated)).baselines}
     assert "single@base" in names
     assert "single@sft" not in names
 
@@ -152,36 +168,34 @@ def lone(server):
     return Counter((one["temperature"], one.get("n", 1)) for one in alone)
 
 
-def test_self_consistency_takes_as_many_calls_as_the_society_s_tokens_allow(run, server):
+def test_self_consistency_takes_as_many_calls_as_the_society_s_tokens_allow(evaluated, server):
     """Every call of the script uses 5 tokens, so one junior gets as many calls as the society makes."""
-    evaluate(run)
-    report = report_of(run)
+    report = report_of(evaluated)
     k = report["work"]["base"]["calls"]
     assert report["work"]["consistency@base"] == {"calls": k, "tokens": 5 * k}
     assert report["work"]["single@base"] == {"calls": 1, "tokens": 5}
     assert report["baselines"]["consistency@base"]["title"].startswith(f"majority of {k:g} sampled calls")
-    temperature = run.config.models["junior"].temperature
+    temperature = evaluated.config.models["junior"].temperature
     requests = lone(server)
     assert requests[0.0, 1] == 4
     assert {n for heat, n in requests if heat == temperature} == set(range(1, int(k)))
-    assert verify(run.path / "report", run).problems == []
+    assert verify(evaluated.path / "report", evaluated).problems == []
 
 
-def test_votes_that_an_interruption_left_out_are_made_later_and_no_vote_twice(run, server):
-    evaluate(run)
-    rows = list(read_lines(side(run, "baselines")))
+def test_votes_that_an_interruption_left_out_are_made_later_and_no_vote_twice(evaluated, server):
+    rows = list(read_lines(side(evaluated, "baselines")))
     last = max(row["sample"] for row in rows)
-    side(run, "baselines").unlink()
+    side(evaluated, "baselines").unlink()
     for row in rows:
         if row["sample"] != last:
-            append_line(side(run, "baselines"), row)
+            append_line(side(evaluated, "baselines"), row)
     server.requests.clear()
-    evaluate(run)
-    assert set(lone(server)) == {(run.config.models["junior"].temperature, 1)}
+    evaluate(evaluated)
+    assert set(lone(server)) == {(evaluated.config.models["junior"].temperature, 1)}
     key = itemgetter("baseline", "task_id", "sample")
-    assert Counter(map(key, read_lines(side(run, "baselines")))) == Counter(map(key, rows))
+    assert Counter(map(key, read_lines(side(evaluated, "baselines")))) == Counter(map(key, rows))
     server.requests.clear()
-    evaluate(run)
+    evaluate(evaluated)
     assert server.requests == []
 
 
@@ -205,43 +219,40 @@ def test_an_agent_with_all_tools_answers_each_task_once_and_as_often_as_the_soci
     assert server.requests == []
 
 
-def test_baselines_that_learned_from_other_data_are_replaced(run):
-    evaluate(run)
-    (task, *_) = plan_of(run).tasks
-    right = next(row for row in read_lines(side(run, "baselines")) if row["task_id"] == task.id)
+def test_baselines_that_learned_from_other_data_are_replaced(evaluated):
+    (task, *_) = plan_of(evaluated).tasks
+    right = next(row for row in read_lines(side(evaluated, "baselines")) if row["task_id"] == task.id)
     wrong = {**right, "answer": "maybe" if right["answer"] != "maybe" else "no"}
-    append_line(side(run, "baselines"), wrong)
-    before = len(list(read_lines(side(run, "baselines"))))
-    evaluate(run)
-    *_, last = read_lines(side(run, "baselines"))
-    assert (last, len(list(read_lines(side(run, "baselines"))))) == (right, before + 1)
+    append_line(side(evaluated, "baselines"), wrong)
+    before = len(list(read_lines(side(evaluated, "baselines"))))
+    evaluate(evaluated)
+    *_, last = read_lines(side(evaluated, "baselines"))
+    assert (last, len(list(read_lines(side(evaluated, "baselines"))))) == (right, before + 1)
 
 
-def test_rollouts_of_other_tasks_with_the_same_ids_do_not_count(run):
-    evaluate(run)
-    plan = plan_of(run)
+def test_rollouts_of_other_tasks_with_the_same_ids_do_not_count(evaluated):
+    plan = plan_of(evaluated)
     (base,) = plan.stages
-    assert len(recorded(run, plan, base)) == 4
+    assert len(recorded(evaluated, plan, base)) == 4
     others = tuple(replace(task, goal=f"{task.goal} Or not?") for task in plan.tasks)
-    assert recorded(run, replace(plan, tasks=others), base) == {}
-    assert recorded(run, replace(plan, source="pubmedqa"), base) == {}
+    assert recorded(evaluated, replace(plan, tasks=others), base) == {}
+    assert recorded(evaluated, replace(plan, source="pubmedqa"), base) == {}
     labels = {"yes": "no", "no": "maybe", "maybe": "yes"}
     relabelled = tuple(replace(task, label=labels[task.label]) for task in plan.tasks)
     with pytest.raises(RunError, match="the data has changed since"):
-        recorded(run, replace(plan, tasks=relabelled), base)
+        recorded(evaluated, replace(plan, tasks=relabelled), base)
 
 
-def test_rollouts_of_other_policies_and_of_further_repeats_do_not_count(run):
-    evaluate(run)
-    plan = plan_of(run)
+def test_rollouts_of_other_policies_and_of_further_repeats_do_not_count(evaluated):
+    plan = plan_of(evaluated)
     (base,) = plan.stages
     other = replace(base, versions={**base.versions, "senior": "another"})
-    assert recorded(run, plan, other) == {}
-    first = next(run.rollouts("eval-val-base"))
-    with run.own() as owned:
+    assert recorded(evaluated, plan, other) == {}
+    first = next(evaluated.rollouts("eval-val-base"))
+    with evaluated.own() as owned:
         owned.append_rollout({**first, "repeat": 1, "reward": 9.0}, phase="eval-val-base")
-    assert {record.reward for record, _ in recorded(run, plan, base).values()} != {9.0}
-    assert len(recorded(run, plan, base)) == 4
+    assert {record.reward for record, _ in recorded(evaluated, plan, base).values()} != {9.0}
+    assert len(recorded(evaluated, plan, base)) == 4
 
 
 def test_the_last_stage_is_the_sequences_or_what_was_asked_for_last(run):
@@ -255,16 +266,15 @@ def test_the_last_stage_is_the_sequences_or_what_was_asked_for_last(run):
     assert replace(plan, stages=choose_stages(run, "base")).final.name == "base"
 
 
-def test_a_report_at_another_temperature_has_rollouts_of_its_own_and_the_judge_stays_as_in_training(run, server):
-    evaluate(run)
-    usual = {file.name for file in (run.path / "rollouts").iterdir()}
+def test_a_report_at_another_temperature_has_rollouts_of_its_own_and_the_judge_stays_as_in_training(evaluated, server):
+    usual = {file.name for file in (evaluated.path / "rollouts").iterdir()}
     server.requests.clear()
-    evaluate(run, "evaluation.temperature=0.25", "--out", str(run.path / "cooler"))
-    made = {file.name for file in (run.path / "rollouts").iterdir()} - usual
+    evaluate(evaluated, "evaluation.temperature=0.25", "--out", str(evaluated.path / "cooler"))
+    made = {file.name for file in (evaluated.path / "rollouts").iterdir()} - usual
     assert made == {"eval-val-base-at-0.25.jsonl"}
     sampled = {(one["model"] == "scripted-judge", one["temperature"]) for one in server.requests}
     assert sampled == {(False, 0.25), (True, 1.0)}
-    evaluate(run, "--verify", str(run.path / "cooler"))
+    evaluate(evaluated, "--verify", str(evaluated.path / "cooler"))
     server.requests.clear()
-    evaluate(run)
+    evaluate(evaluated)
     assert server.requests == []

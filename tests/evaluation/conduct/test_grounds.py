@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agents.tools.passages import Passage
 from agents.tools.toolbox import build_toolbox
-from chimera.config.tools import ToolsConfig
+from chimera.config.sections.tools import ToolsConfig
 from chimera.core.types import Brief
 from chimera.data.tasks import Document
 from evaluation.conduct.grounds import Origins, Read, Rule, supporting

@@ -11,7 +11,7 @@ from rich.color import Color
 from agents.graph import build_graph
 from agents.roles import ROLES
 from chimera.config.roles import JUNIORS
-from chimera.config.society import SocietyConfig
+from chimera.config.sections.society import SocietyConfig
 from chimera.config.tree import load_config
 from chimera.core.errors import RoleError
 from chimera.core.types import ResearchTask, Section

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agents.prompting import payload_of
+from agents.visit.prompting import payload_of
 from chimera.eval import main
 from chimera.run.jsonl import read_lines
 from evaluation.records.rollouts import RolloutRecord

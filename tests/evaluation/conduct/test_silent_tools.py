@@ -2,7 +2,7 @@
 
 import pytest
 
-from agents.record import ModelCall, ToolUse, tool_calls
+from agents.visit.record import ModelCall, ToolUse, tool_calls
 from chimera.config.roles import RolesConfig
 from chimera.config.tree import load_config
 from evaluation.conduct.silent_tools import ENOUGH, Watch, never_searched, silent_warnings

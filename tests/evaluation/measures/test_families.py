@@ -2,7 +2,7 @@
 
 import pytest
 
-from chimera.config.evaluation import PRIMARY
+from chimera.config.sections.evaluation import PRIMARY
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError
 from chimera.run.directory import Run

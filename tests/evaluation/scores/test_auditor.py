@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from agents.prompting import payload_of
 from agents.schemas import ExperimentProtocol, FinalDecision, Hypothesis
+from agents.visit.prompting import payload_of
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.types import Brief
 from chimera.rubric.grader import grade

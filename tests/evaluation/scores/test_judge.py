@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.prompting import opening, payload_of
 from agents.roles import ROLES
+from agents.visit.prompting import opening, payload_of
 from chimera.core.errors import ModelError
 from chimera.core.types import LABELS, Brief, Section
 from chimera.rubric.grader import grade

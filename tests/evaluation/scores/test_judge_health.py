@@ -9,7 +9,7 @@ import krippendorff
 import pytest
 from scipy.stats import spearmanr
 
-from chimera.config.rollouts import RewardConfig
+from chimera.config.sections.rollouts import RewardConfig
 from chimera.config.tree import Config
 from chimera.run.directory import Run
 from evaluation.records.rollouts import RolloutRecord

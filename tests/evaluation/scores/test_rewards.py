@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.prompting import opening, tool_message
-from agents.record import CallRecord, ModelCall, ToolUse
 from agents.roles import ROLES
-from chimera.config.rollouts import RewardConfig
+from agents.visit.prompting import opening, tool_message
+from agents.visit.record import CallRecord, ModelCall, ToolUse
+from chimera.config.sections.rollouts import RewardConfig
 from chimera.core.types import ResearchTask, Section
 from evaluation.scores.judge import CRITERIA
 from evaluation.scores.rewards import Reward, call_reward, compute_reward, reward_names

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from chimera.config.telemetry import TelemetryConfig
+from chimera.config.sections.telemetry import TelemetryConfig
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError
 from chimera.run.directory import Run

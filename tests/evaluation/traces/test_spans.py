@@ -127,7 +127,7 @@ def test_a_broken_file_is_an_error_that_names_it(tmp_path):
 
 
 def test_training_reads_made_spans_as_its_own(tmp_path):
-    from chimera.config.rollouts import RewardConfig
+    from chimera.config.sections.rollouts import RewardConfig
     from training.learning import traces
     from training.learning.adapter import HierarchicalTraceAdapter
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from agents.record import ModelCall, ToolUse
+from agents.visit.record import ModelCall, ToolUse
 from chimera.show.card import show
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces.page import page

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chimera.config.models import SLOTS
+from chimera.config.sections.models import SLOTS
 from chimera.config.tree import load_config
 from chimera.eval import main
 from chimera.run.chain import link, read_chain
@@ -51,7 +51,7 @@ def finished(scripted_openai, tmp_path_factory):
         for name, value in scripted.items()
     ]
     models += [f"models.{key}.model=scripted-{key}" for key in ("junior", "supervisor", "senior", "refiner")]
-    few = ["data.size=40", "gate.tasks=4", "society.node_retries=0", "evaluation.permutations=200"]
+    few = ["data.size=40", "gate.tasks=3", "society.node_retries=0", "evaluation.permutations=200"]
     few += ["evaluation.resamples=200", f"runs_dir={folder}"]
     with closing(Run.create("finished", load_config(None, [*models, *few]))) as run:
         began = {
@@ -91,7 +91,7 @@ def test_an_untouched_report_is_accepted_wherever_its_run_was_moved(finished, fo
     for place in (finished.path, folder):
         found = verify(place, find_run(place))
         assert found.problems == []
-        assert (found.rollouts, found.replayed) == (8, 8)
+        assert (found.rollouts, found.replayed) == (6, 6)
 
 
 # --- how somebody tampers
@@ -542,11 +542,11 @@ def shown(name, old, new):
 
 
 REBUILT = {
-    "tasks: dropped": (lambda folder: replan(folder, tasks(lambda given: given[:3])), "plan.tasks is"),
+    "tasks: dropped": (lambda folder: replan(folder, tasks(lambda given: given[:2])), "plan.tasks is"),
     "tasks: cherry-picked": (lambda folder: replan(folder, tasks(lambda given: given[2:])), "plan.tasks is"),
     "tasks: repeated": (
-        lambda folder: replan(folder, tasks(lambda given: [*given[:3], given[0]])),
-        "plan.tasks.3.id is",
+        lambda folder: replan(folder, tasks(lambda given: [*given[:2], given[0]])),
+        "plan.tasks.2.id is",
     ),
     "tasks: reordered": (lambda folder: replan(folder, tasks(lambda given: given[::-1])), "plan.tasks.0.id is"),
     "tasks: others than the data's": (
@@ -619,7 +619,7 @@ REBUILT = {
     "rollouts: a label": (recorded("label", to="maybe"), "the label of task"),
     "rollouts: a seed": (recorded("seed", to=1), "its seed is 1, but must be"),
     "rollouts: a level": (recorded("level", to=9), "its level is 9, but must be"),
-    "rollouts: one in place of another": (in_place_of, "lacks 1 of 4 rollouts"),
+    "rollouts: one in place of another": (in_place_of, "lacks 1 of 3 rollouts"),
     "rollouts: one that counts twice": (twice, "a rollout counts once"),
     "rollouts: no trace": (recorded("trace", to=None), "it has no trace"),
     "rollouts: outputs and trace's outcome, not the answers": (

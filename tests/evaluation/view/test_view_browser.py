@@ -11,6 +11,8 @@ from view_kit import ODD_FOLDER, PLANTED, make_runs, rollout
 
 from chimera.run.directory import Run
 
+pytestmark = pytest.mark.whole
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 

@@ -20,7 +20,7 @@ from fake_bench import ADAPTER, FakeBench
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.record import ModelCall
+from agents.visit.record import ModelCall
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import ResearchTask

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.prompting import opening, response_format, tool_message
 from agents.roles import ROLES
-from chimera.config.models import ModelConfig, ServingConfig
+from agents.visit.prompting import opening, response_format, tool_message
 from chimera.config.roles import JUNIORS
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import DECISION_OF_LABEL

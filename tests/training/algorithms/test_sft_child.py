@@ -18,9 +18,9 @@ import pytest
 import torch
 from fake_bench import ADAPTER, FakeBench
 
-from agents.record import ModelCall
-from chimera.config.models import ModelConfig, ServingConfig
+from agents.visit.record import ModelCall
 from chimera.config.roles import JUNIORS
+from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.data.generated.tasks import generate

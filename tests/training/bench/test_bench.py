@@ -12,8 +12,8 @@ from lab_kit import PATIENCE, open_lab
 from safetensors.torch import load_file, save_file
 
 from agents.policies.bandit import BanditPolicy, Settings
-from agents.prompting import schema_format
 from agents.roles import ROLES
+from agents.visit.prompting import schema_format
 from chimera.config.roles import JUNIORS
 from chimera.config.tree import Config
 from chimera.core.errors import ModelError, RunError

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera.config.rollouts import RewardConfig
+from chimera.config.sections.rollouts import RewardConfig
 from evaluation.records.rollouts import RolloutRecord
 from training.algorithms.ppo.settings import PpoSettings
 from training.credit.calls import AUTOMATIC, credit

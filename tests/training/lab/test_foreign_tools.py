@@ -7,7 +7,7 @@ import pytest
 from lab_kit import config_for, open_lab, task
 from mcp_kit import write_program
 
-from chimera.config.tools import McpServer, ToolsConfig
+from chimera.config.sections.tools import McpServer, ToolsConfig
 from evaluation.records.rollouts import RolloutInput
 from evaluation.traces.calls import model_calls
 from evaluation.traces.spans import read

@@ -19,7 +19,7 @@ from idle_child import tell_modules
 
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError
-from chimera.run import forks
+from chimera.processes import forks
 from chimera.serving import connections
 from chimera.serving.client import Endpoint
 from evaluation.traces.spans import EXCHANGE, RAW
@@ -465,5 +465,5 @@ async def test_no_process_loads_litellm_unless_it_is_the_gateway(tmp_path):
     child.start()
     loaded = await forks.receive(receiver, child, seconds=3600)
     child.join()
-    assert {"agentlightning", "training.lab.gateway.process", "training.lab.runner"} < loaded
+    assert {"agentlightning", "training.lab.gateway.process", "training.lab.runners.runner"} < loaded
     assert "litellm" not in loaded

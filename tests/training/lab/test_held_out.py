@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from agents.context import SupervisorChoice
-from chimera.config.models import SLOTS
+from chimera.config.sections.models import SLOTS
 from chimera.config.tree import load_config
 from chimera.core.errors import RunError, UnreachableError
 from chimera.data.tasks import load
-from chimera.run import forks
+from chimera.processes import forks
 from chimera.run.directory import Run
 from chimera.run.policies import Policy, live
 from chimera.run.seals import seal
@@ -25,8 +25,10 @@ from evaluation.records.study import Stage
 from training import gate
 from training.lab.held_out import HeldOut
 from training.lab.recorder import Recorder
-from training.lab.runner import Doors, RunnerSpec
+from training.lab.runners.runner import Doors, RunnerSpec
 from training.lab.store import LabStore
+
+pytestmark = pytest.mark.whole
 
 STAGE = Stage("base", "base", "sequence", (), {"junior": "v1"})
 SECRETS = {"TEST_KEY": "sk-a-users-own-secret-key-42"}

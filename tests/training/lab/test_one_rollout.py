@@ -14,8 +14,8 @@ from lab_kit import SECRET, config_for, open_lab, task
 
 from agents.policies.choice import SelectionSpec, make_selector
 from agents.tools.toolbox import build_toolbox
-from chimera.config.models import SLOTS
 from chimera.config.roles import JUNIORS
+from chimera.config.sections.models import SLOTS
 from chimera.config.tree import load_config
 from chimera.data.tasks import Dataset, load
 from chimera.run.directory import Run

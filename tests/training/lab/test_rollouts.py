@@ -16,7 +16,7 @@ import respx
 from lab_kit import CONCLUSION, SECRET, collect, config_for, open_lab, task
 from rich.console import Console
 
-from chimera.config.rollouts import GatewayConfig
+from chimera.config.sections.rollouts import GatewayConfig
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import ResearchTask, Section
@@ -25,7 +25,7 @@ from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.traces.calls import model_calls
 from evaluation.traces.spans import read
-from training.lab.runner import Doors, RunnerSpec
+from training.lab.runners.runner import Doors, RunnerSpec
 from training.learning.plans import choose_names
 from training.learning.rounds import draw_inputs
 from training.summary import summarize
@@ -251,6 +251,7 @@ def test_a_gateway_killed_in_mid_rollout_comes_back_and_the_rollout_goes_on(gath
     assert warned[2].startswith("was killed by SIGKILL; restart 1 of 3 (see ")
 
 
+@pytest.mark.whole
 async def test_agent_lightning_s_own_gateway_records_the_same(scripted_openai, tmp_path):
     """`gateway.engine=litellm`; an error ends with the log's last lines, so its banner must not be there."""
     scripted_openai.hooks[:] = []

@@ -13,8 +13,8 @@ from lab_kit import CONCLUSION, PATIENCE, SECRET, AllAtOnce, collect, config_for
 from chimera.core.errors import ConfigError, RunError, UnreachableError
 from chimera.core.ports import free_port, listen
 from chimera.data.tasks import Dataset
-from training.lab import visitors
-from training.lab.runner import Doors, RunnerSpec
+from training.lab.runners import visitors
+from training.lab.runners.runner import Doors, RunnerSpec
 
 pytestmark = pytest.mark.whole
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.policies.events import BanditEvent
-from agents.record import ModelCall, ToolUse
 from agents.roles import ROLES
+from agents.visit.record import ModelCall, ToolUse
 from chimera.config.roles import JUNIORS, RolesConfig
-from chimera.config.rollouts import RewardConfig
+from chimera.config.sections.rollouts import RewardConfig
 from chimera.core.errors import RunError
 from chimera.core.types import ResearchTask, Section
 from evaluation.records.rollouts import Made, Outcome, RolloutInput, RolloutRecord
@@ -485,7 +485,7 @@ def real(scripted_openai, tmp_path_factory):
 
     from chimera.config.tree import Config
     from chimera.data.tasks import Dataset
-    from chimera.run import forks
+    from chimera.processes import forks
     from chimera.run.directory import Run
     from chimera.serving.process import serve
     from training.lab.lab import Lab

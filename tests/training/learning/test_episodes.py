@@ -7,7 +7,7 @@ import pytest
 from agents.roles import ROLES
 from agents.schemas import Answer, ExperimentProtocol, FinalDecision, Hypothesis, PeerReview, Selection
 from chimera.config.roles import JUNIORS
-from chimera.config.rollouts import RewardConfig
+from chimera.config.sections.rollouts import RewardConfig
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.core.secrets import register_secret

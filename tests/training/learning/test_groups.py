@@ -8,7 +8,7 @@ from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, answer, record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera.config.rollouts import RewardConfig
+from chimera.config.sections.rollouts import RewardConfig
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import load

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.prompting import response_format
 from agents.roles import ROLES
 from agents.schemas import Hypothesis
 from agents.tools.toolbox import build_toolbox
-from chimera.config.data import DataConfig
-from chimera.config.models import ModelConfig, ServingConfig
+from agents.visit.prompting import response_format
 from chimera.config.roles import JUNIORS, LITERATURE
-from chimera.config.tools import ToolsConfig
+from chimera.config.sections.data import DataConfig
+from chimera.config.sections.models import ModelConfig, ServingConfig
+from chimera.config.sections.tools import ToolsConfig
 from chimera.data.generated.tasks import GeneratedTask, generate
 from chimera.data.tasks import Dataset
 from chimera.serving.embedded.checkpoint import load_checkpoint

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agents.prompting import read_payload
 from agents.roles import ROLES
 from agents.schemas import Hypothesis
 from agents.tools.sources import sources_seen
 from agents.tools.toolbox import build_toolbox
+from agents.visit.prompting import read_payload
 from chimera.config.roles import JUNIORS, OWN_TOOLS
 from chimera.config.tree import load_config
 from chimera.data.generated.synthesis import decide, generate

@@ -22,16 +22,18 @@ import psutil
 import pytest
 
 from chimera.config.tree import Config
-from chimera.run import forks
+from chimera.processes import forks
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.scores.rewards import Reward
-from training.lab.agent import emit_parts
+from training.lab.runners.agent import emit_parts
 from training.watch.metrics import Metrics
 from training.watch.wandb_hook import WandbLoggingHook
 from training.watch.wandb_mirror import COLUMNS, protocol_rows
 from training.watch.wandb_run import open_sinks, run_id
+
+pytestmark = pytest.mark.whole
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 WAIT_SECONDS = 600.0
@@ -499,13 +501,13 @@ MAIN = """
 import sys
 from pathlib import Path
 from chimera.config.tree import Config
-from chimera.run import forks
+from chimera.processes import forks
 from chimera.run.directory import Run
 from training.watch.metrics import Metrics
 from training.watch.wandb_run import open_sinks
 
 if __name__ == "__main__":
-    forks.PRELOAD = "chimera.run.parent"
+    forks.PRELOAD = "chimera.processes.parent"
     config = Config.model_validate({"runs_dir": Path(sys.argv[1])})
     run = Run.create("killed", config)
     metrics = Metrics(run, open_sinks(run, config, {}, lambda text: print(text, flush=True)))

@@ -35,7 +35,6 @@ class Bandit:
     part: ClassVar[Part | None] = "choice"
 
     def check(self, plan: PhasePlan, settings: BanditSettings, config: "Config", dataset: "Dataset") -> None:
-        """Raise ConfigError if the choices could teach nothing, or there are too few tasks for a round."""
         if settings.update == "hindsight" and config.reward.alignment == 0:
             raise ConfigError(
                 f"{plan.name}.update=hindsight cannot work with reward.alignment=0: what other hypotheses would have "
@@ -73,7 +72,9 @@ class _Rounds:
 
         plan, bench = self._plan, self._bench
         policy = BanditPolicy(Settings.of(self._settings, bench.config.seed, bench.dataset.labels))
-        logged = await asyncio.to_thread(policy.examples, _choices(await self._earlier()))
+        # The order does not depend on which rollout ended first.
+        earlier = sorted(await self._bench.episodes(), key=_place)
+        logged = await asyncio.to_thread(policy.examples, _choices(earlier))
         if len(logged) < self._settings.min_events:
             raise RunError(
                 f"{len(logged)} scored choices are logged, {plan.name}.min_events is {self._settings.min_events}: run "
@@ -93,10 +94,6 @@ class _Rounds:
             figures = {**summarize(records), **figures}
             bench.metrics.protocols(plan.name, records)
         return Learned(figures, await asyncio.to_thread(self._save, policy, plan.name))
-
-    async def _earlier(self) -> list[Episode]:
-        """Episodes of earlier phases, in an order that does not depend on which rollout ended first."""
-        return sorted(await self._bench.episodes(), key=_place)
 
     async def _round(self, number: int) -> list[Episode]:
         """Rollouts in which the live policy chooses, in an order that does not depend on which ended first."""

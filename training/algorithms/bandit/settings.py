@@ -36,11 +36,9 @@ class BanditSettings(PhaseSettings):
     tasks: int = Field(default=40, ge=1, le=1_000_000, description="training tasks of one such round")
 
     def needs_rollouts(self) -> bool:
-        """True: it learns from logged choices first."""
         return True
 
     def unused(self) -> Mapping[str, str]:
-        """Keys that have no effect with these settings."""
         found: dict[str, str] = {}
         if self.policy == "thompson":
             found |= dict.fromkeys(("lr", "epochs"), "policy is 'thompson'")

@@ -40,15 +40,12 @@ class DistilSettings(SftSettings):
     answers: int = Field(default=8, ge=2, le=100_000, description="teacher=vote: answers to each prompt")
 
     def asks(self) -> tuple[str, ...]:
-        """The teacher's slot."""
         return (self.slot,) if self.teacher == "slot" and self.slot else ()
 
     def needs_rollouts(self) -> bool:
-        """True unless it answers tasks first."""
         return self.tasks == 0
 
     def unused(self) -> Mapping[str, str]:
-        """Keys of other teachers, those that select by the reward of rollouts, and LoRA's scale without LoRA."""
         selecting = ("select", "quantile", "threshold", "credited", "true_quotes")
         of_others = {"slot": "slot", "answers": "vote"}
         found = {key: f"teacher is {self.teacher!r}" for key, own in of_others.items() if own != self.teacher}
@@ -62,7 +59,6 @@ class Distil:
     part: ClassVar[Part | None] = "weights"
 
     def check(self, plan: PhasePlan, settings: DistilSettings, config: Config, dataset: Dataset) -> None:
-        """Raise ConfigError if there is no such teacher, there are too few tasks, or batches are uneven."""
         Sft().check(plan, settings, config, dataset)
         check_tasks(plan, settings.tasks, dataset, config.seed)
         if settings.teacher == "slot" and settings.slot in ("", plan.slot):
@@ -81,8 +77,6 @@ class Distil:
             raise ConfigError(f"{plan.name}.teacher=society teaches hypotheses in plain text, and {why}")
 
     async def learn(self, plan: PhasePlan, settings: DistilSettings, bench: Bench) -> Learned:
-        """Ask, train; raises RunError if there are too few answers, or the process that trains ended early."""
-
         async def chosen() -> "Selected":
             return await draw(plan, settings, bench)
 
@@ -90,11 +84,7 @@ class Distil:
 
 
 async def draw(plan: PhasePlan, settings: DistilSettings, bench: Bench) -> "Selected":
-    """The teacher's answers to recorded prompts, one to each.
-
-    Raises:
-        RunError: Fewer than `min_examples` are left.
-    """
+    """The teacher's answers to recorded prompts, one to each; raises RunError if fewer than `min_examples` are left."""
     from training.algorithms.sft.collect import Examples, check_enough
     from training.algorithms.sft.render import Renderer
 

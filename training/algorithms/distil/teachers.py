@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from agents.prompting import dump
-from agents.quoting import texts_read
 from agents.roles import ROLES
+from agents.visit.prompting import dump
+from agents.visit.quoting import texts_read
 from chimera.core.quotes import missing_quotes
 from chimera.serving.client import Completion
 from training.learning.base import Bench
@@ -32,7 +32,6 @@ class Lesson:
     """What a teacher is given beside the prompt.
 
     Attributes:
-        bench: The phase's bench.
         student: The slot that learns.
         slot: The slot that teaches, if another one does.
         answers: How many answers a vote is taken of.

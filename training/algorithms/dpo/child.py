@@ -45,7 +45,6 @@ class DpoSpec(Spec):
 
 
 def main(argv: list[str]) -> None:
-    """Train with the spec from stdin; see `training.algorithms.sft.child.work`."""
     work(argv, DpoSpec, "trl.trainer.dpo_trainer", train)
 
 
@@ -130,7 +129,6 @@ def held_out(trainer: "DPOTrainer") -> dict[str, float]:
 
 
 def load_pairs(file: Path) -> "Dataset":
-    """The token ids of a file's pairs."""
     from datasets import Dataset
 
     with file.open(encoding="utf-8") as lines:

@@ -20,9 +20,6 @@ class AnswerPair:
     """Two answers to one state.
 
     Attributes:
-        state: Its prompt has been answered.
-        chosen: The preferred answer.
-        rejected: The other one.
         kind: worth: the preferred answer is worth more; keeps: it keeps a right answer that the prompt handed over,
             where the other one changes it.
     """
@@ -80,11 +77,9 @@ def all_pairs(groups: Sequence[AnswerGroup], most: int, keep_right: float, seed:
     """Pairs by worth of all groups that inform, and beside them one of each state that keeps what is right.
 
     Args:
-        groups: Answers to different states.
         most: Pairs by worth of one state, at most.
         keep_right: Number of pairs that keep what is right, at most, as a share of the pairs by worth. If there are
             more, it is drawn which ones are left out.
-        seed: Of that draw.
     """
     worth = [pair for group in groups if group.informs for pair in by_worth(group, most)]
     known = {_identity(pair) for pair in worth}

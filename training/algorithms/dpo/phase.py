@@ -57,11 +57,9 @@ class DpoSettings(SftSettings, BranchSettings):
     )
 
     def needs_rollouts(self) -> bool:
-        """True unless it answers tasks first."""
         return self.tasks == 0
 
     def unused(self) -> Mapping[str, str]:
-        """Keys that select by the reward of rollouts, LoRA's scale without LoRA, and what only SFT's process can do."""
         found = {**super().unused(), **dict.fromkeys(SELECTING, "dpo compares answers to one prompt")}
         return found | {"ranks": "one process compares pairs"}
 
@@ -73,7 +71,6 @@ class Dpo:
     part: ClassVar[Part | None] = "weights"
 
     def check(self, plan: PhasePlan, settings: DpoSettings, config: Config, dataset: Dataset) -> None:
-        """Raise ConfigError if answers cannot differ or be valued, tasks are too few, or batches are uneven."""
         Sft().check(plan, settings, config, dataset)
         if config.models[plan.slot].temperature == 0:
             raise ConfigError(
@@ -143,7 +140,6 @@ async def draw(
 
 
 def write_pairs(file: Path, pairs: Sequence[AnswerPair]) -> None:
-    """Write one line for each pair."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(pair.row()) + "\n" for pair in pairs), encoding="utf-8")
 

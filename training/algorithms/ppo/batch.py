@@ -133,7 +133,6 @@ class Batch:
         Args:
             bundles: Indices of the calls, by bundles.
             columns: Names of the `columns` to include.
-            settings: Further settings of the engine for this batch.
         """
         import torch
         from verl.utils import tensordict_utils as tu

@@ -53,12 +53,10 @@ class Progress:
     older_calls: int = 0
 
     def dump(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "Progress":
-        """The inverse of `dump`."""
         policies = {name: data.get(name) and Policy.load(data[name]) for name in ("live", "asked")}
         return cls(**{**data, **policies, "course": Course(**data["course"])})
 
@@ -68,7 +66,6 @@ class Checkpoints:
 
     Args:
         run: The run, owned by this process.
-        plan: The phase.
         keep: Number of newest checkpoints to keep.
     """
 

@@ -42,13 +42,7 @@ STOP_SECONDS = 1.0
 
 
 class PpoLoop:
-    """The steps in one process. A later process continues from the checkpoints.
-
-    Args:
-        plan: The phase.
-        settings: Its settings.
-        bench: Its bench.
-    """
+    """The steps in one process. A later process continues from the checkpoints."""
 
     def __init__(self, plan: PhasePlan, settings: PpoSettings, bench: Bench) -> None:
         self._plan = plan

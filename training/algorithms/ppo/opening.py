@@ -55,11 +55,7 @@ def open_engine(
 
 
 def _here(plan: PhasePlan, settings: PpoSettings, bench: Bench) -> "Callable[[], Team]":
-    """Starts the ranks on this machine.
-
-    Raises:
-        ConfigError: There are fewer GPUs than ranks.
-    """
+    """Starts the ranks on this machine; raises ConfigError if there are fewer GPUs than ranks."""
     import torch
 
     from training.cluster.team import Team

@@ -35,7 +35,6 @@ class Ppo:
     part: ClassVar[Part | None] = "weights"
 
     def check(self, plan: PhasePlan, settings: PpoSettings, config: Config, dataset: Dataset) -> None:
-        """Raise ConfigError if the weights cannot be trained with these settings, or there are too few tasks."""
         if config.models[plan.slot].temperature == 0:
             raise ConfigError(
                 f"models.{plan.slot}.temperature=0 always gives the same answer, and {plan.name} learns from "

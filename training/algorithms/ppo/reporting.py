@@ -19,13 +19,10 @@ class StepClock:
         self._last = now
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of each stage and of the whole step."""
         return {**self._stages, "timing_s/step": self._last - self._started}
 
 
 def step_line(phase: str, step: int, steps: int, metrics: Mapping[str, Any]) -> str:
-    """Describe a step in one line."""
-
     def figure(name: str, text: str, form: str = ".3f") -> str:
         value = metrics.get(name)
         return "" if value is None else f", {text} {value:{form}}"

@@ -145,15 +145,12 @@ class PpoSettings(BranchSettings):
     )
 
     def needs_rollouts(self) -> bool:
-        """True if it learns from answers to recorded prompts, and answers no tasks first."""
         return self.states > 0 and self.tasks == 0
 
     def needs_log_probs(self) -> bool:
-        """True if tokens are weighted by how likely the weights that sampled them made them."""
         return self.ahead > 0
 
     def unused(self) -> Mapping[str, str]:
-        """Keys that have no effect with these settings."""
         found: dict[str, str] = {}
         if self.states:
             found |= dict.fromkeys(ROLLOUT_KEYS, "states is set, so it learns from answers and not from rollouts")

@@ -27,7 +27,6 @@ class Taken:
 
     Attributes:
         samples: Calls with their credit and their group.
-        metrics: What the step's rollouts or branches came to.
         skip: Why there are too few to learn from; None if there are enough.
         stale: Number of calls left out because weights that are too old, or unknown ones, had sampled them.
         left_out: Number of rollouts that were not learned from, by reason.
@@ -51,7 +50,6 @@ class SampleSource(Protocol):
         """The samples of step `step` (from 1). Steps come in order, each once.
 
         Args:
-            step: The step.
             fresh: The versions of the slot's weights, the live one among them, whose answers are learned from.
         """
         ...
@@ -61,9 +59,6 @@ class RolloutSource:
     """Samples from `tasks_per_step` tasks, `n` rollouts of each.
 
     Args:
-        plan: The phase.
-        settings: Its settings.
-        bench: Its bench.
         first: counterfactual credit: the weights that the phase began with.
     """
 
@@ -130,9 +125,6 @@ class BranchSource:
     """Samples from `states` recorded states, `n` answers to each: a group is one state.
 
     Args:
-        plan: The phase.
-        settings: Its settings.
-        bench: Its bench.
         course: What the curriculum has drawn so far; it is continued in place.
     """
 
@@ -143,11 +135,7 @@ class BranchSource:
         self._states: Mapping[str, State] = {}
 
     async def open(self) -> None:
-        """Collect the states.
-
-        Raises:
-            RunError: No rollout succeeded, or a trace cannot be read.
-        """
+        """Collect the states; raises RunError if no rollout succeeded, or a trace cannot be read."""
         plan, settings = self._plan, self._settings
         self._states = {state.name: state for state in await collect_states(plan, settings.tasks, self._bench)}
         levels = {name: state.episode.record.level for name, state in self._states.items()}
@@ -178,7 +166,6 @@ def samples_of(group: AnswerGroup, *, scored: bool = False) -> list[Sample]:
     """The answers of one state for the engine. One without tokens, which a server may return, is left out.
 
     Args:
-        group: The answers.
         scored: True to take along how likely the weights that sampled the tokens made them.
 
     Raises:

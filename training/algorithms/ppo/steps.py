@@ -27,7 +27,6 @@ def draw(tasks: Sequence[ResearchTask], per_step: int, seed: str) -> Iterator[li
     Args:
         tasks: At least `per_step` tasks.
         per_step: Number of tasks of a step.
-        seed: Equal seeds draw equal tasks.
     """
     shuffled = random.Random(seed)
     waiting: list[ResearchTask] = []
@@ -67,7 +66,6 @@ def sort_out(inputs: Sequence[RolloutInput], episodes: Sequence[Episode]) -> Sor
     """Keep the rollouts that can be learned from.
 
     Args:
-        inputs: The requested rollouts.
         episodes: The episodes that ended before the deadline.
     """
     came = {(episode.record.task_id, episode.record.repeat): episode for episode in episodes}
@@ -99,8 +97,6 @@ def samples_of(credited: Sequence[Credited], task_id: str, *, scored: bool = Fal
     A response without tokens, which a server may return, is no action and is left out.
 
     Args:
-        credited: The calls.
-        task_id: The rollout's task.
         scored: True to take along how likely the weights that sampled the tokens made them.
 
     Raises:

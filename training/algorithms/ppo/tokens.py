@@ -26,11 +26,6 @@ def record_update(
 
     Args:
         run: The run's folder.
-        phase: The phase.
-        step: The update's number.
-        settings: The phase's.
-        batch: The update's calls with their advantages and log-probabilities.
-        metrics: What the engine measured of the update.
 
     Raises:
         RunError: The file cannot be written.

@@ -66,12 +66,10 @@ class Spec:
     unsloth: Loader
 
     def dump(self) -> str:
-        """As JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def load(cls, text: str) -> Self:
-        """The inverse of `dump`."""
         return cls(**json.loads(text))
 
 
@@ -79,7 +77,6 @@ S = TypeVar("S", bound=Spec)
 
 
 def main(argv: list[str]) -> None:
-    """Fine-tune with the spec from stdin; see `work`."""
     work(argv, Spec, "trl.trainer.sft_trainer", train)
 
 
@@ -87,10 +84,7 @@ def work(argv: list[str], kind: type[S], trainer: str, train: Callable[[S, TextI
     """Import libraries, read a spec from stdin, and train.
 
     Args:
-        argv: The process's arguments.
-        kind: The class of the spec.
         trainer: The module of the trainer, which takes seconds to import.
-        train: Trains with a spec, and reports on the stream that it is given.
 
     Raises:
         ChimeraError: The model or the examples cannot be trained on, or a file cannot be read or written.
@@ -228,7 +222,6 @@ def train(spec: Spec, progress: TextIO) -> None:
 
 
 def tell(progress: TextIO, event: str, **fields: Any) -> None:
-    """Report one event to the parent."""
     progress.write(json.dumps({"event": event, **fields}) + "\n")
 
 
@@ -307,11 +300,7 @@ def step_figures(logs: dict[str, Any]) -> dict[str, float]:
 
 
 def common_figures(logs: dict[str, Any]) -> dict[str, float]:
-    """What all of TRL's trainers log of one step, by our names.
-
-    Raises:
-        RunError: The loss is no number any more.
-    """
+    """What all of TRL's trainers log of one step, by our names; raises RunError if the loss is no number any more."""
     loss = float(logs["loss"])
     if not math.isfinite(loss):
         raise RunError(f"the loss became {loss} at epoch {logs['epoch']:.2f}: lower the phase's lr")

@@ -14,10 +14,6 @@ from training.learning.states import State
 class Examples:
     """Different examples that are short enough, in the order in which they are added.
 
-    Args:
-        render: Makes a conversation's token rows.
-        longest: Examples with more tokens are left out.
-
     Attributes:
         too_long: How many were left out for their length.
     """
@@ -47,7 +43,6 @@ class Examples:
                 most -= 1
 
     def selected(self, figures: Mapping[str, Any]) -> Selected:
-        """The examples, with `figures` and their own counts."""
         examples = tuple(self._found.values())
         of_role = dict(Counter(example.candidate.role for example in examples))
         counts = {"too_long": self.too_long, "selected": len(examples), "selected_by_role": of_role}
@@ -58,10 +53,7 @@ def check_enough(phase: str, told: str, found: int, least: int, *, draws: bool =
     """Raise RunError if a phase has too few examples of answers to prompts.
 
     Args:
-        phase: The phase's name.
         told: What it has, in words.
-        found: How many examples.
-        least: How many it needs.
         draws: Whether more answers to each prompt would give more examples.
     """
     if found < least:

@@ -37,7 +37,6 @@ class Sft:
     part: ClassVar[Part | None] = "weights"
 
     def check(self, plan: PhasePlan, settings: SftSettings, config: Config, dataset: Dataset) -> None:
-        """Raise ConfigError if the batch cannot be split evenly."""
         if settings.batch_size % settings.micro_batch_size:
             raise ConfigError(
                 f"{plan.name}.batch_size={settings.batch_size} is no multiple of {plan.name}.micro_batch_size="
@@ -66,7 +65,6 @@ class FirstWeights:
 
     @classmethod
     def live(cls, bench: Bench, slot: str) -> "FirstWeights":
-        """What is live in `slot`."""
         return cls(bench.weights(slot), bench.versions[slot])
 
 
@@ -82,10 +80,6 @@ async def fine_tune(
     """Fine-tune weights of the phase's slot on the selection of `choose`. Meanwhile the training process starts.
 
     Args:
-        plan: The phase.
-        settings: Its settings.
-        bench: Its bench.
-        choose: Makes the selection.
         name: Of the policy, the log and the metrics, such as "star-2"; the phase's name if it is None.
         start: The weights to start from; the live ones if it is None.
 
@@ -118,13 +112,7 @@ async def train_once(
     """Train, and keep the figures beside the model; a model that was made from the same before is kept.
 
     Args:
-        process: Trains.
-        spec: The job, whose examples are written.
-        policy: What it makes.
-        start: The weights that it starts from.
-        bench: The phase's bench.
         told: The examples, in words.
-        figures: Of the selection.
 
     Raises:
         RunError: The training process ended early, or the files of the finished model are not those that it wrote.
@@ -180,11 +168,7 @@ async def choose(plan: PhasePlan, settings: SftSettings, bench: Bench) -> "Selec
 
 
 def read_candidates(episode: Episode, roles: Sequence[str]) -> "list[Candidate]":
-    """The candidate conversations of one rollout.
-
-    Raises:
-        RunError: Its trace cannot be read.
-    """
+    """The candidate conversations of one rollout; raises RunError if its trace cannot be read."""
     from training.algorithms.sft.select import candidates
 
     if episode.record.reward is None:

@@ -6,13 +6,12 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from chimera.core.errors import RunError
 from chimera.core.ports import listen
-from chimera.run.child_environment import child_environment
-from chimera.run.children import Command
+from chimera.processes.child_environment import child_environment
+from chimera.processes.children import Command
 from training.algorithms.sft.child import Loader, Spec
 from training.engines.verl_runtime import loopback
 
@@ -62,9 +61,7 @@ class SftProcess:
                 )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for child in self._children:
             child.kill()
         for child in self._children:
@@ -72,12 +69,10 @@ class SftProcess:
 
     @property
     def pid(self) -> int:
-        """The process id, of the first."""
         return self._children[0].pid
 
     @property
     def pids(self) -> list[int]:
-        """The process ids, by rank."""
         return [child.pid for child in self._children]
 
     async def train(self, spec: Spec) -> AsyncIterator[dict[str, Any]]:

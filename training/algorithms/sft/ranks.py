@@ -55,7 +55,6 @@ class SharedBatches:
 
     Args:
         order: Gives the rows of a pass over the data, in the order of one process.
-        count: Number of rows.
         batch: Rows of an optimiser step.
         micro: Rows of a micro-batch.
         spare: See `share`.

@@ -28,12 +28,10 @@ class Candidate:
 
     @property
     def role(self) -> str:
-        """The role of the conversation."""
         return self.conversation.role
 
     @property
     def key(self) -> Key:
-        """Key of the rollout."""
         return self.record.phase, self.record.task_id, self.record.repeat
 
     @property
@@ -75,12 +73,6 @@ def select(
     phase: str = "sft",
 ) -> Selected:
     """Select by reward, credit, true quotes, uniqueness and length, in this order.
-
-    Args:
-        found: All candidates.
-        render: Makes a conversation's token rows.
-        config: Settings of the selection.
-        phase: The phase's name, for the message.
 
     Raises:
         RunError: Fewer than `min_examples` are left. The message says which stage removed most.

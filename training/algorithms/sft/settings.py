@@ -54,11 +54,9 @@ class SftSettings(PhaseSettings):
     )
 
     def needs_rollouts(self) -> bool:
-        """True: it imitates what was recorded."""
         return True
 
     def unused(self) -> Mapping[str, str]:
-        """Keys that have no effect with these settings."""
         other = "threshold" if self.select == "quantile" else "quantile"
         found = {other: f"select is {self.select!r}"}
         return found if self.lora_rank else found | {"lora_alpha": "lora_rank is 0"}

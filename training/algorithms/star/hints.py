@@ -5,7 +5,7 @@ import json
 import random
 from collections.abc import Sequence
 
-from agents.prompting import Message, dump
+from agents.visit.prompting import Message, dump
 from training.credit.values import Values
 from training.learning.base import Bench
 from training.learning.groups import AnswerGroup, Valued
@@ -21,10 +21,6 @@ async def hinted(bench: Bench, values: Values, state: State, k: int, version: st
     They have no token ids: they were sampled after other tokens than those of the prompt.
 
     Args:
-        bench: The phase's bench.
-        values: Values the answers, as answers to the prompt itself.
-        state: A recorded prompt of a training task.
-        k: How many answers.
         version: The slot's version that is live. An answer by another is left out.
 
     Raises:

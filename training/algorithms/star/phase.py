@@ -51,7 +51,6 @@ class Star:
     part: ClassVar[Part | None] = "weights"
 
     def check(self, plan: PhasePlan, settings: StarSettings, config: Config, dataset: Dataset) -> None:
-        """Raise ConfigError if a hint cannot make answers right, there are too few tasks, or batches are uneven."""
         Sft().check(plan, settings, config, dataset)
         if settings.right not in ("both", "label"):
             raise ConfigError(
@@ -68,7 +67,6 @@ class Star:
         check_tasks(plan, settings.tasks, dataset, config.seed)
 
     async def learn(self, plan: PhasePlan, settings: StarSettings, bench: Bench) -> Learned:
-        """Run the rounds; raises RunError if a round has too few right answers, or its training ended early."""
         start, learned = FirstWeights.live(bench, plan.slot), Learned()
         figures: dict[str, Any] = {}
         states = await collect_states(plan, settings.tasks, bench)

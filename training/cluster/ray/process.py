@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chimera.config.cluster import ClusterConfig
+from chimera.config.sections.cluster import ClusterConfig
 from chimera.core.errors import ConfigError, RunError
-from chimera.run.child_environment import child_environment
-from chimera.run.children import Command
+from chimera.processes.child_environment import child_environment
+from chimera.processes.children import Command
 from training.cluster.wire import Channel
 
 CLOSE_S = 5.0

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from chimera.config.cluster import ClusterConfig
+from chimera.config.sections.cluster import ClusterConfig
 from training.cluster.launching import Meeting
 from training.cluster.ray.process import Actor, RayProcess
 from training.cluster.team import Team

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from chimera.config.cluster import ClusterConfig
+from chimera.config.sections.cluster import ClusterConfig
 from chimera.core.errors import RunError
 from training.cluster.ray.process import Actor, RayProcess
-from training.lab.launching import OnEnd
-from training.lab.runner import RunnerSpec
-from training.lab.visitors import plain_spec
+from training.lab.runners.launching import OnEnd
+from training.lab.runners.runner import RunnerSpec
+from training.lab.runners.visitors import plain_spec
 
 
 class RayRunners:
-    """A `training.lab.launching.RunnerLauncher` on a cluster. Runners for which there is no room wait for it.
+    """A `training.lab.runners.launching.RunnerLauncher` on a cluster. Runners for which there is no room wait for it.
 
     What a runner is told is JSON, without keys of tools: those are taken from the environment of its node.
 
@@ -67,7 +67,7 @@ class RayRunners:
 
 
 class RayRunner:
-    """One runner; see `training.lab.launching.StartedRunner`."""
+    """One runner; see `training.lab.runners.launching.StartedRunner`."""
 
     def __init__(self, process: RayProcess, actor: Actor) -> None:
         self._process = process

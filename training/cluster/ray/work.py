@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chimera.config.cluster import is_loopback
+from chimera.config.sections.cluster import is_loopback
 from chimera.core.errors import ChimeraError, RunError
 
 
@@ -69,8 +69,8 @@ def _be_runner(doors: Mapping[str, str], number: int, log: str, shared: str) -> 
     """
     import training  # noqa: F401  before Agent Lightning, which so leaves LiteLLM out
     from chimera.core.plain_json import parse_json
-    from training.lab.runner import Doors, serve
-    from training.lab.visitors import spec_here
+    from training.lab.runners.runner import Doors, serve
+    from training.lab.runners.visitors import spec_here
 
     told: Any = parse_json(shared)
     serve(spec_here(told, Doors(**doors)), number, ends=True)

@@ -49,9 +49,6 @@ class Exchanges:
     """Writes exchanges into the store. One task sends; exchanges that arrive meanwhile wait for the next request.
 
     Args:
-        session: The HTTP session.
-        store_url: The store's address.
-        store_key: Its key.
         patience: Seconds without success after which the store counts as unreachable.
     """
 

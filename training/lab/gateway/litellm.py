@@ -18,12 +18,12 @@ from typing import Any
 import agentlightning as agl
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
-from chimera.config.models import ModelConfig
+from chimera.config.sections.models import ModelConfig
 from chimera.serving.client import Endpoint
 from chimera.serving.door import Door, hosts_of
 from training.lab.gateway.spec import START_SECONDS, GatewaySpec
+from training.lab.runners.telemetry import use_plain_resources
 from training.lab.store import KeyedStoreClient
-from training.lab.telemetry import use_plain_resources
 
 _ADDRESS = re.compile(r" \(\S{1,99} at http\S{1,99}?/rollout/\S{1,200}\)")
 _WRAPPED = re.compile(r"litellm\.\w{1,60}: ")

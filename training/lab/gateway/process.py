@@ -13,8 +13,8 @@ from pathlib import Path
 from chimera.config.tree import Config
 from chimera.core.errors import ChimeraError, RunError, boundary
 from chimera.core.ports import reserve
-from chimera.run import forks
-from chimera.run.children import stop
+from chimera.processes import forks
+from chimera.processes.children import stop
 from chimera.serving.client import Endpoint
 from training.lab.gateway import litellm, thin
 from training.lab.gateway.spec import START_SECONDS, GatewaySpec, scored_slots
@@ -31,10 +31,6 @@ class Gateway:
     nothing else: each writes its exchanges into the store before it answers.
 
     Args:
-        config: Has the models and the gateway's settings.
-        endpoints: The servers behind the models.
-        store_url: Address of the store for exchanges.
-        store_key: Its key.
         log_file: File for the first process's output; those of others have its name with their numbers.
         on_warning: Called with a sentence for the user, such as the reason of the gateway's end when it is restarted.
         on_failure: Called with the error if the gateway cannot be kept running.
@@ -85,15 +81,10 @@ class Gateway:
 
     @property
     def pid(self) -> int | None:
-        """The first one's process id, None while there is no process."""
         return next(iter(self.pids), None)
 
     async def start(self) -> None:
-        """Start the processes that do not run and wait until they answer.
-
-        Raises:
-            RunError: One did not start.
-        """
+        """Start the processes that do not run and wait until they answer; raises RunError if one did not start."""
         missing = set(range(self._spec.gateway.processes)) - set(self._children)
         begun = [(number, *self._begin(number)) for number in sorted(missing)]
         for number, child, receiver in begun:
@@ -102,7 +93,6 @@ class Gateway:
             asyncio.get_running_loop().add_reader(child.sentinel, self._died, number, child)
 
     def stop(self) -> None:
-        """End the processes."""
         for restarting in self._restarting:
             restarting.cancel()
         children, self._children = self._children, {}

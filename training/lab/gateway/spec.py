@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from chimera.config.models import ModelConfig
 from chimera.config.roles import expand
-from chimera.config.rollouts import GatewayConfig
+from chimera.config.sections.models import ModelConfig
+from chimera.config.sections.rollouts import GatewayConfig
 from chimera.config.tree import Config
 from chimera.core.ports import LOOPBACK
 from chimera.serving.client import Endpoint

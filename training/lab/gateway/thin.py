@@ -55,9 +55,7 @@ class ThinGateway:
     """The ASGI application. `Door` checks the key in front of it.
 
     Args:
-        endpoints: The server behind each logical model.
         with_ids: Logical models whose servers are asked for token ids. Other servers may refuse the unknown option.
-        exchanges: Records exchanges.
         tell: Called with a sentence for the user when a server does not take a field.
         scored: Logical models that are asked for the log-probabilities of tokens.
     """
@@ -100,7 +98,6 @@ class ThinGateway:
             answering.cancel()
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._connections.aclose()
 
     async def _reply(self, rollout_id: str, attempt_id: str, body: bytes) -> Reply:

@@ -1,0 +1,131 @@
+"""What a role may quote: only sentences that it has read, so its evidence is verbatim.
+
+`society.quotes` has three modes. `read`: the response format lists these sentences as an enum, so a server that honours
+JSON schemas can only copy one of them. `numbered`: prompts hold numbered sentences and the enum lists the numbers, for
+long texts and for servers that limit enums; numbers in the answer are then replaced by the sentences. `free`: the role
+writes its quotes itself. If a server ignores the schema, `fault` describes the error and the role is asked once more.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from agents.roles import Role
+from agents.schemas import MAX_QUOTE, Answer, Hypothesis
+from agents.tools.excerpts import GAP, cut, split_sentences
+from agents.visit.prompting import Message, options_in, read_payload, response_format
+from chimera.config.sections.society import Quotes
+from chimera.core.quotes import MIN_QUOTE_WORDS, missing_quotes
+
+MAX_ENUM = 250
+"""Longer lists of sentences are left out: OpenAI's structured outputs limit long enums. `numbered` needs less space."""
+_SHOWN = 80
+
+
+def quotes(role: Role) -> bool:
+    """True if the role's answer holds quotes."""
+    return issubclass(role.schema, Hypothesis)
+
+
+def texts_read(messages: Iterable[Message]) -> list[str]:
+    """The passages in a visit's messages, without duplicates, in order.
+
+    If a message holds a hypothesis but no passages, the role has read the hypothesis's evidence instead.
+    """
+    found: list[str] = []
+    for message in messages:
+        payload = read_payload(message)
+        passages = _passages(payload)
+        found += [passage_text(passage) for passage in passages]
+        if not passages and isinstance(handed := payload.get("hypothesis"), dict):
+            found += handed["evidence"]
+    return list(dict.fromkeys(found))
+
+
+def _passages(payload: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [*(payload.get("sources") or ()), *(payload.get("results") or ())]
+
+
+def passage_text(passage: Mapping[str, Any]) -> str:
+    """The text of a passage in a prompt: {"id", "text"}, or {"id", "sentences": {number: sentence}}."""
+    return passage["text"] if "text" in passage else " ".join(passage["sentences"].values())
+
+
+def sentences(texts: Iterable[str]) -> list[str]:
+    """Every sentence that can be quoted, without duplicates, in the order of `texts`.
+
+    Headings do not count as sentences. Fragments that are too short to be evidence are left out. Sentences longer than
+    `MAX_QUOTE` are cut between words.
+    """
+    parts = (one.text.removeprefix(GAP).strip() for text in texts for one in split_sentences(text))
+    cuts = (cut(part, MAX_QUOTE) for part in parts if len(part.split()) >= MIN_QUOTE_WORDS)
+    return list(dict.fromkeys(cuts))
+
+
+def numbered(passages: Sequence[Mapping[str, str]], before: Iterable[Message] = ()) -> list[dict[str, Any]]:
+    """Passages with numbered sentences; the numbers continue after those in the messages `before`."""
+    number = len(numbers(before))
+    found: list[dict[str, Any]] = []
+    for passage in passages:
+        of_passage: dict[str, str] = {}
+        for sentence in sentences([passage["text"]]):
+            number += 1
+            of_passage[str(number)] = sentence
+        found.append({"id": passage["id"], "sentences": of_passage})
+    return found
+
+
+def quotable(sources: Sequence[Mapping[str, str]] | None, mode: Quotes) -> Sequence[Mapping[str, Any]] | None:
+    """Passages in the form of a role's opening message: with numbered sentences if roles quote by number."""
+    return numbered(sources) if sources and mode == "numbered" else sources
+
+
+def numbers(messages: Iterable[Message]) -> dict[str, str]:
+    """The numbered sentences in a visit's messages."""
+    found: dict[str, str] = {}
+    for message in messages:
+        for passage in _passages(read_payload(message)):
+            found |= passage.get("sentences", {})
+    return found
+
+
+def answer_format(role: Role, messages: Sequence[Message], mode: Quotes) -> dict[str, Any]:
+    """The response format of `role` after `messages`: evidence may hold only sentences that it has read.
+
+    Its answer is one of the options in the messages, or yes, no or maybe.
+    """
+    form = response_format(role, options_in(messages))
+    if not quotes(role):
+        return form
+    evidence = form["json_schema"]["schema"]["properties"]["evidence"]
+    if mode == "free":
+        evidence["minItems"] = 1
+        return form
+    texts = texts_read(messages)
+    allowed = list(numbers(messages)) if mode == "numbered" and numbers(messages) else sentences(texts)
+    if not allowed:
+        evidence["maxItems"] = 0
+    elif len(allowed) <= MAX_ENUM:
+        evidence |= {"minItems": 1, "items": {"type": "string", "enum": allowed}}
+    return form
+
+
+def resolved(answer: Answer, messages: Iterable[Message]) -> Answer:
+    """The answer with its sentence numbers replaced by the sentences."""
+    if not isinstance(answer, Hypothesis) or not (known := numbers(messages)):
+        return answer
+    return answer.model_copy(update={"evidence": [known.get(quote, quote) for quote in answer.evidence]})
+
+
+def fault(answer: Answer, messages: Iterable[Message], mode: Quotes) -> str | None:
+    """What is wrong with an answer's quotes, as one sentence for the repair request; None if nothing is wrong."""
+    if not isinstance(answer, Hypothesis):
+        return None
+    if mode == "free":
+        return None if answer.evidence else "evidence: quote at least one sentence"
+    texts = texts_read(messages)
+    if not answer.evidence:
+        return "evidence: quote at least one sentence that you have read" if sentences(texts) else None
+    if false := missing_quotes(answer.evidence, texts):
+        shown = false[0] if len(false[0]) <= _SHOWN else f"{false[0][:_SHOWN]}..."
+        return f"evidence: {shown!r} stands in no passage that you have read: copy a sentence of it word for word"
+    return None

@@ -1,0 +1,114 @@
+"""The section `data`: where tasks come from, which columns hold what, which answers they offer, and the split."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from chimera.config.loader import ConfigSection
+
+GENERATED, HUB = "generated", "hub"
+FAILED = "none"
+"""Reports count rollouts without an answer under this name, so no label can have it."""
+
+Family = Literal["abstract", "synthesis"]
+"""Families of generated tasks."""
+Columns = str | tuple[str, ...] | None
+"""One column, several, or the usual one."""
+
+
+class ColumnsConfig(ConfigSection):
+    """Which columns (or JSON keys) of your data hold the parts of a task. A dot leads into a nested record."""
+
+    goal: str | None = Field(default=None, min_length=1, description="the question; null: 'goal', or else 'question'")
+    label: str | None = Field(default=None, min_length=1, description="the right answer; null: 'label'")
+    context: Columns = Field(
+        default=None,
+        description="the abstract: a text, a list of texts, or texts by heading; or a list of columns, whose names are "
+        "the headings; null: 'context' if there is one",
+    )
+    id: str | None = Field(default=None, min_length=1, description="the task's id; null: 'id', or else row numbers")
+    options: Columns = Field(
+        default=None,
+        description="the answers to choose from: texts by name, or a list of texts that data.labels names; or a list "
+        "of columns, as many as data.labels; null: 'options' if there is one",
+    )
+    long_answer: str | None = Field(
+        default=None,
+        min_length=1,
+        description="the conclusion, which roles never see and live searches hide; null: 'long_answer' if there is one",
+    )
+    level: str | None = Field(
+        default=None, min_length=1, description="a whole number by which reports and splits group tasks"
+    )
+
+    @field_validator("context", "options")
+    @classmethod
+    def _named(cls, value: Columns) -> Columns:
+        if value is not None and (not value or not all(value)):
+            raise ValueError("it must name a column, or a list of columns")
+        return value
+
+
+class DataConfig(ConfigSection):
+    """Where tasks come from and how they are split."""
+
+    path: str = Field(
+        default=GENERATED,
+        min_length=1,
+        description="'generated'; 'hub' (qiaojin/PubMedQA) or the authors' JSON file; a CSV, TSV, JSONL or Parquet "
+        "file, a folder of them, or a data set of the hub as owner/name",
+    )
+    family: Family = Field(
+        default="abstract",
+        description="generated tasks: abstract, one study answers the question; synthesis, it follows from two to four "
+        "studies, each of which is found by a search of its own",
+    )
+    size: int = Field(
+        default=1000, ge=10, le=100_000, description="how many generated tasks to make; other sources are used whole"
+    )
+    levels: tuple[Literal[1, 2, 3, 4], ...] = Field(
+        default=(1, 2, 3, 4), min_length=1, description="difficulty levels of generated tasks"
+    )
+    columns: ColumnsConfig = Field(default_factory=ColumnsConfig)
+    labels: tuple[str, ...] | None = Field(
+        default=None,
+        min_length=2,
+        description="the answers that your data offer, such as [A, B, C, D, E]; null: the names of the options, or "
+        "yes, no and maybe",
+    )
+    subset: str | None = Field(default=None, min_length=1, description="hub and folders: the data set's configuration")
+    split: str = Field(
+        default="train", min_length=1, description="hub and folders: which split to take, such as train or train+test"
+    )
+    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="seed of the generator and of the split")
+    test_ids: Path | None = Field(
+        default=None, description="file of the test tasks' ids, such as PubMedQA's official 500"
+    )
+    validation_share: float = Field(
+        default=0.2, gt=0, lt=1, description="share of tasks for the gate and for searches; of the rest with test_ids"
+    )
+    test_share: float = Field(default=0.2, gt=0, lt=1, description="share of tasks for reports, which no decision uses")
+
+    @field_validator("labels")
+    @classmethod
+    def _different(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and len(set(value)) < len(value):
+            raise ValueError("each label must occur once")
+        if value is not None and not all(label.strip() == label and label for label in value):
+            raise ValueError("a label must not be empty, or begin or end with white space")
+        if value is not None and FAILED in value:
+            raise ValueError(f"no label may be {FAILED!r}, because reports count failed rollouts under that name")
+        return value
+
+    def unused(self) -> Mapping[str, str]:
+        of_tables = (*(f"columns.{name}" for name in ColumnsConfig.model_fields), "labels", "subset", "split")
+        if self.path == GENERATED:
+            found = dict.fromkeys(of_tables, f"generated tasks have their own form (data.path is {GENERATED!r})")
+            return {**found, "test_ids": f"generated tasks have no official test set (data.path is {GENERATED!r})"}
+        made = f"only generated tasks are made to order (data.path is {self.path!r})"
+        found = {"family": made, "size": made, "levels": made}
+        if self.path == HUB:
+            found |= dict.fromkeys(of_tables, f"PubMedQA has its own form (data.path is {HUB!r})")
+        return found if self.test_ids is None else {**found, "test_share": "data.test_ids names the test tasks"}

@@ -1,0 +1,147 @@
+"""Settings of `python -m chimera.eval`."""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from chimera.config.loader import ConfigSection
+from chimera.core.errors import suggestion
+
+PRIMARY = ("reward", "alignment", "macro_f1")
+"""The metrics that a report's conclusions rest on."""
+FAMILIES = {"main": [f"main/{name}" for name in PRIMARY], "elsewhere": [f"*/{name}" for name in PRIMARY]}
+"""Families of tests: primary metrics of the main comparison, those of the others; all other tests are a third one."""
+Contributions = Literal["none", "roles", "around", "shapley"]
+"""Which stages beyond the run's sequence are evaluated (see `evaluation.records.plan`)."""
+
+
+class AuditorConfig(ConfigSection):
+    """The second judge, which training never uses."""
+
+    kind: Literal["checklist", "endpoint", "none"] = Field(
+        default="checklist", description="deterministic checklist, any OpenAI-compatible server, or no second judge"
+    )
+    base_url: str | None = Field(default=None, description="endpoint: address of the server, ending in /v1")
+    model: str | None = Field(default=None, min_length=1, description="endpoint: the model's name there")
+    api_key_env: str | None = Field(
+        default=None, description="endpoint: name of the environment variable with the key, never the key itself"
+    )
+    structured: Literal["always", "final", "never"] = Field(
+        default="always",
+        description="whether to send a JSON schema: always and final do, because a judge has no tools; never does not",
+    )
+    temperature: float = Field(default=0.0, ge=0, le=2, description="sampling temperature; 0 is greedy")
+    max_tokens: int = Field(default=768, ge=1, le=1_000_000, description="longest answer, in tokens")
+    timeout_s: float = Field(default=60.0, gt=0, le=604_800, description="seconds that one call may take")
+
+    @model_validator(mode="after")
+    def _endpoint_is_complete(self) -> Self:
+        if self.kind == "endpoint" and (self.base_url is None or self.model is None):
+            raise ValueError("kind 'endpoint' needs both base_url and model")
+        if self.base_url is not None and not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", self.base_url):
+            raise ValueError("base_url must be an http(s) address without user or password, such as http://host:1/v1")
+        return self
+
+    @property
+    def name(self) -> str | None:
+        """The second judge: "checklist", the endpoint's model, or None."""
+        return {"checklist": "checklist", "endpoint": self.model, "none": None}[self.kind]
+
+    def unused(self) -> Mapping[str, str]:
+        if self.kind == "endpoint":
+            return {}
+        names = [name for name in type(self).model_fields if name != "kind"]
+        return dict.fromkeys(names, f"evaluation.auditor.kind is {self.kind!r}")
+
+
+class EvaluationConfig(ConfigSection):
+    """How stages are evaluated and compared."""
+
+    concurrency: int = Field(default=16, ge=1, le=10_000, description="rollouts at a time")
+    retries: int = Field(
+        default=10,
+        ge=0,
+        le=100,
+        description="further tries of a model call after 429, 5xx or a time-out, with growing waits",
+    )
+    temperature: float | None = Field(
+        default=None,
+        ge=0,
+        le=2,
+        description="at which reports sample the society's models, 0 is greedy; without it each slot's own, as in "
+        "training and in the gate",
+    )
+    confidence: float = Field(default=0.95, gt=0.5, lt=1, description="of all intervals; 1 - it is the tests' level")
+    resamples: int = Field(default=2000, ge=200, le=1_000_000, description="bootstrap samples of an interval")
+    permutations: int = Field(default=20_000, ge=200, le=10_000_000, description="random exchanges of a paired test")
+    power: float = Field(default=0.8, gt=0, lt=1, description="with which the minimum detectable effect is found")
+    self_consistency: bool = Field(
+        default=True,
+        description="also ask the junior model alone as often as the society's tokens allow, for a majority of its own",
+    )
+    agent_tool_calls: int = Field(
+        default=0,
+        ge=0,
+        le=100,
+        description="also let one agent with every role's tools answer alone, with at most so many tool calls; by "
+        "self_consistency as often as the society's tokens allow, for a majority of its own; 0: no such agent",
+    )
+    contributions: Contributions = Field(
+        default="none",
+        description="which role and phase gave what: roles also evaluates the end with each trained slot, and the "
+        "choice among hypotheses, back at base; around moreover each phase alone on the base and left out of the end; "
+        "shapley all combinations of the phases that were kept (at most five). Each is one more stage of rollouts "
+        "(three phases: 3 more for roles, 4 for around and shapley), so none is the default",
+    )
+    blame: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="how many wrong answers of the last stage are examined by replay: the first wrong step is made "
+        "right and the rest of the society works on, so each costs at most one more rollout; 0 examines none",
+    )
+    prices: dict[str, Any] = Field(
+        default={},
+        description="by logical model: [USD per million prompt tokens, USD per million completion tokens]",
+    )
+    families: dict[str, Any] = Field(
+        default=FAMILIES,
+        description="tests that Holm's correction takes together: by name a list of patterns comparison/metric, such "
+        "as main/reward or base:sft/*; the first that matches counts, the rest is one more family",
+    )
+    conversations: Literal["ends", "all", "none"] = Field(
+        default="ends",
+        description="rollouts that get a page beside the report, 38 kB each: ends takes those of the first and last "
+        "stage, and of the stages between those whose answer a phase made right or wrong",
+    )
+    auditor: AuditorConfig = AuditorConfig()
+
+    @model_validator(mode="after")
+    def _families_are_lists_of_patterns(self) -> Self:
+        for name, patterns in self.families.items():
+            if not isinstance(patterns, list) or not patterns:
+                raise ValueError(f"families.{name} must be a list of patterns such as [main/reward], not {patterns!r}")
+            for pattern in patterns:
+                if not isinstance(pattern, str) or not re.fullmatch(r"[^/\s]+/[^/\s]+", pattern):
+                    raise ValueError(
+                        f"families.{name} must name comparison/metric, as main/reward does, not {pattern!r}"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _prices_are_pairs(self) -> Self:
+        for model, price in self.prices.items():
+            pair = isinstance(price, list) and len(price) == 2
+            if not pair or not all(isinstance(one, int | float) and one >= 0 for one in price):
+                raise ValueError(f"prices.{model} must be two numbers such as [0.15, 0.6], not {price!r}")
+        return self
+
+    def unknown_prices(self, slots: Collection[str]) -> str | None:
+        """The error message for the first price that is not about one of `slots`; None if there is none."""
+        for name in self.prices:
+            if name not in slots:
+                hint = suggestion(name, slots, f"those are {', '.join(sorted(slots))}")
+                return f"evaluation.prices.{name} is about no slot whose tokens are counted: {hint}"
+        return None

@@ -1,0 +1,44 @@
+"""The configuration of the gate, and of Weights & Biases."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from chimera.config.loader import ConfigSection
+
+
+class GateConfig(ConfigSection):
+    """The comparison after each learning phase: new policies with those live before, the base and the best stage."""
+
+    enabled: bool = Field(default=True, description="false: new policies go live without being compared first")
+    tasks: int = Field(default=100, ge=2, le=1_000_000, description="held-out tasks, the same for all phases of a run")
+    margin: float = Field(
+        default=0.1,
+        gt=0,
+        le=1e6,
+        description="loss of mean reward that is rolled back; a smaller one is tolerated unless it is significant",
+    )
+    margin_alignment: float = Field(
+        default=0.05, gt=0, lt=1, description="the same for the share of right answers: 0.05 is 5 points"
+    )
+    confidence: float = Field(default=0.95, gt=0.5, lt=1, description="of the paired interval")
+    resamples: int = Field(default=2000, ge=200, le=1_000_000, description="bootstrap samples of the paired interval")
+
+    def unused(self) -> Mapping[str, str]:
+        return {} if self.enabled else dict.fromkeys(("tasks", "confidence", "resamples"), "gate.enabled is false")
+
+
+class WandbConfig(ConfigSection):
+    """Weights & Biases. Everything that it shows is also in metrics.jsonl."""
+
+    mode: Literal["auto", "online", "offline", "disabled"] = Field(
+        default="auto", description="auto: online when WANDB_API_KEY is set, offline otherwise"
+    )
+    project: str = Field(default="chimera", min_length=1, description="the project's name there")
+    entity: str | None = Field(default=None, min_length=1, description="team or user; the key's own without it")
+    protocols: int = Field(default=20, ge=0, le=100_000, description="rows of the table of protocols after each phase")
+
+    def unused(self) -> Mapping[str, str]:
+        keys = ("project", "entity", "protocols")
+        return dict.fromkeys(keys, "wandb.mode is 'disabled'") if self.mode == "disabled" else {}

@@ -1,0 +1,229 @@
+"""Models: the slots that roles use, and the embedded server."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from chimera.config.loader import ConfigSection
+
+
+def http_address(value: str | None) -> str | None:
+    """`value`, if it is an address that may stand in a configuration."""
+    if value is not None and not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", value):
+        raise ValueError("it must be an http(s) address without user or password, such as http://127.0.0.1:11434/v1")
+    return value
+
+
+def variable_name(value: str | None) -> str | None:
+    """`value`, if it is the name of an environment variable."""
+    if value is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]*", value):
+        raise ValueError("must be the name of an environment variable, such as OPENAI_API_KEY, never the key itself")
+    return value
+
+
+Precision = Literal["float32", "bfloat16"]
+"""The numbers that a model computes with."""
+
+
+class ModelConfig(ConfigSection):
+    """One slot: a named set of weights, or an endpoint, that roles use, and how it is sampled."""
+
+    like: str | None = Field(
+        default=None, min_length=1, description="the slot from which it takes what it does not set itself"
+    )
+    kind: Literal["embedded", "vllm", "endpoint", "rubric"] = Field(
+        default="embedded",
+        description="in-project server, vLLM servers whose weights follow training, any OpenAI-compatible server, or "
+        "deterministic grader",
+    )
+    path: str = Field(default="nano", min_length=1, description="embedded, vllm: 'nano', a folder, or a hub name")
+    dtype: Precision = Field(
+        default="float32",
+        description="embedded, vllm: what the server keeps weights in; bfloat16 halves their memory, and eight "
+        "requests at a time take as long as with float32, or less where the processor multiplies bfloat16 itself; PPO "
+        "refuses it, because it learns from float32's probabilities",
+    )
+    base_url: str | None = Field(
+        default=None,
+        description="endpoint: address of an OpenAI-compatible server, ending in /v1, without user or password; "
+        "with a provider the provider's address, if it is not the usual one",
+    )
+    provider: str | None = Field(
+        default=None,
+        pattern=r"^[a-z][a-z0-9_]*$",
+        description="endpoint: a provider of LangChain's init_chat_model, such as anthropic, openai, azure_openai, "
+        "bedrock_converse, google_genai, ollama; without it any OpenAI-compatible server at base_url",
+    )
+    provider_options: dict[str, Any] = Field(
+        default={},
+        description="provider: further arguments of LangChain's chat model, such as {region_name: eu-central-1}",
+    )
+    model: str | None = Field(default=None, min_length=1, description="endpoint: the model's name there")
+    api_key_env: str | None = Field(
+        default=None,
+        description="endpoint, vllm with urls: name of the environment variable with the key, never the key itself",
+    )
+    python: str | None = Field(
+        default=None,
+        min_length=1,
+        description="vllm: the Python of the environment in which vLLM is installed; the run starts its own servers",
+    )
+    urls: list[str] = Field(
+        default=[],
+        description="vllm: addresses of servers that run already, in place of python, such as [http://127.0.0.1:8001]",
+    )
+    replicas: int = Field(default=1, ge=1, le=64, description="vllm with python: servers that share the slot's calls")
+    gpus: list[str] = Field(
+        default=[],
+        description="vllm with python: the GPUs of each replica by their numbers, such as ['4', '5'], or ['4,5'] for "
+        "one replica that is divided among two; empty: its servers compute on the processor",
+    )
+    cache_gib: float = Field(
+        default=1.0, gt=0, le=10_000, description="vllm with python: GiB of key/value cache of each replica"
+    )
+    args: list[str] = Field(
+        default=[], description="vllm with python: further arguments of its servers, such as [--enforce-eager]"
+    )
+    start_timeout_s: float = Field(
+        default=600.0, gt=0, le=86_400, description="vllm: seconds in which its servers have to answer"
+    )
+    structured: Literal["auto", "always", "final", "never"] = Field(
+        default="auto",
+        description="when to send a JSON schema: always, only when no tools are offered (final), or never; "
+        "auto: final for endpoints and vllm, since some servers never call a tool beside a schema, always for the rest",
+    )
+    temperature: float = Field(default=1.0, ge=0, le=2, description="sampling temperature; 0 is greedy")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus sampling: share of probability kept")
+    max_tokens: int = Field(default=768, ge=1, le=1_000_000, description="longest answer, in tokens")
+    max_completion_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="endpoint: sent in place of max_tokens, for reasoning models; it counts their thoughts too",
+    )
+    reasoning_effort: str | None = Field(
+        default=None, min_length=1, description="endpoint: sent if it is set, such as low, medium or high"
+    )
+    extra_body: dict[str, Any] = Field(
+        default={}, description="endpoint: further fields of each request, such as {top_k: 20}"
+    )
+    timeout_s: float = Field(default=60.0, gt=0, le=604_800, description="seconds that one model call may take")
+
+    @field_validator("base_url")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        return http_address(value)
+
+    @field_validator("urls")
+    @classmethod
+    def _addresses(cls, value: list[str]) -> list[str]:
+        return [address.rstrip("/") for address in map(http_address, value) if address]
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _variable_name(cls, value: str | None) -> str | None:
+        return variable_name(value)
+
+    @model_validator(mode="after")
+    def _endpoint_is_complete(self) -> Self:
+        if self.kind == "endpoint" and (self.model is None or (self.base_url is None and self.provider is None)):
+            raise ValueError("kind 'endpoint' needs both base_url and model, or provider and model")
+        if self.kind == "endpoint" and self.provider is not None and self.structured == "always":
+            raise ValueError(
+                "structured 'always' cannot work with a provider: LangChain's chat models take a JSON schema or tools, "
+                "not both; leave it at auto"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _vllm_is_complete(self) -> Self:
+        if self.kind != "vllm":
+            return self
+        if bool(self.python) == bool(self.urls):
+            raise ValueError(
+                "kind 'vllm' needs either python, the Python of an environment with vLLM in it, or urls of servers "
+                "that run already"
+            )
+        if self.gpus and len(self.gpus) != self.replicas:
+            raise ValueError(
+                f"gpus names {len(self.gpus)} places, and there are {self.replicas} replicas: name as many"
+            )
+        return self
+
+    @property
+    def has_weights(self) -> bool:
+        """True if the run has access to the weights, so that it can learn and publish them."""
+        return self.kind in ("embedded", "vllm")
+
+    @property
+    def sends_schema(self) -> Literal["always", "final", "never"]:
+        """The value of `structured`; "auto" depends on the model's kind."""
+        if self.structured == "auto":
+            return "final" if self.kind in ("endpoint", "vllm") else "always"
+        return self.structured
+
+    @property
+    def request_fields(self) -> dict[str, Any]:
+        """The settings of what OpenAI-compatible servers are sent beyond the usual, by their names."""
+        if self.kind != "endpoint" or self.provider is not None:
+            return {}
+        return {name: getattr(self, name) for name in ("max_completion_tokens", "reasoning_effort", "extra_body")}
+
+    def unused(self) -> Mapping[str, str]:
+        found = dict.fromkeys(UNUSED_OF_KIND[self.kind], f"the model's kind is {self.kind!r}")
+        if self.kind == "endpoint" and self.provider is None:
+            found["provider_options"] = "no provider is set"
+        elif self.kind == "endpoint":
+            reason = "LangChain's chat model has its own arguments (provider_options)"
+            found |= dict.fromkeys(("max_completion_tokens", "reasoning_effort", "extra_body"), reason)
+        if self.kind == "endpoint" and self.max_completion_tokens is not None:
+            found.setdefault("max_tokens", "max_completion_tokens is sent in its place")
+        if self.kind == "vllm":
+            reason = "the run starts its own servers (python)" if self.python else "its servers run already (urls)"
+            found |= dict.fromkeys(("api_key_env",) if self.python else OF_OWN_VLLM, reason)
+        return found
+
+
+OF_ENDPOINTS = (
+    *("base_url", "provider", "provider_options", "model", "api_key_env"),
+    *("max_completion_tokens", "reasoning_effort", "extra_body"),
+)
+OF_OWN_VLLM = ("replicas", "gpus", "cache_gib", "args")
+OF_VLLM = ("python", "urls", *OF_OWN_VLLM, "start_timeout_s")
+UNUSED_OF_KIND: Mapping[str, tuple[str, ...]] = {
+    "embedded": (*OF_ENDPOINTS, *OF_VLLM),
+    "vllm": tuple(key for key in OF_ENDPOINTS if key != "api_key_env"),
+    "endpoint": ("path", "dtype", *OF_VLLM),
+    "rubric": ("path", "dtype", *OF_ENDPOINTS, *OF_VLLM, "structured", "temperature", "top_p", "max_tokens"),
+}
+"""Keys of ModelConfig that a kind of model does not read."""
+
+
+SLOTS: Mapping[str, ModelConfig] = {
+    "junior": ModelConfig(),
+    "supervisor": ModelConfig(like="junior"),
+    "senior": ModelConfig(like="junior"),
+    "refiner": ModelConfig(like="senior"),
+    "board": ModelConfig(kind="rubric"),
+    "principal": ModelConfig(kind="rubric"),
+    "judge": ModelConfig(kind="rubric"),
+}
+"""The slots that every configuration has."""
+
+
+class ServingConfig(ConfigSection):
+    """The embedded model server."""
+
+    slots: int = Field(default=16, ge=1, le=4096, description="requests decoded together")
+    context_length: int = Field(
+        default=2048, ge=64, le=1_000_000, description="prompt plus answer, in tokens; longer prompts get a 400"
+    )
+    threads: int = Field(default=1, ge=1, le=1024, description="torch threads of the server process")
+    answers: int = Field(
+        default=4096,
+        ge=0,
+        le=1_000_000,
+        description="last answers that are kept: an equal request with a seed to the same weights is not decoded again",
+    )

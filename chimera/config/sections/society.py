@@ -1,0 +1,59 @@
+"""How the society works on a task."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from chimera.config.loader import ConfigSection
+from chimera.core.types import Decision
+
+Quotes = Literal["read", "numbered", "free"]
+"""How roles quote (`society.quotes`)."""
+
+
+class SocietyConfig(ConfigSection):
+    """How the society works on a task."""
+
+    evidence: Literal["retrieved", "given"] = Field(
+        default="retrieved", description="retrieved: juniors find the abstract by search; given: it is in their prompt"
+    )
+    quotes: Quotes = Field(
+        default="read",
+        description="read: evidence is chosen among the sentences that a role has read; numbered: by their numbers, "
+        "for long texts or servers that limit enums; free: a role writes its quotes itself",
+    )
+    refiner: Literal["reads", "trusts"] = Field(
+        default="reads", description="reads: the refiner sees the passages that the juniors found; trusts: it does not"
+    )
+    refiner_max_chars: int = Field(
+        default=1200, ge=100, le=1_000_000, description="passages that the refiner is shown, in characters altogether"
+    )
+    max_tool_calls: int = Field(
+        default=2, ge=0, le=100, description="tool calls that one role may make in one turn of the society"
+    )
+    max_major_revisions: int = Field(default=1, ge=0, le=100, description="returns to the protocol designer")
+    max_critical_revisions: int = Field(default=1, ge=0, le=100, description="returns to the hypothesis refiner")
+    max_revisions: int = Field(default=2, ge=0, le=200, description="returns in total")
+    confirm: tuple[Decision, ...] = Field(
+        default=(), description="ask: decisions that take effect only when a person has confirmed them, such as [GO]"
+    )
+    node_timeout_s: float = Field(
+        default=180.0, gt=0, le=604_800, description="seconds that one role may take in one visit"
+    )
+    node_retries: int = Field(
+        default=1, ge=0, le=100, description="further tries of a role after a retriable model error"
+    )
+
+    def unused(self) -> Mapping[str, str]:
+        found: dict[str, str] = {}
+        reachable = self.max_major_revisions + self.max_critical_revisions
+        if self.max_revisions == 0:
+            found |= dict.fromkeys(("max_major_revisions", "max_critical_revisions"), "society.max_revisions is 0")
+        elif self.max_revisions > reachable:
+            found["max_revisions"] = f"max_major_revisions and max_critical_revisions allow only {reachable} in total"
+        if self.evidence == "given":
+            found |= dict.fromkeys(("refiner", "refiner_max_chars"), "society.evidence=given shows it the abstract")
+        elif self.refiner == "trusts":
+            found["refiner_max_chars"] = "society.refiner is 'trusts'"
+        return found

@@ -1,0 +1,40 @@
+"""Settings of OpenTelemetry out."""
+
+import re
+from collections.abc import Mapping
+
+from pydantic import Field, field_validator
+
+from chimera.config.loader import ConfigSection
+
+
+class TelemetryConfig(ConfigSection):
+    """Sends recorded rollouts as OpenTelemetry spans (GenAI conventions) to a collector, beside the run."""
+
+    otlp_endpoint: str | None = Field(
+        default=None,
+        description="base address of an OTLP/HTTP collector, such as http://127.0.0.1:6006 (Phoenix); its path "
+        "/v1/traces is added; without it nothing is sent",
+    )
+    content: bool = Field(
+        default=False, description="also send what models and tools read and wrote, not only names, times and figures"
+    )
+    headers_env: str | None = Field(
+        default=None,
+        min_length=1,
+        description="environment variable (or line of .env) with the collector's headers, as "
+        "Authorization=Bearer ...,name=value",
+    )
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _is_an_address(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", value):
+            raise ValueError(
+                "must be an http(s) address without user, password or query, such as http://127.0.0.1:4318"
+            )
+        return value
+
+    def unused(self) -> Mapping[str, str]:
+        keys = ("content", "headers_env")
+        return {} if self.otlp_endpoint else dict.fromkeys(keys, "telemetry.otlp_endpoint is not set")

@@ -1,0 +1,89 @@
+"""The tools' back ends, and MCP servers."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from chimera.config.loader import ConfigSection
+from chimera.config.sections.models import http_address, variable_name
+
+
+class McpServer(ConfigSection):
+    """One MCP server, whose tools roles may call: a program of this machine, or an address."""
+
+    command: tuple[str, ...] = Field(
+        default=(), description="program with its arguments, which speaks MCP through its input and output"
+    )
+    env: tuple[str, ...] = Field(
+        default=(), description="environment variables that the program gets, besides PATH, HOME and the like"
+    )
+    url: str | None = Field(default=None, description="address of a server that speaks MCP over streamable HTTP")
+    api_key_env: str | None = Field(
+        default=None, description="name of the environment variable with the key of the server at url"
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        return http_address(value)
+
+    @field_validator("env")
+    @classmethod
+    def _names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in value if variable_name(name))
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _variable(cls, value: str | None) -> str | None:
+        return variable_name(value)
+
+    def unused(self) -> Mapping[str, str]:
+        return {"env": "the server is not started here"} if self.url else {"api_key_env": "the server has no url"}
+
+
+class ToolsConfig(ConfigSection):
+    """The tools' back ends. Live ones need the network, and only Tavily needs a key."""
+
+    literature: Literal["local", "pubmed", "tavily"] = Field(
+        default="local", description="abstracts of the data set, PubMed E-utilities, or Tavily web search"
+    )
+    trials: Literal["local", "clinicaltrials", "tavily"] = Field(
+        default="local", description="clinical trials: the local index, ClinicalTrials.gov, or Tavily web search"
+    )
+    protein: Literal["local", "uniprot"] = Field(default="local", description="proteins: the database, or UniProt")
+    ontology: Literal["local", "quickgo"] = Field(
+        default="local", description="gene ontology: the database, or QuickGO"
+    )
+    results: int = Field(default=1, ge=1, le=10, description="passages that one search returns")
+    max_chars: int = Field(default=1200, ge=100, le=1_000_000, description="length limit of one passage, in characters")
+    timeout_s: float = Field(
+        default=10.0,
+        gt=0,
+        le=604_800,
+        description="seconds that one live request, or one call of a LangChain tool, may take",
+    )
+    retries: int = Field(default=2, ge=0, le=100, description="further tries after 429 or 5xx")
+    database: Path | None = Field(
+        default=None, description="SQLite file of proteins and GO terms; the shipped seed otherwise"
+    )
+    mcp: dict[str, McpServer] = Field(default={}, description="MCP servers by free names")
+
+    def secret_names(self) -> tuple[str, ...]:
+        """The environment variables that MCP servers name."""
+        named = [name for server in self.mcp.values() for name in (*server.env, server.api_key_env) if name]
+        return tuple(dict.fromkeys(named))
+
+    @property
+    def local(self) -> bool:
+        """True if no back end uses the network."""
+        return (self.literature, self.trials, self.protein, self.ontology) == ("local",) * 4
+
+    def unused(self) -> Mapping[str, str]:
+        found: dict[str, str] = {}
+        if self.local:
+            found["retries"] = "no back end uses the network (all are 'local')"
+        if self.protein != "local" and self.ontology != "local":
+            found["database"] = "tools.protein and tools.ontology are both live"
+        return found

@@ -1,0 +1,97 @@
+"""The single agent: calls of the juniors' model with the abstract. Comparing it shows what the society adds."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, Unpack, cast
+
+from agents.roles import ROLES
+from agents.schemas import Hypothesis
+from agents.tools.sources import given_sources
+from agents.visit.prompting import Message, opening
+from agents.visit.quoting import answer_format, quotable
+from agents.visit.react import read_answer
+from chimera.config.roles import JUNIORS
+from chimera.config.sections.society import Quotes
+from chimera.core.errors import ModelError, UnreachableError
+from chimera.core.types import ResearchTask, shown_options
+from chimera.serving.client import Completion, RequestOptions
+from evaluation.records.study import BaselineAnswer
+
+ROLE = ROLES[JUNIORS[1]]
+"""The role whose prompt and schema are used: small models know no others, and large ones need no others."""
+
+
+class Chooser(Protocol):
+    """A model that gives several answers to one request (see `chimera.serving.client.HttpModel`)."""
+
+    async def choices(
+        self, key: str, messages: Sequence[Mapping[str, Any]], *, n: int = 1, **options: Unpack[RequestOptions]
+    ) -> list[Completion]:
+        """Return up to `n` answers to `messages`; raises ModelError."""
+        ...
+
+
+async def single_agent(
+    model: Chooser,
+    task: ResearchTask,
+    *,
+    name: str,
+    key: str,
+    quotes: Quotes,
+    repeat: int = 0,
+    seed: int = 0,
+    first: int = 0,
+    samples: int = 1,
+) -> list[BaselineAnswer]:
+    """Ask for independent answers, without tools, other roles or second attempts.
+
+    An unreadable answer counts as no answer. A server that returns too few answers, or refuses to return several, is
+    asked again for the rest.
+
+    Args:
+        model: Serves the juniors of the stage.
+        task: The task. The model sees only its brief: the question, and the abstract as the only source.
+        quotes: How answers quote sources, as configured for the society.
+        repeat: The repeat of the society's rollout that this is compared with, from 0.
+        seed: Seed of sampling. A request has the sum of this seed and the number of its first answer.
+        first: Number of the first answer, from 0.
+
+    Returns:
+        As many answers as were asked for, numbered from `first`.
+
+    Raises:
+        UnreachableError: The model's server cannot be reached, so the model has not answered.
+    """
+    brief = task.brief()
+    options = shown_options(brief.options)
+    messages = opening(ROLE, brief.goal, options=options, sources=quotable(given_sources(brief), quotes))
+    form = answer_format(ROLE, messages, quotes)
+    found: list[BaselineAnswer] = []
+    together = samples
+    while (left := samples - len(found)) > 0:
+        number = first + len(found)
+        try:
+            got = await model.choices(key, messages, response_format=form, seed=seed + number, n=min(together, left))
+        except UnreachableError:
+            raise
+        except ModelError as error:
+            if together > 1 and not error.retriable:
+                together = 1  # many servers refuse a request for several answers
+                continue
+            reason = f"the model failed: {error}"
+            asked = range(number, number + min(together, left))
+            found += [BaselineAnswer(name, task.id, repeat, None, reason, 1, sample=one) for one in asked]
+            continue
+        found += [_read(name, task, repeat, number + place, one, messages) for place, one in enumerate(got[:left])]
+    return found
+
+
+def _read(
+    name: str, task: ResearchTask, repeat: int, number: int, completion: Completion, messages: Sequence[Message]
+) -> BaselineAnswer:
+    answer, error = None, None
+    try:
+        answer = cast(Hypothesis, read_answer(ROLE, completion, messages)).answer
+    except ValueError as fault:
+        error = f"the answer could not be read: {fault}"
+    used = completion.prompt_tokens, completion.completion_tokens
+    return BaselineAnswer(name, task.id, repeat, answer, error, 1, *used, number)

@@ -1,0 +1,80 @@
+"""Compares the society with its baselines: right answers, calls, tokens, and right answers by level."""
+
+from collections.abc import Iterable
+from statistics import fmean
+from typing import Any
+
+from evaluation.baselines import simple as baselines
+from evaluation.measures.metrics import TaskAnswers, answers_by_baseline, answers_of, interval_settings
+from evaluation.measures.statistics import bootstrap_mean
+from evaluation.records.study import PlannedTask, Study
+
+BESIDE = (
+    baselines.UNREVIEWED,
+    baselines.JUNIOR_VOTE,
+    baselines.AGENT_VOTE,
+    baselines.AGENT,
+    baselines.CONSISTENCY,
+    baselines.SINGLE,
+    baselines.GREEDY,
+)
+"""The baselines of the last stage that the first screen shows, in this order. The no-LLM reader follows."""
+
+
+def work(study: Study) -> dict[str, dict[str, float | None]]:
+    """Mean model calls ("calls") and tokens read and written ("tokens"): per rollout of each stage and per answer of
+    each baseline. None if they are not recorded."""
+    found: dict[str, dict[str, float | None]] = {}
+    for name, answers in study.answers.items():
+        counts = [record.counts for record in answers.records if record.counts]
+        found[name] = {
+            "calls": _mean(one["model_calls"] for one in counts),
+            "tokens": _mean(one["prompt_tokens"] + one["completion_tokens"] for one in counts),
+        }
+    for name in answers_by_baseline(study.baselines):
+        own = [one for one in study.baselines if one.baseline == name and one.calls is not None]
+        found[name] = {
+            "calls": _mean(one.calls for one in own if one.calls is not None),
+            "tokens": _mean(one.prompt_tokens + one.completion_tokens for one in own),
+        }
+    return found
+
+
+def levels(study: Study) -> dict[str, dict[str, Any]]:
+    """For each level of difficulty, the number of tasks and each stage's and baseline's share of right answers with its
+    interval, over the tasks that it was asked. Empty if no task has a level."""
+    found: dict[str, dict[str, Any]] = {}
+    by_name = {name: answers_of(answers) for name, answers in study.answers.items()}
+    by_name |= answers_by_baseline(study.baselines)
+    for level in sorted({task.level for task in study.plan.tasks if task.level is not None}):
+        tasks = [task for task in study.plan.tasks if task.level == level]
+        right = {name: _right(study, answers, tasks) for name, answers in by_name.items()}
+        found[str(level)] = {"tasks": len(tasks), "right": {name: one for name, one in right.items() if one}}
+    return found
+
+
+def beside(study: Study) -> list[str]:
+    """Names on the first screen: the last stage, the baselines that it is compared with, and the best baseline."""
+    final = study.plan.final.name
+    means = {name: _hits(answers, study.plan.tasks) for name, answers in answers_by_baseline(study.baselines).items()}
+    junior = study.plan.alone_of(study.plan.final).name
+    names = [baselines.of_stage(kind, stage) for kind in BESIDE for stage in dict.fromkeys((final, junior))]
+    shown = [name for name in (*names, baselines.READER) if name in means]
+    best = max(means, key=lambda name: fmean(means[name]), default=None)
+    return [final, *shown, *([best] if best is not None and best not in shown else [])]
+
+
+def _right(study: Study, answers: TaskAnswers, tasks: Iterable[PlannedTask]) -> dict[str, Any] | None:
+    """The share of right answers as plain data; None if no task of `tasks` was asked."""
+    hits = _hits(answers, tasks)
+    return bootstrap_mean(hits, share=True, **interval_settings(study.config)).dump() if hits else None
+
+
+def _hits(answers: TaskAnswers, tasks: Iterable[PlannedTask]) -> list[float]:
+    """The share of right answers to each task that was asked."""
+    return [fmean(one == task.label for one in answers[task.id]) for task in tasks if task.id in answers]
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return fmean(found) if found else None

@@ -1,0 +1,134 @@
+"""Blame by replay: would the answer have become right if its first wrong step had been right?
+
+`evaluation.causes.lost` names the first wrong step by the record. Here this step is made right and the rest of the
+society works on (`evaluation.records.repairs`). If the answer is right then, this step alone lost it; if it is not, a
+later step would have lost it too.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import numpy as np
+
+from evaluation.causes.lost import first_wrong_step, recorded_steps
+from evaluation.measures.metrics import interval_settings
+from evaluation.measures.statistics import Numbers, bootstrap_statistic, unseen_share
+from evaluation.records.repairs import Examined, Repair, Repairable
+from evaluation.records.rollouts import RolloutRecord
+from evaluation.records.study import Plan, Study
+
+Records = Mapping[str, Sequence[RolloutRecord]]
+"""The rollouts of each stage, by its name."""
+
+
+def examined(plan: Plan, records: Records, limit: int) -> list[Examined]:
+    """The first `limit` wrong answers of the last stage, each with its repair, without replays.
+
+    The plan's tasks are in random order, so the first ones are a fair sample.
+
+    Args:
+        records: All rollouts of the plan, in its order. A junior that was right is looked for in the order of the
+            stages.
+        limit: `evaluation.blame`.
+    """
+    last = records[plan.final.name]
+    if not recorded_steps(last):
+        return []
+    wrong = [one for one in last if one.status == "succeeded" and one.answer != one.label][:limit]
+    others = [one for stage in plan.stages for one in records[stage.name]]
+    return [Examined(one, str(first_wrong_step(one)), _repair(one, others)) for one in wrong]
+
+
+def _repair(record: RolloutRecord, others: Sequence[RolloutRecord]) -> Repair | None:
+    step = first_wrong_step(record)
+    if not _replayable(record):
+        return None
+    if step == "juniors":
+        for donor in others:
+            if donor.task_id == record.task_id and _replayable(donor) and (author := _right_junior(donor)) is not None:
+                return Repair("juniors", record, author, donor)
+        return None
+    if step == "supervisor":
+        return Repair("supervisor", record, _right_junior(record))
+    return Repair("refiner", record) if step == "refiner" else None
+
+
+def _replayable(record: RolloutRecord) -> bool:
+    return record.status == "succeeded" and record.trace is not None and record.untraced_calls == 0
+
+
+def _right_junior(record: RolloutRecord) -> str | None:
+    """The first junior whose answer is right."""
+    hypotheses = record.outputs.get("initial_hypotheses", ())
+    return next((str(one["author"]) for one in hypotheses if one["answer"] == record.label), None)
+
+
+def blame(study: Study) -> dict[str, Any] | None:
+    """What the repairs of a study mended, as plain data; None if `evaluation.blame` is 0.
+
+    "examined" is the number of wrong answers that were examined, of "wrong" in all. "steps" has for each step that was
+    repaired "lost" (its number of wrong answers), "replays", "mended" and "failed" (replays that ended in an error),
+    and "share", the share of the examined wrong answers that its repair mends, with its interval over tasks.
+    """
+    limit = study.config.evaluation.blame
+    if limit == 0:
+        return None
+    found, last = study.examined, study.answers[study.plan.final.name].records
+    return {
+        "stage": study.plan.final.name,
+        "wrong": sum(one.status == "succeeded" and one.answer != one.label for one in last),
+        "examined": len(found),
+        "replays": sum(one.replay is not None for one in found),
+        "mended": sum(one.mended for one in found),
+        "share": _share(found, None, study),
+        "steps": {step: _step(found, step, study) for step in get_args(Repairable)},
+        "rollouts": [
+            {
+                "id": one.record.rollout_id,
+                "step": one.step,
+                "replay": None if one.replay is None else one.replay.rollout_id,
+                "mended": one.mended,
+            }
+            for one in found
+        ],
+    }
+
+
+def _step(found: Sequence[Examined], step: Repairable, study: Study) -> dict[str, Any]:
+    own = [one for one in found if one.step == step]
+    replays = [one.replay for one in own if one.replay is not None]
+    return {
+        "lost": len(own),
+        "replays": len(replays),
+        "mended": sum(one.mended for one in own),
+        "failed": sum(replay.status == "failed" for replay in replays),
+        "share": _share(found, step, study),
+    }
+
+
+def shares_by_task(found: Sequence[tuple[str, bool]]) -> dict[str, tuple[int, int]]:
+    """Of each task how many of its wrong answers were mended, and how many there are."""
+    by_task: dict[str, tuple[int, int]] = {}
+    for task, mended in found:
+        before = by_task.get(task, (0, 0))
+        by_task[task] = (before[0] + mended, before[1] + 1)
+    return by_task
+
+
+def _share(found: Sequence[Examined], step: Repairable | None, study: Study) -> dict[str, Any] | None:
+    """The mended share of the examined wrong answers, by a step's repair or by any, with its interval over tasks."""
+    if not found:
+        return None
+    mended = [(one.record.task_id, one.mended and step in (None, one.step)) for one in found]
+    rows = np.array(list(shares_by_task(mended).values()), dtype=float)
+    settings = interval_settings(study.config)
+    share = bootstrap_statistic(rows, share_of_totals, **settings).dump()
+    if share["low"] is None or share["mean"] not in (0.0, 1.0):
+        return share
+    unseen = unseen_share(len(rows), settings["confidence"])
+    return {**share, "low": max(0.0, share["mean"] - unseen), "high": min(1.0, share["mean"] + unseen)}
+
+
+def share_of_totals(totals: Numbers) -> Numbers:
+    """The share of mended answers, from totals of shape (samples, 2): mended, all."""
+    return totals[:, 0] / totals[:, 1]

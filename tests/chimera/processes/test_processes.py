@@ -1,0 +1,303 @@
+"""A run's processes: each ends with its parent, also while it starts; a killed fork server; the limits of a stop."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from multiprocessing import forkserver
+from pathlib import Path
+
+import psutil
+import pytest
+from idle_child import idle
+
+from chimera.processes import children, forks
+from chimera.processes.child_environment import child_environment
+from chimera.processes.children import Command, stop
+from training import interrupt
+from training.algorithms.ppo import loop as ppo
+from training.lab import store
+from training.watch import wandb_run
+
+ROOT = Path(__file__).parents[3]
+PARENT = """
+import os, socket, subprocess, sys, threading
+environment = {**os.environ, "PYTHONPATH": sys.argv[1] + os.pathsep + os.environ.get("PYTHONPATH", "")}
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    fill = {"FD": str(listener.fileno()), "PARENT": str(os.getpid())}
+    command = [sys.executable, *(fill.get(one, one) for one in sys.argv[2:])]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()], env=environment)
+    print(child.pid, flush=True)
+    threading.Event().wait()
+"""
+CHILD = ("-m", "chimera.processes.child", "PARENT")
+FORK_SERVER = """
+import os, sys, threading
+sys.path.insert(0, sys.argv[1])
+os.environ["PYTHONPATH"] = sys.argv[1] + os.pathsep + os.environ.get("PYTHONPATH", "")
+from chimera.processes import forks
+forks.prepare()
+print(forks.fork_server(), flush=True)
+threading.Event().wait()
+"""
+
+
+def gone(process: psutil.Process) -> bool:
+    """True when the process has ended; one that nobody reaps has."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def stuck_library(folder: Path, name: str) -> Path:
+    """A library that tells by a file that its import has begun, and whose import never ends."""
+    (folder / f"{name}.py").write_text(
+        "import pathlib, threading\npathlib.Path(__file__).with_suffix('.begun').touch()\nthreading.Event().wait()\n"
+    )
+    return folder / f"{name}.begun"
+
+
+@pytest.mark.parametrize(
+    ("library", "script", "command"),
+    [
+        ("pydantic", PARENT, [*CHILD, "chimera.serving.embedded.__main__", "--fd", "FD"]),
+        ("torch", PARENT, [*CHILD, "training.algorithms.sft.child", "--unsloth", "never"]),
+        ("yaml", PARENT, [*CHILD, "chimera.train"]),
+        ("agentlightning", FORK_SERVER, []),
+    ],
+)
+def test_a_child_that_still_imports_its_libraries_ends_with_its_parent(library, script, command, tmp_path):
+    """The model server, the process that fine-tunes, a study's run, and the process that runners are forked from."""
+    begun = stuck_library(tmp_path, library)
+    call = [sys.executable, "-c", script, str(tmp_path), *command]
+    with subprocess.Popen(call, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        try:
+            while not begun.exists():
+                assert not gone(child)
+                threading.Event().wait(0.02)
+            parent.kill()
+            parent.wait()
+            while not gone(child):
+                threading.Event().wait(0.02)
+        finally:
+            parent.kill()
+            child.kill() if child.is_running() else None
+
+
+@pytest.fixture
+def small_fork_server(monkeypatch):
+    """Fork servers of this test load no libraries, which takes seconds; none is left for later tests."""
+    forks.finish()
+    monkeypatch.setattr(forks, "PRELOAD", "chimera.processes.parent")
+    yield
+    forks.finish()
+
+
+async def ready_child(folder: Path, name: str) -> forks.Fork:
+    receiver, sender = forks.pipe()
+    child = forks.Fork(name, idle, (sender,), folder / f"{name}.log")
+    child.start()
+    sender.close()
+    assert await forks.receive(receiver, child, seconds=600) == child.pid
+    return child
+
+
+@pytest.mark.usefixtures("small_fork_server")
+async def test_a_child_whose_fork_server_was_killed_is_ended_and_the_next_gets_a_new_fork_server(tmp_path):
+    forks.prepare()
+    first = await ready_child(tmp_path, "first")
+    process = psutil.Process(first.pid)
+    killed = forks.fork_server()
+    assert killed is not None
+    os.kill(killed, 9)
+    lost = asyncio.Event()
+    asyncio.get_running_loop().add_reader(first.sentinel, lost.set)
+    await lost.wait()
+    asyncio.get_running_loop().remove_reader(first.sentinel)
+    assert not gone(process), "the process itself was not killed"
+    first.join(1.0)
+    assert first.orphaned
+    assert "was ended, because the process that it was forked from was killed" in first.ending()
+    while not gone(process):  # noqa: ASYNC110  what is awaited happens in another process
+        await asyncio.sleep(0.02)
+    second = await ready_child(tmp_path, "second")
+    assert forks.fork_server() not in (killed, None)
+    stop([second])
+    assert not second.alive()
+    assert not second.orphaned
+
+
+HALF_ENDED = """
+import ctypes, platform, threading
+threading.Thread(target=threading.Event().wait).start()
+print("ready", flush=True)
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
+"""
+"""Its first thread ends, another goes on: what a killed process with several threads is for a moment."""
+
+
+@pytest.fixture
+def half_ended():
+    """A process whose first thread has ended: a zombie whose end cannot be collected."""
+    with subprocess.Popen([sys.executable, "-c", HALF_ENDED], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+            pass
+        assert process.poll() is None
+        yield process
+        process.kill()
+
+
+@pytest.mark.usefixtures("small_fork_server")
+async def test_a_fork_server_whose_last_thread_has_not_ended_yet_is_replaced(half_ended, tmp_path, monkeypatch):
+    state = vars(forkserver)["_forkserver"]
+    monkeypatch.setattr(state, "_forkserver_pid", half_ended.pid)
+    monkeypatch.setattr(state, "_forkserver_address", str(tmp_path / "nobody listens here"))
+    monkeypatch.setattr(state, "_forkserver_alive_fd", os.open(os.devnull, os.O_WRONLY))
+    child = await ready_child(tmp_path, "child")
+    assert forks.fork_server() != half_ended.pid
+    stop([child])
+    forks.finish()
+
+
+STUBBORN = """
+import json, signal, subprocess, sys, time
+def main(argv):
+    assert sys.stdin.read() == "secret"
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    below = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    print(json.dumps([argv, below.pid]), flush=True)
+    below.wait()
+"""
+FAULTY = """
+import sys
+from chimera.core.errors import ConfigError
+def main(argv):
+    print("a library's noise", flush=True)
+    if argv == ["quiet"]:
+        sys.exit(7)
+    print("more of it", file=sys.stderr, flush=True)
+    raise ConfigError("x.y is wrong: mend it")
+"""
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Starts a module of the given text."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    started: list[Command] = []
+
+    def start(text: str, *arguments: str, reports: bool = False) -> Command:
+        (tmp_path / "told_module.py").write_text(text)
+        child = Command(
+            "the helper", "told_module", arguments, tmp_path / "logs" / "log", child_environment(), reports=reports
+        )
+        started.append(child)
+        return child
+
+    yield start
+    for child in started:
+        child.kill()
+        child.join()
+
+
+def test_a_command_that_ignores_sigterm_is_killed_with_all_below_it(command):
+    child = command(STUBBORN, "one", "two", reports=True)
+    child.tell("secret")
+    arguments, below = json.loads(child.report())
+    process, grandchild = psutil.Process(child.pid), psutil.Process(below)
+    assert arguments == ["one", "two"]
+    assert os.getsid(child.pid) == child.pid, "Ctrl-C in a terminal would reach it"
+    stop([child], seconds=0.0)
+    child.join()
+    while not (gone(process) and gone(grandchild)):
+        threading.Event().wait(0.02)
+    assert child.killed()
+    assert child.ending() == f"the helper (process {child.pid}) was killed by SIGKILL"
+    stop([child])
+
+
+def test_the_last_words_of_a_command_are_its_own_error_or_the_end_of_its_log(command):
+    child = command(FAULTY)
+    child.tell("")
+    child.join()
+    assert child.ending() == f"the helper (process {child.pid}) ended with exit code 2"
+    assert child.last_words() == "x.y is wrong: mend it"
+    child = command(FAULTY, "quiet")
+    child.tell("")
+    child.join()
+    assert child.exit_code == 7
+    assert not child.killed()
+    assert child.last_words() == "a library's noise", "what an earlier child wrote to the same log is not among them"
+    assert command("def main(argv): input()").last_words() == "its log is empty"
+
+
+def test_the_limits_of_all_steps_of_a_stop_are_within_the_limit_of_the_stop():
+    one_by_one = [
+        *3 * [children.STOP_SECONDS + children.KILL_SECONDS],  # runners, then the gateway, at last the model server
+        ppo.STOP_SECONDS,
+        store.CLOSE_SECONDS,
+        wandb_run.INTERRUPTED_SECONDS + wandb_run.KILL_SECONDS,
+    ]
+    assert sum(one_by_one) < interrupt.STOP_SECONDS < 10
+
+
+def test_what_follows_an_interrupted_task_has_the_rest_of_the_time_only():
+    script = """
+    import asyncio, os, signal, threading
+    from training import interrupt
+
+    async def main():
+        with interrupt.interruptible(asyncio.current_task()):
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+
+    interrupt.STOP_SECONDS = 0.1
+    try:
+        asyncio.run(main())
+    except asyncio.CancelledError:
+        threading.Event().wait()
+    """
+    call = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(call, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1].startswith("stopping took too long, so everything was killed")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [("free_port()", "no port of 127.0.0.1 can be opened"), ("ask()", "no connection to 127.0.0.1 can be made")],
+)
+def test_without_a_free_socket_there_is_one_sentence(body, said):
+    script = f"""
+    import dotenv, httpx, os, resource
+    from chimera.core.cli import run_command
+    from chimera.core.ports import check_sockets
+    from chimera.core.ports import free_port
+
+    def ask():
+        try:
+            client.get("http://127.0.0.1:9/")
+        except httpx.HTTPError as error:
+            check_sockets(error)
+
+    client = httpx.Client(trust_env=False)
+
+    def main(argv):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1,) * 2)
+        {body}
+
+    run_command(main)
+    """
+    call = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(call, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 6, done.stderr
+    assert done.stderr.startswith(f"error: {said} (Too many open files): end programs that hold many connections")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,80 @@
+"""Shapley values: their axioms, and values worked out by hand."""
+
+from math import isclose
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evaluation.causes.shapley import shapley_values
+from evaluation.records.coalitions import every
+
+PLAYERS = "abcde"
+
+
+@st.composite
+def games(draw):
+    """Two to five players, and the worth of each coalition on three tasks: whole numbers, so that sums are exact."""
+    players = PLAYERS[: draw(st.integers(2, 5))]
+    worth = st.lists(st.integers(-9, 9), min_size=3, max_size=3)
+    return players, {coalition: np.array(draw(worth), dtype=float) for coalition in every(players)}
+
+
+def test_the_glove_game_by_hand():
+    """a has a left glove, b and c a right one each; only a pair is worth something."""
+    pairs = {frozenset("ab"), frozenset("ac"), frozenset("abc")}
+    worth = {coalition: np.array([float(coalition in pairs)]) for coalition in every("abc")}
+    found = shapley_values("abc", worth)
+    assert [float(found[player][0]) for player in "abc"] == pytest.approx([2 / 3, 1 / 6, 1 / 6])
+
+
+def test_two_phases_by_hand_on_each_task():
+    """a alone gives 2 and 0, b alone 1 and 1, both give 5 and 0."""
+    worth = {frozenset(): [1, 0], frozenset("a"): [3, 0], frozenset("b"): [2, 1], frozenset("ab"): [6, 0]}
+    found = shapley_values("ab", {coalition: np.array(one, dtype=float) for coalition, one in worth.items()})
+    assert found["a"].tolist() == [3.0, -0.5]
+    assert found["b"].tolist() == [2.0, 0.5]
+
+
+@given(games())
+def test_efficiency_the_values_of_each_task_sum_to_the_whole_gain(game):
+    players, worth = game
+    found = shapley_values(players, worth)
+    whole = worth[frozenset(players)] - worth[frozenset()]
+    assert np.allclose(sum(found.values()), whole, rtol=0, atol=1e-12)
+
+
+@given(games())
+def test_symmetry_players_that_change_all_coalitions_alike_have_one_value(game):
+    players, worth = game
+    swapped = {"a": "b", "b": "a"}
+    both = {
+        coalition: worth[coalition] + worth[frozenset(swapped.get(one, one) for one in coalition)]
+        for coalition in every(players)
+    }
+    found = shapley_values(players, both)
+    assert np.allclose(found["a"], found["b"], rtol=0, atol=1e-12)
+
+
+@given(games(), st.integers(-9, 9))
+def test_a_dummy_has_what_it_brings_and_leaves_the_others_what_they_had(game, brings):
+    players, worth = game
+    wider = {one: worth[one - {"z"}] + brings * ("z" in one) for one in every([*players, "z"])}
+    before, found = shapley_values(players, worth), shapley_values([*players, "z"], wider)
+    assert np.allclose(found["z"], brings, rtol=0, atol=1e-12)
+    assert all(np.allclose(found[player], before[player], rtol=0, atol=1e-12) for player in players)
+
+
+@given(games())
+def test_an_earlier_policy_of_the_same_place_counts_only_where_the_later_one_is_not(game):
+    """a is the earlier, b the later: a changes nothing beside b."""
+    players, worth = game
+    hidden = {one: worth[one - {"a"}] if "b" in one else worth[one] for one in every(players)}
+    found = shapley_values(players, hidden)
+    if len(players) == 2:
+        first = hidden[frozenset("a")] - hidden[frozenset()]
+        assert all(isclose(*pair, abs_tol=1e-12) for pair in zip(found["a"], first / 2, strict=True))
+    without = {one: hidden[one] for one in every([player for player in players if player != "a"])}
+    rest = shapley_values([player for player in players if player != "a"], without)
+    assert np.allclose(sum(found.values()), sum(rest.values()), rtol=0, atol=1e-12)
