@@ -53,6 +53,9 @@ class ServedWeights:
         dtype: The numbers that they compute with.
         folder: Where folders for vLLM are made.
         learner: Computes the learner's log-probabilities.
+
+    Attributes:
+        live: The weights that answer.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class ServedWeights:
     ) -> None:
         self.name = name
         self._replicas = list(replicas)
-        self._live = first
+        self.live = first
         self._folder = folder
         self._probe = Probe(dtype, learner)
         self._numbers = itertools.count(1)
@@ -80,14 +83,9 @@ class ServedWeights:
         self._replaced = asyncio.Condition()
 
     @property
-    def live(self) -> Loaded:
-        """The weights that answer."""
-        return self._live
-
-    @property
     def version(self) -> str:
         """The version of the weights that answer."""
-        return self._live.version
+        return self.live.version
 
     async def check(self) -> None:
         """Make sure that the replicas serve the weights of the folder.
@@ -96,9 +94,9 @@ class ServedWeights:
             ConfigError: They serve other weights.
         """
         try:
-            await self._probe.ask(await self._probe.expect(self._live.source), self._replicas)
+            await self._probe.ask(await self._probe.expect(self.live.source), self._replicas)
         except ModelError as error:
-            raise ConfigError(f"{error}; the folder is models.*.path={self._live.source}") from error
+            raise ConfigError(f"{error}; the folder is models.*.path={self.live.source}") from error
 
     async def replace(self, number: int, replica: Replica) -> float:
         """Take `replica`, which has begun with the live weights, for one that has ended; returns how far its probe is.
@@ -106,7 +104,7 @@ class ServedWeights:
         Raises:
             ModelError: It serves other weights.
         """
-        (found,) = await self._probe.ask(await self._probe.expect(self._live.source), [replica])
+        (found,) = await self._probe.ask(await self._probe.expect(self.live.source), [replica])
         async with self._replaced:
             self._replicas[number] = replica
             self._replaced.notify_all()
@@ -143,6 +141,8 @@ class ServedWeights:
                 raise
             finally:
                 replica.busy -= answers
+            if answer.status >= 500 and await replica.ends():
+                return None
             if version != self.version:
                 raise ModelError(f"weights of {self.name} changed from {version} to {self.version} during an answer")
             return answer, version
@@ -179,7 +179,7 @@ class ServedWeights:
             self._open.clear()
             try:
                 found = await self._load_whole(new, expected, seconds)
-                self._live = new
+                self.live = new
             except ModelError as error:
                 await self._return(error)
                 raise ModelError(f"{self.name} stays at {self.version}: {error}") from error
@@ -195,7 +195,7 @@ class ServedWeights:
             try:
                 found = await self._load(new, expected, seconds)
             except ModelError:
-                if not any([await one.ends() for one in self._replicas]):
+                if not any(await asyncio.gather(*(one.ends() for one in self._replicas))):
                     raise
                 continue
             if not any(one.ended() for one in self._replicas):
@@ -224,7 +224,7 @@ class ServedWeights:
     async def _return(self, error: ModelError) -> None:
         """Load the old weights again."""
         try:
-            await self._load(self._live, await self._probe.expect(self._live.source), {})
+            await self._load(self.live, await self._probe.expect(self.live.source), {})
         except ModelError as second:
             self._broken = (
                 f"nobody knows which weights {self.name} has: new ones could not be published ({error}), and the old "

@@ -10,8 +10,8 @@ from chimera.core.errors import ModelError
 from chimera.processes.programs import Program
 from chimera.serving.connections import BadAnswerError, Connections, HttpAnswer, NoAnswerError
 
-END_S, LOOK_S = 1.0, 0.02
-"""A process that ends closes its connections a moment before the system says that it has ended."""
+END_S, LOOK_S = 10.0, 0.05
+"""A server whose engine has died answers 500 for some seconds (vLLM looks every 5 s) before it ends."""
 SHOWN = 300
 """Most characters of a server's refusal in an error."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from vllm_kit import TABLE, ScriptedVllm, until
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, ModelError
+from chimera.processes.programs import Program
 from chimera.serving.connections import Connections
 from chimera.serving.process import check_models
 from chimera.serving.vllm.engine import arguments
@@ -52,7 +54,7 @@ def model(serving_model, tmp_path):
 
 
 @asynccontextmanager
-async def fleet(first, tmp_path, count=2, dtype="float32", **options):
+async def fleet(first, tmp_path, count=2, dtype="float32", program=None, **options):
     async with AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, tmp_path / "sockets", ignore_errors=True)
         (tmp_path / "sockets").mkdir()
@@ -65,7 +67,9 @@ async def fleet(first, tmp_path, count=2, dtype="float32", **options):
             connections = Connections(str(socket))
             stack.push_async_callback(connections.aclose)
             name = f"vLLM server {number + 1} of senior"
-            replicas.append(Replica(name, "http://x", "a-key", connections, "weights", server.device == "cpu"))
+            own = program if number == 0 else None
+            on_cpu = server.device == "cpu"
+            replicas.append(Replica(name, "http://x", "a-key", connections, "weights", on_cpu, program=own))
         live = Loaded("base@0", first, prepared)
         yield ServedWeights("senior", replicas, live, dtype, tmp_path / "served", learner), servers
 
@@ -89,6 +93,14 @@ async def test_calls_are_shared_among_replicas_while_they_answer(model, tmp_path
         for server in servers:
             server.hold.set()
         assert {version for _, version in await asyncio.gather(*asking)} == {"base@0"}
+
+
+async def test_a_server_that_refuses_because_it_is_about_to_end_has_its_call_made_by_another(model, tmp_path):
+    ends = Program("vLLM server 1", ["/bin/sleep", "0.3"], tmp_path / "log", dict(os.environ))
+    async with fleet(model("base", -1.0), tmp_path, program=ends) as (weights, servers):
+        servers[0].refuses = "/v1/chat/completions"
+        answer, version = await weights.answer(ASKED, 60)
+        assert (answer.status, version, len(servers[1].asked)) == (200, "base@0", 1)
 
 
 @pytest.mark.parametrize(("device", "seeds"), [("cpu", [None, None]), ("cuda", [3, 3])])

@@ -16,7 +16,8 @@ from engine_kit import exported, some_samples
 
 from chimera.core.errors import RunError
 from training.algorithms.ppo.batch import Sample
-from training.cluster.team import Meeting, Team, place
+from training.cluster.launching import Meeting, place
+from training.cluster.team import Team
 from training.cluster.wire import Channel
 
 pytestmark = [

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chimera.config.sections.cluster import ClusterConfig
+from training.cluster.launching import Meeting
 from training.cluster.ray.process import Actor, RayProcess
-from training.cluster.team import Meeting, Team
+from training.cluster.team import Team
 
 
 def team_on_ray(cluster: ClusterConfig, ranks: int, logs: Path, name: str) -> Team:
@@ -41,7 +42,7 @@ def team_on_ray(cluster: ClusterConfig, ranks: int, logs: Path, name: str) -> Te
 
 
 class RayRank:
-    """A `training.cluster.team.RankProcess` on a node."""
+    """A `training.cluster.launching.RankProcess` on a node."""
 
     def __init__(self, process: RayProcess, actor: Actor, log_file: Path) -> None:
         self._process = process
