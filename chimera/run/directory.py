@@ -105,8 +105,8 @@ class Run:
         if not (path / "config.yaml").is_file():
             names = [run.name for run in list_runs(folder)]
             near = get_close_matches(plain, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"runs there: {', '.join(names[-5:]) or 'none'}"
-            raise RunError(f"there is no run {plain!r} in {folder}: {hint}")
+            there = f"the newest are {', '.join(names[-5:])}" if names else "there is none; is runs_dir right?"
+            raise RunError(f"there is no run {plain!r} in {folder}: {f'did you mean {near[0]!r}?' if near else there}")
         return cls(path)
 
     @classmethod

@@ -107,6 +107,13 @@ def test_a_missing_key_is_one_sentence(asked):
     assert "OPENAI_API_KEY" in text
 
 
+def test_data_that_cannot_be_read_are_a_fault(asked):
+    code, found = asked("data.path=nofile.csv")
+    level, text = found["data", "nofile.csv"]
+    assert (code, level) == (1, "fault")
+    assert "nofile.csv: no such file" in text
+
+
 def test_the_bundled_model_works_as_configured(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").write_text("data: {size: 40}\npipeline: {gather: {tasks: 4}}\n")
