@@ -111,7 +111,7 @@ def _models(config: "Config", dataset: "Dataset", secrets: Mapping[str, str], te
 
     from agents.tools.toolbox import build_toolbox
     from chimera.core.errors import ChimeraError
-    from chimera.serving.process import serve
+    from chimera.serving.process import check_models, serve
     from evaluation.probes.probed import Level, Probed
 
     with tempfile.TemporaryDirectory() as folder:
@@ -120,6 +120,7 @@ def _models(config: "Config", dataset: "Dataset", secrets: Mapping[str, str], te
                 config.tools, dataset.documents(), secrets, roles=config.roles, conclusions=dataset.conclusions()
             )
             log_file = Path(folder) / "models.log"
+            check_models(config.served(), secrets, learning=config.learning())
             with serve(
                 config.served(), config.serving, secrets, log_file=log_file, learning=config.learning()
             ) as servers:
