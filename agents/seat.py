@@ -81,7 +81,7 @@ def taken(state: Mapping[str, Any], verdict: PersonVerdict) -> Update:
     if verdict.action == "approve":
         return update
     did = {"edit": "changed", "reject": "rejected"}[verdict.action]
-    reason = f"A person {did} the decision: {verdict.reason} The principal investigator wrote: "
+    reason = f"A person {did} the decision: {verdict.reason.rstrip('. ')}. The principal investigator wrote: "
     update["final_rationale"] = reason + state["final_rationale"]
     if verdict.action == "reject":
         return {**update, "final_decision": "UNDECIDED"}

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import os
 import signal
 import sys
 from contextlib import aclosing, nullcontext
@@ -44,6 +45,8 @@ def main(argv: list[str]) -> int | None:
         arguments.overrides.insert(0, arguments.question)
     if arguments.confirm:
         arguments.overrides.append("society.confirm=[GO]")
+    if (out := arguments.out) is not None and (out.is_dir() or not os.access(out.parent, os.W_OK)):
+        raise ConfigError(f"--out {out} cannot be written: name a file in a folder that exists and is yours")
     if arguments.go_on is not None:
         return _go_on(arguments)
     run = _trained(arguments)

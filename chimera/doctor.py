@@ -58,8 +58,8 @@ def examine(config: "Config", tell: "Tell") -> None:
 
     Raises:
         ConfigError: A setting is wrong, such as a model's folder.
-        DataError: The tasks cannot be read.
     """
+    from chimera.core.errors import DataError
     from chimera.core.secrets import load_secrets
     from chimera.data.tasks import load
     from evaluation.probes.machine import machine_findings
@@ -68,7 +68,11 @@ def examine(config: "Config", tell: "Tell") -> None:
     secrets = load_secrets([*config.secret_names(), "WANDB_API_KEY"])
     for one in machine_findings(config, secrets):
         tell(one)
-    dataset = load(config.data)
+    try:
+        dataset = load(config.data)
+    except DataError as error:
+        tell(Probed("data", config.data.path, Level.FAULT, f"{error} (so nothing else is tried)"))
+        return
     tell(Probed("data", config.data.path, Level.OK, dataset.describe()))
     for one in _phases(config, dataset):
         tell(one)
@@ -107,7 +111,7 @@ def _models(config: "Config", dataset: "Dataset", secrets: Mapping[str, str], te
 
     from agents.tools.toolbox import build_toolbox
     from chimera.core.errors import ChimeraError
-    from chimera.serving.process import serve
+    from chimera.serving.process import check_models, serve
     from evaluation.probes.probed import Level, Probed
 
     with tempfile.TemporaryDirectory() as folder:
@@ -116,6 +120,7 @@ def _models(config: "Config", dataset: "Dataset", secrets: Mapping[str, str], te
                 config.tools, dataset.documents(), secrets, roles=config.roles, conclusions=dataset.conclusions()
             )
             log_file = Path(folder) / "models.log"
+            check_models(config.served(), secrets, learning=config.learning())
             with serve(
                 config.served(), config.serving, secrets, log_file=log_file, learning=config.learning()
             ) as servers:
@@ -156,13 +161,18 @@ def _show(finding: "Probed") -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
+    console, mark = Console(highlight=False), Text.from_markup(MARKS[finding.level])
+    if not console.is_terminal:  # One line each, for grep.
+        print(f"{mark.plain:<{WIDTHS[0]}}  {finding.area}: {finding.what}  {finding.text}", flush=True)
+        return
     line = Table.grid(padding=(0, 1))
     for width in (WIDTHS[0], WIDTHS[1]):
         line.add_column(width=width)
     line.add_column(ratio=1)
-    line.add_row(MARKS[finding.level], f"{escape(finding.area)}: {escape(finding.what)}", escape(finding.text))
-    Console(highlight=False).print(line)
+    line.add_row(mark, f"{escape(finding.area)}: {escape(finding.what)}", escape(finding.text))
+    console.print(line)
 
 
 if __name__ == "__main__":

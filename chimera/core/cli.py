@@ -25,6 +25,7 @@ INTERRUPTED, UNEXPECTED = 130, 70
 COLLECT_AFTER = 50_000
 """New objects before Python looks for garbage; its own 700 would cost a sixth of the time that imports take."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+HUB_LOGGER = "huggingface_hub.utils._http"
 
 
 def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
@@ -37,6 +38,7 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
 
     gc.set_threshold(COLLECT_AFTER)
     keep_direct()
+    logging.getLogger(HUB_LOGGER).addFilter(_said_once())
     try:
         check_machine()
         code = main(list(sys.argv[1:] if argv is None else argv)) or 0
@@ -65,6 +67,19 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _said_once() -> Callable[[logging.LogRecord], bool]:
+    """A filter: without network the hub's client says the same for half a minute, and when it will try again."""
+    said: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        new = text not in said and not text.startswith("Retrying in")
+        said.add(text)
+        return new
+
+    return is_new
 
 
 def keep_direct(*hosts: str) -> None:

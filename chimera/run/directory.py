@@ -103,7 +103,7 @@ class Run:
         path = folder / check_name(plain)
         if not (path / "config.yaml").is_file():
             names = [run.name for run in list_runs(folder)]
-            others = f"runs there: {', '.join(names[-5:]) or 'none'}"
+            others = f"the newest are {', '.join(names[-5:])}" if names else "there is none; is runs_dir right?"
             raise RunError(f"there is no run {plain!r} in {folder}: {suggestion(plain, names, others)}")
         return cls(path)
 

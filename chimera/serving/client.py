@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 LONGEST_MESSAGE = 1000
 """Most characters of a server's error message that are kept."""
+NO_KEY = "none"
+"""Sent as the key where none is set, because some servers want one."""
 SHOWN = 120
 """Most characters of a detail, such as an address, in an error."""
 
@@ -214,7 +216,8 @@ class HttpModel:
         if answer.status in REFUSALS:
             raise RefusedRequest(f"{where} {_refused(answer)}", answer.error())
         if not 200 <= answer.status < 300:
-            raise ModelError(f"{where} {_refused(answer)}", retriable=answer.retriable)
+            about_key = _about_key(key, endpoint) if answer.status in (401, 403) else ""
+            raise ModelError(f"{where} {_refused(answer)}{about_key}", retriable=answer.retriable)
         return answer.content
 
     async def _ask_provider(self, key: str, request: Mapping[str, Any]) -> bytes:
@@ -250,6 +253,13 @@ def _refused(answer: "HttpAnswer") -> str:
             "base_url to the right one"
         )
     return f"answered {answer.status}: {answer.refusal(LONGEST_MESSAGE)}"
+
+
+def _about_key(key: str, endpoint: Endpoint) -> str:
+    """What to check after a server has refused the key."""
+    if endpoint.api_key == NO_KEY:
+        return f" (no key was sent: name its environment variable in models.{key}.api_key_env)"
+    return f" (is the key right that models.{key}.api_key_env names?)"
 
 
 class _AnswerPart(BaseModel):

@@ -22,7 +22,7 @@ from chimera.core.errors import ConfigError, ModelError, RunError
 from chimera.core.ports import check_sockets, listen
 from chimera.processes.child_environment import child_environment
 from chimera.processes.children import STOP_SECONDS, Command, stop
-from chimera.serving.client import Endpoint
+from chimera.serving.client import NO_KEY, Endpoint
 from chimera.serving.embedded.checkpoint import locate
 from chimera.serving.embedded.service import CANDIDATE
 from chimera.serving.vllm.sharing import share
@@ -325,7 +325,7 @@ def user_endpoint(setting: str, model: ModelConfig, secrets: Mapping[str, str]) 
     """
     assert model.model is not None
     # Servers without keys (Ollama, a local vLLM) ignore the value, but OpenAI's client needs one.
-    api_key = "none" if model.provider is None else ""
+    api_key = NO_KEY if model.provider is None else ""
     if model.api_key_env is not None:
         api_key = _known_key(setting, model.api_key_env, secrets)
     return _endpoint(model.base_url or "", model.model, api_key, model)

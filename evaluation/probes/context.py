@@ -1,4 +1,4 @@
-"""The longest prompt that a server takes, if it tells: vLLM and Chimera's own server list it with their models."""
+"""The longest prompt that a server takes, if it tells it: vLLM, llama.cpp and Chimera list it with their models."""
 
 from chimera.serving.client import Endpoint
 
@@ -8,7 +8,10 @@ LIMIT_S, MOST_BYTES = 10.0, 4 * 2**20
 
 
 async def told_context(endpoint: Endpoint) -> int | None:
-    """The context length of `endpoint`'s model in tokens (`max_model_len` of GET /models); None if it is not told."""
+    """The context length of `endpoint`'s model in tokens, from GET /models; None if it is not told.
+
+    It is `max_model_len` with vLLM and Chimera, `meta.n_ctx` with llama.cpp.
+    """
     if endpoint.provider is not None:
         return None
     import httpx
@@ -27,7 +30,8 @@ async def told_context(endpoint: Endpoint) -> int | None:
                 if len(body) > MOST_BYTES:
                     return None
         listed = parse_json(body)["data"] if answer.status_code == 200 else []
-        (length,) = [one["max_model_len"] for one in listed if one["id"] == endpoint.model]
+        (model,) = [one for one in listed if one["id"] == endpoint.model]
+        length = model["max_model_len"] if "max_model_len" in model else model["meta"]["n_ctx"]
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return None
     return length if isinstance(length, int) and not isinstance(length, bool) and length > 0 else None

@@ -178,7 +178,9 @@ def read_report(report_file: Path) -> dict[str, Any]:
     try:
         report = parse_json(file.read_bytes())
     except OSError as error:
-        raise RunError(f"report {file} cannot be read: {error.strerror}") from error
+        raise RunError(
+            f"report {file} cannot be read ({error.strerror}): name its folder, such as runs/NAME/report"
+        ) from error
     except ValueError as error:
         raise RunError(f"report {file} is not JSON: {error}") from error
     if not isinstance(report, dict):

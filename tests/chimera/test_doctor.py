@@ -3,8 +3,12 @@
 import json
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from chimera import doctor
+from chimera.serving.client import Endpoint
+from evaluation.probes.context import told_context
 
 SLOTS = ("junior", "supervisor", "senior", "board", "principal", "judge")
 
@@ -105,6 +109,27 @@ def test_a_missing_key_is_one_sentence(asked):
     level, text = found["models", "start"]
     assert (code, level) == (1, "fault")
     assert "OPENAI_API_KEY" in text
+
+
+def test_a_provider_that_nobody_knows_is_one_fault(asked):
+    code, found = asked("models.junior.provider=nonsense", "models.junior.structured=auto")
+    assert (code, found["models", "start"][0]) == (1, "fault")
+    assert found["models", "start"][1].startswith("models.junior.provider=nonsense: ")
+
+
+@pytest.mark.parametrize("told", [{"max_model_len": 4096}, {"meta": {"n_ctx": 4096, "n_ctx_train": 32768}}])
+async def test_the_context_is_read_as_vllm_and_as_llama_cpp_tell_it(told):
+    app = web.Application()
+    app.router.add_get("/v1/models", lambda _: web.json_response({"data": [{"id": "m", **told}]}))
+    async with TestServer(app) as server:
+        assert await told_context(Endpoint(str(server.make_url("/v1")), "m", "key")) == 4096
+
+
+def test_data_that_cannot_be_read_are_a_fault(asked):
+    code, found = asked("data.path=nofile.csv")
+    level, text = found["data", "nofile.csv"]
+    assert (code, level) == (1, "fault")
+    assert "nofile.csv: no such file" in text
 
 
 @pytest.mark.whole

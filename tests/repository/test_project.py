@@ -118,6 +118,13 @@ def test_a_configuration_error_is_one_line_and_exit_code_2():
             "ulimit -u), or lower rollouts.runners and serving.slots\n",
         ),
         ("raise DataError('key sk-topsecret1')", 3, "error: key [OPENAI_API_KEY]\n"),
+        # What the hub's client repeats without network is said once.
+        (
+            "import logging; said = logging.getLogger('huggingface_hub.utils._http').warning; "
+            "said('no net'); said('Retrying in 1s [Retry 1/5].'); said('no net')",
+            0,
+            "no net\n",
+        ),
     ],
 )
 def test_how_a_command_ends(body: str, code: int, shown: str):

@@ -49,9 +49,9 @@ class ChunkedHead:
         self._asked = scored
 
     def __call__(self, hidden: "Tensor") -> "Tensor":
-        """Of `hidden` (1, n, H) the logits (1, n, V), or the scores that were asked for.
+        """Of `hidden` (rows, tokens, H) the logits (rows, tokens, V), or the scores that were asked for.
 
-        Scores are (1, n, 2): each label's log-probability, and the entropy, or 0 if it was not wanted.
+        Scores are (rows, tokens, 2): each label's log-probability, and the entropy, or 0 if it was not wanted.
         """
         import torch
         from torch.utils.checkpoint import checkpoint
@@ -62,9 +62,9 @@ class ChunkedHead:
         size = max(1, LOGITS // self._vocabulary)
         parts = [
             checkpoint(self._scores, some, labels, asked, use_reentrant=False, preserve_rng_state=False)
-            for some, labels in zip(hidden[0].split(size), asked.labels.split(size), strict=True)
+            for some, labels in zip(hidden.flatten(0, 1).split(size), asked.labels.split(size), strict=True)
         ]
-        return torch.cat(parts)[None]
+        return torch.cat(parts).unflatten(0, hidden.shape[:-1])
 
     def _scores(self, hidden: "Tensor", labels: "Tensor", asked: HeadRequest) -> "Tensor":
         import torch

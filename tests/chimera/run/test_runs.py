@@ -262,7 +262,7 @@ def test_runs_without_a_name_get_different_ones_and_the_latest_is_found(config: 
 def test_a_missing_run_names_the_nearest(config: Config):
     with pytest.raises(RunError, match=r"there is no run in .*python -m chimera train"):
         Run.latest(config.runs_dir)
-    with pytest.raises(RunError, match="runs there: none"):
+    with pytest.raises(RunError, match=r"there is no run 'a' in .*: there is none; is runs_dir right"):
         Run.open("a", config.runs_dir)
     Run.create("baseline", config).close()
     with pytest.raises(RunError, match="did you mean 'baseline'"):

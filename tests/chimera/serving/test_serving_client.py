@@ -95,6 +95,15 @@ async def test_a_server_that_stays_busy_is_named_after_the_last_try():
     assert len(server.bodies) == 2
 
 
+@pytest.mark.parametrize(("key", "remedy"), [("none", "no key was sent: name its"), ("sk-1", "is the key right that")])
+async def test_a_refused_key_is_named_by_its_setting(key, remedy):
+    async with Models(busy(401)) as server:
+        model = HttpModel({"junior": Endpoint(server.url, "m", key)})
+        with pytest.raises(ModelError, match=rf"answered 401: busy \({remedy} .*models\.junior\.api_key_env"):
+            await model.complete("junior", ASKED)
+        await model.aclose()
+
+
 async def test_a_refusal_is_not_repeated():
     async with Models(busy(400)) as server:
         model = HttpModel({"junior": Endpoint(server.url, "m", "key")}, max_retries=5)

@@ -300,6 +300,42 @@ def test_the_loss_is_the_formula_computed_by_hand(tmp_path, serving_model, rank)
     assert end["held_out/loss_after"] == pytest.approx(sum(by_hand) / 5, rel=1e-3)
 
 
+@pytest.mark.parametrize("rank", [0, 4])
+def test_logits_in_chunks_teach_what_trl_teaches(tmp_path, serving_model, monkeypatch, rank):
+    from safetensors.torch import load_file
+    from trl.trainer.dpo_trainer import DPOTrainer
+
+    from training.algorithms.dpo import trainer
+    from training.engines import chunked_head
+
+    class Whole(DPOTrainer):
+        def _prepare_dataset(self, dataset, *_):
+            return dataset
+
+    found, sizes, scores = [], [], chunked_head.ChunkedHead._scores
+
+    def counted(self, hidden, *asked):
+        sizes.append(len(hidden))
+        return scores(self, hidden, *asked)
+
+    monkeypatch.setattr(chunked_head, "LOGITS", 7 * 512)
+    monkeypatch.setattr(chunked_head.ChunkedHead, "_scores", counted)
+    for kind in (trainer.TokenPairs, Whole):
+        monkeypatch.setattr(trainer, "TokenPairs", kind)
+        (folder := tmp_path / kind.__name__).mkdir()
+        told, spec = io.StringIO(), {"lora_rank": rank, "epochs": 2, "lr": 1e-3}
+        child.train(spec_of(folder, serving_model(), rows_of(8, seed=1), rows_of(3, seed=2), **spec), told)
+        steps = [json.loads(line) for line in told.getvalue().splitlines()]
+        found.append((steps, load_file(folder / "out" / "model.safetensors")))
+    assert max(sizes) == 7
+    (steps, weights), (others, whole) = found
+    assert len(steps) == 6
+    for one, other in zip(steps, others, strict=True):
+        figures = [name for name in other if name not in ("event", "seconds", "device", "loader")]
+        assert [one[name] for name in figures] == pytest.approx([other[name] for name in figures], rel=1e-3, abs=1e-5)
+    assert all(torch.allclose(weights[name], whole[name], atol=2e-5) for name in whole)
+
+
 async def test_the_child_learns_to_prefer_and_makes_the_same_bits_again(tmp_path, serving_model):
     from safetensors.torch import load_file
 

@@ -84,13 +84,8 @@ def train(spec: DpoSpec, progress: TextIO) -> None:
 def make_trainer(spec: DpoSpec, progress: TextIO, scratch: str) -> "DPOTrainer":
     """TRL's trainer with the model and both data sets; the first weights' log-probabilities are computed here."""
     from trl.trainer.dpo_config import DPOConfig
-    from trl.trainer.dpo_trainer import DPOTrainer
 
-    class TokenPairs(DPOTrainer):
-        """TRL 1.10's trainer tokenises text whatever it is given. The pairs here are token ids already."""
-
-        def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, dataset_name: str) -> Any:
-            return dataset
+    from training.algorithms.dpo.trainer import TokenPairs
 
     model, tokenizer = load_model(spec)
     pairs = load_pairs(Path(spec.held_out))
