@@ -14,6 +14,8 @@ from chimera.core.errors import ConfigError
 from chimera.run.directory import Run
 from chimera.run.owner import owner
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):

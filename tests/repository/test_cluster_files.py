@@ -63,6 +63,7 @@ exit ${FAILS:-0}
 """
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("fails", "timeouts"), [("0", "0"), ("3", "2")])
 def test_slurm_s_script_starts_the_nodes_and_the_run_and_leaves_nothing(tmp_path, fails, timeouts):
     """With stand-ins for Slurm's commands and for what is installed; Ray times out `timeouts` times on each node."""

@@ -37,7 +37,7 @@ BUILT = {
 
 GENERAL = (" ", "\n", ".", "a", "A", "1", "-", "<", '"', "(", ")", ". ", "a ", "A ", "1 ", "1.", "a-", "\n ", "é")
 TINY, SHORT, LONG = 400, 2_000, 20_000
-MOST_TINY_S, SURELY_FAST_S, MOST_SHORT_S, NOT_SLOW_S = 0.02, 0.0003, 0.1, 0.02
+MOST_TINY_S, SURELY_FAST_S, MOST_SHORT_S, NOT_SLOW_S = 0.02, 0.0003, 0.04, 0.02
 """A linear search takes 0.05 ms for the tiny text and five times as long for the short one."""
 LINEAR_RATIO = 25
 """Ten times the text takes ten times as long if the time is linear, and a hundred times if it is quadratic."""

@@ -19,6 +19,8 @@ from evaluation.records.recorded import load_study, recorded
 from evaluation.records.study import Plan, PlannedTask
 from evaluation.verify.check import verify
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture
 def server(scripted_openai):

@@ -10,6 +10,8 @@ from chimera.run.jsonl import read_lines
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.verify.check import verify
 
+pytestmark = pytest.mark.whole
+
 ASKED = ("--limit", "8", "--judge", "none", "evaluation.blame=20", "evaluation.self_consistency=false")
 LABELS = ("yes", "no", "maybe")
 

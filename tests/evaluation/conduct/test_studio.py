@@ -9,6 +9,8 @@ from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError
 from evaluation.conduct.studio import studio_graph
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).parents[3]
 
 

@@ -27,6 +27,8 @@ from training.algorithms.bandit.settings import BanditSettings
 from training.bench.lab_bench import LabBench
 from training.learning.base import Bench
 
+pytestmark = pytest.mark.whole
+
 REFINER = "HypothesisRefiner"
 K = 5
 REPLAYED = 18

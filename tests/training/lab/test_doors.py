@@ -14,6 +14,8 @@ from chimera.core.errors import RunError
 from chimera.serving.door import Door
 from training.lab.resources import describe, endpoints
 
+pytestmark = pytest.mark.whole
+
 KEY = "the-run-s-key"
 PATHS = [
     ("GET", "/"),

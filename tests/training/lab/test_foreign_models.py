@@ -13,6 +13,8 @@ from evaluation.traces.calls import model_calls
 from evaluation.traces.spans import EXCHANGE, RAW, read
 from evaluation.verify.replay import Replay
 
+pytestmark = pytest.mark.whole
+
 KEY = "sk-ant-a-users-own-key-4711"
 
 

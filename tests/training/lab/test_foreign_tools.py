@@ -13,6 +13,8 @@ from evaluation.traces.calls import model_calls
 from evaluation.traces.spans import read
 from evaluation.verify.replay import Replay
 
+pytestmark = pytest.mark.whole
+
 EXAMPLE = "examples.my_tool:risk_difference"
 GIVEN = {"treated": 18, "control": 27, "participants": 400}
 DOSE = {"drug": "zinc", "milligrams": 12.5, "days": 4}
