@@ -23,6 +23,8 @@ from evaluation.report.files import write_report
 from evaluation.verify.asked import RunThen
 from evaluation.verify.check import find_run, verify
 
+pytestmark = pytest.mark.whole
+
 REPORT, ROLLOUTS = "report/report.json", "rollouts/eval-{split}-{stage}.jsonl"
 
 
