@@ -26,10 +26,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # An example that takes long, or that is slow to make, says something about the machine only.
 hypothesis.settings.register_profile(
-    "any speed",
-    deadline=None,
-    max_examples=100 if "CI" in os.environ else 40,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    "any speed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any speed")
 

@@ -96,11 +96,13 @@ def test_an_emptied_configuration_is_no_configuration_of_defaults(run, config, d
     run.close()
     with pytest.raises(ChimeraError, match=r"^[^\n]*config\.yaml[^\n]*$"):
         Run.open("mine", config.runs_dir).config  # noqa: B018  reading it is what fails
-    for module in ("chimera.train", "chimera.eval", "chimera.ask"):
-        name = ("--resume", "--name", "mine") if module == "chimera.train" else ("--run", "mine")
-        question = ("Does it?",) if module == "chimera.ask" else ()
-        if damage == "half":
-            one_sentence(command(module, *question, *name, f"runs_dir={config.runs_dir}"), "config.yaml")
+    commands = {
+        "chimera.train": ("--resume", "--name", "mine"),
+        "chimera.eval": ("--run", "mine"),
+        "chimera.ask": ("Does it?", "--run", "mine"),
+    }
+    for module, arguments in commands.items() if damage == "half" else ():
+        one_sentence(command(module, *arguments, f"runs_dir={config.runs_dir}"), "config.yaml")
     assert file.read_bytes() == damaged
     assert [event["event"] for event in run.events()] == ["created"]
 

@@ -36,6 +36,7 @@ def run(scripted_run):
 def evaluated_once(scripted_openai, scripted_run_in, tmp_path_factory):
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TEST_KEY", "sk-a-users-own-key-4242")
+        environment.delenv("TAVILY_API_KEY", raising=False)
         made = scripted_run_in(tmp_path_factory.mktemp("evaluated"), scripted_openai)
         evaluate(made)
     return made, list(scripted_openai.requests)
