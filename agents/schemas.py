@@ -16,6 +16,7 @@ MAX_QUOTE = 400
 
 Quote = Annotated[str, StringConstraints(min_length=1, max_length=MAX_QUOTE)]
 Phrase = Annotated[str, StringConstraints(min_length=1, max_length=160)]
+Comparison = Annotated[str, StringConstraints(min_length=1, max_length=480)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=600)]
 
 
@@ -39,7 +40,7 @@ class Hypothesis(Answer):
     """A junior's hypothesis, and after refinement the refiner's; `evidence` is empty if nothing has been read."""
 
     evidence: Annotated[list[Quote], Field(max_length=3)]
-    comparison: Phrase
+    comparison: Comparison
     claim: Phrase
     answer: YesNoMaybe
 

@@ -16,7 +16,7 @@ from agents.tools.sources import sources_within
 from agents.visit.prompting import Message, dump, opening, tool_message
 from chimera.config.roles import JUNIORS, LITERATURE, OWN_TOOLS, TRIALS
 from chimera.core.types import YesNoMaybe, abstract_text
-from chimera.data.generated.synthesis import FoundStudy, SynthesisTask, decide, decisive, matching
+from chimera.data.generated.synthesis import FoundStudy, SynthesisTask, decide, decisive
 from chimera.data.generated.text import Direction, write_question
 from chimera.data.generated.vocabulary import Subject
 from training.nano.transcripts import TOOLS, Habits, Transcript, designer, feedback, supervisor
@@ -27,7 +27,7 @@ SOLO = JUNIORS[1]
 """The role whose prompt a researcher with all tools has."""
 MOST_CHARS = 4000
 """Passages that the refiner is shown, in characters, as in configs/synthesis.yaml."""
-MOST_QUESTIONS = 4
+MOST_QUESTIONS = 2
 """Questions about one set of studies."""
 WAYS: tuple[Direction, ...] = ("lower", "higher")
 VERB = {"yes": "gives", "no": "does not give", "maybe": "may give"}
@@ -72,26 +72,34 @@ def of_solo(item: SynthesisTask) -> Searches:
 def read(item: SynthesisTask, studies: Sequence[FoundStudy]) -> Hypothesis:
     """The hypothesis that follows from `studies`, which are read in this order.
 
-    It quotes the studies of the asked population, names their sizes, and reads the largest. Without any, it quotes the
-    first study and leaves the question open.
+    It quotes each study and says of each, in the same order, whether its population is the asked one and what it
+    found. Then it repeats the clause of the largest, so that each step copies from the step before.
     """
     facts = item.facts
-    matched = matching(facts.population, studies)
     answer = decide(facts.asked, facts.population, studies)
-    clauses = [f"asked {facts.asked}"]
-    if matched:
-        clauses.append("sizes " + ", ".join(str(study.participants) for study in matched))
+    deciding = decisive(facts.population, studies)
+    if not deciding:
+        last = "no study of them"
+    elif len({study.finding.answer(facts.asked) for study in deciding}) > 1:
+        last = "the largest disagree"
     else:
-        clauses.append("other population")
-    for study in decisive(facts.population, studies):
-        finding = study.finding
-        clauses.append(f"{study.participants} found {finding.direction}, {finding.statistic}, {finding.significance}")
+        last = f"largest {clause(deciding[0], facts.population)}"
+    clauses = [f"asked {facts.asked} in {facts.population}", *(clause(one, facts.population) for one in studies), last]
     return Hypothesis(
-        evidence=[study.finding.sentence for study in matched or studies[:1]],
+        evidence=[study.finding.sentence for study in studies],
         comparison="; ".join(clauses),
         claim=f"{facts.therapy} {VERB[answer]} {facts.asked} {facts.endpoint}",
         answer=cast(YesNoMaybe, answer),
     )
+
+
+def clause(study: FoundStudy, population: str) -> str:
+    """What one study says to a question about `population`."""
+    who = f"{study.participants} {study.population}"
+    if study.population != population:
+        return f"{who}, other"
+    found = study.finding
+    return f"{who}, same, found {found.direction}, {found.statistic}, {found.significance}"
 
 
 def researcher(item: SynthesisTask, role: str, made: Searches, tools: Sequence[str]) -> Transcript:

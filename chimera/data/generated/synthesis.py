@@ -1,9 +1,9 @@
 """Generated tasks whose answer follows from several studies, each of which is found by a search of its own.
 
-A question asks about a subject, an outcome and a population. Two to four short abstracts report on the outcome. Each
-has its own size and population, and their results conflict. `SEARCHES` says which search finds which study: cohorts
-are found by `literature_search` and trials by `clinical_trials`; the first two use the subject's name, the others use
-its second name, which only an abstract found by the same tool mentions.
+A question asks about a subject, an outcome and a population. Two or three short abstracts report on the outcome. Each
+has its own size and population, and their results conflict. Cohorts are found by `literature_search` and trials by
+`clinical_trials`; the first two studies use the subject's name, the third uses its second name, which only an abstract
+found by the same tool mentions.
 
 The published rule (`decide`):
 
@@ -17,8 +17,8 @@ Labels have PubMedQA's mix. Which search finds the deciding study is drawn anew 
 mostly give another answer.
 
 Levels: 1 two studies of the asked population, one twice the other; 2 adds a study of another population and the second
-name; 3 adds findings on other outcomes, closer sizes and findings without 'lower' or 'higher'; 4 adds a fourth study,
-synonyms of outcomes in questions, and confidence intervals.
+name; 3 adds findings on other outcomes, closer sizes and findings without 'lower' or 'higher'; 4 adds synonyms of
+outcomes in questions, and confidence intervals.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,21 +53,17 @@ from chimera.data.generated.vocabulary import (
     Subject,
 )
 
-SEARCHES: tuple[tuple[str, Literal["name", "second name"]], ...] = (
-    (LITERATURE, "name"),
-    (TRIALS, "name"),
-    (LITERATURE, "second name"),
-    (TRIALS, "second name"),
-)
-"""The tool and the subject's name that find each study of a task, in the order of its studies."""
-
-STUDIES: dict[int, int] = {1: 2, 2: 3, 3: 3, 4: 4}
+Name = Literal["name", "second name"]
+"""The name by which a subject is searched."""
+FIRST_SEARCHES: tuple[tuple[str, Name], ...] = ((LITERATURE, "name"), (TRIALS, "name"))
+"""The tool and the name that find a task's first two studies. A third has the second name and either tool."""
+STUDIES: dict[int, int] = {1: 2, 2: 3, 3: 3, 4: 3}
 """Number of studies, by level."""
-OUTSIDERS: dict[int, tuple[int, ...]] = {1: (0,), 2: (1,), 3: (1,), 4: (1, 2)}
-"""How many of them may be about another population, by level."""
+OUTSIDERS: dict[int, int] = {1: 0, 2: 1, 3: 1, 4: 1}
+"""How many of them are about another population, by level, unless all are."""
 LARGEST_OTHER: dict[int, float] = {1: 0.5, 2: 0.7, 3: 0.85, 4: 0.85}
 """Most participants of the other studies of the asked population, as a share of the deciding study's, by level."""
-SMALLEST, LARGEST = 60, 980
+SMALLEST, LARGEST = 100, 980
 """Limits of participants. Numbers are even, because the two groups of a study are equally large."""
 
 Rule = Literal["largest", "balanced", "none"]
@@ -89,7 +85,7 @@ class FoundStudy:
 
     id: str
     tool: str
-    name: str
+    name: Name
     population: str
     participants: int
     findings: tuple[Finding, ...]
@@ -104,7 +100,7 @@ class FoundStudy:
 
 @dataclass(frozen=True, slots=True)
 class SynthesisFacts:
-    """What the generator drew for one task; `studies` are in the order of `SEARCHES`."""
+    """What the generator drew for one task; `studies` are in the order in which they can be found."""
 
     asked: Direction
     endpoint: str
@@ -172,13 +168,14 @@ def generate_one(seed: int, index: int, level: int) -> SynthesisTask:
     population = f"{group} with {condition}"
     plans = plan_studies(rng, label, rule, level)
     id_ = f"synthesis-{seed}-{index}"
+    ways = (*FIRST_SEARCHES, (rng.choice((LITERATURE, TRIALS)), "second name"))[: len(plans)]
     studies: list[FoundStudy] = []
-    for place, plan in enumerate(plans):
+    for way, plan in zip(ways, plans, strict=True):
         studied = population if plan.matches else other_population(rng, group, condition)
-        findings = write_findings(rng, plan, place, (subject, second), endpoints, studied, asked, level)
-        studies.append(
-            write_study(rng, f"{id_}-{place + 1}", place, plan, (subject, second), studied, findings, len(plans))
-        )
+        named = subject if way[1] == "name" else second
+        leads_on = second.name if way[1] == "name" and (way[0], "second name") in ways else ""
+        findings = write_findings(rng, plan, named, endpoints, studied, asked, level)
+        studies.append(write_study(rng, f"{id_}-{len(studies) + 1}", way, plan, named, studied, findings, leads_on))
     asked_endpoint = endpoints[0].synonym if level == 4 and rng.random() < 0.5 else endpoints[0].name
     facts = SynthesisFacts(
         asked=asked,
@@ -249,7 +246,7 @@ class StudyPlan:
 
 def plan_studies(rng: Random, label: Label, rule: Rule, level: int) -> list[StudyPlan]:
     """The studies that together give `label` by `rule`, in random order."""
-    count, outsiders = STUDIES[level], rng.choice(OUTSIDERS[level])
+    count, outsiders = STUDIES[level], OUTSIDERS[level]
     most = even(rng, 200, 900)
     plans: list[StudyPlan] = []
     if rule == "largest":
@@ -285,15 +282,14 @@ def even(rng: Random, low: int, high: int) -> int:
 def write_findings(
     rng: Random,
     plan: StudyPlan,
-    place: int,
-    subjects: tuple[Subject, Subject],
+    subject: Subject,
     endpoints: Sequence[StudyEndpoint],
     population: str,
     asked: Direction,
     level: int,
 ) -> tuple[Finding, ...]:
     """The finding about the asked outcome and, from level 3 on in half of the studies, one about another outcome."""
-    subject, arm = subjects[place // 2], plan.participants // 2
+    arm = plan.participants // 2
     lead = rng.choice(LEADS).format(n=plan.participants, population=population)
     plans = [FindingPlan(endpoints[0], plan.answer, "none", lead, "decisive")]
     if level >= 3 and rng.random() < 0.5:
@@ -326,33 +322,32 @@ SECOND_NAMES = ("{name} is also known as {second}.", "Another name of {name} is 
 def write_study(
     rng: Random,
     id_: str,
-    place: int,
+    way: tuple[str, Name],
     plan: StudyPlan,
-    subjects: tuple[Subject, Subject],
+    subject: Subject,
     population: str,
     findings: tuple[Finding, ...],
-    count: int,
+    second_name: str,
 ) -> FoundStudy:
-    """The abstract of study number `place` of `count`. It mentions the second name if that name finds another study."""
-    tool, name = SEARCHES[place]
-    subject, cohort = subjects[place // 2], tool == LITERATURE
+    """The abstract of a study. It mentions `second_name`, if there is one: the name that finds another study."""
+    tool, name = way
+    cohort = tool == LITERATURE
     values = {
         "name": subject.name,
         "comparator": subject.comparator,
         "condition": population.partition(" with ")[2],
         "sites": rng.randint(2, 9),
-        "second": subjects[1].name,
+        "second": second_name,
     }
     background = [rng.choice(COHORT_BACKGROUNDS if cohort else TRIAL_BACKGROUNDS)]
-    more = place + 2 < count
-    if more:
+    if second_name:
         background.append(rng.choice(SECOND_NAMES))
     sections = (
         Section("BACKGROUND", " ".join(sentence_case(text.format(**values)) for text in background)),
         Section("METHODS", sentence_case(rng.choice(COHORT_METHODS if cohort else TRIAL_METHODS).format(**values))),
         Section("RESULTS", " ".join(finding.sentence for finding in findings)),
     )
-    return FoundStudy(id_, tool, name, population, plan.participants, findings, sections, more)
+    return FoundStudy(id_, tool, name, population, plan.participants, findings, sections, bool(second_name))
 
 
 def conclusion(facts: SynthesisFacts) -> str:
