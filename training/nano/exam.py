@@ -96,7 +96,7 @@ def _generate(
         output = model.generate(  # pyright: ignore[reportAttributeAccessIssue] - transformers 5's protocol rejects its own class
             input_ids=encoded["input_ids"].to(model.device),
             attention_mask=encoded["attention_mask"].to(model.device),
-            max_new_tokens=256,
+            max_new_tokens=512,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
             **sampling,
