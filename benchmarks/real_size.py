@@ -1,7 +1,7 @@
 """Seconds and peak memory of serving, asking, fine-tuning and PPO with a model of real size, each in its own process.
 
     python -m benchmarks.real_size [--size 0.5b|1.5b|3b|qwen3-0.6b|llama-1b] [--layers N] [--vocabulary FILE]
-                                   [--steps serve-bfloat16,ppo,...] [--tiny]
+                                   [--steps serve-bfloat16,ppo,...] [--vllm PYTHON] [--tiny]
 
 The model is made for the occasion: a shape of Qwen2.5, Qwen3 or Llama 3.2 with random weights, so nothing is
 downloaded. It takes as long and as much memory as the true one; with --layers it is less deep. With a vocabulary file
@@ -11,7 +11,8 @@ long as its limit.
 
 The step `mismatch` compares log-probabilities: the server's in float32 and bfloat16 with those of transformers in
 float32, of the same tokens. The step `beside` serves both and asks them by turns, so that what else the machine does
-slows both alike. Memory is the sum over a step's processes, looked at ten times a second.
+slows both alike; so does `beside-vllm` with vLLM's server. Memory is the sum over a step's processes, looked at ten
+times a second.
 """
 
 import argparse
@@ -22,18 +23,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
 from chimera.config.sections.models import ModelConfig, Precision, ServingConfig
+
+if TYPE_CHECKING:
+    from chimera.serving.client import Endpoint
 
 TEMPLATE = """{%- set opening = messages[0].content if messages[0].role == 'system' else 'Answer the question.' -%}
 <|im_start|>system
@@ -55,6 +59,7 @@ PATTERN = (
 MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 PROMPT, NEW = 250, 64
 """Tokens of a prompt and of an answer, where tokens a second are measured."""
+VLLM = "beside-vllm"
 
 
 LLAMA3 = {
@@ -95,6 +100,8 @@ class Load:
 
     threads: int
     calls: int
+    vllm: str | None = None
+    """The Python of an environment with vLLM."""
 
 
 def main() -> None:
@@ -102,7 +109,8 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="0.5b")
     parser.add_argument("--layers", type=int, metavar="N", help="fewer than the true model has")
     parser.add_argument("--vocabulary", type=Path, metavar="FILE", help="a tiktoken file")
-    parser.add_argument("--steps", default=",".join(STEPS), help=f"of {', '.join(STEPS)}")
+    parser.add_argument("--steps", help=f"of {', '.join(STEPS)}; all without it, {VLLM} only with --vllm")
+    parser.add_argument("--vllm", metavar="PYTHON", help="the Python of an environment with vLLM")
     parser.add_argument("--threads", type=int, default=2, help="torch threads of each step")
     parser.add_argument("--calls", type=int, default=8, help="examples of an SFT step, and calls of a PPO update")
     parser.add_argument("--tiny", action="store_true", help="a small model, served only: shows that it runs")
@@ -110,11 +118,15 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.step:
-        print(json.dumps(STEPS[options.step](options.folder, Load(options.threads, options.calls))))
+        load = Load(options.threads, options.calls, options.vllm)
+        print(json.dumps(STEPS[options.step](options.folder, load)))
         return
     if options.tiny:
         options.size, options.steps = "tiny", "serve-bfloat16"
+    options.steps = options.steps or ",".join(name for name in STEPS if options.vllm or name != VLLM)
     unknown = set(options.steps.split(",")) - STEPS.keys()
+    if VLLM in options.steps and not options.vllm:
+        parser.error(f"--steps {VLLM} needs --vllm PYTHON")
     if unknown:
         parser.error(f"--steps: there is no step {sorted(unknown)[0]!r}, only {', '.join(STEPS)}")
     console = Console()
@@ -127,7 +139,7 @@ def main() -> None:
         title = f"{options.size}, {size.layers} layers, {options.threads} threads"
         table = Table("step", "seconds", "peak GiB", "figures", title=title)
         for step in options.steps.split(","):
-            seconds, peak, figures = measure(step, folder, Load(options.threads, options.calls))
+            seconds, peak, figures = measure(step, folder, Load(options.threads, options.calls, options.vllm))
             shown = "; ".join(f"{name} {value}" for name, value in figures.items())
             console.print(f"{step}: {seconds:.1f} s, {peak:.1f} GiB; {shown}", soft_wrap=True)
             table.add_row(step, f"{seconds:.1f}", f"{peak:.1f}", shown)
@@ -139,6 +151,7 @@ def measure(step: str, folder: Path, load: Load) -> tuple[float, float, dict[str
     command = [sys.executable, "-m", "benchmarks.real_size", "--step", step, "--folder", str(folder)]
     began = time.perf_counter()
     command += ["--threads", str(load.threads), "--calls", str(load.calls)]
+    command += ["--vllm", load.vllm] if load.vllm else []
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     peak, done = [0], threading.Event()
 
@@ -288,6 +301,53 @@ def beside(folder: Path, load: Load) -> dict[str, Any]:
         processor = max(tokens / seconds for tokens, _, seconds in some)
         figures[name] = f"{wall:.1f} tokens/s, {processor:.1f} of processor time"
     return figures
+
+
+def beside_vllm(folder: Path, load: Load) -> dict[str, Any]:
+    """Tokens a second of the embedded server and of vLLM by turns, in float32 and bfloat16; the better of 2 turns."""
+    from benchmarks.serving import ask, free
+    from chimera.serving.process import serve
+
+    serving = ServingConfig(slots=8, threads=load.threads)
+    dtypes: tuple[Precision, ...] = ("float32", "bfloat16")
+    texts = prompts(folder, 19)
+    best: dict[str, float] = {}
+    for dtype in dtypes:
+        models = {"asked": ModelConfig(path=str(folder), dtype=dtype)}
+        log = folder.parent / "server.log"
+        with serve(models, serving, {}, log_file=log) as own, vllm(folder, load, serving, dtype) as (endpoint, socket):
+            servers = {"embedded": (own.endpoints["asked"], None), "vLLM": (endpoint, socket)}
+            for place, uds in servers.values():
+                asyncio.run(ask(place, texts[:1], concurrency=1, form=free, socket=uds))
+            for turn in range(2):
+                for at_once, some in ((1, texts[1 + turn : 2 + turn]), (8, texts[3 + 8 * turn : 11 + 8 * turn])):
+                    for name, (place, uds) in servers.items():
+                        start = time.perf_counter()
+                        tokens = asyncio.run(ask(place, some, concurrency=at_once, form=free, socket=uds))
+                        key = f"{dtype}, {at_once} at once, {name}"
+                        best[key] = max(best.get(key, 0.0), tokens / (time.perf_counter() - start))
+    return {name: f"{rate:.1f} tokens/s" for name, rate in best.items()}
+
+
+@contextmanager
+def vllm(folder: Path, load: Load, serving: ServingConfig, dtype: Precision) -> "Iterator[tuple[Endpoint, Path]]":
+    """A vLLM server of the model: its endpoint and its socket."""
+    from chimera.processes.children import stop
+    from chimera.serving.client import Endpoint
+    from chimera.serving.vllm.engine import SERVED, start_engine
+    from chimera.serving.vllm.ready import ServerPlace, wait_for
+
+    model = ModelConfig(kind="vllm", path=str(folder), dtype=dtype, python=load.vllm, cache_gib=0.5)
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        socket = Path(short) / "vllm"
+        log = folder.parent / "vllm.log"
+        program = start_engine(model, serving, 0, folder, socket, log, "vLLM", "a-key")
+        try:
+            place = ServerPlace("vLLM", "http://vllm", "a-key", socket=socket, program=program)
+            asyncio.run(wait_for(place, time.monotonic() + 600))
+            yield Endpoint("http://vllm/v1", SERVED, "a-key"), socket
+        finally:
+            stop([program], seconds=10)
 
 
 def prompts(folder: Path, count: int) -> list[str]:
@@ -457,6 +517,7 @@ STEPS: Mapping[str, Step] = {
     "serve-float32": serve_float32,
     "serve-bfloat16": serve_bfloat16,
     "beside": beside,
+    VLLM: beside_vllm,
     "mismatch": mismatch,
     "society": society,
     "sft": sft,

@@ -166,9 +166,14 @@ def quoting(prompt: str) -> dict[str, Any]:
 
 
 async def ask(
-    endpoint: Endpoint, prompts: list[str], *, concurrency: int, form: Callable[[str], dict[str, Any]]
+    endpoint: Endpoint,
+    prompts: list[str],
+    *,
+    concurrency: int,
+    form: Callable[[str], dict[str, Any]],
+    socket: Path | None = None,
 ) -> int:
-    """Ask all prompts, `concurrency` at a time; returns the number of generated tokens."""
+    """Ask all prompts, `concurrency` at a time, through a Unix socket if one is named; returns the generated tokens."""
     gate = asyncio.Semaphore(concurrency)
 
     async def one(client: httpx.AsyncClient, prompt: str) -> int:
@@ -184,7 +189,10 @@ async def ask(
         return response.json()["usage"]["completion_tokens"]
 
     headers = {"Authorization": f"Bearer {endpoint.api_key}"}
-    async with httpx.AsyncClient(base_url=endpoint.base_url, headers=headers, timeout=600, trust_env=False) as client:
+    way = httpx.AsyncHTTPTransport(uds=str(socket)) if socket else None
+    async with httpx.AsyncClient(
+        base_url=endpoint.base_url, headers=headers, timeout=600, trust_env=False, transport=way
+    ) as client:
         return sum(await asyncio.gather(*[one(client, prompt) for prompt in prompts]))
 
 

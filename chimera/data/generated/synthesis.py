@@ -2,8 +2,7 @@
 
 A question asks about a subject, an outcome and a population. Two or three short abstracts report on the outcome. Each
 has its own size and population, and their results conflict. Cohorts are found by `literature_search` and trials by
-`clinical_trials`; the first two studies use the subject's name, the third uses its second name, which only an abstract
-found by the same tool mentions.
+`clinical_trials`; the third study is a cohort that has the subject under a second name, which only the first mentions.
 
 The published rule (`decide`):
 
@@ -55,8 +54,8 @@ from chimera.data.generated.vocabulary import (
 
 Name = Literal["name", "second name"]
 """The name by which a subject is searched."""
-FIRST_SEARCHES: tuple[tuple[str, Name], ...] = ((LITERATURE, "name"), (TRIALS, "name"))
-"""The tool and the name that find a task's first two studies. A third has the second name and either tool."""
+SEARCHES: tuple[tuple[str, Name], ...] = ((LITERATURE, "name"), (TRIALS, "name"), (LITERATURE, "second name"))
+"""The tool and the name that find each study of a task, in the order of its studies."""
 STUDIES: dict[int, int] = {1: 2, 2: 3, 3: 3, 4: 3}
 """Number of studies, by level."""
 OUTSIDERS: dict[int, int] = {1: 0, 2: 1, 3: 1, 4: 1}
@@ -100,7 +99,7 @@ class FoundStudy:
 
 @dataclass(frozen=True, slots=True)
 class SynthesisFacts:
-    """What the generator drew for one task; `studies` are in the order in which they can be found."""
+    """What the generator drew for one task; `studies` are in the order of `SEARCHES`."""
 
     asked: Direction
     endpoint: str
@@ -168,12 +167,11 @@ def generate_one(seed: int, index: int, level: int) -> SynthesisTask:
     population = f"{group} with {condition}"
     plans = plan_studies(rng, label, rule, level)
     id_ = f"synthesis-{seed}-{index}"
-    ways = (*FIRST_SEARCHES, (rng.choice((LITERATURE, TRIALS)), "second name"))[: len(plans)]
     studies: list[FoundStudy] = []
-    for way, plan in zip(ways, plans, strict=True):
+    for way, plan in zip(SEARCHES[: len(plans)], plans, strict=True):
         studied = population if plan.matches else other_population(rng, group, condition)
         named = subject if way[1] == "name" else second
-        leads_on = second.name if way[1] == "name" and (way[0], "second name") in ways else ""
+        leads_on = second.name if way == SEARCHES[0] and len(plans) == len(SEARCHES) else ""
         findings = write_findings(rng, plan, named, endpoints, studied, asked, level)
         studies.append(write_study(rng, f"{id_}-{len(studies) + 1}", way, plan, named, studied, findings, leads_on))
     asked_endpoint = endpoints[0].synonym if level == 4 and rng.random() < 0.5 else endpoints[0].name

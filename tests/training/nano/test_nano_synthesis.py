@@ -76,6 +76,6 @@ def test_every_answer_is_the_rule_s_and_stands_on_sentences_of_the_prompt() -> N
 
 
 def test_a_researcher_with_all_tools_is_offered_all() -> None:
-    made = [t for t in stream(iter(ITEMS), 3, Habits.none()) if len(t.messages) >= 9 and t.tools]
+    made = [t for t in stream(iter(generate(120, seed=32)), 3, Habits.none()) if len(t.messages) >= 9 and t.tools]
     assert made
     assert {transcript.tools for transcript in made} == {OWN_TOOLS}
