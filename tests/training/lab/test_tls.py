@@ -3,18 +3,16 @@
 import asyncio
 import os
 import re
-import shlex
-import shutil
 import ssl
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import aiohttp
 import httpx
 import pytest
 from lab_kit import AllAtOnce, collect, config_for, open_lab, task
+from tls_kit import LACKING, made_files
 
 from chimera.config.sections.cluster import TlsConfig
 from chimera.config.tree import load_config
@@ -27,34 +25,20 @@ from training.lab.store import KeyedStoreClient
 
 pytestmark = [
     pytest.mark.whole,
-    pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl command, which makes the files"),
+    pytest.mark.skipif(LACKING, reason="there is no openssl command, which makes the files"),
 ]
 
-PAGE = Path(__file__).parents[3] / "docs/cluster.md"
 HOST = "127.0.0.1"
-
-
-def commands():
-    text = PAGE.read_text(encoding="utf-8").replace("\\\n", " ")
-    return [shlex.split(line) for line in re.findall(r"^openssl req .*$", text, re.MULTILINE)]
-
-
-def made(folder):
-    """Files by the page's commands."""
-    folder.mkdir()
-    for command in commands():
-        subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    return TlsConfig(certificate=folder / "tls.pem", key=folder / "tls.key", authority=folder / "authority.pem")
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return made(tmp_path_factory.mktemp("tls") / "own")
+    return made_files(tmp_path_factory.mktemp("tls") / "own")
 
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
-    return made(tmp_path_factory.mktemp("tls") / "other")
+    return made_files(tmp_path_factory.mktemp("tls") / "other")
 
 
 def secured(url, folder, files, **changes):
