@@ -205,7 +205,14 @@ def _fill(
             stack.enter_context(view.doing("stopping model servers"))
             with view.doing("starting model servers"):
                 servers = stack.enter_context(
-                    serve(config.used(), config.serving, secrets, log_file=log, learning=config.learning())
+                    serve(
+                        config.used(),
+                        config.serving,
+                        secrets,
+                        log_file=log,
+                        learning=config.learning(),
+                        on_warning=view.warn,
+                    )
                 )
         try:
             asyncio.run(_make(conductor, servers, todo, second))

@@ -14,6 +14,13 @@ def main(argv: list[str]) -> int | None:
     )
     parser.add_argument("--store", required=True, metavar="URL", help="such as http://127.0.0.1:4747")
     parser.add_argument("--key-file", required=True, type=Path, help="a copy of the run's cluster.key_file, mode 600")
+    parser.add_argument(
+        "--authority",
+        type=Path,
+        metavar="FILE",
+        help="a copy of the run's cluster.tls.authority, for a --store that begins with https; without it the "
+        "authorities that this system trusts",
+    )
     arguments = parser.parse_args(argv)
 
     import training  # noqa: F401  before Agent Lightning, which so leaves LiteLLM out
@@ -21,8 +28,9 @@ def main(argv: list[str]) -> int | None:
     from training.lab.runners.visitors import spec_here, visit
 
     store_url = arguments.store.rstrip("/")
-    told, store_key, gateway_key = visit(store_url, arguments.key_file)
-    spec = spec_here(told, Doors(store_url, str(told["gateway"]), store_key, gateway_key))
+    authority = arguments.authority and str(arguments.authority)
+    told, store_key, gateway_key = visit(store_url, arguments.key_file, authority)
+    spec = spec_here(told, Doors(store_url, str(told["gateway"]), store_key, gateway_key, authority))
     print(f"{worker_name(told['number'])} works for the run at {store_url}", file=sys.stderr, flush=True)
     serve(spec, told["number"], ends=True)
     print("the run has ended", file=sys.stderr)

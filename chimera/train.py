@@ -57,6 +57,7 @@ def main(argv: list[str]) -> int | None:
     from chimera.run.directory import LEDGER, Run
     from chimera.run.seals import seal
     from chimera.serving.process import check_models
+    from chimera.serving.tls import check_tls
     from chimera.show.next import after_training, print_next
     from evaluation.measures.families import check as check_families
     from training.gate import check as check_gate
@@ -71,6 +72,7 @@ def main(argv: list[str]) -> int | None:
     secrets = load_secrets(config.secret_names())
     dataset = load(config.data)
     check_models(config.served(), secrets, learning=config.learning())
+    check_tls(config.cluster.tls, config.cluster.host)
     if config.roles.foreign():
         from agents.tools.toolbox import check_tools
 

@@ -75,7 +75,9 @@ async def _train(
         stack.enter_context(interruptible(task))
         log_file = run.path / "logs" / "models.log"
         learning = config.learning()
-        serving = serve(config.served(), config.serving, secrets, log_file=log_file, learning=learning)
+        serving = serve(
+            config.served(), config.serving, secrets, log_file=log_file, learning=learning, on_warning=view.warn
+        )
         starting = asyncio.create_task(asyncio.to_thread(stack.enter_context, serving))
         await asyncio.sleep(0)
         with view.doing("starting model servers"):

@@ -56,6 +56,15 @@ class Config(ConfigSection):
         return {**SLOTS, **value} if isinstance(value, Mapping) else value
 
     @model_validator(mode="after")
+    def _tls_has_a_server(self) -> Self:
+        if self.cluster.tls.on and self.gateway.engine != "thin":
+            raise ValueError(
+                f"cluster.tls is set with gateway.engine={self.gateway.engine}, which speaks plain HTTP only: set "
+                "gateway.engine=thin"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _names_are_known(self) -> Self:
         for name in self.pipeline:
             if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in (*type(self).model_fields, *TAKEN):

@@ -19,6 +19,8 @@ from chimera.core.errors import ModelError, UnreachableError
 from chimera.serving.refused import REFUSALS, RefusedFields, RefusedRequest
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
     from chimera.serving.connections import Connections, HttpAnswer
     from chimera.serving.providers import ProviderModels
 
@@ -108,9 +110,18 @@ class HttpModel:
     """`Model` over OpenAI-compatible HTTP, one `Endpoint` for each logical model."""
 
     def __init__(
-        self, endpoints: Mapping[str, Endpoint], *, max_retries: int = 2, tell: Callable[[str], None] = _warn
+        self,
+        endpoints: Mapping[str, Endpoint],
+        *,
+        max_retries: int = 2,
+        tell: Callable[[str], None] = _warn,
+        tls: "SSLContext | None" = None,
     ) -> None:
-        """Call `endpoints`; `tell` is called with a sentence when a server does not take a field."""
+        """Call `endpoints`; `tell` is called with a sentence when a server does not take a field.
+
+        `tls` verifies servers that speak HTTPS; None: by aiohttp's default, the system's authorities.
+        """
+        self._tls = tls
         self.endpoints = dict(endpoints)
         self._max_retries = max_retries
         self._tell = tell
@@ -201,7 +212,7 @@ class HttpModel:
 
         endpoint, where = self._endpoint(key), self.where(key)
         if self._connections is None:
-            self._connections = Connections()
+            self._connections = Connections(tls=self._tls)
         url = f"{endpoint.base_url.rstrip('/')}/chat/completions"
         try:
             answer = await self._connections.post(

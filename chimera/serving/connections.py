@@ -6,6 +6,7 @@ A rollout takes half the processor time that it took with the OpenAI client (`be
 import asyncio
 import json
 import random
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -67,10 +68,12 @@ class Connections:
 
     Args:
         unix_socket: The server's Unix socket, which all requests go to; None for addresses of a network.
+        tls: Verifies servers that speak HTTPS; None: by the system's authorities.
     """
 
-    def __init__(self, unix_socket: str | None = None) -> None:
+    def __init__(self, unix_socket: str | None = None, tls: ssl.SSLContext | None = None) -> None:
         self._unix_socket = unix_socket
+        self._tls = tls
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
     async def post(self, url: str, key: str, body: Mapping[str, Any], *, limit_s: float, retries: int) -> HttpAnswer:
@@ -142,7 +145,7 @@ class Connections:
             connector = (
                 aiohttp.UnixConnector(self._unix_socket, limit=0)
                 if self._unix_socket
-                else aiohttp.TCPConnector(limit=0)
+                else aiohttp.TCPConnector(limit=0, ssl=self._tls or True)
             )
             self._sessions[elsewhere] = aiohttp.ClientSession(
                 connector=connector, trust_env=elsewhere, cookie_jar=aiohttp.DummyCookieJar()

@@ -9,8 +9,9 @@ ends, for whatever reason.
 import json
 import os
 import secrets as random_secrets
+import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,7 @@ def serve(
     *,
     log_file: Path,
     learning: Collection[str] = (),
+    on_warning: Callable[[str], None] | None = None,
 ) -> Iterator[ModelServers]:
     """Serve all slots for the duration of a `with` block.
 
@@ -158,6 +160,8 @@ def serve(
         secrets: values of the variables that `api_key_env` names.
         log_file: the server process appends its output here; logs of vLLM servers lie beside it.
         learning: the slots whose weights may change: each has vLLM servers of its own.
+        on_warning: called, in a thread, with a sentence for the user when a vLLM server is started again; None: such
+            sentences go to the log.
 
     Raises:
         ConfigError: an endpoint's key is not set, or a model's folder cannot be used.
@@ -175,7 +179,7 @@ def serve(
     with ExitStack() as stack:
         # vLLM takes longer to start, so it begins first.
         if of_vllm:
-            front = _vllm_front(of_vllm, serving, secrets, log_file, learning)
+            front = _vllm_front(of_vllm, serving, secrets, log_file, learning, on_warning)
             stack.callback(front.stop)
             servers |= dict.fromkeys(of_vllm, front)
         if own:
@@ -197,6 +201,7 @@ def _vllm_front(
     secrets: Mapping[str, str],
     log_file: Path,
     learning: Collection[str],
+    on_warning: Callable[[str], None] | None,
 ) -> "ServerProcess":
     further = {
         "learning": sorted(set(learning) & set(models)),
@@ -212,6 +217,7 @@ def _vllm_front(
         further=further,
         start_timeout_s=max(one.start_timeout_s for one in models.values()) + START_TIMEOUT_S,
         stop_s=VLLM_STOP_S,
+        on_warning=on_warning,
     )
 
 
@@ -240,6 +246,7 @@ class ServerProcess:
         further: Mapping[str, Any] | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
         stop_s: float = STOP_SECONDS,
+        on_warning: Callable[[str], None] | None = None,
     ) -> None:
         self._name = name
         self._start_timeout_s, self._stop_s = start_timeout_s, stop_s
@@ -249,8 +256,18 @@ class ServerProcess:
         with listen(backlog=512) as listener:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             descriptor = listener.fileno()
-            self._child = Command(name, module, ["--fd", str(descriptor)], log_file, environment, pass_fds=[descriptor])
+            self._child = Command(
+                name,
+                module,
+                ["--fd", str(descriptor)],
+                log_file,
+                environment,
+                pass_fds=[descriptor],
+                reports=on_warning is not None,
+            )
         self.pid = self._child.pid
+        if on_warning is not None:
+            threading.Thread(target=self._pass_on, args=(on_warning,), name=f"warnings of {name}", daemon=True).start()
         settings = {
             "api_key": self.api_key,
             "models": {key: model.model_dump(mode="json") for key, model in models.items()},
@@ -307,6 +324,11 @@ class ServerProcess:
         if response.status_code != 200:
             raise ModelError(f"{self._name} refused {path}: {response.json()['error']['message']}")
         return response.json()
+
+    def _pass_on(self, on_warning: Callable[[str], None]) -> None:
+        """Call `on_warning` with each line of the process's stdout until it has ended."""
+        while line := self._child.report():
+            on_warning(line.decode().rstrip("\n"))
 
     def stop(self) -> None:
         """End the process: first SIGTERM, later SIGKILL."""

@@ -24,6 +24,7 @@ from chimera.run import policies
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from chimera.serving.process import ModelServers
+from chimera.serving.tls import check_tls
 from evaluation.conduct.live import Live
 from evaluation.conduct.silent_tools import Watch
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
@@ -90,13 +91,16 @@ class Lab:
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
+        cluster = self.config.cluster
+        self._check_tls()
         store_key, gateway_key, store_port, gateway_port = self._known_doors()
         self.store = LabStore(
             self._wake,
             port=store_port,
             key=store_key,
-            host=self.config.cluster.host,
-            mongo=self.config.cluster.store,
+            host=cluster.host,
+            mongo=cluster.store,
+            tls=cluster.tls,
         )
         await self.store.start()
         self._ends = Ends(self.store)
@@ -116,10 +120,12 @@ class Lab:
         register_secret("store key", self.store.key)
         for name, endpoint in self.servers.endpoints.items():
             register_secret(f"key of model {name}", endpoint.api_key)
-        doors = Doors(self.store.endpoint, self.gateway.url, self.store.key, self.gateway.key)
+        doors = Doors(
+            self.store.endpoint, self.gateway.url, self.store.key, self.gateway.key, cluster.tls.authority_path
+        )
         spec = RunnerSpec.of(doors, self.config, self.dataset, self._secrets)
         self.toolbox = spec.toolbox
-        if self.config.cluster.key_file is not None:
+        if cluster.key_file is not None:
             visitors.admit(self.store, spec)
         self._held_out = HeldOut(self.run, self.config, self.servers, self._recorder, spec.toolbox, self.check)
         self.pool = RunnerPool(
@@ -157,6 +163,16 @@ class Lab:
         store_port = visitors.check_port(cluster.store_port, "cluster.store_port", cluster.host)
         gateway_port = visitors.check_port(cluster.gateway_port, "cluster.gateway_port", cluster.host)
         return *visitors.keys_of(cluster.key_file), store_port, gateway_port
+
+    def _check_tls(self) -> None:
+        """Raise ConfigError if runners would refuse what `cluster.tls` says; warn of what it does not cover."""
+        cluster = self.config.cluster
+        check_tls(cluster.tls, cluster.host)
+        if cluster.tls.on and cluster.address is not None:
+            self.view.warn(
+                "cluster.tls covers store and gateway only: Ray's own messages and the gradients of ranks travel "
+                "unencrypted, so the nodes' network must be a private one"
+            )
 
     async def __aexit__(self, *_: object) -> None:
         await self._stop()

@@ -3,26 +3,31 @@
 Runners wait for work at the server (a long poll) instead of asking several times a second, and the main process gets a
 call when a rollout has ended. So idling costs nothing, and no polling interval adds to a rollout's time.
 
-Agent Lightning 0.3.0's store and client have no key. Here every route requires the run's key, only routes for runners
-and gateway exist, and data is accepted only for attempts that a runner of this run holds.
+Agent Lightning 0.3.0's store and client have no key and no TLS. Here every route requires the run's key, only routes
+for runners and gateway exist, and data is accepted only for attempts that a runner of this run holds. With
+`cluster.tls` both speak HTTPS.
 """
 
 import asyncio
 import logging
 import re
 import secrets
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import agentlightning as agl
 import aiohttp
+import uvicorn
 from agentlightning.types import AttemptStatus, EnqueueRolloutRequest
-from agentlightning.utils.server_launcher import PythonServerLauncherArgs
-from fastapi import HTTPException
+from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
+from fastapi import FastAPI, HTTPException
 
+from chimera.config.sections.cluster import TlsConfig
 from chimera.core.ports import LOOPBACK, reserve
 from chimera.serving.door import Door, hosts_of
+from chimera.serving.tls import context_for, server_context
 from training.lab.backing import in_memory, in_mongo
 from training.lab.steady_time import use_steady_time
 
@@ -41,16 +46,39 @@ FINAL_ATTEMPT: frozenset[AttemptStatus] = frozenset({"succeeded", "failed", "tim
 
 
 class KeyedStoreClient(agl.LightningStoreClient):
-    """The client of a `LabStore`, which sends the key."""
+    """The client of a `LabStore`, which sends the key.
 
-    def __init__(self, address: str, key: str) -> None:
+    Args:
+        authority: File of the authority that the store's certificate must be signed by; None: those of the system.
+
+    Raises:
+        ConfigError: The authority cannot be read.
+    """
+
+    def __init__(self, address: str, key: str, authority: str | None = None) -> None:
         super().__init__(address)
         self._key = key
+        self._tls = context_for(address, authority)
 
     async def _get_session(self) -> aiohttp.ClientSession:
+        if self._tls is not None:
+            self._begin_session(self._tls)
         session = await super()._get_session()
         session.headers["authorization"] = f"Bearer {self._key}"
         return session
+
+    def _begin_session(self, tls: ssl.SSLContext) -> None:
+        """Make this loop's session, if there is none, as agentlightning 0.3.0 does, which takes no authority."""
+        loop = id(asyncio.get_running_loop())
+        with self._lock:
+            if loop not in self._sessions or self._sessions[loop].closed:
+                timeout = aiohttp.ClientTimeout(
+                    total=self._request_timeout,
+                    connect=self._connection_timeout,
+                    sock_connect=self._connection_timeout,
+                    sock_read=self._request_timeout,
+                )
+                self._sessions[loop] = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(ssl=tls))
 
     async def dequeue_rollout(self, worker_id: str | None = None) -> agl.AttemptedRollout | None:
         """The next rollout; None if there is none yet.
@@ -64,6 +92,23 @@ class KeyedStoreClient(agl.LightningStoreClient):
         return agl.AttemptedRollout.model_validate(found[0]) if found else None
 
 
+class TlsLauncher(PythonServerLauncher):
+    """Starts a server that speaks HTTPS, which agentlightning 0.3.0's launcher has no setting for."""
+
+    def __init__(self, app: FastAPI, args: PythonServerLauncherArgs, tls: TlsConfig) -> None:
+        super().__init__(app=app, args=args)
+        self._tls = tls
+
+    @property
+    def access_endpoint(self) -> str:
+        return f"https://{self._ensure_access_host()}:{self._ensure_port()}"
+
+    def _create_uvicorn_server(self) -> uvicorn.Server:
+        server = super()._create_uvicorn_server()
+        server.config.ssl_context_factory = lambda *_: server_context(self._tls)
+        return server
+
+
 class LabStore(agl.LightningStoreServer):
     """Store server in a thread of the main process.
 
@@ -73,6 +118,7 @@ class LabStore(agl.LightningStoreServer):
         key: Its key; None is a fresh one.
         host: The address of this machine at which it listens.
         mongo: Address of the MongoDB that holds rollouts and spans; None keeps them in memory.
+        tls: Whether it speaks HTTPS, and with which files.
 
     Raises:
         ConfigError: The MongoDB cannot be used.
@@ -86,6 +132,7 @@ class LabStore(agl.LightningStoreServer):
         key: str | None = None,
         host: str = LOOPBACK,
         mongo: str | None = None,
+        tls: TlsConfig | None = None,
     ) -> None:
         use_steady_time()
         kept = in_memory() if mongo is None else in_mongo(mongo)
@@ -105,6 +152,9 @@ class LabStore(agl.LightningStoreServer):
                 thread_join_timeout=CLOSE_SECONDS,
             ),
         )
+        if tls is not None and tls.on:
+            assert self.app is not None
+            self.server_launcher = TlsLauncher(self.app, self.launcher_args, tls)
         self._reserved = reserved
         self.key = key or secrets.token_urlsafe(24)
         assert self.app is not None

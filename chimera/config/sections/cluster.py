@@ -20,6 +20,46 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+class TlsConfig(ConfigSection):
+    """Files in PEM with which store and gateway speak HTTPS; without a certificate they speak HTTP."""
+
+    certificate: Path | None = Field(
+        default=None,
+        description="certificate for cluster.host that store and gateway show, with those of authorities between; "
+        "null: they speak plain HTTP",
+    )
+    key: Path | None = Field(default=None, description="the certificate's private key, without a password")
+    authority: Path | None = Field(
+        default=None,
+        description="certificate of the authority that signed it, which runners and gateway trust alone; Ray's runners "
+        "read it at the same path; null: the authorities that each system trusts",
+    )
+
+    @property
+    def on(self) -> bool:
+        """True if store and gateway speak HTTPS."""
+        return self.certificate is not None
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.on else "http"
+
+    @property
+    def authority_path(self) -> str | None:
+        """The absolute path of `authority`, for other processes."""
+        return None if self.authority is None else str(self.authority.absolute())
+
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        if (self.certificate is None) != (self.key is None):
+            given, missing = ("certificate", "key") if self.key is None else ("key", "certificate")
+            raise ValueError(f"tls.{given} is set without tls.{missing}: set cluster.tls.{missing}=FILE too")
+        return self
+
+    def unused(self) -> Mapping[str, str]:
+        return {} if self.on else {"authority": "cluster.tls.certificate is null"}
+
+
 class ClusterConfig(ConfigSection):
     """A Ray cluster for ranks and runners, and runners that people start by hand (python -m chimera.runner)."""
 
@@ -52,6 +92,8 @@ class ClusterConfig(ConfigSection):
     )
     store_port: int = Field(default=4747, ge=1, le=65_535, description="port of the rollout store")
     gateway_port: int = Field(default=4748, ge=1, le=65_535, description="port of the gateway")
+
+    tls: TlsConfig = TlsConfig()
 
     @model_validator(mode="after")
     def _who_may_come_in(self) -> Self:

@@ -1,13 +1,15 @@
 """The process that stands before the vLLM servers, started by `chimera.serving.process`.
 
 It reads its settings and keys as one JSON object from stdin, starts the servers, and serves until SIGTERM. A server
-that ends is started again, `MAX_RESTARTS` times; then it ends too and says which. Its servers end with it.
+that ends is started again, `MAX_RESTARTS` times; then it ends too and says which. Its servers end with it. Each line of
+its stdout is a sentence for the user; everything else goes to stderr, which is its log.
 """
 
 import argparse
 import asyncio
 import json
 import logging
+import os
 import secrets
 import shutil
 import signal
@@ -71,6 +73,7 @@ def main(argv: list[str]) -> None:
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = json.load(sys.stdin)
+    tell = _only_sentences_on_stdout()
     models = {key: ModelConfig.model_validate(model) for key, model in settings["models"].items()}
     serving = ServingConfig.model_validate(settings["serving"])
     # uvicorn passes the signal on when it has stopped; servers are to be stopped after that.
@@ -82,7 +85,7 @@ def main(argv: list[str]) -> None:
     try:
         for slots in share(models, settings["learning"]):
             groups.append(_start(slots, models[slots[0]], serving, sockets, logs, settings["keys"][slots[0]]))
-        asyncio.run(_serve(groups, models, serving, settings["api_key"], options.fd, logs))
+        asyncio.run(_serve(groups, models, serving, settings["api_key"], options.fd, logs, tell))
     finally:
         stop(_programs(groups), seconds=STOP_S)
         shutil.rmtree(sockets, ignore_errors=True)
@@ -116,6 +119,7 @@ async def _serve(
     key: str,
     descriptor: int,
     logs: Path,
+    tell: Callable[[str], None],
 ) -> None:
     weights: dict[str, ServedWeights] = {}
     started = time.monotonic()
@@ -135,7 +139,7 @@ async def _serve(
     )
     server = uvicorn.Server(config)
     serve = asyncio.create_task(server.serve(sockets=[socket.socket(fileno=descriptor)]))
-    keep = asyncio.create_task(_keep(groups, weights, note))
+    keep = asyncio.create_task(_keep(groups, weights, note, tell))
     try:
         await asyncio.wait({serve, keep}, return_when=asyncio.FIRST_COMPLETED)
         if keep.done():
@@ -147,7 +151,10 @@ async def _serve(
 
 
 async def _keep(
-    groups: Sequence[Sharing], weights: Mapping[str, ServedWeights], note: Callable[[Mapping[str, Any]], None]
+    groups: Sequence[Sharing],
+    weights: Mapping[str, ServedWeights],
+    note: Callable[[Mapping[str, Any]], None],
+    tell: Callable[[str], None],
 ) -> None:
     """Start servers again that end, with the weights that are live; they get calls when they have proven them.
 
@@ -162,6 +169,7 @@ async def _keep(
             ending = program.ending() if program.killed() else f"{program.ending()}: {program.last_words()}"
             if restarts > MAX_RESTARTS:
                 raise ModelError(f"{ending}, after {MAX_RESTARTS} restarts (see {program.log_file})")
+            tell(f"{ending}; restart {restarts} of {MAX_RESTARTS} (see {program.log_file})")
             program.clear()
             slot, began = group.slots[0], time.monotonic()
             version, prepared = weights[slot].version, weights[slot].live.prepared
@@ -170,6 +178,17 @@ async def _keep(
             apart = await weights[slot].replace(number, replica)
             seconds = {"restart": round(time.monotonic() - began, 3)}
             note({"slot": slot, "version": version, "restarted": ending, "seconds": seconds, "apart": [apart]})
+
+
+def _only_sentences_on_stdout() -> Callable[[str], None]:
+    """A function that writes a line to stdout; what libraries print goes to stderr from now on."""
+    descriptor = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def tell(sentence: str) -> None:
+        os.write(descriptor, f"{sentence}\n".encode())
+
+    return tell
 
 
 def _ended(groups: Sequence[Sharing]) -> list[tuple[Sharing, int, Program]]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import httpx
@@ -54,9 +56,11 @@ def running(folders, tmp_path_factory):
         "senior": own.model_copy(update={"replicas": 2}),
         "judge": ModelConfig(kind="rubric"),
     }
-    logs = folder / "logs"
-    with serve(models, ServingConfig(), {}, log_file=logs / "models.log", learning={"senior"}) as servers:
-        yield SimpleNamespace(servers=servers, logs=logs, folders=folders)
+    logs, warnings = folder / "logs", SimpleQueue()
+    with serve(
+        models, ServingConfig(), {}, log_file=logs / "models.log", learning={"senior"}, on_warning=warnings.put
+    ) as servers:
+        yield SimpleNamespace(servers=servers, logs=logs, folders=folders, warnings=warnings)
 
 
 def ask(running, slot, **fields):
@@ -173,6 +177,13 @@ def test_servers_that_end_are_started_again_and_have_the_live_weights_before_the
     assert "was killed by SIGKILL" in restarts[0]["restarted"]
     assert "ended with exit code 3" in restarts[1]["restarted"]
     assert max(max(one["apart"]) for one in noted) < 1e-6
+    told = [running.warnings.get(), running.warnings.get()]
+    ended = [r"was killed by SIGKILL", r"ended with exit code 3: .*"]
+    for number, (sentence, how) in enumerate(zip(told, ended, strict=True), 1):
+        log = rf"{re.escape(str(running.logs))}/vllm-senior-[12]\.log"
+        pattern = rf"vLLM server [12] of senior \(process \d+\) {how}; restart {number} of 3 \(see {log}\)"
+        assert re.fullmatch(pattern, sentence), sentence
+    assert running.warnings.empty()
 
 
 def test_a_server_that_does_not_start_is_an_error_with_its_own_words(tmp_path):

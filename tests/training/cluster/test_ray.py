@@ -9,6 +9,7 @@ import pytest
 from engine_kit import exported, some_samples
 from lab_kit import AllAtOnce, collect, config_for, open_lab, task
 from ray_kit import HEAD, SECOND, LoopbackCluster
+from tls_kit import LACKING, made_files
 
 from chimera.core.errors import ConfigError, RunError
 from training.cluster.ray.process import RayProcess
@@ -88,9 +89,14 @@ async def test_a_node_that_dies_during_rollouts_loses_none(cluster, scripted_ope
     scripted_openai.hooks.clear()
     early, late = [task("alpha"), task("beta")], [task("gamma"), task("delta")]
     config = config_for(scripted_openai.url, tmp_path, runners=2)
-    placed = {"cluster": cluster.config, "rollouts": config.rollouts.model_copy(update={"on": "cluster"})}
+    tls = cluster.config.tls if LACKING else made_files(tmp_path / "tls")
+    placed = {
+        "cluster": cluster.config.model_copy(update={"tls": tls}),
+        "rollouts": config.rollouts.model_copy(update={"on": "cluster"}),
+    }
     config = config.model_copy(update=placed)
     async with open_lab(scripted_openai.url, tmp_path, [*early, *late], config=config) as lab:
+        assert lab.store.endpoint.startswith(f"{tls.scheme}://")
         first = AllAtOnce(scripted_openai, ["alpha", "beta"])
         collecting = asyncio.create_task(collect(lab, early))
         await first.together.wait()

@@ -1,7 +1,7 @@
 """The gateway seen from the main process: separate processes that every model call of a run goes through.
 
-Runners call http://<gateway>/rollout/<id>/attempt/<id>/v1; the gateway attributes the call to that rollout, forwards it
-to the server behind the logical model, and writes the exchange with its token ids into the store.
+Runners call <gateway>/rollout/<id>/attempt/<id>/v1; the gateway attributes the call to that rollout, forwards it to the
+server behind the logical model, and writes the exchange with its token ids into the store.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class Gateway:
         self.key = key or f"sk-{secrets.token_hex(24)}"
         self._reserved = reserve(port or 0, host=config.cluster.host, shared=config.gateway.processes > 1)
         self._port = self._reserved.getsockname()[1]
-        self.url = f"http://{config.cluster.host}:{self._port}"
+        self.url = f"{config.cluster.tls.scheme}://{config.cluster.host}:{self._port}"
         self._spec = GatewaySpec(
             config.gateway,
             store_url,
@@ -64,6 +64,7 @@ class Gateway:
             store_key,
             scored_slots(config),
             config.cluster.host,
+            config.cluster.tls,
         )
         self._log_file = log_file
         self._on_warning = on_warning

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from chimera.config.roles import expand
+from chimera.config.sections.cluster import TlsConfig
 from chimera.config.sections.models import ModelConfig
 from chimera.config.sections.rollouts import GatewayConfig
 from chimera.config.tree import Config
@@ -30,6 +31,7 @@ class GatewaySpec:
     scored: frozenset[str] = frozenset()
     host: str = LOOPBACK
     """The address of this machine at which it listens."""
+    tls: TlsConfig = field(default_factory=TlsConfig)
 
 
 def scored_slots(config: Config) -> frozenset[str]:

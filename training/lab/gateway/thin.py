@@ -26,6 +26,7 @@ from chimera.serving.door import Door, hosts_of
 from chimera.serving.embedded.service import CANDIDATE
 from chimera.serving.providers import ProviderModels, chat_model
 from chimera.serving.refused import REFUSALS, RefusedFields, with_codes
+from chimera.serving.tls import context_for, server_context
 from training.lab.gateway.exchanges import Exchange, Exchanges, RefusedError, StoreAwayError
 from training.lab.gateway.spec import GatewaySpec
 
@@ -190,7 +191,8 @@ def serve(spec: GatewaySpec, port: int, ready: Connection) -> None:
 
 async def _serve(spec: GatewaySpec, port: int, ready: Connection) -> int:
     with_ids = frozenset(name for name in spec.endpoints if spec.models[name].kind != "endpoint")
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    trusted = context_for(spec.store_url, spec.tls.authority_path) or True
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=trusted)) as session:
         exchanges = Exchanges(session, spec.store_url, spec.store_key, spec.gateway.store_timeout_s)
         gateway = ThinGateway(spec.endpoints, with_ids, exchanges, ready.send, spec.scored)
         for name, endpoint in spec.endpoints.items():
@@ -205,6 +207,7 @@ async def _serve(spec: GatewaySpec, port: int, ready: Connection) -> int:
             access_log=False,
             backlog=2048,
             timeout_graceful_shutdown=STOP_SECONDS,
+            ssl_context_factory=(lambda *_: server_context(spec.tls)) if spec.tls.on else None,
         )
         server = uvicorn.Server(config)
         shared = [listen_together(port, host=spec.host)] if spec.gateway.processes > 1 else None

@@ -1,6 +1,7 @@
 """The society as an Agent Lightning agent: takes one task and emits one trace with a reward."""
 
 import asyncio
+import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -63,13 +64,21 @@ class MedicalResearchAgent(agl.LitAgent[dict[str, Any]]):
 
     Args:
         gateway_url: The run's gateway. Calls go nowhere else, whatever the resources say.
+        tls: How the gateway is verified where it speaks HTTPS.
     """
 
-    def __init__(self, config: Config, toolbox: Toolbox, gateway_url: str, gateway_key: str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        toolbox: Toolbox,
+        gateway_url: str,
+        gateway_key: str,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         super().__init__()
         self._config = config
         self._gateway = gateway_url, gateway_key
-        self._transport = GatewayTransport({})
+        self._transport = GatewayTransport({}, tls=tls)
         self._maker = RolloutMaker(config, self._transport, toolbox)
 
     async def close(self) -> None:

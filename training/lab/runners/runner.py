@@ -16,6 +16,7 @@ from chimera.config.tree import Config
 from chimera.core.fingerprints import Fingerprint
 from chimera.core.secrets import protect_logging, register_secret
 from chimera.data.tasks import Dataset
+from chimera.serving.tls import context_for, trusted_files
 from training.lab.runners.agent import MedicalResearchAgent
 from training.lab.runners.telemetry import RolloutTracer, use_plain_resources
 from training.lab.store import KeyedStoreClient
@@ -23,12 +24,17 @@ from training.lab.store import KeyedStoreClient
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """Addresses for runners, and their keys. Keys are not resources, so that none reaches the store."""
+    """Addresses for runners, and their keys. Keys are not resources, so that none reaches the store.
+
+    `authority` is the file of the authority that must have signed the certificates of store and gateway where they
+    speak HTTPS; None: one that the system trusts.
+    """
 
     store_url: str
     gateway_url: str
     store_key: str = field(repr=False)
     gateway_key: str = field(repr=False)
+    authority: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +77,22 @@ def serve(spec: RunnerSpec, number: int, *, ends: bool = False) -> None:
         register_secret(name, value)
     protect_logging()
     use_plain_resources()
-    agent = MedicalResearchAgent(spec.config, spec.toolbox(), doors.gateway_url, doors.gateway_key)
+    agent = MedicalResearchAgent(
+        spec.config,
+        spec.toolbox(),
+        doors.gateway_url,
+        doors.gateway_key,
+        context_for(doors.gateway_url, doors.authority),
+    )
     # The store answers a request for work only when there is some, so the runner need not wait between requests.
     runner: agl.LitAgentRunner[dict[str, Any]] = agl.LitAgentRunner(
-        tracer=RolloutTracer(doors.store_key), poll_interval=0.05, interval_jitter=0.02, heartbeat_interval=30.0
+        tracer=RolloutTracer(doors.store_key, trusted_files(doors.authority)),
+        poll_interval=0.05,
+        interval_jitter=0.02,
+        heartbeat_interval=30.0,
     )
     runner.init(agent)
-    store = KeyedStoreClient(doors.store_url, doors.store_key)
+    store = KeyedStoreClient(doors.store_url, doors.store_key, doors.authority)
     runner.init_worker(number, store)
 
     async def work() -> None:

@@ -36,10 +36,14 @@ def use_plain_resources() -> None:
 
 
 class RolloutExporter(LightningStoreOTLPExporter):
-    """Collects a rollout's spans and sends them in one request to the store instead of a dozen."""
+    """Collects a rollout's spans and sends them in one request to the store instead of a dozen.
 
-    def __init__(self, store_key: str) -> None:
-        super().__init__(headers={"authorization": f"Bearer {store_key}"})
+    Args:
+        trusted: File or folder of authorities of which one must have signed the store's certificate, where it has one.
+    """
+
+    def __init__(self, store_key: str, trusted: str | None = None) -> None:
+        super().__init__(certificate_file=trusted, headers={"authorization": f"Bearer {store_key}"})
         # The store is on this machine, so the environment's proxy and keys in ~/.netrc do not apply.
         self._session.trust_env = False
         self._held: list[ReadableSpan] = []
@@ -61,9 +65,9 @@ class RolloutTracer(agl.OtelTracer):
     Agent Lightning's AgentOpsTracer would record every model call a second time, in the runner.
     """
 
-    def __init__(self, store_key: str) -> None:
+    def __init__(self, store_key: str, trusted: str | None = None) -> None:
         super().__init__()
-        self._exporter = RolloutExporter(store_key)
+        self._exporter = RolloutExporter(store_key, trusted)
 
     def _initialize_tracer_provider(self, worker_id: int) -> None:
         super()._initialize_tracer_provider(worker_id)

@@ -2,8 +2,8 @@
 
 A visitor asks the store for its number and its specification, and then works like the run's own runners. Secrets are
 not sent: a visitor's tools use the keys in its own environment. Store and gateway listen on 127.0.0.1 by default, so
-that another machine reaches them through an SSH tunnel, which encrypts what is sent. Runners that Ray places
-(`training.cluster.ray`) are told the same.
+that another machine reaches them through an SSH tunnel, which encrypts what is sent, as `cluster.tls` does without a
+tunnel. Runners that Ray places (`training.cluster.ray`) are told the same.
 """
 
 import hmac
@@ -27,6 +27,7 @@ from chimera.core.plain_json import parse_json
 from chimera.core.ports import LOOPBACK
 from chimera.core.secrets import load_secrets, register_secret
 from chimera.data.tasks import Document
+from chimera.serving.tls import client_context
 from training.lab.runners.runner import Doors, RunnerSpec, worker_name
 
 if TYPE_CHECKING:
@@ -149,25 +150,38 @@ def spec_here(told: Mapping[str, Any], doors: Doors) -> RunnerSpec:
     return replace(spec, secrets={name: value for name, value in load_secrets(names).items() if name in names})
 
 
-def visit(store_url: str, key_file: Path) -> tuple[Mapping[str, Any], str, str]:
+def visit(store_url: str, key_file: Path, authority: str | None = None) -> tuple[Mapping[str, Any], str, str]:
     """Ask a run's store for work: what it tells, and the keys of store and gateway.
 
+    Args:
+        authority: File of the authority that must have signed the store's certificate; None: one of the system's.
+
     Raises:
-        ConfigError: The key cannot be read.
+        ConfigError: The key or the authority cannot be read.
         UnreachableError: No store answers.
         RunError: The store refuses, or is none.
     """
     import httpx
 
     store_key, gateway_key = keys_of(key_file)
+    tls = client_context(authority, "--authority") if store_url.startswith("https:") else None
     try:
         answer = httpx.post(
-            f"{store_url}{ROUTE}", headers={"authorization": f"Bearer {store_key}"}, timeout=60, trust_env=False
+            f"{store_url}{ROUTE}",
+            headers={"authorization": f"Bearer {store_key}"},
+            timeout=60,
+            trust_env=False,
+            verify=tls or True,
         )
     except httpx.HTTPError as error:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            raise UnreachableError(
+                f"the certificate of {store_url} is not trusted ({error}): copy the run's cluster.tls.authority and "
+                "name it with --authority FILE"
+            ) from error
         raise UnreachableError(
             f"no run answers at {store_url} ({type(error).__name__}: {error}): is it running with cluster.key_file, "
-            "and is the tunnel open?"
+            "does it speak https (cluster.tls), and is the tunnel open?"
         ) from error
     if answer.status_code == 401:
         raise RunError(f"the run at {store_url} does not know the key in {key_file}: copy its cluster.key_file")
