@@ -118,6 +118,15 @@ class Config(ConfigSection):
             if self.models[self.slot(role)].kind == "vllm"
         }
 
+    def lora_ranks(self, slot: str) -> dict[str, int]:
+        """The rank of LoRA adapters of each phase that trains some of the weights of `slot`."""
+        ranks = {
+            name: getattr(phase, "lora_rank", 0)
+            for name, phase in self.pipeline.items()
+            if slot in {self.slot(role) for role in expand(phase.roles, f"pipeline.{name}.roles")}
+        }
+        return {name: rank for name, rank in ranks.items() if rank}
+
     def secret_names(self) -> tuple[str, ...]:
         """The environment variables that models, MCP servers and the collector of telemetry name."""
         keys = [*(model.api_key_env for model in self.models.values()), self.telemetry.headers_env]
@@ -143,6 +152,9 @@ class Config(ConfigSection):
                 found[f"roles.{role}.tools"] = "the judge calls no tools"
             elif self.models[slot].kind == "rubric":
                 found[f"roles.{role}.tools"] = f"a rubric plays the role (models.{slot}.kind)"
+        for name in self.served():
+            if self.models[name].adapter_rank and self.models[name].kind == "vllm" and not self.lora_ranks(name):
+                found[f"models.{name}.adapter_rank"] = "no phase trains LoRA adapters of these weights (lora_rank)"
         if self.society.max_tool_calls == 0:
             reason = "society.max_tool_calls is 0"
             found |= {f"tools.{key}": reason for key in ToolsConfig.model_fields}
