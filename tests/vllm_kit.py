@@ -113,9 +113,6 @@ class ScriptedVllm:
     def _load(self, name, folder):
         if name in self.adapters:
             raise Refused(400, f"{name} has already been loaded")
-        if self.order is not None and self.order.exists():
-            self.order.unlink()
-            os._exit(3)
         assert json.loads((folder / "adapter_config.json").read_text())["r"] > 0
         self.adapters[name] = 0.0 if self.stuck else float((folder / "adapter_model.safetensors").read_text())
         self.most_adapters = max(self.most_adapters, len(self.adapters))

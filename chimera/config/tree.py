@@ -152,9 +152,10 @@ class Config(ConfigSection):
                 found[f"roles.{role}.tools"] = "the judge calls no tools"
             elif self.models[slot].kind == "rubric":
                 found[f"roles.{role}.tools"] = f"a rubric plays the role (models.{slot}.kind)"
-        for name in self.served():
-            if self.models[name].adapter_rank and self.models[name].kind == "vllm" and not self.lora_ranks(name):
-                found[f"models.{name}.adapter_rank"] = "no phase trains LoRA adapters of these weights (lora_rank)"
+        taking = {name: one for name, one in self.served().items() if one.kind == "vllm" and one.adapter_rank}
+        if not any(self.lora_ranks(name) for name in taking):  # Slots inherit it, and may learn otherwise.
+            reason = "no phase trains LoRA adapters of these weights (lora_rank)"
+            found |= {f"models.{name}.adapter_rank": reason for name in taking}
         if self.society.max_tool_calls == 0:
             reason = "society.max_tool_calls is 0"
             found |= {f"tools.{key}": reason for key in ToolsConfig.model_fields}

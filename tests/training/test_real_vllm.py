@@ -43,6 +43,14 @@ pipeline:
   ppo: {{roles: [HypothesisRefiner], states: 6, n: 4, steps: 1, reward: {{alignment: 1.0}}}}
   again: {{algorithm: gather, tasks: 4}}
 """
+OF_ADAPTERS = (
+    SETTINGS.replace("max_tokens: 256", "max_tokens: 256, temperature: 1.3, adapter_rank: 4")
+    .replace("tasks: 8", "tasks: 16")
+    .replace(
+        "states: 6, n: 4, steps: 1, reward: {alignment: 1.0}", "states: 16, n: 6, steps: 2, lora_rank: 4, lr: 3.0e-3"
+    )
+)
+"""So many prompts and answers that both steps find some to learn from."""
 
 pytestmark = [
     pytest.mark.skipif(not PYTHON, reason="CHIMERA_VLLM_PYTHON names no Python with vLLM"),
@@ -93,8 +101,7 @@ def test_gather_one_ppo_step_and_a_publish_behind_vllm_leave_no_answer_with_an_u
 
 
 def test_adapters_are_published_alone_and_leave_no_answer_with_an_unknown_or_mixed_version(tmp_path):
-    settings = SETTINGS.replace("max_tokens: 256", "max_tokens: 256, adapter_rank: 4")
-    run, learned, publishes = played(tmp_path, settings.replace("steps: 1", "steps: 2, lora_rank: 4, lr: 1.0e-2"))
+    run, learned, publishes = played(tmp_path, OF_ADAPTERS)
     # The phase begins with a copy of another slot's weights. Its first adapter is one of those weights themselves.
     assert [one["version"].rpartition("-")[2] for one in publishes] == ["0", "1", "2"]
     assert [sorted({"reload", "load"} & set(one["seconds"])) for one in publishes] == [
