@@ -12,11 +12,12 @@ from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, ModelError
 from chimera.data.tasks import load
 from chimera.serving.connections import Connections
-from chimera.serving.vllm.adapters import switches
+from chimera.serving.vllm.adapters import base_of, switches
 from chimera.serving.vllm.publish import Loaded, ServedWeights
 from chimera.serving.vllm.replicas import Replica
 from chimera.serving.vllm.weights import prepare
 from training.learning.plans import make_phases
+from training.learning.weights import LoraAdapter, write_model
 
 ASKED = {"model": "senior", "messages": [{"role": "user", "content": "q"}]}
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -195,6 +196,22 @@ async def test_a_server_that_was_started_again_gets_the_live_adapter_before_call
         await weights.publish(model("two", -3.0, base), "senior@2")
         assert await said(weights) == {("-3.0", "senior@2")}
         await until(fresh.changed, lambda: len(fresh.adapters) == 1)
+
+
+@pytest.mark.parametrize(
+    ("beside", "saved", "written"), [("float32", "bfloat16", True), ("bfloat16", "float32", False)]
+)
+def test_an_adapter_beside_weights_that_the_learner_rounded_is_not_written(
+    serving_model, tmp_path, beside, saved, written
+):
+    import torch
+
+    source = shutil.copytree(serving_model(), tmp_path / "source")
+    settings = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(settings | {"dtype": saved}))
+    adapter = LoraAdapter(beside, {"r": 1}, {"a.lora_A.weight": torch.ones(1, 1)})
+    write_model(tmp_path / "model", {"w": torch.ones(1)}, source, adapter)
+    assert base_of(tmp_path / "model") == (source if written else None)
 
 
 # --- configuration
