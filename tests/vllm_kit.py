@@ -15,6 +15,15 @@ from pathlib import Path
 import uvicorn
 
 TABLE = "log_probs.json"
+ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+
+
+class Refused(Exception):
+    """An answer with another status than 200."""
+
+    def __init__(self, status, message):
+        super().__init__(message)
+        self.status = status
 
 
 async def until(changed, true):
@@ -40,6 +49,7 @@ class ScriptedVllm:
         self.running = 0
         self.hold = None
         self.order = None
+        self.takes_adapters, self.adapters, self.most_adapters = True, {}, 0
 
     async def __call__(self, scope, receive, send):
         """Serve one request, as an ASGI application."""
@@ -52,11 +62,17 @@ class ScriptedVllm:
             body += message["body"]
         asked, key = json.loads(body) if body else None, dict(scope["headers"]).get(b"authorization", b"").decode()
         self.asked.append((path, asked, key))
-        refused = self.refuses == scope["path"]
-        answer = {"error": {"message": "scripted refusal"}} if refused else await self._answer(scope["path"], asked)
+        try:
+            if self.refuses == scope["path"]:
+                raise Refused(500, "scripted refusal")
+            status, answer = 200, await self._answer(scope["path"], asked)
+        except Refused as refused:
+            status, answer = refused.status, {"error": {"message": str(refused)}}
+        # As in vLLM, adapters are answered by a sentence that is no JSON.
+        text = "Success" if status == 200 and scope["path"] in ADAPTERS else json.dumps(answer)
         headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": 500 if refused else 200, "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": text.encode()})
 
     async def _answer(self, path, asked):
         match path:
@@ -79,20 +95,36 @@ class ScriptedVllm:
                 if not self.stuck:
                     self.loaded = Path(asked["kwargs"]["weights_path"])
             case "/v1/completions":
-                table = zip(asked["prompt"][1:], self._table(), strict=False)
+                table = zip(asked["prompt"][1:], self._table(asked["model"]), strict=False)
                 told = [None, *({str(token): {"logprob": value}} for token, value in table)]
                 return {"choices": [{"prompt_logprobs": told}]}
             case "/v1/chat/completions":
                 return await self._chat(asked)
+            case "/v1/load_lora_adapter" if self.takes_adapters:
+                self._load(asked["lora_name"], Path(asked["lora_path"]))
+            case "/v1/unload_lora_adapter" if self.takes_adapters:
+                if self.adapters.pop(asked["lora_name"], None) is None:
+                    raise Refused(404, "cannot be found")
+                self.changed.set()
+            case path if path in ADAPTERS:
+                raise Refused(404, "Not Found")
         return {}
 
+    def _load(self, name, folder):
+        if name in self.adapters:
+            raise Refused(400, f"{name} has already been loaded")
+        assert json.loads((folder / "adapter_config.json").read_text())["r"] > 0
+        self.adapters[name] = 0.0 if self.stuck else float((folder / "adapter_model.safetensors").read_text())
+        self.most_adapters = max(self.most_adapters, len(self.adapters))
+
     async def _chat(self, asked):
-        said = self._table()[0]
+        said = self._table(asked["model"])[0]
         self.running += 1
         self.changed.set()
         try:
             if self.hold is not None:
                 await self.hold.wait()
+            assert asked["model"] in (self.name, *self.adapters), "an adapter was unloaded while it was in use"
         finally:
             self.running -= 1
             self.changed.set()
@@ -100,8 +132,12 @@ class ScriptedVllm:
         choices = [{"index": 0, "message": message, "finish_reason": "stop", "token_ids": [7, 8]}]
         return {"id": "c", "choices": choices, "prompt_token_ids": [1], "model": asked["model"], "usage": {}}
 
-    def _table(self):
-        return json.loads((self.loaded / TABLE).read_text())
+    def _table(self, model):
+        """Log-probabilities of the weights, and an adapter's number more of each."""
+        if model not in (self.name, *self.adapters):
+            raise Refused(404, f"The model `{model}` does not exist.")
+        more = self.adapters.get(model, 0.0)
+        return [value + more for value in json.loads((self.loaded / TABLE).read_text())]
 
     @asynccontextmanager
     async def serve(self, socket):
@@ -118,6 +154,14 @@ class ScriptedVllm:
             await running
 
 
+def add_adapter(folder, base, more):
+    """Lay an adapter of the weights in `base` beside merged weights; servers compute `more` with it."""
+    (folder / "adapter").mkdir(exist_ok=True)
+    settings = {"r": 4, "base_model_name_or_path": str(base)}
+    (folder / "adapter" / "adapter_config.json").write_text(json.dumps(settings))
+    (folder / "adapter" / "adapter_model.safetensors").write_text(str(more))
+
+
 def write_python(folder, behaviour=""):
     """A program that stands for the Python of vLLM's environment; `behaviour` is an argument of `main`."""
     file = folder / f"python{behaviour}"
@@ -132,6 +176,7 @@ def main(behaviour, arguments):
         sys.exit("no CPU backend found")
     print("serving", given["--model"], flush=True)
     server = ScriptedVllm(given["--model"])
+    server.takes_adapters = "--enable-lora" in arguments and os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "1"
     server.order = Path(given["--uds"]).with_name("end")
     uvicorn.run(server, uds=given["--uds"], log_config=None, lifespan="off")
 

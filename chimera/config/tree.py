@@ -127,6 +127,15 @@ class Config(ConfigSection):
             if self.models[self.slot(role)].kind == "vllm"
         }
 
+    def lora_ranks(self, slot: str) -> dict[str, int]:
+        """The rank of LoRA adapters of each phase that trains some of the weights of `slot`."""
+        ranks = {
+            name: getattr(phase, "lora_rank", 0)
+            for name, phase in self.pipeline.items()
+            if slot in {self.slot(role) for role in expand(phase.roles, f"pipeline.{name}.roles")}
+        }
+        return {name: rank for name, rank in ranks.items() if rank}
+
     def secret_names(self) -> tuple[str, ...]:
         """The environment variables that models, MCP servers and the collector of telemetry name."""
         keys = [*(model.api_key_env for model in self.models.values()), self.telemetry.headers_env]
@@ -152,6 +161,10 @@ class Config(ConfigSection):
                 found[f"roles.{role}.tools"] = "the judge calls no tools"
             elif self.models[slot].kind == "rubric":
                 found[f"roles.{role}.tools"] = f"a rubric plays the role (models.{slot}.kind)"
+        taking = {name: one for name, one in self.served().items() if one.kind == "vllm" and one.adapter_rank}
+        if not any(self.lora_ranks(name) for name in taking):  # Slots inherit it, and may learn otherwise.
+            reason = "no phase trains LoRA adapters of these weights (lora_rank)"
+            found |= {f"models.{name}.adapter_rank": reason for name in taking}
         if self.society.max_tool_calls == 0:
             reason = "society.max_tool_calls is 0"
             found |= {f"tools.{key}": reason for key in ToolsConfig.model_fields}

@@ -57,7 +57,8 @@ class ModelServers:
     def load_weights(self, key: str, folder: Path, *, version: str | None = None) -> str:
         """Serve the weights in `folder` as the logical model `key` from now on; returns their version.
 
-        Returns when the last request on the old weights has finished.
+        Returns when the last request on the old weights has finished; for a LoRA adapter on vLLM, when new requests
+        get it. Each answer names the version that gave it.
 
         Raises:
             ModelError: the weights are not served by the run, or the folder does not fit the model.

@@ -43,6 +43,14 @@ pipeline:
   ppo: {{roles: [HypothesisRefiner], states: 6, n: 4, steps: 1, reward: {{alignment: 1.0}}}}
   again: {{algorithm: gather, tasks: 4}}
 """
+OF_ADAPTERS = (
+    SETTINGS.replace("max_tokens: 256", "max_tokens: 256, temperature: 1.3, adapter_rank: 4")
+    .replace("tasks: 8", "tasks: 16")
+    .replace(
+        "states: 6, n: 4, steps: 1, reward: {alignment: 1.0}", "states: 16, n: 6, steps: 2, lora_rank: 4, lr: 3.0e-3"
+    )
+)
+"""So many prompts and answers that both steps find some to learn from."""
 
 pytestmark = [
     pytest.mark.skipif(not PYTHON, reason="CHIMERA_VLLM_PYTHON names no Python with vLLM"),
@@ -61,9 +69,13 @@ def versions_of_role(run, role):
     return found
 
 
-def test_gather_one_ppo_step_and_a_publish_behind_vllm_leave_no_answer_with_an_unknown_or_mixed_version(tmp_path):
+def played(tmp_path, settings):
+    """The run that was made with `settings`, the version that it learned, and what its publishes did.
+
+    All answers are by the version that they should be by: before the phase, in each of its steps, and after it.
+    """
     file = tmp_path / "vllm.yaml"
-    file.write_text(SETTINGS)
+    file.write_text(settings)
     command = [sys.executable, "-m", "chimera.train", "--config", str(file), "--name", "vllm", f"runs_dir={tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
     logs = tmp_path / "vllm" / "logs"
@@ -81,6 +93,27 @@ def test_gather_one_ppo_step_and_a_publish_behind_vllm_leave_no_answer_with_an_u
     assert publishes[-1]["version"] == learned
     assert max(max(one["apart"]) for one in publishes) < 1e-4
     print(json.dumps({"versions": found, "branches": answers, "publishes": publishes}, indent=1))
+    return run, learned, publishes
+
+
+def test_gather_one_ppo_step_and_a_publish_behind_vllm_leave_no_answer_with_an_unknown_or_mixed_version(tmp_path):
+    played(tmp_path, SETTINGS)
+
+
+def test_adapters_are_published_alone_and_leave_no_answer_with_an_unknown_or_mixed_version(tmp_path):
+    run, learned, publishes = played(tmp_path, OF_ADAPTERS)
+    # The phase begins with a copy of another slot's weights. Its first adapter is one of those weights themselves.
+    assert [one["version"].rpartition("-")[2] for one in publishes] == ["0", "1", "2"]
+    assert [sorted({"reload", "load"} & set(one["seconds"])) for one in publishes] == [
+        ["reload"],
+        ["load", "reload"],
+        ["load"],
+    ]
+    folder = run.path / "models" / "refiner" / learned.partition("@")[2]
+    assert {file.name for file in (folder / "adapter").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
 
 
 def test_the_shipped_endpoint_file_gathers_with_tool_calls_from_a_vllm_server(tmp_path):

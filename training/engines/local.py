@@ -315,7 +315,8 @@ class PpoEngine:
 
     def export(self, folder: Path) -> None:
         engine: Any = self._actor.engine
-        write_model(folder, plain_weights(engine.module), self._folder)
+        weights, adapter = plain_weights(engine.module)
+        write_model(folder, weights, self._folder, adapter)
 
     def save(self, folder: Path) -> None:
         with whole_folder(folder) as draft:

@@ -70,6 +70,7 @@ def make_phases(names: Sequence[str], config: Config, dataset: Dataset) -> list[
     for phase in found:
         phase.algorithm.check(phase.plan, phase.settings, config, dataset)
     _check_owners(found)
+    _check_adapters(found, config)
     return found
 
 
@@ -145,6 +146,17 @@ def _check_weights(phases: Sequence[Phase], config: Config) -> None:
         f"is no access to ({kinds}): {run}set {'this slot' if len(slots) == 1 else 'these slots'} to kind=embedded "
         f"or kind=vllm with a model folder in {folders}"
     )
+
+
+def _check_adapters(phases: Sequence[Phase], config: Config) -> None:
+    """Check that servers which take LoRA adapters take those of all phases."""
+    for plan in (phase.plan for phase in phases if phase.algorithm.part == "weights"):
+        most, rank = config.models[plan.slot].adapter_rank, config.lora_ranks(plan.slot).get(plan.name, 0)
+        if 0 < most < rank:
+            raise ConfigError(
+                f"models.{plan.slot}.adapter_rank={most}, and {plan.name}.lora_rank={rank}: its servers would refuse "
+                f"such an adapter; set models.{plan.slot}.adapter_rank={rank}"
+            )
 
 
 def _listed(names: Sequence[str]) -> str:

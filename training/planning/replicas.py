@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from chimera.config.sections.models import ModelConfig
 from chimera.config.tree import Config
 from chimera.serving.embedded.checkpoint import BYTES
+from chimera.serving.vllm.adapters import BESIDE
 from chimera.serving.vllm.sharing import share
 from training.planning.needs import MEGABYTE, Need
 from training.planning.sizes import Architecture
@@ -42,6 +43,8 @@ def vllm_need(model: Architecture, settings: ModelConfig, who: str) -> Need:
         "weights": BYTES[settings.dtype] * (model.parameters + head) // shards,
         "cache": int(settings.cache_gib * 2**30) // shards,
     }
+    if settings.adapter_rank:
+        parts["adapters"] = BESIDE * BYTES[settings.dtype] * model.adapter_parameters(settings.adapter_rank) // shards
     named = [place for replica in settings.gpus for place in replica.split(",")]
     places = tuple(int(place) for place in named if place.strip().isdecimal())
     return Need(who, parts, "gpu" if settings.gpus else "cpu", settings.replicas * shards, places)

@@ -83,6 +83,14 @@ class ModelConfig(ConfigSection):
     cache_gib: float = Field(
         default=1.0, gt=0, le=10_000, description="vllm with python: GiB of key/value cache of each replica"
     )
+    adapter_rank: int = Field(
+        default=0,
+        ge=0,
+        le=512,
+        description="vllm: largest rank of LoRA adapters that are published alone, beside the weights that they "
+        "change, while the servers go on answering; it must be at least the lora_rank of the slot's phases; 0: merged "
+        "weights are published whole",
+    )
     args: list[str] = Field(
         default=[], description="vllm with python: further arguments of its servers, such as [--enforce-eager]"
     )
@@ -191,7 +199,7 @@ OF_ENDPOINTS = (
     *("max_completion_tokens", "reasoning_effort", "extra_body"),
 )
 OF_OWN_VLLM = ("replicas", "gpus", "cache_gib", "args")
-OF_VLLM = ("python", "urls", *OF_OWN_VLLM, "start_timeout_s")
+OF_VLLM = ("python", "urls", *OF_OWN_VLLM, "adapter_rank", "start_timeout_s")
 UNUSED_OF_KIND: Mapping[str, tuple[str, ...]] = {
     "embedded": (*OF_ENDPOINTS, *OF_VLLM),
     "vllm": tuple(key for key in OF_ENDPOINTS if key != "api_key_env"),

@@ -84,7 +84,10 @@ def main(argv: list[str]) -> None:
     logs, groups = Path(settings["folder"]), list[Sharing]()
     try:
         for slots in share(models, settings["learning"]):
-            groups.append(_start(slots, models[slots[0]], serving, sockets, logs, settings["keys"][slots[0]]))
+            model = models[slots[0]]
+            if slots[0] not in settings["learning"]:
+                model = model.model_copy(update={"adapter_rank": 0})  # Its weights stay as they are.
+            groups.append(_start(slots, model, serving, sockets, logs, settings["keys"][slots[0]]))
         asyncio.run(_serve(groups, models, serving, settings["api_key"], options.fd, logs, tell))
     finally:
         stop(_programs(groups), seconds=STOP_S)
@@ -125,7 +128,14 @@ async def _serve(
     started = time.monotonic()
     for group in groups:
         replicas = [await wait_for(place, started + group.model.start_timeout_s) for place in group.places]
-        one = ServedWeights(" and ".join(group.slots), replicas, group.first, group.model.dtype, group.folder)
+        one = ServedWeights(
+            " and ".join(group.slots),
+            replicas,
+            group.first,
+            group.model.dtype,
+            group.folder,
+            adapters=group.model.adapter_rank > 0,
+        )
         if group.model.urls:
             await one.check()
         weights |= dict.fromkeys(group.slots, one)

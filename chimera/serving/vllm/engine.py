@@ -11,6 +11,7 @@ from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.plain_json import read_json_object
 from chimera.processes.child_environment import child_environment
 from chimera.processes.programs import Program
+from chimera.serving.vllm.adapters import switches
 
 SERVED = "weights"
 """The name of the model within vLLM, whatever the slot."""
@@ -38,7 +39,7 @@ def start_engine(
     assert model.python is not None
     place = model.gpus[number] if model.gpus else ""
     command = [model.python, *arguments(model, serving, folder, socket, place)]
-    environment = _environment(Path(model.python), serving, place, key)
+    environment = _environment(Path(model.python), serving, place, key, adapters=model.adapter_rank > 0)
     return Program(name, command, log_file, environment)
 
 
@@ -53,12 +54,13 @@ def arguments(model: ModelConfig, serving: ServingConfig, folder: Path, socket: 
         *("--max-num-seqs", str(serving.slots), "--kv-cache-memory-bytes", str(int(model.cache_gib * 2**30))),
         *(("--tensor-parallel-size", str(shards)) if shards > 1 else ()),
         *(() if place else ("--enforce-eager",)),
+        *switches(model.adapter_rank),
         *USUAL,
         *model.args,
     ]
 
 
-def _environment(python: Path, serving: ServingConfig, place: str, key: str) -> Mapping[str, str]:
+def _environment(python: Path, serving: ServingConfig, place: str, key: str, *, adapters: bool) -> Mapping[str, str]:
     kept = {name: value for name, value in child_environment().items() if not name.startswith(FOREIGN)}
     found = {
         **kept,
@@ -66,6 +68,7 @@ def _environment(python: Path, serving: ServingConfig, place: str, key: str) -> 
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
+        **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if adapters else {}),
     }
     if place:
         return {**found, "CUDA_VISIBLE_DEVICES": place}

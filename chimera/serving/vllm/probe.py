@@ -52,8 +52,11 @@ class Probe:
             tokens = await asyncio.to_thread(probe_tokens, source)
             return tokens, await asyncio.to_thread(self._learner, source, tokens, self._dtype)
 
-    async def ask(self, expected: Expected, replicas: Sequence[Replica]) -> list[float]:
+    async def ask(self, expected: Expected, replicas: Sequence[Replica], adapter: str | None = None) -> list[float]:
         """How far each replica's log-probabilities of the probe are from the learner's.
+
+        Args:
+            adapter: The name of an adapter to ask; None for the weights without one.
 
         Raises:
             ModelError: One is further than `TOLERANCE`.
@@ -61,7 +64,9 @@ class Probe:
         tokens, learner = expected
         found: list[float] = []
         for replica in replicas:
-            told = await replica.ask("/v1/completions", probe_request(replica.model, tokens), limit_s=ANSWER_S)
+            told = await replica.ask(
+                "/v1/completions", probe_request(adapter or replica.model, tokens), limit_s=ANSWER_S
+            )
             distance = apart(server_log_probs(told, tokens, replica.name), learner)
             if not distance <= TOLERANCE[self._dtype]:
                 raise ModelError(

@@ -4,12 +4,17 @@ A publish closes the gate, so that new calls wait; pauses every replica, which e
 weights, forgets what was computed with the old ones, and resumes; asks each replica for a probe prompt; and opens the
 gate. So an answer is by one version only, and its stamp is true. Where a replica fails, the old weights are loaded
 again. A replica that has ended is replaced: its calls are made again, and a publish waits for it and begins anew.
+
+A LoRA adapter of the weights that the replicas have is loaded beside them instead (`chimera.serving.vllm.adapters`).
+Calls name it from when the probe has proven it; calls under way end with the name that they began with.
 """
 
 import asyncio
 import itertools
+import shutil
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +23,7 @@ from typing import Any
 from chimera.config.sections.models import Precision
 from chimera.core.errors import ConfigError, ModelError
 from chimera.serving.connections import HttpAnswer
+from chimera.serving.vllm.adapters import ServedAdapter, base_of, copy_adapter, load, unload
 from chimera.serving.vllm.probe import Expected, Learner, Probe, learner_log_probs
 from chimera.serving.vllm.replicas import Replica, least_busy
 from chimera.serving.vllm.weights import prepare
@@ -36,11 +42,28 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Weights as they are served: the version, the model's folder, and the folder that vLLM reads."""
+    """Weights as they are served.
+
+    Attributes:
+        version: Their version.
+        source: The model's folder.
+        prepared: The folder that vLLM reads: the model itself, or the weights that its adapter changes.
+        adapter: The adapter that is loaded beside these.
+    """
 
     version: str
     source: Path
     prepared: Path
+    adapter: ServedAdapter | None = None
+
+    @property
+    def base(self) -> Path:
+        """The model's folder whose weights the servers have."""
+        return self.adapter.base if self.adapter else self.source
+
+    @property
+    def adapter_name(self) -> str | None:
+        return self.adapter.name if self.adapter else None
 
 
 class ServedWeights:
@@ -53,6 +76,7 @@ class ServedWeights:
         dtype: The numbers that they compute with.
         folder: Where folders for vLLM are made.
         learner: Computes the learner's log-probabilities.
+        adapters: True if LoRA adapters are loaded beside the weights that they change.
 
     Attributes:
         live: The weights that answer.
@@ -66,21 +90,24 @@ class ServedWeights:
         dtype: Precision,
         folder: Path,
         learner: Learner = learner_log_probs,
+        *,
+        adapters: bool = False,
     ) -> None:
         self.name = name
         self._replicas = list(replicas)
         self.live = first
         self._folder = folder
+        self._adapters = adapters
         self._probe = Probe(dtype, learner)
         self._numbers = itertools.count(1)
         self._broken: str | None = None
         self._publishing = asyncio.Lock()
         self._open = asyncio.Event()
         self._open.set()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._running = 0
+        self._running = Counter[ServedAdapter | None]()
+        self._one_ended = asyncio.Event()
         self._replaced = asyncio.Condition()
+        self._retiring: asyncio.Task[None] | None = None
 
     @property
     def version(self) -> str:
@@ -104,7 +131,10 @@ class ServedWeights:
         Raises:
             ModelError: It serves other weights.
         """
-        (found,) = await self._probe.ask(await self._probe.expect(self.live.source), [replica])
+        if self.live.adapter:
+            await load(self.live.adapter, [replica])
+        expected = await self._probe.expect(self.live.source)
+        (found,) = await self._probe.ask(expected, [replica], self.live.adapter_name)
         async with self._replaced:
             self._replicas[number] = replica
             self._replaced.notify_all()
@@ -124,9 +154,9 @@ class ServedWeights:
         """As `answer`; None if the replica has ended meanwhile."""
         async with self._replaced:
             await self._replaced.wait_for(lambda: not all(one.ended() for one in self._replicas))
-        async with self._turn() as version:
+        async with self._turn() as live:
             replica = least_busy([one for one in self._replicas if not one.ended()] or self._replicas)
-            sent = {**request, "model": replica.model}
+            sent = {**request, "model": live.adapter_name or replica.model}
             if replica.on_cpu:
                 # vLLM 0.32's engine on a CPU ends when it decodes several requests with seeds together ("CPU Generator
                 # does not use offset").
@@ -143,24 +173,31 @@ class ServedWeights:
                 replica.busy -= answers
             if answer.status >= 500 and await replica.ends():
                 return None
-            if version != self.version:
-                raise ModelError(f"weights of {self.name} changed from {version} to {self.version} during an answer")
-            return answer, version
+            if live.prepared != self.live.prepared:
+                raise ModelError(
+                    f"weights of {self.name} changed from {live.version} to {self.version} during an answer"
+                )
+            return answer, live.version
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[str]:
+    async def _turn(self) -> AsyncIterator[Loaded]:
         while not self._open.is_set():
             await self._open.wait()
         if self._broken is not None:
             raise ModelError(self._broken)
-        self._running += 1
-        self._idle.clear()
+        live = self.live
+        self._running[live.adapter] += 1
         try:
-            yield self.version
+            yield live
         finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
+            self._running[live.adapter] -= 1
+            self._one_ended.set()
+
+    async def _until_ended(self, adapter: ServedAdapter | None = None) -> None:
+        """Until no call of `adapter` is under way; no call at all if it is None."""
+        while self._running[adapter] if adapter else self._running.total():
+            self._one_ended.clear()
+            await self._one_ended.wait()
 
     async def publish(self, source: Path, version: str) -> Published:
         """Put the weights in `source` behind all replicas; returns when they answer.
@@ -172,28 +209,79 @@ class ServedWeights:
         """
         async with self._publishing:
             started = time.perf_counter()
-            target = self._folder / str(next(self._numbers))
-            new = Loaded(version, source, await asyncio.to_thread(prepare, source, target))
+            if self._retiring:
+                await self._retiring  # So that never more than two adapters are in use.
+            new = await asyncio.to_thread(self._prepared, source, version)
             expected = await self._probe.expect(source)
             seconds = {"write": time.perf_counter() - started}
-            self._open.clear()
-            try:
-                found = await self._load_whole(new, expected, seconds)
-                self.live = new
-            except ModelError as error:
-                await self._return(error)
-                raise ModelError(f"{self.name} stays at {self.version}: {error}") from error
-            finally:
-                self._open.set()
+            if new.prepared == self.live.prepared:
+                found = await self._put_beside(new, expected, seconds)
+            else:
+                found = await self._put_whole(new, expected, seconds)
             return Published({stage: round(spent, 3) for stage, spent in seconds.items()}, found)
 
-    async def _load_whole(self, new: Loaded, expected: Expected, seconds: dict[str, float]) -> list[float]:
-        """As `_load`, and again when a replica that has ended meanwhile is replaced by one with the old weights."""
+    def _prepared(self, source: Path, version: str) -> Loaded:
+        """Write what vLLM is to read: an adapter if the servers take one and `source` has one, else all weights."""
+        target = self._folder / str(next(self._numbers))
+        live = self.live
+        if not self._adapters:
+            return Loaded(version, source, prepare(source, target))
+        if source.resolve() == live.base.resolve():
+            return Loaded(version, source, live.prepared)
+        base = base_of(source)
+        if base is None:
+            return Loaded(version, source, prepare(source, target))
+        adapter = copy_adapter(source, base, target.with_name(f"{target.name}-adapter"), version)
+        prepared = live.prepared if base.resolve() == live.base.resolve() else prepare(base, target)
+        return Loaded(version, source, prepared, adapter)
+
+    async def _put_beside(self, new: Loaded, expected: Expected, seconds: dict[str, float]) -> list[float]:
+        """Load an adapter, or none, beside the weights that the replicas have. The live weights answer meanwhile."""
+        try:
+            found = await self._until_whole(lambda: self._load_adapter(new, expected, seconds))
+        except ModelError as error:
+            if new.adapter:
+                await self._forget(new.adapter)
+            raise ModelError(f"{self.name} stays at {self.version}: {error}") from error
+        old, self.live = self.live.adapter, new
+        if old:
+            self._retiring = asyncio.create_task(self._retire(old))
+        return found
+
+    async def _put_whole(self, new: Loaded, expected: Expected, seconds: dict[str, float]) -> list[float]:
+        """Load weights in place of those that the replicas have. Nothing answers meanwhile."""
+        self._open.clear()
+        try:
+            found = await self._until_whole(lambda: self._load(new, expected, seconds))
+            old, self.live = self.live.adapter, new
+        except ModelError as error:
+            if new.adapter:
+                await self._forget(new.adapter)
+            await self._return(error)
+            raise ModelError(f"{self.name} stays at {self.version}: {error}") from error
+        finally:
+            self._open.set()
+        if old:
+            await self._forget(old)
+        return found
+
+    async def _retire(self, old: ServedAdapter) -> None:
+        """Unload an adapter that answers no more, when no call uses it any more."""
+        await self._until_ended(old)
+        await self._forget(old)
+
+    async def _forget(self, adapter: ServedAdapter) -> None:
+        await unload(adapter, self._replicas)
+        await asyncio.to_thread(shutil.rmtree, adapter.folder)
+
+    async def _until_whole(self, loading: Callable[[], Awaitable[list[float]]]) -> list[float]:
+        """The result of `loading`, which is made again when a replica that has ended meanwhile is replaced by one with
+        the old weights."""
         while True:
             async with self._replaced:
                 await self._replaced.wait_for(lambda: not any(one.ended() for one in self._replicas))
             try:
-                found = await self._load(new, expected, seconds)
+                found = await loading()
             except ModelError:
                 if not any(await asyncio.gather(*(one.ends() for one in self._replicas))):
                     raise
@@ -211,13 +299,23 @@ class ServedWeights:
             started = time.perf_counter()
 
         await stage("pause", "/pause?mode=wait")
-        await self._idle.wait()  # What paused servers have answered is on its way.
+        await self._until_ended()  # What paused servers have answered is on its way.
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(new.prepared)}}
         await stage("reload", "/collective_rpc", reload)
         await stage("cache", "/reset_prefix_cache")
         await stage("version", "/update_weight_version", {"new_version": new.version})
         await stage("resume", "/resume")
-        found = await self._probe.ask(expected, self._replicas)
+        return await self._load_adapter(new, expected, seconds)
+
+    async def _load_adapter(self, new: Loaded, expected: Expected, seconds: dict[str, float]) -> list[float]:
+        """Load the adapter of `new`, if it has one, and prove what the replicas serve by its name."""
+        started = time.perf_counter()
+        if new.adapter:
+            await unload(new.adapter, self._replicas)  # What a publish that is made again has left.
+            await load(new.adapter, self._replicas)
+            seconds["load"] = time.perf_counter() - started
+            started = time.perf_counter()
+        found = await self._probe.ask(expected, self._replicas, new.adapter_name)
         seconds["prove"] = time.perf_counter() - started
         return found
 

@@ -67,17 +67,26 @@ class Replica:
         except NoAnswerError as error:
             raise ModelError(f"{self.name} cannot be reached ({error})", retriable=True) from error
 
+    async def tell(self, path: str, body: Mapping[str, Any] | None = None, *, limit_s: float) -> bytes:
+        """Post `body` and return the content of the answer.
+
+        Raises:
+            ModelError: The server refused it.
+        """
+        answer = await self.send(path, body, limit_s=limit_s)
+        if answer.status != 200:
+            raise ModelError(f"{self.name} answered {answer.status} to {path}: {answer.refusal(SHOWN)}")
+        return answer.content
+
     async def ask(self, path: str, body: Mapping[str, Any] | None = None, *, limit_s: float) -> Any:
         """Post `body` and return the parsed answer; None if it is empty.
 
         Raises:
             ModelError: The server refused it or gave no JSON.
         """
-        answer = await self.send(path, body, limit_s=limit_s)
-        if answer.status != 200:
-            raise ModelError(f"{self.name} answered {answer.status} to {path}: {answer.refusal(SHOWN)}")
+        content = await self.tell(path, body, limit_s=limit_s)
         try:
-            return json.loads(answer.content) if answer.content else None
+            return json.loads(content) if content else None
         except ValueError as error:
             raise ModelError(f"{self.name} answered {path} with what is no JSON") from error
 

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import httpx
 import psutil
 import pytest
-from vllm_kit import TABLE, write_python
+from vllm_kit import TABLE, add_adapter, write_python
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ModelError, RunError
@@ -53,7 +53,7 @@ def running(folders, tmp_path_factory):
     models = {
         "junior": own,
         "supervisor": own,
-        "senior": own.model_copy(update={"replicas": 2}),
+        "senior": own.model_copy(update={"replicas": 2, "adapter_rank": 4}),
         "judge": ModelConfig(kind="rubric"),
     }
     logs, warnings = folder / "logs", SimpleQueue()
@@ -155,8 +155,10 @@ def test_each_server_has_a_log_and_no_key_is_in_one(running):
         assert key not in " ".join(engine.cmdline())
 
 
-def test_servers_that_end_are_started_again_and_have_the_live_weights_before_they_answer(running):
-    """One is killed before an answer, and one ends in a publish, which is then made again."""
+def test_servers_that_end_are_started_again_and_have_the_live_weights_before_they_answer(running, tmp_path):
+    """One is killed before an answer of an adapter, and one ends in a publish, which is then made again."""
+    adapted = shutil.copytree(running.folders[0], tmp_path / "adapted")
+    add_adapter(adapted, running.folders[0], 0.0)
 
     def said(number):
         answers = [ask(running, "senior").json() for _ in range(3)]
@@ -164,14 +166,15 @@ def test_servers_that_end_are_started_again_and_have_the_live_weights_before_the
         assert {answer["choices"][0]["message"]["content"] for answer in answers} == {str(table[0])}
         return {answer["weights_version"] for answer in answers}
 
-    running.servers.load_weights("senior", running.folders[1], version="senior@1")
+    running.servers.load_weights("senior", adapted, version="senior@1")
     first, _ = (one for one in engines(front_of(running)) if "senior-" in socket_of(one).name)
     first.kill()
-    assert said(1) == {"senior@1"}
+    assert said(0) == {"senior@1"}
     socket_of(engines(front_of(running))[0]).with_name("end").touch()
-    running.servers.load_weights("senior", running.folders[0], version="senior@2")
-    assert said(0) == {"senior@2"}
+    running.servers.load_weights("senior", running.folders[1], version="senior@2")
+    assert said(1) == {"senior@2"}
     noted = [json.loads(line) for line in (running.logs / "vllm-publishes.jsonl").read_text().splitlines()]
+    assert [one["version"] for one in noted if "load" in one["seconds"]] == ["senior@1"]
     restarts = [one for one in noted if "restarted" in one]
     assert [one["version"] for one in restarts] == ["senior@1", "senior@1"]
     assert "was killed by SIGKILL" in restarts[0]["restarted"]

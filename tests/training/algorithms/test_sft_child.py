@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 from fake_bench import ADAPTER, FakeBench
+from peft import PeftModel
 
 from agents.visit.record import ModelCall
 from chimera.config.roles import JUNIORS
@@ -358,6 +359,9 @@ async def test_lora_adapters_are_merged_into_the_weights(trained, tmp_path):
         else:
             assert not change.any()
     assert loss_of(model_of(tmp_path / "merged"), examples(lab)) < loss_of(model_of(NANO), examples(lab))
+    adapted = PeftModel.from_pretrained(model_of(NANO), tmp_path / "merged" / "adapter").merge_and_unload()
+    for name, weight in adapted.state_dict().items():
+        assert torch.allclose(weight, merged.get(name, weight), atol=1e-6), name
 
 
 async def test_two_ranks_learn_what_one_learns(trained, tmp_path):

@@ -209,6 +209,15 @@ def test_the_process_keeps_its_random_states(engine):
 # --- exporting
 
 
+def assert_merges(base, folder, merged):
+    """The adapter in `folder` makes the merged weights of those in `base`, when PEFT reads it."""
+    from peft import PeftModel
+
+    adapted = PeftModel.from_pretrained(hugging_face(base), folder / "adapter").merge_and_unload().state_dict()
+    for name, value in merged.items():
+        assert adapted[name].numpy() == pytest.approx(value.numpy(), abs=1e-6), name
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_an_export_is_a_model_that_answers_as_the_engine_does(engine, serving_model, tmp_path, tied, lora_rank):
@@ -225,6 +234,10 @@ def test_an_export_is_a_model_that_answers_as_the_engine_does(engine, serving_mo
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (tmp_path / "model" / name).read_bytes() == (folder / name).read_bytes()
     assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "float32"
+    if lora_rank:
+        assert_merges(folder, tmp_path / "model", learned)
+    else:
+        assert not (tmp_path / "model" / "adapter").exists()
     samples = some_samples(7)
     model = hugging_face(tmp_path / "model")
     logs = [log_softmax(model, each) for each in samples]

@@ -67,7 +67,8 @@ def train(spec: DpoSpec, progress: TextIO) -> None:
         seconds = time.perf_counter() - started
         after = held_out(trainer)
     assert trainer.model is not None
-    write_model(Path(spec.out), plain_weights(trainer.model), Path(spec.model))
+    weights, adapter = plain_weights(trainer.model)
+    write_model(Path(spec.out), weights, Path(spec.model), adapter)
     tell(
         progress,
         "end",

@@ -206,7 +206,8 @@ def train(spec: Spec, progress: TextIO) -> None:
     assert trainer.model is not None
     if rank:
         return
-    write_model(Path(spec.out), plain_weights(trainer.model), Path(spec.model))
+    weights, adapter = plain_weights(trainer.model)
+    write_model(Path(spec.out), weights, Path(spec.model), adapter)
     tokens = sum(dataset["length"]) * spec.epochs
     tell(
         progress,
