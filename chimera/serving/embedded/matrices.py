@@ -2,7 +2,7 @@
 
 A processor without instructions for bfloat16 multiplies it several times as slowly as float32. There the weights are
 kept in bfloat16, and each block becomes float32 right before it is used: half the memory, float32's results for
-the same weights. For the few tokens of a decode step blocks are also faster where nothing is converted.
+the same weights. For the few tokens of a decode step blocks of float32 are also faster where nothing is converted.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,8 @@ class Matrices:
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """`x` (n, inputs) by the rows of `weight` (outputs, inputs), and `bias` (outputs,): (n, outputs)."""
         converted = weight.dtype != self._dtype
-        if not converted and (weight.numel() < 2 * BLOCK or not 1 < len(x) < FEW):
+        native = not converted and self._dtype == torch.bfloat16  # Its products are fast whole, and slower in blocks.
+        if native or (not converted and (weight.numel() < 2 * BLOCK or not 1 < len(x) < FEW)):
             return functional.linear(x, weight, bias)
         blocks = weight.split(max(1, BLOCK // weight.shape[1]))
         if len(blocks) == 1:
