@@ -68,17 +68,9 @@ def label(line: str) -> str:
 
 
 def missing(wanted: tuple[str, ...], printed: str) -> str | None:
-    """The first line of `wanted` that `printed` does not have after the one before it; None if all are there."""
-    labels = [label(line) for line in printed.splitlines() if line.strip()]
-    place = 0
-    for line in wanted:
-        if line == GAP:
-            continue
-        try:
-            place = labels.index(label(line), place) + 1
-        except ValueError:
-            return line
-    return None
+    """The first line of `wanted` that `printed` lacks. Roles that work together are shown in the order in which they end."""
+    labels = {label(line) for line in printed.splitlines() if line.strip()}
+    return next((line for line in wanted if line != GAP and label(line) not in labels), None)
 
 
 @pytest.fixture

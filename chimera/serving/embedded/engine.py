@@ -99,7 +99,7 @@ class Engine:
         self._embed = weights.pop("model.embed_tokens.weight").contiguous()
         self._dtype = dtype or arithmetic(self._embed.dtype)
         self._matrices = Matrices(self._dtype)
-        self._layers = [_fuse(weights, shape, layer, self._dtype) for layer in range(shape.layers)]
+        self._layers = [_fuse(weights, shape, layer, self._dtype, self._matrices) for layer in range(shape.layers)]
         self._norm = weights.pop("model.norm.weight").to(self._dtype).contiguous()
         self._head = self._embed if shape.tied else weights.pop("lm_head.weight").contiguous()
         angles = torch.outer(torch.arange(context + 1).float(), shape.rotary_frequencies())
@@ -214,7 +214,7 @@ def cache_bytes_per_row(shape: Shape, context: int, bytes_per_number: int) -> in
     return 2 * bytes_per_number * shape.layers * shape.kv_heads * (context + 1) * shape.head_dim
 
 
-def _fuse(weights: dict[str, Tensor], shape: Shape, index: int, dtype: torch.dtype) -> _Layer:
+def _fuse(weights: dict[str, Tensor], shape: Shape, index: int, dtype: torch.dtype, matrices: Matrices) -> _Layer:
     def get(name: str) -> Tensor:
         return weights.pop(f"model.layers.{index}.{name}").contiguous()
 
@@ -224,12 +224,12 @@ def _fuse(weights: dict[str, Tensor], shape: Shape, index: int, dtype: torch.dty
     qkv = [f"self_attn.{part}_proj" for part in "qkv"]
     return _Layer(
         norm=small("input_layernorm.weight"),
-        qkv=torch.cat([get(f"{part}.weight") for part in qkv]),
+        qkv=matrices.prepared(torch.cat([get(f"{part}.weight") for part in qkv])),
         qkv_bias=small(*(f"{part}.bias" for part in qkv)) if shape.qkv_bias else None,
         head_norms=(small("self_attn.q_norm.weight"), small("self_attn.k_norm.weight")) if shape.head_norms else None,
-        out=get("self_attn.o_proj.weight"),
+        out=matrices.prepared(get("self_attn.o_proj.weight")),
         out_bias=small("self_attn.o_proj.bias") if shape.out_bias else None,
         mlp_norm=small("post_attention_layernorm.weight"),
-        gate_up=torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")]),
-        down=get("mlp.down_proj.weight"),
+        gate_up=matrices.prepared(torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")])),
+        down=matrices.prepared(get("mlp.down_proj.weight")),
     )

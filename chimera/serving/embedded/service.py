@@ -14,6 +14,7 @@ from chimera.config.sections.models import ModelConfig, Precision, ServingConfig
 from chimera.core.errors import ConfigError
 from chimera.serving.embedded.answers import Answers
 from chimera.serving.embedded.protocol import BadRequest, ChatRequest, NotFound, envelope
+from chimera.serving.freed import give_back
 
 if TYPE_CHECKING:
     from chimera.serving.embedded.batcher import Batcher, DecodingJob, FinishedJob, Lane
@@ -91,6 +92,7 @@ class Service:
                 )
             base = shared[model]
             self._bindings[key] = Binding(base.number, base.version, base.folder, base.dtype, base.lane, base.text)
+        give_back()
 
     def _lane(self, checkpoint: "Checkpoint", text: "TextSide", dtype: Precision) -> "Lane":
         import psutil
@@ -171,6 +173,8 @@ class Service:
                 self._bindings[key] = new
                 running = set(old.running)
             wait(running)
+            del old
+            give_back()
             return new.version
 
     def add_candidate(self, key: str, folder: Path, version: str) -> str:
