@@ -68,7 +68,7 @@ def label(line: str) -> str:
 
 
 def missing(wanted: tuple[str, ...], printed: str) -> str | None:
-    """The first line of `wanted` that `printed` lacks. Roles that work together are shown in the order in which they end."""
+    """The first line of `wanted` that `printed` lacks; in any order, because roles work together."""
     labels = {label(line) for line in printed.splitlines() if line.strip()}
     return next((line for line in wanted if line != GAP and label(line) not in labels), None)
 
