@@ -124,6 +124,19 @@ def test_a_product_by_blocks_is_the_product(tokens, stored):
     assert torch.equal(matrices.product(x, small), torch.nn.functional.linear(x, small.float()))
 
 
+@pytest.mark.parametrize("tokens", [1, 7, 80])
+def test_a_prepared_matrix_gives_the_same_product(tokens):
+    """In bfloat16; where the processor does not multiply it, nothing is prepared."""
+    torch.manual_seed(0)
+    weight = torch.randn(1030, 512).bfloat16()
+    x, bias = torch.randn(tokens, 512).bfloat16(), torch.randn(1030).bfloat16()
+    matrices = Matrices(torch.bfloat16)
+    with torch.inference_mode():
+        found = matrices.product(x, matrices.prepared(weight), bias)
+    assert torch.allclose(found.float(), torch.nn.functional.linear(x, weight, bias).float(), atol=0.3, rtol=0.01)
+    assert torch.equal(matrices.prepared(weight.float()), weight.float())
+
+
 def copied(folder, to, **changes):
     for file in folder.iterdir():
         (to / file.name).write_bytes(file.read_bytes())
