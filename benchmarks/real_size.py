@@ -56,7 +56,7 @@ PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """How Qwen's tokenizer splits text."""
-MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"]
 PROMPT, NEW = 250, 64
 """Tokens of a prompt and of an answer, where tokens a second are measured."""
 VLLM = "beside-vllm"

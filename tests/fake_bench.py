@@ -5,7 +5,7 @@ candidate's rollouts are its own; a branch has the prompt of its call; what is p
 """
 
 import random
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
 from chimera.config.sections.rollouts import RewardConfig
@@ -78,6 +78,7 @@ class FakeBench:
         self.view, self.metrics = FakeView(), FakeMetrics()
         self.earlier, self.recorded, self.branches, self.published = list(earlier), {}, {}, []
         self.asked, self.replays, self.questions = [], {}, {}
+        self.is_computing, self.computed = False, 0
         self._weights = dict(weights or {})
         self._order = random.Random(order)
 
@@ -92,6 +93,15 @@ class FakeBench:
 
     def weights(self, slot):
         return self._weights[slot]
+
+    @asynccontextmanager
+    async def computing(self):
+        """Nothing is played and nothing goes live meanwhile: servers may be asleep."""
+        self.is_computing, self.computed = True, self.computed + 1
+        try:
+            yield
+        finally:
+            self.is_computing = False
 
     async def play(self, given, versions) -> RolloutRecord:
         raise AssertionError(f"this test makes no rollouts, but {given.task.id} was asked for")

@@ -45,7 +45,7 @@ class ScriptedVllm:
         self.name, self.device = name, device
         self.asked = []
         self.stuck, self.refuses = False, None
-        self.paused = False
+        self.paused, self.asleep = False, False
         self.running = 0
         self.hold = None
         self.order = None
@@ -86,6 +86,12 @@ class ScriptedVllm:
                 await until(self.changed, lambda: not self.running)
             case "/resume":
                 self.paused = False
+            case "/sleep":
+                assert not self.running, "a server that sleeps can end no answer"
+                self.asleep = True
+                self.changed.set()
+            case "/wake_up":
+                self.asleep = False
             case "/collective_rpc":
                 assert self.paused, "weights may change only in a pause"
                 assert not self.running, "an answer would be by old and new weights"
@@ -118,6 +124,7 @@ class ScriptedVllm:
         self.most_adapters = max(self.most_adapters, len(self.adapters))
 
     async def _chat(self, asked):
+        assert not self.asleep, "a server that sleeps has no memory to answer in"
         said = self._table(asked["model"])[0]
         self.running += 1
         self.changed.set()
@@ -178,6 +185,8 @@ def main(behaviour, arguments):
     server = ScriptedVllm(given["--model"])
     server.takes_adapters = "--enable-lora" in arguments and os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "1"
     server.order = Path(given["--uds"]).with_name("end")
+    if "--enable-sleep-mode" not in arguments:
+        server.refuses = "/sleep"
     uvicorn.run(server, uds=given["--uds"], log_config=None, lifespan="off")
 
 

@@ -11,7 +11,7 @@ import os
 import secrets as random_secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,20 @@ CHILD_ENVIRONMENT = {
 class ModelServers:
     """The endpoint of each logical model, and its weights. Made by `serve`."""
 
-    def __init__(self, endpoints: Mapping[str, Endpoint], servers: "Mapping[str, ServerProcess]") -> None:
-        """Call slots at `endpoints`; `servers` has the server of each slot that the run serves itself."""
+    def __init__(
+        self,
+        endpoints: Mapping[str, Endpoint],
+        servers: "Mapping[str, ServerProcess]",
+        sleepers: "Sequence[ServerProcess]" = (),
+    ) -> None:
+        """Call slots at `endpoints`; `servers` has the server of each slot that the run serves itself.
+
+        Args:
+            sleepers: Fronts of vLLM servers that sleep while the run computes an update.
+        """
         self.endpoints = dict(endpoints)
         self._servers = dict(servers)
+        self._sleepers = list(sleepers)
 
     def load_weights(self, key: str, folder: Path, *, version: str | None = None) -> str:
         """Serve the weights in `folder` as the logical model `key` from now on; returns their version.
@@ -91,6 +101,26 @@ class ModelServers:
         server = self._servers.get(name.partition(CANDIDATE)[0])
         if server is not None:
             server.request("DELETE", "/admin/candidates", {"model": name})
+
+    def sleep(self) -> None:
+        """Have vLLM servers of `models.X.sleep` give their GPUs' memory away, when the calls under way have ended.
+
+        Calls wait until `wake`, which is to be called also when this fails.
+
+        Raises:
+            ModelError: a server did not go to sleep.
+        """
+        for front in self._sleepers:
+            front.request("POST", "/admin/sleep")
+
+    def wake(self) -> None:
+        """Have the servers that sleep answer again.
+
+        Raises:
+            ModelError: a server did not wake up.
+        """
+        for front in self._sleepers:
+            front.request("POST", "/admin/wake")
 
     def versions(self) -> dict[str, str]:
         """The version of the weights behind each model that the run serves itself, by logical name."""
@@ -191,8 +221,11 @@ def serve(
             server.wait_until_ready()
         for key, server in servers.items():
             endpoints[key] = _endpoint(f"{server.url}/v1", key, server.api_key, models[key])
+        sleepers = {servers[key] for key, one in of_vllm.items() if one.sleep}
         yield ModelServers(
-            {key: endpoints[key] for key in models}, {key: servers[key] for key in models if key in servers}
+            {key: endpoints[key] for key in models},
+            {key: servers[key] for key in models if key in servers},
+            tuple(sleepers),
         )
 
 

@@ -6,10 +6,12 @@ CHIMERA_VLLM_PYTHON=/path/to/bin/python python -m pytest tests/training/test_rea
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,23 @@ pytestmark = [
     pytest.mark.skipif(not PYTHON, reason="CHIMERA_VLLM_PYTHON names no Python with vLLM"),
     pytest.mark.timeout(3600),
 ]
+
+
+RUNNING = """
+data: {{size: 80}}
+models:
+  refiner: {{like: senior, kind: vllm, path: "{folder}", urls: ["{url}"], api_key_env: OPENAI_API_KEY, sleep: true,
+    max_tokens: 256, timeout_s: 600}}
+society: {{node_timeout_s: 3600}}
+rollouts: {{runners: 2, timeout_s: 3600}}
+gate: {{enabled: false}}
+wandb: {{mode: disabled}}
+pipeline:
+  gather: {{tasks: 16}}
+  ppo: {{roles: [HypothesisRefiner], start: null, states: 12, n: 6, steps: 1, reward: {{alignment: 1.0}}}}
+  tuned: {{algorithm: rejection, roles: [HypothesisRefiner], tasks: 12, answers: 2, min_examples: 1, epochs: 1}}
+  again: {{algorithm: gather, tasks: 4}}
+"""
 
 
 def versions_of_role(run, role):
@@ -116,18 +135,79 @@ def test_adapters_are_published_alone_and_leave_no_answer_with_an_unknown_or_mix
     }
 
 
-def test_the_shipped_endpoint_file_gathers_with_tool_calls_from_a_vllm_server(tmp_path):
+def untied(folder):
+    """The bundled model with its head in a tensor of its own."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(NANO, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    return folder
+
+
+@contextmanager
+def running_server(folder, log_file):
+    """A vLLM server of the weights in `folder`, as a user would start it; its address."""
     port = free_port()
     environment = {**os.environ, "VLLM_API_KEY": KEY, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    environment |= {"VLLM_SERVER_DEV_MODE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     openmp = Path(PYTHON).parent.parent / "lib" / "libiomp5.so"
     environment |= {"LD_PRELOAD": str(openmp)} if openmp.exists() else {}
-    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(NANO), "--served-model-name", "nano"]
+    command = [
+        PYTHON,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(folder),
+        "--served-model-name",
+        "nano",
+    ]
     command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager", *USUAL]
     command += ["--max-model-len", "2048", "--kv-cache-memory-bytes", str(2**30)]
-    server = Program("vLLM", command, tmp_path / "vllm.log", environment)
+    server = Program("vLLM", command, log_file, environment)
     url = f"http://127.0.0.1:{port}"
     try:
         asyncio.run(wait_for(ServerPlace("vLLM", url, KEY, program=server), time.monotonic() + 1800))
+        yield url
+    finally:
+        stop([server], seconds=10)
+
+
+def test_a_server_that_runs_already_sleeps_during_updates_and_answers_by_each_version(tmp_path):
+    """vLLM on a processor keeps its memory when it is told to sleep, and answers the same routes as on a GPU."""
+    folder = untied(tmp_path / "nano")
+    with running_server(folder, tmp_path / "server.log") as url:
+        file = tmp_path / "vllm.yaml"
+        file.write_text(RUNNING.format(folder=folder, url=url))
+        done = subprocess.run(
+            [sys.executable, "-m", "chimera.train", "--config", str(file), "--name", "vllm", f"runs_dir={tmp_path}"],
+            capture_output=True,
+            text=True,
+            cwd=REPOSITORY,
+            env={**os.environ, "OPENAI_API_KEY": KEY},
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "vllm" / "logs" / "vllm.log").read_text()
+    run = Run(tmp_path / "vllm")
+    found = versions_of_role(run, "HypothesisRefiner")
+    learned = [event["policy"]["version"] for event in run.events() if event["event"] == "phase_learned"]
+    assert set(found["gather"]) == {"nano@0"}
+    assert set(found["again"]) == {learned[-1]}
+    noted = [json.loads(line) for line in (run.path / "logs" / "vllm-publishes.jsonl").read_text().splitlines()]
+    folders = [NANO, *(run.path / "models" / "refiner" / one.partition("@")[2] for one in learned)]
+    assert len({(one / "model.safetensors").read_bytes() for one in folders}) == 3
+    stages = [next(iter({"sleep", "wake", "reload"} & set(one["seconds"]))) for one in noted]
+    assert stages == ["sleep", "wake", "reload"] * len(learned)
+    said = (tmp_path / "server.log").read_text()
+    assert said.count("sleep mode is not supported on CPU") >= 2 * len(learned)
+    print(json.dumps({"versions": found, "noted": noted}, indent=1))
+
+
+def test_the_shipped_endpoint_file_gathers_with_tool_calls_from_a_vllm_server(tmp_path):
+    with running_server(NANO, tmp_path / "vllm.log") as url:
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "chimera.train", "--config", str(REPOSITORY / "configs" / "endpoint.yaml")),
@@ -147,8 +227,6 @@ def test_the_shipped_endpoint_file_gathers_with_tool_calls_from_a_vllm_server(tm
             env={**os.environ, "OPENAI_API_KEY": KEY},
             check=False,
         )
-    finally:
-        stop([server], seconds=10)
     assert done.returncode == 0, done.stdout + done.stderr
     records = [RolloutRecord.load(data) for data in Run(tmp_path / "endpoint").rollouts("gather")]
     calls = sum(sum(record.tool_calls.values()) for record in records) / len(records)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -73,6 +73,15 @@ class LabBench:
 
     async def publish(self, policy: Policy) -> None:
         await self._lab.put_live(policy)
+
+    @asynccontextmanager
+    async def computing(self) -> AsyncGenerator[None]:
+        servers = self._lab.servers
+        try:
+            await asyncio.to_thread(servers.sleep)
+            yield
+        finally:
+            await asyncio.to_thread(servers.wake)
 
     def _needs_log_probs(self) -> bool:
         settings = self.config.pipeline.get(self._phase)

@@ -13,6 +13,8 @@ from chimera.config.pipeline import PhaseSettings
 from chimera.run.policies import Part, Policy
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
     from chimera.config.tree import Config
     from chimera.data.tasks import Dataset
     from chimera.run.directory import Run
@@ -114,6 +116,16 @@ class Bench(Protocol):
 
         Raises:
             ModelError: Its weights do not fit the model that they replace; what was live stays live.
+        """
+        ...
+
+    def computing(self) -> "AbstractAsyncContextManager[None]":
+        """Enter it around an update: vLLM servers of `models.X.sleep` give their GPUs' memory away meanwhile.
+
+        They answer nothing meanwhile. Without such servers it does nothing.
+
+        Raises:
+            ModelError: A server did not go to sleep, or did not wake up.
         """
         ...
 

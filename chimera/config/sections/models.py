@@ -91,6 +91,11 @@ class ModelConfig(ConfigSection):
         "change, while the servers go on answering; it must be at least the lora_rank of the slot's phases; 0: merged "
         "weights are published whole",
     )
+    sleep: bool = Field(
+        default=False,
+        description="vllm: its servers give their GPUs' memory away while a phase of the run computes an update, and "
+        "answer nothing meanwhile (vLLM's sleep mode, which needs GPUs)",
+    )
     args: list[str] = Field(
         default=[], description="vllm with python: further arguments of its servers, such as [--enforce-eager]"
     )
@@ -158,6 +163,8 @@ class ModelConfig(ConfigSection):
             raise ValueError(
                 f"gpus names {len(self.gpus)} places, and there are {self.replicas} replicas: name as many"
             )
+        if self.sleep and self.python and not self.gpus:
+            raise ValueError("sleep needs gpus: vLLM on a processor keeps its memory whatever it is told")
         return self
 
     @property
@@ -199,7 +206,7 @@ OF_ENDPOINTS = (
     *("max_completion_tokens", "reasoning_effort", "extra_body"),
 )
 OF_OWN_VLLM = ("replicas", "gpus", "cache_gib", "args")
-OF_VLLM = ("python", "urls", *OF_OWN_VLLM, "adapter_rank", "start_timeout_s")
+OF_VLLM = ("python", "urls", *OF_OWN_VLLM, "adapter_rank", "sleep", "start_timeout_s")
 UNUSED_OF_KIND: Mapping[str, tuple[str, ...]] = {
     "embedded": (*OF_ENDPOINTS, *OF_VLLM),
     "vllm": tuple(key for key in OF_ENDPOINTS if key != "api_key_env"),

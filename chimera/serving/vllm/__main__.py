@@ -143,7 +143,9 @@ async def _serve(
     def note(entry: Mapping[str, Any]) -> None:
         append_line(logs / PUBLISHES, dict(entry))
 
-    front = Front(weights, {slot: one.timeout_s for slot, one in models.items()}, serving.context_length, note)
+    limits = {slot: one.timeout_s for slot, one in models.items()}
+    sleepers = {slot for slot, one in models.items() if one.sleep}
+    front = Front(weights, limits, serving.context_length, note, sleepers)
     config = uvicorn.Config(
         create_front(front, key), log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="off"
     )
@@ -175,6 +177,8 @@ async def _keep(
     while True:
         await asyncio.sleep(LOOK_S)
         for group, number, program in _ended(groups):
+            if weights[group.slots[0]].asleep:
+                continue  # Its GPUs' memory is the learner's now.
             restarts += 1
             ending = program.ending() if program.killed() else f"{program.ending()}: {program.last_words()}"
             if restarts > MAX_RESTARTS:

@@ -55,6 +55,7 @@ def arguments(model: ModelConfig, serving: ServingConfig, folder: Path, socket: 
         *(("--tensor-parallel-size", str(shards)) if shards > 1 else ()),
         *(() if place else ("--enforce-eager",)),
         *switches(model.adapter_rank),
+        *(("--enable-sleep-mode",) if model.sleep else ()),
         *USUAL,
         *model.args,
     ]

@@ -6,7 +6,7 @@ through /admin/weights, as for the embedded server.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ class Front:
         limits: Seconds that a call of each slot may take.
         context: Most tokens of a request.
         note: Called with what each publish did.
+        sleepers: The slots whose servers sleep while the run computes an update.
     """
 
     def __init__(
@@ -35,7 +36,9 @@ class Front:
         limits: Mapping[str, float],
         context: int,
         note: Callable[[Mapping[str, Any]], None],
+        sleepers: Collection[str] = (),
     ) -> None:
+        self._sleepers = frozenset(sleepers)
         self._weights = dict(weights)
         self._limits = dict(limits)
         self._context = context
@@ -95,6 +98,20 @@ class Front:
         self._note({"slot": slot, "version": version, "seconds": done.seconds, "apart": done.apart})
         return done
 
+    async def rest(self, *, asleep: bool) -> None:
+        """Send the servers to sleep whose slots are configured so, or wake them.
+
+        Raises:
+            ApiError: One did not; nothing is answered by its slots any more.
+        """
+        of = {one: slot for slot, one in reversed(self._weights.items()) if slot in self._sleepers}
+        done = await asyncio.gather(*(one.sleep() if asleep else one.wake() for one in of), return_exceptions=True)
+        for (one, slot), seconds in zip(of.items(), done, strict=True):
+            if isinstance(seconds, BaseException):
+                raise Unavailable(str(seconds)) from seconds
+            stage = "sleep" if asleep else "wake"
+            self._note({"slot": slot, "version": one.version, "seconds": {stage: round(seconds, 3)}})
+
     def _of(self, slot: str) -> ServedWeights:
         if slot not in self._weights:
             raise NotFound(
@@ -136,6 +153,16 @@ def create_front(front: Front, key: str) -> FastAPI:
                 done = await front.publish(slot, Path(folder), version)
                 return {"model": slot, "weights_version": version, "seconds": done.seconds, "apart": done.apart}
         raise BadRequest('the body must be {"model": slot, "folder": path} with an optional "version"')
+
+    @app.post("/admin/sleep")
+    async def sleep(request: Request) -> dict[str, Any]:
+        await front.rest(asleep=True)
+        return {}
+
+    @app.post("/admin/wake")
+    async def wake(request: Request) -> dict[str, Any]:
+        await front.rest(asleep=False)
+        return {}
 
     @app.post("/admin/candidates")
     async def candidates(request: Request) -> dict[str, Any]:

@@ -7,6 +7,9 @@ again. A replica that has ended is replaced: its calls are made again, and a pub
 
 A LoRA adapter of the weights that the replicas have is loaded beside them instead (`chimera.serving.vllm.adapters`).
 Calls name it from when the probe has proven it; calls under way end with the name that they began with.
+
+Where servers share GPUs with the learner, they sleep while it computes: the gate is closed, calls under way end, and
+the servers keep their weights in the main memory until they are woken.
 """
 
 import asyncio
@@ -28,6 +31,8 @@ from chimera.serving.vllm.probe import Expected, Learner, Probe, learner_log_pro
 from chimera.serving.vllm.replicas import Replica, least_busy
 from chimera.serving.vllm.weights import prepare
 
+SLEEP, WAKE = "/sleep?level=1&mode=wait", "/wake_up"
+"""Level 1 keeps the weights in the main memory and forgets what was computed with them."""
 ROUTE_S = 900.0
 """Seconds for one of vLLM's own routes. A pause waits for the calls under way."""
 
@@ -80,6 +85,7 @@ class ServedWeights:
 
     Attributes:
         live: The weights that answer.
+        asleep: True while its servers sleep; calls wait.
     """
 
     def __init__(
@@ -108,6 +114,7 @@ class ServedWeights:
         self._one_ended = asyncio.Event()
         self._replaced = asyncio.Condition()
         self._retiring: asyncio.Task[None] | None = None
+        self.asleep = False
 
     @property
     def version(self) -> str:
@@ -199,8 +206,55 @@ class ServedWeights:
             self._one_ended.clear()
             await self._one_ended.wait()
 
+    async def sleep(self) -> float:
+        """End the calls under way and have the servers give their GPUs' memory away; returns the seconds that it took.
+
+        Calls wait until `wake`, which is to be called also when this fails.
+
+        Raises:
+            ModelError: A server did not go to sleep.
+        """
+        async with self._publishing:
+            started = time.perf_counter()
+            self._open.clear()
+            self.asleep = True
+            await self._until_ended()
+            await self._tell_running(SLEEP)
+            return time.perf_counter() - started
+
+    async def wake(self) -> float:
+        """Have the servers answer again; returns the seconds that it took. Does nothing if they are awake.
+
+        Raises:
+            ModelError: A server did not wake up; nothing answers any more.
+        """
+        async with self._publishing:
+            started = time.perf_counter()
+            if self.asleep:
+                try:
+                    await self._tell_running(WAKE)
+                except ModelError as error:
+                    self._broken = f"{self.name} does not wake up: {error}"
+                    raise
+                finally:
+                    self.asleep = False
+                    self._open.set()
+            return time.perf_counter() - started
+
+    async def _tell_running(self, path: str) -> None:
+        """Post to all servers but those that have ended, which are started again when the others are awake."""
+
+        async def tell(replica: Replica) -> None:
+            try:
+                await replica.tell(path, limit_s=ROUTE_S)
+            except ModelError:
+                if not await replica.ends():
+                    raise
+
+        await asyncio.gather(*(tell(one) for one in self._replicas if not one.ended()))
+
     async def publish(self, source: Path, version: str) -> Published:
-        """Put the weights in `source` behind all replicas; returns when they answer.
+        """Put the weights in `source` behind all replicas, which must be awake; returns when they answer.
 
         Raises:
             ConfigError: The folder holds no model.

@@ -223,11 +223,13 @@ class MadeUpLab(FakeBench):
         return [policy.version for policy in self.published]
 
     async def publish(self, policy):
+        assert not self.is_computing
         await super().publish(policy)
         assert (self.weights(policy.target) / "model.safetensors").is_file()
         self.on_live(policy)
 
     async def play(self, given, versions):
+        assert self.settings.ahead or not self.is_computing
         spoiled = self.flaw(given)
         if spoiled == "late":
             await asyncio.Event().wait()
@@ -301,6 +303,7 @@ def test_each_steps_weights_go_live_for_the_next(straight):
     counted = {f"rollouts/{reason}": 0 for reason in ppo_steps.REASONS}
     figures = {"steps": 3, "updates": 3, "skipped": 0, "calls/stale": 0, **counted}
     assert straight.result.figures == figures
+    assert straight.computed == 3
 
 
 def test_each_step_is_logged_under_verls_names(straight):

@@ -208,6 +208,7 @@ def test_good_rollouts_are_learned_and_the_model_fits_them_better(trained):
     assert {row["task_id"] for row in rows} == good
     assert {row["role"] for row in rows} == set(JUNIORS)
     assert len(rows) == result.figures["selected"] == EXAMPLES
+    assert lab.computed == 1
     folder = lab.run.path / result.policy.folder
     before, _ = loss_of(model_of(NANO), rows)
     after, _ = loss_of(model_of(folder), rows)
@@ -252,6 +253,16 @@ def test_every_step_is_shown_and_logged(trained):
     assert lab.logged[0][2]["lr"] == pytest.approx(1e-3)
     assert result.figures["steps"] == 2
     assert result.figures["credited"] == result.figures["of_good_rollouts"] == EXAMPLES
+
+
+def test_an_only_step_changes_the_weights_although_the_rate_rises_from_0(tmp_path):
+    lab = FakeLab(tmp_path, epochs=1.0, warmup_ratio=0.5, batch_size=EXAMPLES)
+    result = asyncio.run(learn(lab))
+    assert result.figures["steps"] == 1
+    after, _ = loss_of(model_of(lab.run.path / result.policy.folder), examples(lab))
+    before, _ = loss_of(model_of(NANO), examples(lab))
+    lab.run.close()
+    assert after < before
 
 
 # --- a run that is continued

@@ -89,8 +89,8 @@ def make_trainer(spec: DpoSpec, progress: TextIO, scratch: str) -> "DPOTrainer":
     from training.algorithms.dpo.trainer import TokenPairs
 
     model, tokenizer = load_model(spec)
-    pairs = load_pairs(Path(spec.held_out))
-    common = common_settings(spec, model.num_parameters(), scratch)
+    learned, pairs = load_pairs(Path(spec.dataset)), load_pairs(Path(spec.held_out))
+    common = common_settings(spec, model.num_parameters(), len(learned), scratch)
     # Sums of log-probabilities of a hundred tokens: bfloat16 on a processor would drown their differences.
     common["bf16"] = common["bf16"] and not common["use_cpu"]
     settings = DPOConfig(
@@ -105,7 +105,7 @@ def make_trainer(spec: DpoSpec, progress: TextIO, scratch: str) -> "DPOTrainer":
     return TokenPairs(
         model=model,
         args=settings,
-        train_dataset=load_pairs(Path(spec.dataset)),
+        train_dataset=learned,
         eval_dataset=pairs if len(pairs) else None,
         processing_class=tokenizer,
         callbacks=[reporter(progress, step_figures)],

@@ -202,7 +202,8 @@ class PpoLoop:
         assert self._engine is not None
         with self._bench.view.work(f"{self._plan.name}: update {step}", len(samples)):
             record = partial(record_update, self._bench.run.path, self._plan.name, step, self._settings)
-            return await self._worker.start(self._engine.update, samples, step, record)
+            async with self._bench.computing():
+                return await self._worker.start(self._engine.update, samples, step, record)
 
     async def _go_live(self, policy: Policy | None) -> None:
         """Put weights live that are not."""

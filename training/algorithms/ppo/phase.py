@@ -89,6 +89,11 @@ def _check_ahead(plan: PhasePlan, settings: PpoSettings, config: Config) -> None
             f"models.{plan.slot}.temperature={temperature:g}: {plan.name}.ahead=1 needs to know how likely each token "
             f"was, which servers say for temperature 1: set it to 1, or {plan.name}.ahead=0"
         )
+    if sleepers := [f"models.{slot}.sleep" for slot, one in config.used().items() if one.sleep]:
+        raise ConfigError(
+            f"{plan.name}.ahead=1 makes rollouts while the update is computed, and with {sleepers[0]}=true vLLM's "
+            "servers answer nothing meanwhile: set one of them, not both"
+        )
     if not settings.states and config.gateway.engine != "thin":
         raise ConfigError(
             f"gateway.engine={config.gateway.engine} does not ask for tokens' probabilities, which {plan.name}.ahead=1 "

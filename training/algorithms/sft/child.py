@@ -195,7 +195,7 @@ def train(spec: Spec, progress: TextIO) -> None:
     with tempfile.TemporaryDirectory(prefix="sft-") as scratch:
         trainer = kind(
             model=model,
-            args=trainer_settings(spec, model.num_parameters(), scratch),
+            args=trainer_settings(spec, model.num_parameters(), len(dataset), scratch),
             train_dataset=dataset if ranks == 1 else with_spare(dataset),
             processing_class=tokenizer,
             callbacks=[reporter(progress, step_figures)],
@@ -241,12 +241,12 @@ def reporter(progress: TextIO, figures: Callable[[dict[str, Any]], Mapping[str, 
     return Reporter()
 
 
-def trainer_settings(spec: Spec, parameters: int, scratch: str) -> "SFTConfig":
+def trainer_settings(spec: Spec, parameters: int, rows: int, scratch: str) -> "SFTConfig":
     """TRL's settings; batches of similar length, so that little is padded."""
     from trl.trainer.sft_config import SFTConfig
 
     return SFTConfig(
-        **common_settings(spec, parameters, scratch),
+        **common_settings(spec, parameters, rows, scratch),
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
         train_sampling_strategy="group_by_length",
@@ -254,24 +254,31 @@ def trainer_settings(spec: Spec, parameters: int, scratch: str) -> "SFTConfig":
     )
 
 
-def common_settings(spec: Spec, parameters: int, scratch: str) -> dict[str, Any]:
-    """Settings of all of TRL's trainers: AdamW with a linear schedule."""
+def common_settings(spec: Spec, parameters: int, rows: int, scratch: str) -> dict[str, Any]:
+    """Settings of all of TRL's trainers: AdamW with a linear schedule.
+
+    Args:
+        rows: How many examples are learned.
+    """
     import torch
 
-    gpu = torch.cuda.is_available()
+    gpu, ranks = torch.cuda.is_available(), rank_of()[1]
+    passes = accumulation(spec.batch_size, spec.micro_batch_size, ranks)
+    steps = math.ceil(spec.epochs * math.ceil(rows / (passes * spec.micro_batch_size * ranks)))
     return {
         "output_dir": scratch,
         "seed": spec.seed,
         "num_train_epochs": spec.epochs,
         "per_device_train_batch_size": spec.micro_batch_size,
-        "gradient_accumulation_steps": accumulation(spec.batch_size, spec.micro_batch_size, rank_of()[1]),
+        "gradient_accumulation_steps": passes,
         "learning_rate": spec.lr,
-        "warmup_steps": spec.warmup_ratio,
+        # The rate is 0 in the first step of a warm-up: an only step would change nothing.
+        "warmup_steps": spec.warmup_ratio if steps > 1 else 0,
         "lr_scheduler_type": "linear",
         "optim": "adamw_torch",
         "bf16": torch.cuda.is_bf16_supported() if gpu else fast_bfloat16(),
         "use_cpu": not gpu,
-        "ddp_backend": None if rank_of()[1] == 1 else "nccl" if gpu else "gloo",
+        "ddp_backend": None if ranks == 1 else "nccl" if gpu else "gloo",
         "gradient_checkpointing": parameters >= LARGE_MODEL,
         "logging_steps": 1,
         "save_strategy": "no",

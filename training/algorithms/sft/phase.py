@@ -242,13 +242,14 @@ async def follow(process: "SftProcess", spec: "Spec", phase: str, bench: Bench) 
     Raises:
         RunError: The child ended before it was done.
     """
-    reports = process.train(spec)
-    total = (await anext(reports))["total"]
     figures: dict[str, Any] = {}
-    with bench.view.work(phase, total) as advance:
-        async for report in reports:
-            figures = {key: value for key, value in report.items() if key not in ("event", "step", "total")}
-            if report["event"] == "step":
-                advance(report["step"], f"loss {report['loss']:.4f}, learning rate {report['lr']:.2g}")
-                bench.metrics.log(phase, report["step"], figures)
+    async with bench.computing():
+        reports = process.train(spec)
+        total = (await anext(reports))["total"]
+        with bench.view.work(phase, total) as advance:
+            async for report in reports:
+                figures = {key: value for key, value in report.items() if key not in ("event", "step", "total")}
+                if report["event"] == "step":
+                    advance(report["step"], f"loss {report['loss']:.4f}, learning rate {report['lr']:.2g}")
+                    bench.metrics.log(phase, report["step"], figures)
     return figures
