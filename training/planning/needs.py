@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from training.algorithms.ppo.settings import PpoSettings
 from training.algorithms.sft.settings import SftSettings
@@ -27,6 +28,9 @@ class Need:
         device: "gpu" if the parts other than `process` are in a GPU's memory where there is one.
         count: How many of these processes there are.
         places: The numbers of the GPUs that they take, where they are known.
+        rests: When it leaves its GPUs to others: "updates" for servers that sleep during updates, "rollouts" for
+            learners that keep nothing there between updates.
+        aside: Bytes that it keeps in the main memory while it rests.
     """
 
     who: str
@@ -34,6 +38,8 @@ class Need:
     device: str = "cpu"
     count: int = 1
     places: tuple[int, ...] = ()
+    rests: Literal["", "updates", "rollouts"] = ""
+    aside: int = 0
 
     @property
     def each(self) -> int:
@@ -66,7 +72,11 @@ def ppo_need(model: Architecture, settings: PpoSettings, who: str) -> Need:
         "gathered": 2 * FLOAT32 * max(model.embedding, model.layer_parameters) if split > 1 else 0,
     }
     named = {name: size for name, size in parts.items() if size}
-    return Need(who, named, "gpu", settings.ranks, tuple(range(settings.ranks)))
+    of_engine = settings.verl.get("engine", {})
+    places = tuple(range(settings.ranks))
+    if not (of_engine.get("param_offload") and of_engine.get("optimizer_offload")):
+        return Need(who, named, "gpu", settings.ranks, places)
+    return Need(who, named, "gpu", settings.ranks, places, "rollouts", parts["weights"] + parts["optimiser"])
 
 
 def tuning_need(model: Architecture, settings: SftSettings, who: str) -> Need:
@@ -81,7 +91,7 @@ def tuning_need(model: Architecture, settings: SftSettings, who: str) -> Need:
         "optimiser": ADAM * FLOAT32 * trained,
         "activations": model.activation_bytes(tokens, recomputed=model.parameters >= LARGE_MODEL),
     }
-    return Need(who, parts, "gpu", settings.ranks, tuple(range(settings.ranks)))
+    return Need(who, parts, "gpu", settings.ranks, tuple(range(settings.ranks)), "rollouts")
 
 
 def serving_need(models: Mapping[str, tuple[Architecture, int]], rows: int, context: int) -> Need:

@@ -169,7 +169,9 @@ def needs_of(
 def lacking(needs: Sequence[Need], machine: Machine) -> list[str]:
     """Sentences about what does not fit into memory; none if all does."""
     on_gpu = [need for need in needs if need.device == "gpu" and machine.gpus]
-    host = sum(need.count * (need.parts.get("process", 0) if need in on_gpu else need.each) for need in needs)
+    host = sum(
+        need.count * (need.parts.get("process", 0) + need.aside if need in on_gpu else need.each) for need in needs
+    )
     found = []
     if host > machine.memory:
         found.append(f"{gigabytes(host)} of memory, of which {gigabytes(machine.memory)} are free")

@@ -47,7 +47,9 @@ def vllm_need(model: Architecture, settings: ModelConfig, who: str) -> Need:
         parts["adapters"] = BESIDE * BYTES[settings.dtype] * model.adapter_parameters(settings.adapter_rank) // shards
     named = [place for replica in settings.gpus for place in replica.split(",")]
     places = tuple(int(place) for place in named if place.strip().isdecimal())
-    return Need(who, parts, "gpu" if settings.gpus else "cpu", settings.replicas * shards, places)
+    if not settings.sleep:
+        return Need(who, parts, "gpu" if settings.gpus else "cpu", settings.replicas * shards, places)
+    return Need(who, parts, "gpu", settings.replicas * shards, places, "updates", parts["weights"])
 
 
 def cache_tokens(model: Architecture, settings: ModelConfig) -> int:
@@ -79,10 +81,13 @@ def lacking_places(needs: Sequence[Need], gpus: Sequence[tuple[str, int]]) -> li
             if any(SERVER in need.who for need in here):
                 found.append(f"GPU {place} for {here[0].who}, and there are {len(gpus)}")
             continue
-        size, room = sum(need.each - need.parts.get("process", 0) for need in here), gpus[place][1]
-        if len(here) > 1 and size > room:
-            who = " and ".join(need.who for need in here)
-            found.append(f"{gigabytes(size)} on GPU {place} for {who}, of which {gigabytes(room)} are free")
+        room = gpus[place][1]
+        in_updates, in_rollouts = ([one for one in here if one.rests != time] for time in ("updates", "rollouts"))
+        for together in [in_updates, in_rollouts] if in_updates != in_rollouts else [here]:
+            size = sum(need.each - need.parts.get("process", 0) for need in together)
+            if len(together) > 1 and size > room:
+                who = " and ".join(need.who for need in together)
+                found.append(f"{gigabytes(size)} on GPU {place} for {who}, of which {gigabytes(room)} are free")
     return found
 
 

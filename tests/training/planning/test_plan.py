@@ -126,6 +126,25 @@ def test_what_does_not_fit_is_said_with_figures(overrides, here, said):
     assert any(said in fault for fault in room.faults), room.faults
 
 
+def test_servers_that_sleep_and_a_learner_that_leaves_share_a_gpu_by_turns():
+    """They do not fit beside each other, and fit one after the other; what rests is in the main memory."""
+    gpu = [
+        f"models.junior.{key}={value}" for key, value in {"kind": "vllm", "python": "/v/python", "gpus": ["0"]}.items()
+    ]
+    given, here = [*gpu, "models.junior.cache_gib=0.2"], machine(gpus=[("H", int(1.2 * GB))])
+    offload = "ppo.verl.engine={param_offload: true, optimizer_offload: true}"
+
+    def of_ppo(*more):
+        (room,) = [one for one in plan_run(load_config(None, [*given, *more]), here, LENGTHS) if one.phase == "ppo"]
+        return room
+
+    assert any("on GPU 0 for each vLLM server" in fault for fault in of_ppo().faults)
+    by_turns = of_ppo("models.junior.sleep=true", offload)
+    assert not by_turns.faults
+    asleep = [need for need in by_turns.needs if "vLLM server" in need.who]
+    assert all(need.aside == need.parts["weights"] for need in asleep)
+
+
 def test_ranks_of_fine_tuning_are_counted_and_fewer_of_them_are_proposed():
     config, here = load_config(None, ["sft.ranks=6"]), machine(memory=6 * GB)
     room, *_ = plan_run(config, here, LENGTHS)
