@@ -219,6 +219,8 @@ class ServedWeights:
             self._open.clear()
             self.asleep = True
             await self._until_ended()
+            if self._retiring:
+                await self._retiring
             await self._tell_running(SLEEP)
             return time.perf_counter() - started
 
