@@ -7,8 +7,9 @@ What it "computes" lies beside the weights in log_probs.json, so it tells which 
 import asyncio
 import json
 import os
+import shutil
 import sys
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 
@@ -159,6 +160,27 @@ class ScriptedVllm:
         finally:
             server.should_exit = True
             await running
+
+
+@asynccontextmanager
+async def scripted_replicas(prepared, folder, count, *, on_cpu=True):
+    """Servers of the weights in `prepared`, and the replicas that stand for them."""
+    # As a program this file has no chimera to import.
+    from chimera.serving.connections import Connections
+    from chimera.serving.vllm.replicas import Replica
+
+    async with AsyncExitStack() as stack:
+        sockets = folder / "sockets"
+        stack.callback(shutil.rmtree, sockets, ignore_errors=True)
+        sockets.mkdir()
+        servers, replicas, changed = [], [], asyncio.Event()
+        for number in range(count):
+            server, socket = ScriptedVllm(prepared, changed=changed), sockets / str(number)
+            servers.append(await stack.enter_async_context(server.serve(socket)))
+            connections = Connections(str(socket))
+            stack.push_async_callback(connections.aclose)
+            replicas.append(Replica(f"server {number + 1}", "http://x", "", connections, "weights", on_cpu))
+        yield servers, replicas
 
 
 def add_adapter(folder, base, more):

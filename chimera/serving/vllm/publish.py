@@ -245,15 +245,12 @@ class ServedWeights:
 
     async def _tell_running(self, path: str) -> None:
         """Post to all servers but those that have ended, which are started again when the others are awake."""
-
-        async def tell(replica: Replica) -> None:
-            try:
-                await replica.tell(path, limit_s=ROUTE_S)
-            except ModelError:
-                if not await replica.ends():
-                    raise
-
-        await asyncio.gather(*(tell(one) for one in self._replicas if not one.ended()))
+        running = [one for one in self._replicas if not one.ended()]
+        # All are awaited: a server that still falls asleep must not be told to wake up.
+        done = await asyncio.gather(*(one.tell(path, limit_s=ROUTE_S) for one in running), return_exceptions=True)
+        for replica, found in zip(running, done, strict=True):
+            if isinstance(found, BaseException) and not await replica.ends():
+                raise found
 
     async def publish(self, source: Path, version: str) -> Published:
         """Put the weights in `source` behind all replicas, which must be awake; returns when they answer.

@@ -3,18 +3,16 @@
 import asyncio
 import json
 import shutil
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import pytest
-from vllm_kit import TABLE, ScriptedVllm, add_adapter, until
+from vllm_kit import TABLE, add_adapter, scripted_replicas, until
 
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, ModelError
 from chimera.data.tasks import load
-from chimera.serving.connections import Connections
 from chimera.serving.vllm.adapters import base_of, switches
 from chimera.serving.vllm.publish import Loaded, ServedWeights
-from chimera.serving.vllm.replicas import Replica
 from chimera.serving.vllm.weights import prepare
 from training.learning.plans import make_phases
 from training.learning.weights import LoraAdapter, write_model
@@ -44,18 +42,8 @@ def model(serving_model, tmp_path):
 @asynccontextmanager
 async def fleet(base, tmp_path, count=2):
     """Servers of `base`, one set of weights behind them, and a further server, as one that was started again."""
-    async with AsyncExitStack() as stack:
-        stack.callback(shutil.rmtree, tmp_path / "sockets", ignore_errors=True)
-        (tmp_path / "sockets").mkdir()
-        prepared = prepare(base, tmp_path / "served" / "0")
-        servers, replicas, changed = [], [], asyncio.Event()
-        for number in range(count + 1):
-            server = ScriptedVllm(prepared, changed=changed)
-            socket = tmp_path / "sockets" / str(number)
-            servers.append(await stack.enter_async_context(server.serve(socket)))
-            connections = Connections(str(socket))
-            stack.push_async_callback(connections.aclose)
-            replicas.append(Replica(f"server {number + 1}", "http://x", "", connections, "weights", True))
+    prepared = prepare(base, tmp_path / "served" / "0")
+    async with scripted_replicas(prepared, tmp_path, count + 1) as (servers, replicas):
         first = Loaded("base@0", base, prepared)
         weights = ServedWeights(
             "senior", replicas[:count], first, "float32", tmp_path / "served", learner, adapters=True

@@ -3,20 +3,18 @@
 import asyncio
 import json
 import shutil
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import pytest
-from vllm_kit import TABLE, ScriptedVllm, until, write_python
+from vllm_kit import TABLE, scripted_replicas, until, write_python
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, ModelError
 from chimera.data.tasks import load
-from chimera.serving.connections import Connections
 from chimera.serving.process import serve
 from chimera.serving.vllm.engine import arguments
 from chimera.serving.vllm.publish import Loaded, ServedWeights
-from chimera.serving.vllm.replicas import Replica
 from chimera.serving.vllm.weights import prepare
 from training.learning.plans import make_phases
 
@@ -33,18 +31,8 @@ def fleet(serving_model, tmp_path):
 
     @asynccontextmanager
     async def open_fleet():
-        async with AsyncExitStack() as stack:
-            stack.callback(shutil.rmtree, tmp_path / "sockets", ignore_errors=True)
-            (tmp_path / "sockets").mkdir()
-            prepared = prepare(folder, tmp_path / "served" / "0")
-            servers, replicas, changed = [], [], asyncio.Event()
-            for number in range(2):
-                server = ScriptedVllm(prepared, changed=changed)
-                socket = tmp_path / "sockets" / str(number)
-                servers.append(await stack.enter_async_context(server.serve(socket)))
-                connections = Connections(str(socket))
-                stack.push_async_callback(connections.aclose)
-                replicas.append(Replica(f"server {number + 1}", "http://x", "", connections, "weights", False))
+        prepared = prepare(folder, tmp_path / "served" / "0")
+        async with scripted_replicas(prepared, tmp_path, 2, on_cpu=False) as (servers, replicas):
             live = Loaded("base@0", folder, prepared)
             yield ServedWeights("senior", replicas, live, "float32", tmp_path / "served"), servers
 
