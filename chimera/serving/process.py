@@ -11,7 +11,7 @@ import os
 import secrets as random_secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,16 +53,16 @@ class ModelServers:
         self,
         endpoints: Mapping[str, Endpoint],
         servers: "Mapping[str, ServerProcess]",
-        sleepers: "Sequence[ServerProcess]" = (),
+        sleeper: "ServerProcess | None" = None,
     ) -> None:
         """Call slots at `endpoints`; `servers` has the server of each slot that the run serves itself.
 
         Args:
-            sleepers: Fronts of vLLM servers that sleep while the run computes an update.
+            sleeper: The front of vLLM servers, if some of them sleep while the run computes an update.
         """
         self.endpoints = dict(endpoints)
         self._servers = dict(servers)
-        self._sleepers = list(sleepers)
+        self._sleeper = sleeper
 
     def load_weights(self, key: str, folder: Path, *, version: str | None = None) -> str:
         """Serve the weights in `folder` as the logical model `key` from now on; returns their version.
@@ -110,8 +110,8 @@ class ModelServers:
         Raises:
             ModelError: a server did not go to sleep.
         """
-        for front in self._sleepers:
-            front.request("POST", "/admin/sleep")
+        if self._sleeper is not None:
+            self._sleeper.request("POST", "/admin/sleep")
 
     def wake(self) -> None:
         """Have the servers that sleep answer again.
@@ -119,8 +119,8 @@ class ModelServers:
         Raises:
             ModelError: a server did not wake up.
         """
-        for front in self._sleepers:
-            front.request("POST", "/admin/wake")
+        if self._sleeper is not None:
+            self._sleeper.request("POST", "/admin/wake")
 
     def versions(self) -> dict[str, str]:
         """The version of the weights behind each model that the run serves itself, by logical name."""
@@ -221,11 +221,10 @@ def serve(
             server.wait_until_ready()
         for key, server in servers.items():
             endpoints[key] = _endpoint(f"{server.url}/v1", key, server.api_key, models[key])
-        sleepers = {servers[key] for key, one in of_vllm.items() if one.sleep}
         yield ModelServers(
             {key: endpoints[key] for key in models},
             {key: servers[key] for key in models if key in servers},
-            tuple(sleepers),
+            next((servers[key] for key, one in of_vllm.items() if one.sleep), None),
         )
 
 

@@ -32,14 +32,16 @@ from training.learning.episodes import Episode
 PYTHON = os.environ.get("CHIMERA_VLLM_PYTHON", "")
 KEY = "a-key-of-this-test-only"
 REPOSITORY = Path(__file__).parents[2]
-SETTINGS = f"""
-data: {{size: 80}}
+PATIENT = """
+data: {size: 80}
+society: {node_timeout_s: 3600}
+rollouts: {runners: 2, timeout_s: 3600}
+gate: {enabled: false}
+wandb: {mode: disabled}
+"""
+SETTINGS = f"""{PATIENT}
 models:
   refiner: {{like: senior, kind: vllm, python: "{PYTHON}", max_tokens: 256, timeout_s: 600}}
-society: {{node_timeout_s: 3600}}
-rollouts: {{runners: 2, timeout_s: 3600}}
-gate: {{enabled: false}}
-wandb: {{mode: disabled}}
 pipeline:
   gather: {{tasks: 8}}
   ppo: {{roles: [HypothesisRefiner], states: 6, n: 4, steps: 1, reward: {{alignment: 1.0}}}}
@@ -61,14 +63,9 @@ pytestmark = [
 
 
 RUNNING = """
-data: {{size: 80}}
 models:
   refiner: {{like: senior, kind: vllm, path: "{folder}", urls: ["{url}"], api_key_env: OPENAI_API_KEY, sleep: true,
     max_tokens: 256, timeout_s: 600}}
-society: {{node_timeout_s: 3600}}
-rollouts: {{runners: 2, timeout_s: 3600}}
-gate: {{enabled: false}}
-wandb: {{mode: disabled}}
 pipeline:
   gather: {{tasks: 16}}
   ppo: {{roles: [HypothesisRefiner], start: null, states: 12, n: 6, steps: 1, reward: {{alignment: 1.0}}}}
@@ -181,7 +178,7 @@ def test_a_server_that_runs_already_sleeps_during_updates_and_answers_by_each_ve
     folder = untied(tmp_path / "nano")
     with running_server(folder, tmp_path / "server.log") as url:
         file = tmp_path / "vllm.yaml"
-        file.write_text(RUNNING.format(folder=folder, url=url))
+        file.write_text(PATIENT + RUNNING.format(folder=folder, url=url))
         done = subprocess.run(
             [sys.executable, "-m", "chimera.train", "--config", str(file), "--name", "vllm", f"runs_dir={tmp_path}"],
             capture_output=True,

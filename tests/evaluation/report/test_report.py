@@ -1,4 +1,4 @@
-"""A run made by hand: every figure of its report against a direct computation, its page, and what verify finds."""
+"""A run made by hand: every figure of its report against a direct computation, and what its notes say."""
 
 import copy
 import csv
@@ -6,195 +6,31 @@ import io
 import json
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from statistics import fmean
 
 import numpy as np
 import pytest
+from report_kit import DECISIONS, FAILURE, LABEL_OF, LABELS, MAJORITY, PLAN, SFT, STAGES, VETO, Reader, make_record
 from scipy import stats
 from sklearn.metrics import f1_score
 from statsmodels.stats.multitest import multipletests
 
 from chimera.config.tree import load_config
-from chimera.core.errors import RunError
 from chimera.run.directory import Run
-from chimera.run.jsonl import append_line
-from chimera.run.policies import Policy
 from evaluation.records.recorded import load_study
-from evaluation.records.rollouts import RolloutRecord
-from evaluation.records.study import Plan, PlannedTask, Stage
+from evaluation.records.study import Plan, Stage
 from evaluation.report import table as report_table
 from evaluation.report.build import build, compare_all, stage_pairs
 from evaluation.report.conversations import linked
 from evaluation.report.figures import data_words
-from evaluation.report.files import write_report
 from evaluation.report.gave import gave, gave_rows, lost_words, replaced
-from evaluation.report.page import inlined, page
-from evaluation.report.plots.base import Plot
+from evaluation.report.page import page
 from evaluation.report.publish import publish_predictions
 from evaluation.report.spreadsheet import metrics_csv, rollouts_csv
 from evaluation.report.text import markdown
 from evaluation.report.words import notes, players
-from evaluation.scores.judge import CRITERIA
-from evaluation.verify.check import differences, find_run, read_report, unlike, verify
+from evaluation.verify.check import unlike
 from training.gate_rule import compare as compare_gate
-
-LABELS = ["yes"] * 6 + ["no"] * 4 + ["maybe"] * 2
-DECISIONS = {
-    "base": ["GO", "GO", "GO", "NO-GO", "NO-GO", "UNDECIDED", "NO-GO", "NO-GO", "GO", "GO", "GO", None],
-    "sft": ["GO", "GO", "GO", "GO", "GO", "GO", "NO-GO", "NO-GO", "NO-GO", "GO", "UNDECIDED", "GO"],
-}
-LABEL_OF = {"GO": "yes", "NO-GO": "no", "UNDECIDED": "maybe"}
-HOSTILE = '</details><script>alert("x")</script> | [a](javascript:x) `'
-FAILURE = f"Supervisor: no JSON after 31 tokens {HOSTILE}"
-ANSWER = {"evidence": ["It fell (p=0.01)."], "comparison": "lower", "claim": "it works", "answer": "yes"}
-PROTOCOL = {
-    "design": "randomised trial",
-    "population": "adults",
-    "intervention": "drug",
-    "comparator": "placebo",
-    "outcome": "rate",
-    "sample_size": 120,
-    "analysis": "log-rank test",
-    "safeguards": "a monitoring board",
-    "expected": "yes",
-}
-BASE = {"junior": "nano@0", "judge": "rubric", "selection": "supervisor's model"}
-SFT = Policy("weights", "junior", "junior@sft", "models/junior/sft")
-STAGES = (
-    Stage("base", "base", "sequence", (), BASE),
-    Stage("sft", "after sft", "sequence", (SFT,), {**BASE, "junior": "junior@sft"}),
-)
-
-
-def scores_of(stage, task):
-    gain = 0.25 if stage == "sft" else 0.0
-    return {name: round((task * (place + 2) % 7) / 10 + gain, 3) for place, name in enumerate(CRITERIA)}
-
-
-VETO = "peer review: 2 of 3 evidence sentences are in no source"
-
-
-def make_record(stage, task, weights):
-    decision = DECISIONS[stage.name][task]
-    common = {
-        "rollout_id": f"ro-{stage.name}-{task}",
-        "task_id": f"t{task}",
-        "source": "generated",
-        "level": 1,
-        "phase": f"gate-{stage.name}",
-        "repeat": 0,
-        "seed": task,
-        "attempt": 1,
-        "label": LABELS[task],
-        "policy_versions": dict(stage.versions),
-    }
-    if decision is None:
-        return RolloutRecord(**common, status="failed", error=FAILURE, answer=None, decision=None, reward=None)
-    veto = VETO if (stage.name, decision) == ("base", "NO-GO") else None
-    scores = scores_of(stage.name, task)
-    parts = {name: weights[name] * score for name, score in scores.items()}
-    parts |= {
-        "alignment": float(LABEL_OF[decision] == LABELS[task]),
-        "parsed": 0.05,
-        "repeated_call": -0.1 * (task % 2),
-    }
-    parts |= {"call_valid": 0.1, "tool_succeeded": 0.05, "unverifiable_quote": 0.0, "overlong": 0.0}
-    outputs = {
-        "turn_count": 9 + task % 3,
-        "initial_hypotheses": [{"author": "Geneticist", **ANSWER}],
-        "selected_hypothesis": {"author": "Geneticist", **ANSWER, "claim": f"{stage.name} {HOSTILE}"},
-        "supervisor_justification": "its quote is real",
-        "refined_hypothesis": ANSWER,
-        "unreviewed_hypothesis": {**ANSWER, "answer": "no"},
-        "peer_review": {"issues": [], "severity": "NONE", "verdict": "APPROVE"},
-        "safety_review": {"issues": [], "severity": "NONE", "verdict": "APPROVE"},
-        "major_revisions": task % 2,
-        "critical_revisions": 0,
-        "final_protocol": {**PROTOCOL, "amendments": []},
-        "final_answer": LABEL_OF[decision],
-        "final_decision": decision,
-        "final_veto": veto,
-        "final_rationale": "the evidence says so",
-        "final_evaluation": {"scores": scores, "error": None},
-    }
-    calls = {"model_calls": 12 + task, "tool_calls": 4, "failed_tool_calls": task % 2, "repairs": 0}
-    return RolloutRecord(
-        **common,
-        status="succeeded",
-        error=None,
-        answer=LABEL_OF[decision],
-        decision=decision,
-        veto=veto,
-        reward=float(np.sum(list(parts.values()))),
-        parts=parts,
-        outputs=outputs,
-        counts={**calls, "prompt_tokens": 1000 + task, "completion_tokens": 400},
-        tokens={"junior": {"prompt": 1000 + task, "completion": 400}},
-        visits={
-            "Geneticist/1": {"calls": 2, "prompt": 300, "completion": 30},
-            "HypothesisRefiner/1": {"calls": 1, "prompt": 100, "completion": 20},
-            "HypothesisRefiner/2": {"calls": 1, "prompt": 600, "completion": 350},
-        },
-        seconds=2.0 + task,
-        trace=f"traces/{stage.name}.jsonl.gz",
-    )
-
-
-PLAN = Plan(
-    "val",
-    "generated",
-    "generated tasks, by hand",
-    tuple(
-        PlannedTask(f"t{task}", f"Does it work {HOSTILE}?", label, 1 + task % 2) for task, label in enumerate(LABELS)
-    ),
-    1,
-    STAGES,
-)
-VOTES = ["maybe", "no", "no", "no"]
-MAJORITY = ["yes"] * 11 + [None]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    settings = ["evaluation.resamples=1000", "evaluation.permutations=500", "evaluation.prices={junior: [2, 10]}"]
-    with Run.create("hand", load_config(None, [f"runs_dir={folder}", *settings])) as run:
-        run.ledger("phase_started", phase="sft", policy_versions=BASE)
-        run.ledger("went_live", phase="sft", policy=SFT.dump())
-        run.ledger("phase_finished", phase="sft")
-        run.ledger("rolled_back", phase="ppo", policy=Policy("weights", "senior", "senior@ppo", "models/x").dump())
-        weights = run.config.reward.model_dump()
-        for stage in STAGES:
-            run.append_rollout({**make_record(stage, 0, weights).dump(), "reward": 9.0}, phase=f"gate-{stage.name}")
-            for task in range(len(LABELS)):
-                run.append_rollout(make_record(stage, task, weights).dump(), phase=f"gate-{stage.name}")
-        side = run.path / "evaluation" / "val"
-        side.mkdir(parents=True)
-        for task, answer in enumerate(MAJORITY):
-            why = None if answer else "no answer"
-            row = {"baseline": "majority", "task_id": f"t{task}", "repeat": 0, "answer": answer, "error": why}
-            append_line(side / "baselines.jsonl", row)
-            for sample in range(4):
-                used = {"calls": 1, "prompt_tokens": 300, "completion_tokens": 50, "sample": sample}
-                call = {**row, "baseline": "single@base", "answer": VOTES[sample], "error": None, **used}
-                append_line(side / "baselines.jsonl", call)
-    return Run(run.path)
-
-
-@pytest.fixture(scope="module")
-def study(run):
-    return load_study(run, PLAN)
-
-
-@pytest.fixture(scope="module")
-def built(study, run):
-    return build(study, [Plot("curve", "Curve", missing="there are no metrics")], run.path / "report")
-
-
-@pytest.fixture
-def report(built):
-    return copy.deepcopy(built)
 
 
 def records(run):
@@ -633,197 +469,6 @@ def test_published_results_stand_beside_the_official_split_only(study):
     assert report["references"][0]["accuracy"] == 78.0
     assert "78.0" in page(report, {})
     assert "arXiv:1909.06146" in markdown(report)
-
-
-class Reader(HTMLParser):
-    """The page's tags, ids and links, and whether every tag that is opened is closed."""
-
-    VOID = ("meta", "br", "link", "img", "hr", "input")
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.ids, self.links, self.tags, self.loads = [], [], [], [], []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
-        self.tags.append(tag)
-        self.ids += [found["id"]] if "id" in found else []
-        self.links += [found["href"]] if "href" in found else []
-        self.loads += [found["src"]] if "src" in found else []
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
-SVG = '<?xml version="1.0"?>\n<!DOCTYPE svg>\n<svg width="9pt" viewBox="0 0 9 9"><g id="a"/><use href="#a"/></svg>\n'
-
-
-def test_the_page_needs_nothing_else_and_all_its_links_lead_somewhere(report):
-    report["plots"].append(Plot("drawn", "Drawn", {"svg": "drawn.svg"}, "how to read it").dump())
-    read = Reader(page(report, {"drawn": SVG}))
-    assert read.open == []
-    assert len(read.ids) == len(set(read.ids))
-    assert read.loads == []
-    assert "link" not in read.tags
-    assert {link.removeprefix("#") for link in read.links if link.startswith("#")} <= set(read.ids)
-    pages = {f"rollouts/{row['id']}.html" for found in report["outcomes"].values() for row in found["rollouts"]}
-    assert {link for link in read.links if not link.startswith("#")} <= pages
-
-
-def test_each_mean_leads_to_its_column_and_each_cell_of_a_confusion_matrix_to_its_rollouts(report):
-    text = page(report, {})
-    for name, mean in report["stages"]["sft"].items():
-        assert f'<a href="#sft.{name}">' in text, (name, mean)
-        assert f'id="sft.{name}"' in text
-    assert '<a href="#base.yes.no">2</a>' in text
-    row = re.search(r'<tr id="([^"]+)"><th scope="row"><i id="base.yes.no">', text)
-    assert row is not None
-    assert row[1] == "base-ro-base-3"
-    assert "rollouts/gate-base.jsonl:5" in text
-    assert "python -m chimera.trace hand ID" in text
-
-
-def test_what_models_wrote_is_text_in_page_and_markdown(report):
-    text = page(report, {})
-    assert "<script>alert" not in text
-    assert "&lt;script&gt;alert" in text
-    assert Reader(text).tags.count("script") == 1
-    lines = markdown(report)
-    assert "<script" not in lines.replace("\\<script", "")
-    assert "| [a](" not in lines
-
-
-def test_the_first_screen_says_what_was_compared_on_what_by_whom_with_the_verdict(report):
-    first = page(report, {}).partition("<nav")[0].partition("<header>")[2]
-    words = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", first))
-    assert "12 generated validation tasks" in words
-    assert "PubMedQA" not in words
-    assert "nano (embedded)" in words
-    assert "rubric (deterministic, no language model)" in words
-    row = report["comparisons"]["base:sft"]["alignment"]
-    assert f"{100 * row['difference']:+.1f}" in words
-    assert f"{100 * row['low']:+.1f} to {100 * row['high']:+.1f}".replace("-", "−") in words
-    assert row["verdict"].capitalize() in words
-
-
-def test_a_plot_that_is_missing_leaves_its_reason(report):
-    for text in (page(report, {}), markdown(report)):
-        assert "there are no metrics" in text
-
-
-def test_a_drawing_keeps_to_itself():
-    assert inlined(SVG, "x") == '<svg viewBox="0 0 9 9"><g id="x-a"/><use href="#x-a"/></svg>'
-    assert inlined(None, "x") is None
-
-
-def test_a_written_report_is_found_and_true(report, run, study, tmp_path):
-    folder = tmp_path / "report"
-    report["run"]["path"] = str(run.path)
-    assert write_report(report, folder) == folder / "index.html"
-    found = find_run(folder)
-    assert found is not None
-    assert found.path == run.path
-    for place in (folder, folder / "report.json", tmp_path):
-        assert unlike(read_report(place), study, folder) == []
-
-
-def number_paths(tree, place=()):
-    if isinstance(tree, dict):
-        return [path for key, value in tree.items() for path in number_paths(value, (*place, key))]
-    return [place] if isinstance(tree, int | float) and not isinstance(tree, bool) else []
-
-
-def test_every_number_of_the_tables_is_compared_with_the_run(built):
-    """Each number is changed a little, and the comparison with what the run gives names just that one."""
-    parts = ("stages", "comparisons", "baselines", "work", "levels", "judges")
-    paths = [path for part in parts for path in number_paths(built[part], (part,))]
-    assert len(paths) > 300
-    for path in paths:
-        changed = copy.deepcopy(built[path[0]])
-        at = changed
-        for key in path[1:-1]:
-            at = at[key]
-        at[path[-1]] += 1e-6 * max(1, abs(at[path[-1]]))
-        assert [place for place, _, _ in differences(changed, built[path[0]])] == [".".join(path[1:])]
-
-
-@pytest.mark.parametrize(
-    ("where", "value"),
-    [
-        (("stages", "sft", "reward", "mean"), 2.5),
-        (("stages", "base", "seconds", "low"), 0.1),
-        (("comparisons", "base:sft", "reward", "p"), 0.0001),
-        (("comparisons", "base:sft", "reward", "verdict"), "worse"),
-        (("outcomes", "base", "failed"), 0),
-        (("outcomes", "sft", "rollouts", 3, "reward"), 3.0),
-        (("pairs", "base:sft", 2, 1), 3.0),
-        (("baselines", "majority", "answered"), 12),
-        (("work", "consistency@base", "tokens"), 900),
-        (("levels", "2", "right", "sft", "mean"), 1.0),
-        (("standing", 0), "base"),
-        (("judges", "length", "judge", "n"), 99),
-        (("side_by_side", 0, "difference"), 5.0),
-        (("settings", "reward", "impact"), 0.9),
-        (("verdict", "text"), "much better"),
-    ],
-)
-def test_a_changed_figure_is_named(report, study, tmp_path, where, value):
-    at = report
-    for key in where[:-1]:
-        at = at[key]
-    at[where[-1]] = value
-    assert any(".".join(map(str, where)) in problem for problem in unlike(report, study, tmp_path))
-
-
-@pytest.mark.parametrize(("old", "new"), [(">91.7<", ">99.7<"), ("--paper: #fcfbf8", "--paper: #ffffff")])
-def test_pages_that_show_anything_else_are_named(report, run, study, tmp_path, old, new):
-    report["run"]["path"] = str(run.path)
-    write_report(report, tmp_path)
-    assert unlike(report, study, tmp_path) == []
-    shown = (tmp_path / "index.html").read_text()
-    assert old in shown
-    (tmp_path / "index.html").write_text(shown.replace(old, new))
-    (problem,) = unlike(report, study, tmp_path)
-    assert "index.html does not show" in problem
-
-
-def test_a_report_without_its_run_is_no_pass(report, run, tmp_path):
-    report["run"]["path"] = "../nowhere"
-    (tmp_path / "report.json").write_text(json.dumps(report))
-    assert find_run(tmp_path) is None
-    assert any("was not found" in problem for problem in verify(tmp_path, None).problems)
-
-
-def test_a_run_that_lacks_rollouts_or_a_report_that_lacks_its_plan_is_named(report, run, study, tmp_path):
-    more = replace(PLAN, tasks=(*PLAN.tasks, PlannedTask("t99", "?", "yes", 1)))
-    with pytest.raises(RunError, match="t99"):
-        load_study(run, more)
-    del report["plan"]
-    assert any(problem.startswith("plan is missing") for problem in unlike(report, study, tmp_path))
-
-
-def test_a_run_whose_ledger_has_no_evaluation_gives_no_report(report, run, tmp_path):
-    (tmp_path / "report.json").write_text(json.dumps(report))
-    assert any("has no evaluation that wrote" in problem for problem in verify(tmp_path, run).problems)
-
-
-@pytest.mark.parametrize(("text", "words"), [("{", "not JSON"), ("[1]", "a list"), (None, "cannot be read")])
-def test_a_file_that_is_no_report_is_refused(tmp_path, text, words):
-    file = tmp_path / "report.json"
-    if text is not None:
-        file.write_text(text)
-    with pytest.raises(RunError, match=words):
-        verify(file, None)
-
-
-def test_a_folder_that_cannot_be_written_is_named(report, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot be written"):
-        write_report(report, tmp_path / "file")
 
 
 def test_comparing_twice_gives_the_same(study):

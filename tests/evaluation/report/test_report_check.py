@@ -1,0 +1,120 @@
+"""What `--verify` finds in a report: every figure and page beside what the run gives."""
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+from report_kit import PLAN
+
+from chimera.core.errors import RunError
+from evaluation.records.recorded import load_study
+from evaluation.records.study import PlannedTask
+from evaluation.report.files import write_report
+from evaluation.verify.check import differences, find_run, read_report, unlike, verify
+
+
+def test_a_written_report_is_found_and_true(report, run, study, tmp_path):
+    folder = tmp_path / "report"
+    report["run"]["path"] = str(run.path)
+    assert write_report(report, folder) == folder / "index.html"
+    found = find_run(folder)
+    assert found is not None
+    assert found.path == run.path
+    for place in (folder, folder / "report.json", tmp_path):
+        assert unlike(read_report(place), study, folder) == []
+
+
+def number_paths(tree, place=()):
+    if isinstance(tree, dict):
+        return [path for key, value in tree.items() for path in number_paths(value, (*place, key))]
+    return [place] if isinstance(tree, int | float) and not isinstance(tree, bool) else []
+
+
+def test_every_number_of_the_tables_is_compared_with_the_run(built):
+    """Each number is changed a little, and the comparison with what the run gives names just that one."""
+    parts = ("stages", "comparisons", "baselines", "work", "levels", "judges")
+    paths = [path for part in parts for path in number_paths(built[part], (part,))]
+    assert len(paths) > 300
+    for path in paths:
+        changed = copy.deepcopy(built[path[0]])
+        at = changed
+        for key in path[1:-1]:
+            at = at[key]
+        at[path[-1]] += 1e-6 * max(1, abs(at[path[-1]]))
+        assert [place for place, _, _ in differences(changed, built[path[0]])] == [".".join(path[1:])]
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("stages", "sft", "reward", "mean"), 2.5),
+        (("stages", "base", "seconds", "low"), 0.1),
+        (("comparisons", "base:sft", "reward", "p"), 0.0001),
+        (("comparisons", "base:sft", "reward", "verdict"), "worse"),
+        (("outcomes", "base", "failed"), 0),
+        (("outcomes", "sft", "rollouts", 3, "reward"), 3.0),
+        (("pairs", "base:sft", 2, 1), 3.0),
+        (("baselines", "majority", "answered"), 12),
+        (("work", "consistency@base", "tokens"), 900),
+        (("levels", "2", "right", "sft", "mean"), 1.0),
+        (("standing", 0), "base"),
+        (("judges", "length", "judge", "n"), 99),
+        (("side_by_side", 0, "difference"), 5.0),
+        (("settings", "reward", "impact"), 0.9),
+        (("verdict", "text"), "much better"),
+    ],
+)
+def test_a_changed_figure_is_named(report, study, tmp_path, where, value):
+    at = report
+    for key in where[:-1]:
+        at = at[key]
+    at[where[-1]] = value
+    assert any(".".join(map(str, where)) in problem for problem in unlike(report, study, tmp_path))
+
+
+@pytest.mark.parametrize(("old", "new"), [(">91.7<", ">99.7<"), ("--paper: #fcfbf8", "--paper: #ffffff")])
+def test_pages_that_show_anything_else_are_named(report, run, study, tmp_path, old, new):
+    report["run"]["path"] = str(run.path)
+    write_report(report, tmp_path)
+    assert unlike(report, study, tmp_path) == []
+    shown = (tmp_path / "index.html").read_text()
+    assert old in shown
+    (tmp_path / "index.html").write_text(shown.replace(old, new))
+    (problem,) = unlike(report, study, tmp_path)
+    assert "index.html does not show" in problem
+
+
+def test_a_report_without_its_run_is_no_pass(report, run, tmp_path):
+    report["run"]["path"] = "../nowhere"
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    assert find_run(tmp_path) is None
+    assert any("was not found" in problem for problem in verify(tmp_path, None).problems)
+
+
+def test_a_run_that_lacks_rollouts_or_a_report_that_lacks_its_plan_is_named(report, run, study, tmp_path):
+    more = replace(PLAN, tasks=(*PLAN.tasks, PlannedTask("t99", "?", "yes", 1)))
+    with pytest.raises(RunError, match="t99"):
+        load_study(run, more)
+    del report["plan"]
+    assert any(problem.startswith("plan is missing") for problem in unlike(report, study, tmp_path))
+
+
+def test_a_run_whose_ledger_has_no_evaluation_gives_no_report(report, run, tmp_path):
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    assert any("has no evaluation that wrote" in problem for problem in verify(tmp_path, run).problems)
+
+
+@pytest.mark.parametrize(("text", "words"), [("{", "not JSON"), ("[1]", "a list"), (None, "cannot be read")])
+def test_a_file_that_is_no_report_is_refused(tmp_path, text, words):
+    file = tmp_path / "report.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(RunError, match=words):
+        verify(file, None)
+
+
+def test_a_folder_that_cannot_be_written_is_named(report, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written"):
+        write_report(report, tmp_path / "file")

@@ -1,0 +1,69 @@
+"""The pages of a report: whole HTML that needs nothing else, links that lead somewhere, and text that stays text."""
+
+import re
+
+from report_kit import Reader
+
+from evaluation.report.page import inlined, page
+from evaluation.report.plots.base import Plot
+from evaluation.report.text import markdown
+
+SVG = '<?xml version="1.0"?>\n<!DOCTYPE svg>\n<svg width="9pt" viewBox="0 0 9 9"><g id="a"/><use href="#a"/></svg>\n'
+
+
+def test_the_page_needs_nothing_else_and_all_its_links_lead_somewhere(report):
+    report["plots"].append(Plot("drawn", "Drawn", {"svg": "drawn.svg"}, "how to read it").dump())
+    read = Reader(page(report, {"drawn": SVG}))
+    assert read.open == []
+    assert len(read.ids) == len(set(read.ids))
+    assert read.loads == []
+    assert "link" not in read.tags
+    assert {link.removeprefix("#") for link in read.links if link.startswith("#")} <= set(read.ids)
+    pages = {f"rollouts/{row['id']}.html" for found in report["outcomes"].values() for row in found["rollouts"]}
+    assert {link for link in read.links if not link.startswith("#")} <= pages
+
+
+def test_each_mean_leads_to_its_column_and_each_cell_of_a_confusion_matrix_to_its_rollouts(report):
+    text = page(report, {})
+    for name, mean in report["stages"]["sft"].items():
+        assert f'<a href="#sft.{name}">' in text, (name, mean)
+        assert f'id="sft.{name}"' in text
+    assert '<a href="#base.yes.no">2</a>' in text
+    row = re.search(r'<tr id="([^"]+)"><th scope="row"><i id="base.yes.no">', text)
+    assert row is not None
+    assert row[1] == "base-ro-base-3"
+    assert "rollouts/gate-base.jsonl:5" in text
+    assert "python -m chimera.trace hand ID" in text
+
+
+def test_what_models_wrote_is_text_in_page_and_markdown(report):
+    text = page(report, {})
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert" in text
+    assert Reader(text).tags.count("script") == 1
+    lines = markdown(report)
+    assert "<script" not in lines.replace("\\<script", "")
+    assert "| [a](" not in lines
+
+
+def test_the_first_screen_says_what_was_compared_on_what_by_whom_with_the_verdict(report):
+    first = page(report, {}).partition("<nav")[0].partition("<header>")[2]
+    words = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", first))
+    assert "12 generated validation tasks" in words
+    assert "PubMedQA" not in words
+    assert "nano (embedded)" in words
+    assert "rubric (deterministic, no language model)" in words
+    row = report["comparisons"]["base:sft"]["alignment"]
+    assert f"{100 * row['difference']:+.1f}" in words
+    assert f"{100 * row['low']:+.1f} to {100 * row['high']:+.1f}".replace("-", "−") in words
+    assert row["verdict"].capitalize() in words
+
+
+def test_a_plot_that_is_missing_leaves_its_reason(report):
+    for text in (page(report, {}), markdown(report)):
+        assert "there are no metrics" in text
+
+
+def test_a_drawing_keeps_to_itself():
+    assert inlined(SVG, "x") == '<svg viewBox="0 0 9 9"><g id="x-a"/><use href="#x-a"/></svg>'
+    assert inlined(None, "x") is None

@@ -1,0 +1,101 @@
+"""A scripted W&B server: as much of it as one run needs."""
+
+import base64
+import functools
+import gzip
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class FakeWandb:
+    """As much of W&B's server as one run needs; `down` makes it answer 500, `silent` not at all."""
+
+    def __init__(self):
+        self.rows: dict[int, dict] = {}
+        self.keys: set[str] = set()
+        self.started = 0
+        self.refused = 0
+        self.trouble = ""
+        self.asked = threading.Event()
+        self.end = threading.Event()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(FakeWandbHandler, self))
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self):
+        self.end.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+    def answer(self, path, body):
+        if path == "/graphql":
+            asked = json.loads(body)
+            return {"data": self.data(asked.get("operationName"), asked.get("variables") or {}, asked["query"])}
+        if path.endswith("/file_stream"):
+            history = json.loads(body).get("files", {}).get("wandb-history.jsonl", {"content": []})
+            for line in map(json.loads, history["content"]):
+                self.refused += line["_step"] in self.rows
+                self.rows[line["_step"]] = line
+        return {}
+
+    def data(self, operation, variables, query):
+        project = {"id": "p", "name": "chimera", "entity": {"id": "e", "name": "me"}}
+        tail = json.dumps([json.dumps(self.rows[max(self.rows)])] if self.rows else [])
+        bucket = {
+            "id": "UnVu",
+            "name": variables.get("name"),
+            "displayName": "shown",
+            "historyLineCount": len(self.rows),
+            "eventsLineCount": 0,
+            "logLineCount": 0,
+            "historyTail": tail,
+            "eventsTail": "[]",
+            "config": "{}",
+            "summaryMetrics": "{}",
+            "tags": [],
+            "wandbConfig": '{"t": 1}',
+            "project": project,
+        }
+        if operation == "ServerFeaturesQuery":
+            return {"serverInfo": {"features": []}}
+        if operation == "RunResumeStatus":
+            return {"model": {**project, "bucket": bucket if self.started else None}}
+        if operation == "UpsertBucket":
+            self.started += 1
+            return {"upsertBucket": {"bucket": bucket, "inserted": True}}
+        if operation == "CreateRunFiles":
+            files = [{"name": name, "uploadUrl": f"{self.url}/files/{name}"} for name in variables["files"]]
+            return {"createRunFiles": {"runID": "UnVu", "uploadHeaders": [], "files": files}}
+        if "viewer" in query:
+            return {"viewer": {"id": "u", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}}
+        return {}
+
+
+class FakeWandbHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def __init__(self, fake, *args):
+        self.fake = fake
+        super().__init__(*args)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        body = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
+        authorization = self.headers.get("authorization", " ").split(" ")[1]
+        self.fake.keys.add(base64.b64decode(authorization).decode().removeprefix("api:"))
+        self.fake.asked.set()
+        if self.fake.trouble == "silent":
+            self.fake.end.wait()
+        answer = json.dumps(self.fake.answer(self.path, body) if not self.fake.trouble else {}).encode()
+        self.send_response(500 if self.fake.trouble else 200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_GET = do_PUT = do_POST
+
+    def log_message(self, format, *args):
+        pass
