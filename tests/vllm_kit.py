@@ -94,6 +94,8 @@ class ScriptedVllm:
             case "/wake_up":
                 self.asleep = False
             case "/collective_rpc":
+                if asked["method"] != "reload_weights":
+                    raise Refused(500, f"Method {asked['method']!r} is not implemented.")
                 assert self.paused, "weights may change only in a pause"
                 assert not self.running, "an answer would be by old and new weights"
                 if self.order is not None and self.order.exists():
@@ -163,8 +165,8 @@ class ScriptedVllm:
 
 
 @asynccontextmanager
-async def scripted_replicas(prepared, folder, count, *, on_cpu=True):
-    """Servers of the weights in `prepared`, and the replicas that stand for them."""
+async def scripted_replicas(prepared, folder, count, *, on_cpu=True, make=ScriptedVllm):
+    """Servers of the weights in `prepared`, which `make` makes, and the replicas that stand for them."""
     # As a program this file has no chimera to import.
     from chimera.serving.connections import Connections
     from chimera.serving.vllm.replicas import Replica
@@ -175,7 +177,7 @@ async def scripted_replicas(prepared, folder, count, *, on_cpu=True):
         sockets.mkdir()
         servers, replicas, changed = [], [], asyncio.Event()
         for number in range(count):
-            server, socket = ScriptedVllm(prepared, changed=changed), sockets / str(number)
+            server, socket = make(prepared, changed=changed), sockets / str(number)
             servers.append(await stack.enter_async_context(server.serve(socket)))
             connections = Connections(str(socket))
             stack.push_async_callback(connections.aclose)
@@ -191,20 +193,20 @@ def add_adapter(folder, base, more):
     (folder / "adapter" / "adapter_model.safetensors").write_text(str(more))
 
 
-def write_python(folder, behaviour=""):
-    """A program that stands for the Python of vLLM's environment; `behaviour` is an argument of `main`."""
+def write_python(folder, behaviour="", kit=__file__):
+    """A program that stands for the Python of vLLM's environment; `behaviour` is an argument of the `main` of `kit`."""
     file = folder / f"python{behaviour}"
-    file.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).absolute()} {behaviour or "serve"} "$@"\n')
+    file.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(kit).absolute()} {behaviour or "serve"} "$@"\n')
     file.chmod(0o700)
     return str(file)
 
 
-def main(behaviour, arguments):
+def main(behaviour, arguments, make=ScriptedVllm):
     given = dict(pairwise(arguments))
     if behaviour == "broken":
         sys.exit("no CPU backend found")
     print("serving", given["--model"], flush=True)
-    server = ScriptedVllm(given["--model"])
+    server = make(given["--model"])
     server.takes_adapters = "--enable-lora" in arguments and os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "1"
     server.order = Path(given["--uds"]).with_name("end")
     if "--enable-sleep-mode" not in arguments:

@@ -76,7 +76,13 @@ async def _train(
         log_file = run.path / "logs" / "models.log"
         learning = config.learning()
         serving = serve(
-            config.served(), config.serving, secrets, log_file=log_file, learning=learning, on_warning=view.warn
+            config.served(),
+            config.serving,
+            secrets,
+            log_file=log_file,
+            learning=learning,
+            on_warning=view.warn,
+            host=config.cluster.host,
         )
         starting = asyncio.create_task(asyncio.to_thread(stack.enter_context, serving))
         await asyncio.sleep(0)

@@ -31,12 +31,14 @@ from chimera.processes.children import stop
 from chimera.processes.programs import Program
 from chimera.run.jsonl import append_line
 from chimera.serving.embedded.checkpoint import locate
+from chimera.serving.vllm.broadcast import transfer_of
 from chimera.serving.vllm.engine import start_engine
 from chimera.serving.vllm.front import Front, create_front
 from chimera.serving.vllm.probe import preload
 from chimera.serving.vllm.publish import Loaded, ServedWeights
 from chimera.serving.vllm.ready import ServerPlace, wait_for
 from chimera.serving.vllm.sharing import share
+from chimera.serving.vllm.transfer import Transfer
 from chimera.serving.vllm.weights import prepare
 
 GRACE_S = 1
@@ -86,9 +88,11 @@ def main(argv: list[str]) -> None:
         for slots in share(models, settings["learning"]):
             model = models[slots[0]]
             if slots[0] not in settings["learning"]:
-                model = model.model_copy(update={"adapter_rank": 0})  # Its weights stay as they are.
+                # Its weights stay as they are.
+                model = model.model_copy(update={"adapter_rank": 0, "transfer": "files"})
             groups.append(_start(slots, model, serving, sockets, logs, settings["keys"][slots[0]]))
-        asyncio.run(_serve(groups, models, serving, settings["api_key"], options.fd, logs, tell))
+        transfers = [transfer_of(group.model, group.slots[0], settings["host"]) for group in groups]
+        asyncio.run(_serve(groups, transfers, models, serving, settings["api_key"], options.fd, logs, tell))
     finally:
         stop(_programs(groups), seconds=STOP_S)
         shutil.rmtree(sockets, ignore_errors=True)
@@ -117,6 +121,7 @@ def _start(
 
 async def _serve(
     groups: Sequence[Sharing],
+    transfers: Sequence[Transfer],
     models: Mapping[str, ModelConfig],
     serving: ServingConfig,
     key: str,
@@ -126,8 +131,9 @@ async def _serve(
 ) -> None:
     weights: dict[str, ServedWeights] = {}
     started = time.monotonic()
-    for group in groups:
+    for group, transfer in zip(groups, transfers, strict=True):
         replicas = [await wait_for(place, started + group.model.start_timeout_s) for place in group.places]
+        await transfer.check(replicas)
         one = ServedWeights(
             " and ".join(group.slots),
             replicas,
@@ -135,6 +141,7 @@ async def _serve(
             group.model.dtype,
             group.folder,
             adapters=group.model.adapter_rank > 0,
+            transfer=transfer,
         )
         if group.model.urls:
             await one.check()

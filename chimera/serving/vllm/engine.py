@@ -23,6 +23,10 @@ USUAL = (
 """What all servers are told; settings of a slot (`args`) come later and win."""
 FOREIGN = ("PYTHON", "VIRTUAL_ENV")
 """Starts of variables that belong to this project's Python and would mislead another."""
+RECEIVER = Path(__file__).parent / "receiver"
+"""The folder in vLLM's PYTHONPATH."""
+RECEIVER_CLASS = "chimera_receiver.WeightReceiver"
+"""What takes weights there that are sent (`models.X.transfer`)."""
 
 
 def start_engine(
@@ -39,7 +43,7 @@ def start_engine(
     assert model.python is not None
     place = model.gpus[number] if model.gpus else ""
     command = [model.python, *arguments(model, serving, folder, socket, place)]
-    environment = _environment(Path(model.python), serving, place, key, adapters=model.adapter_rank > 0)
+    environment = _environment(model, serving, place, key)
     return Program(name, command, log_file, environment)
 
 
@@ -56,12 +60,14 @@ def arguments(model: ModelConfig, serving: ServingConfig, folder: Path, socket: 
         *(() if place else ("--enforce-eager",)),
         *switches(model.adapter_rank),
         *(("--enable-sleep-mode",) if model.sleep else ()),
+        *(("--worker-extension-cls", RECEIVER_CLASS) if model.transfer != "files" else ()),
         *USUAL,
         *model.args,
     ]
 
 
-def _environment(python: Path, serving: ServingConfig, place: str, key: str, *, adapters: bool) -> Mapping[str, str]:
+def _environment(model: ModelConfig, serving: ServingConfig, place: str, key: str) -> Mapping[str, str]:
+    assert model.python is not None
     kept = {name: value for name, value in child_environment().items() if not name.startswith(FOREIGN)}
     found = {
         **kept,
@@ -69,11 +75,12 @@ def _environment(python: Path, serving: ServingConfig, place: str, key: str, *, 
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
-        **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if adapters else {}),
+        **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if model.adapter_rank else {}),
+        **({"PYTHONPATH": str(RECEIVER)} if model.transfer != "files" else {}),
     }
     if place:
         return {**found, "CUDA_VISIBLE_DEVICES": place}
-    openmp = python.absolute().parent.parent / "lib" / "libiomp5.so"
+    openmp = Path(model.python).absolute().parent.parent / "lib" / "libiomp5.so"
     threads = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(serving.threads)}
     # Replicas that bind their threads would all take the same cores.
     return {

@@ -95,7 +95,8 @@ class Front:
             done = await weights.publish(folder, version)
         except ChimeraError as error:
             raise BadRequest(str(error), param="folder") from error
-        self._note({"slot": slot, "version": version, "seconds": done.seconds, "apart": done.apart})
+        how = {"seconds": done.seconds, "apart": done.apart, "transfer": done.transfer}
+        self._note({"slot": slot, "version": version, **how})
         return done
 
     async def rest(self, *, asleep: bool) -> None:

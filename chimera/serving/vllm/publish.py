@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chimera.config.sections.models import Precision
+from chimera.config.sections.models import Precision, TransferKind
 from chimera.core.errors import ConfigError, ModelError
 from chimera.serving.connections import HttpAnswer
 from chimera.serving.vllm.adapters import ServedAdapter, base_of, copy_adapter, load, unload
 from chimera.serving.vllm.probe import Expected, Learner, Probe, learner_log_probs
-from chimera.serving.vllm.replicas import Replica, least_busy
+from chimera.serving.vllm.replicas import Replica, ask_all, least_busy
+from chimera.serving.vllm.transfer import FILES, Transfer
 from chimera.serving.vllm.weights import prepare
 
 SLEEP, WAKE = "/sleep?level=1&mode=wait", "/wake_up"
@@ -39,10 +40,11 @@ ROUTE_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a publish did: seconds by stage, and how far each replica's probe is from the learner's."""
+    """What a publish did: seconds by stage, how far each replica's probe is from the learner's, how weights came."""
 
     seconds: Mapping[str, float]
     apart: Sequence[float]
+    transfer: TransferKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class ServedWeights:
         folder: Where folders for vLLM are made.
         learner: Computes the learner's log-probabilities.
         adapters: True if LoRA adapters are loaded beside the weights that they change.
+        transfer: How the replicas get weights.
 
     Attributes:
         live: The weights that answer.
@@ -98,8 +101,10 @@ class ServedWeights:
         learner: Learner = learner_log_probs,
         *,
         adapters: bool = False,
+        transfer: Transfer = FILES,
     ) -> None:
         self.name = name
+        self._transfer = transfer
         self._replicas = list(replicas)
         self.live = first
         self._folder = folder
@@ -271,7 +276,8 @@ class ServedWeights:
                 found = await self._put_beside(new, expected, seconds)
             else:
                 found = await self._put_whole(new, expected, seconds)
-            return Published({stage: round(spent, 3) for stage, spent in seconds.items()}, found)
+            rounded = {stage: round(spent, 3) for stage, spent in seconds.items()}
+            return Published(rounded, found, self._transfer.kind)
 
     def _prepared(self, source: Path, version: str) -> Loaded:
         """Write what vLLM is to read: an adapter if the servers take one and `source` has one, else all weights."""
@@ -345,19 +351,21 @@ class ServedWeights:
     async def _load(self, new: Loaded, expected: Expected, seconds: dict[str, float]) -> list[float]:
         started = time.perf_counter()
 
-        async def stage(name: str, path: str, body: Mapping[str, Any] | None = None) -> None:
+        async def stage(name: str, work: Awaitable[None]) -> None:
             nonlocal started
-            await self._all(path, body)
+            await work
             seconds[name] = time.perf_counter() - started
             started = time.perf_counter()
 
-        await stage("pause", "/pause?mode=wait")
+        def all_told(path: str, body: Mapping[str, Any] | None = None) -> Awaitable[None]:
+            return ask_all(self._replicas, path, body, limit_s=ROUTE_S)
+
+        await stage("pause", all_told("/pause?mode=wait"))
         await self._until_ended()  # What paused servers have answered is on its way.
-        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(new.prepared)}}
-        await stage("reload", "/collective_rpc", reload)
-        await stage("cache", "/reset_prefix_cache")
-        await stage("version", "/update_weight_version", {"new_version": new.version})
-        await stage("resume", "/resume")
+        await stage("reload", self._transfer.load(new.prepared, self._replicas))
+        await stage("cache", all_told("/reset_prefix_cache"))
+        await stage("version", all_told("/update_weight_version", {"new_version": new.version}))
+        await stage("resume", all_told("/resume"))
         return await self._load_adapter(new, expected, seconds)
 
     async def _load_adapter(self, new: Loaded, expected: Expected, seconds: dict[str, float]) -> list[float]:
@@ -381,10 +389,3 @@ class ServedWeights:
                 f"nobody knows which weights {self.name} has: new ones could not be published ({error}), and the old "
                 f"ones not be loaded again ({second}); see the servers' logs, and continue the run with --resume"
             )
-
-    async def _all(self, path: str, body: Mapping[str, Any] | None) -> None:
-        asking = [replica.ask(path, body, limit_s=ROUTE_S) for replica in self._replicas]
-        # All are awaited, so that nothing of a publish that fails is under way when it is made again.
-        for done in await asyncio.gather(*asking, return_exceptions=True):
-            if isinstance(done, BaseException):
-                raise done

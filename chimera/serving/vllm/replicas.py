@@ -91,6 +91,21 @@ class Replica:
             raise ModelError(f"{self.name} answered {path} with what is no JSON") from error
 
 
+async def ask_all(
+    replicas: Sequence[Replica], path: str, body: Mapping[str, Any] | None = None, *, limit_s: float
+) -> None:
+    """Post `body` to all of them at a time; returns when all have answered.
+
+    Raises:
+        ModelError: One refused it or gave no JSON.
+    """
+    asking = [replica.ask(path, body, limit_s=limit_s) for replica in replicas]
+    # All are awaited, so that nothing of a publish that fails is under way when it is made again.
+    for done in await asyncio.gather(*asking, return_exceptions=True):
+        if isinstance(done, BaseException):
+            raise done
+
+
 def least_busy(replicas: Sequence[Replica]) -> Replica:
     """The replica with the fewest answers under way; of several the first."""
     return min(replicas, key=lambda one: one.busy)
