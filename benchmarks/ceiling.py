@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gateway import ASKED, all_stored, call_many, canned_server, served, spent, times
+from chimera.config.sections.cluster import TlsConfig
 from chimera.config.sections.models import SLOTS
 from chimera.config.tree import Config
 from chimera.core.ports import free_port
@@ -75,29 +76,40 @@ class StoreCost:
     ended: float
 
 
-def callers(url: str, key: str, attempts: list[tuple[str, str]], calls: int, at_once: int, done: Connection) -> None:
+def callers(
+    url: str,
+    key: str,
+    authority: str | None,
+    attempts: list[tuple[str, str]],
+    calls: int,
+    at_once: int,
+    done: Connection,
+) -> None:
     """A process that makes calls; sends the seconds that they took, without the first ones."""
-    asyncio.run(call_many(url, key, attempts, at_once, at_once))
+    asyncio.run(call_many(url, key, attempts, at_once, at_once, authority))
     done.send("warm")
     started = time.perf_counter()
-    asyncio.run(call_many(url, key, attempts, calls, at_once))
+    asyncio.run(call_many(url, key, attempts, calls, at_once, authority))
     done.send(time.perf_counter() - started)
 
 
-async def gateways(processes: int, backend: str, folder: Path, calls: int, at_once: int) -> GatewayCost:
-    """Calls from another process, so that this one has the store alone."""
-    store = LabStore(lambda _: None)
+async def gateways(
+    processes: int, backend: str, folder: Path, calls: int, at_once: int, tls: TlsConfig | None = None
+) -> GatewayCost:
+    """Calls from another process, so that this one has the store alone; `tls` is of the gateways and the store."""
+    tls = tls or TlsConfig()
+    store = LabStore(lambda _: None, tls=tls)
     store.employ("benchmark")
     await store.start()
     await store.enqueue_many_rollouts([EnqueueRolloutRequest(input={}, mode="train") for _ in range(at_once)])
     taken = [await store.dequeue_rollout("benchmark") for _ in range(at_once)]
     attempts = [(one.rollout_id, one.attempt.attempt_id) for one in taken if one is not None]
-    config = Config.model_validate({"gateway": {"processes": processes}})
+    config = Config.model_validate({"gateway": {"processes": processes}, "cluster": {"tls": tls}})
     endpoints = {"senior": Endpoint(backend, "canned", "no-key")}
     gateway = Gateway(config, endpoints, store.endpoint, store.key, folder / "gateway.log", print, print)
     await gateway.start()
     receiver, sender = forks.pipe()
-    args = (gateway.url, gateway.key, attempts, calls, at_once, sender)
+    args = (gateway.url, gateway.key, tls.authority_path, attempts, calls, at_once, sender)
     caller = forks.Fork("callers", callers, args, folder / "callers.log")
     caller.start()
     try:

@@ -31,6 +31,7 @@ from chimera.core.ports import free_port
 from chimera.processes import forks
 from chimera.processes.children import stop
 from chimera.serving.client import Endpoint
+from chimera.serving.tls import context_for
 from evaluation.traces.spans import EXCHANGE
 from training.lab.gateway.process import Gateway
 from training.lab.store import LabStore
@@ -141,11 +142,14 @@ class Cost:
         ]
 
 
-async def call_many(url: str, key: str, attempts: list[tuple[str, str]], calls: int, at_once: int) -> None:
-    """`calls` calls, `at_once` at a time, spread over the attempts."""
+async def call_many(
+    url: str, key: str, attempts: list[tuple[str, str]], calls: int, at_once: int, authority: str | None = None
+) -> None:
+    """`calls` calls, `at_once` at a time, spread over the attempts; `authority` vouches for a gateway with TLS."""
     numbers = itertools.count()
     headers = {"authorization": f"Bearer {key}"}
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
+    connector = aiohttp.TCPConnector(limit=0, ssl=context_for(url, authority) or True)
+    async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
 
         async def caller() -> None:
             while (number := next(numbers)) < calls:

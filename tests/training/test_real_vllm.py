@@ -6,6 +6,7 @@ CHIMERA_VLLM_PYTHON=/path/to/bin/python python -m pytest tests/training/test_rea
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -50,11 +51,13 @@ pipeline:
 OF_ADAPTERS = (
     SETTINGS.replace("max_tokens: 256", "max_tokens: 256, temperature: 1.3, adapter_rank: 4")
     .replace("tasks: 8", "tasks: 16")
+    .replace("tasks: 4", "tasks: 16")
+    .replace("runners: 2", "runners: 4")
     .replace(
         "states: 6, n: 4, steps: 1, reward: {alignment: 1.0}", "states: 16, n: 6, steps: 2, lora_rank: 4, lr: 3.0e-3"
     )
 )
-"""So many prompts and answers that both steps find some to learn from."""
+"""So many prompts and answers that both steps find some to learn from; so many runners that two servers have calls."""
 
 pytestmark = [
     pytest.mark.skipif(not PYTHON, reason="CHIMERA_VLLM_PYTHON names no Python with vLLM"),
@@ -116,8 +119,10 @@ def test_gather_one_ppo_step_and_a_publish_behind_vllm_leave_no_answer_with_an_u
     played(tmp_path, SETTINGS)
 
 
-def test_adapters_are_published_alone_and_leave_no_answer_with_an_unknown_or_mixed_version(tmp_path):
-    run, learned, publishes = played(tmp_path, OF_ADAPTERS)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_adapters_are_published_alone_and_leave_no_answer_with_an_unknown_or_mixed_version(tmp_path, replicas):
+    settings = f"replicas: {replicas}, args: [--enable-log-requests], adapter_rank"
+    run, learned, publishes = played(tmp_path, OF_ADAPTERS.replace("adapter_rank", settings))
     # The phase begins with a copy of another slot's weights. Its first adapter is one of those weights themselves.
     assert [one["version"].rpartition("-")[2] for one in publishes] == ["0", "1", "2"]
     assert [sorted({"reload", "load"} & set(one["seconds"])) for one in publishes] == [
@@ -130,6 +135,21 @@ def test_adapters_are_published_alone_and_leave_no_answer_with_an_unknown_or_mix
         "adapter_config.json",
         "adapter_model.safetensors",
     }
+    # Each replica has proven each publish, and has answered with the first adapter and the last.
+    assert {len(one["apart"]) for one in publishes} == {replicas}
+    asked = [asked_of(log) for log in sorted((run.path / "logs").glob("vllm-*-[0-9].log"))]
+    assert len(asked) == replicas
+    print(json.dumps(asked, indent=1))
+    for of_replica in asked:
+        assert all(of_replica[one["version"]] > 1 for one in publishes[1:]), "a probe is one request"
+
+
+def asked_of(log):
+    """How many requests a server was sent, by the version of the adapter that they named; None: they named none."""
+    named = re.findall(
+        r"Received request .*lora_request: (?:None|LoRARequest\(lora_name='(.*)-[0-9a-f]{8}')", log.read_text()
+    )
+    return Counter(name or None for name in named)
 
 
 def untied(folder):

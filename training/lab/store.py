@@ -29,6 +29,7 @@ from chimera.core.ports import LOOPBACK, reserve
 from chimera.serving.door import Door, hosts_of
 from chimera.serving.tls import context_for, server_context
 from training.lab.backing import in_memory, in_mongo
+from training.lab.leaving import EndsWithItsClient
 from training.lab.steady_time import use_steady_time
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 LONG_POLL_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
 """Time limit of the server's end. Its thread ends with the process at the latest."""
+DEQUEUE = "/v1/agl/queues/rollouts/dequeue"
 ROUTES = re.compile(
     r"POST /v1/traces|GET /v1/agl/(health|resources/[^/]+)"
     r"|POST /v1/chimera/runners"
@@ -158,6 +160,7 @@ class LabStore(agl.LightningStoreServer):
         self._reserved = reserved
         self.key = key or secrets.token_urlsafe(24)
         assert self.app is not None
+        self.app.add_middleware(EndsWithItsClient, path=DEQUEUE)
         self.app.add_middleware(Door, key=self.key, hosts=hosts_of(host), routes=ROUTES)
         self._on_ended = on_ended
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()

@@ -307,6 +307,32 @@ async def test_a_store_that_comes_back_gets_everything(caplog):
     assert bodies == [len(encode([exchange]))] * 3
 
 
+async def test_exchanges_share_a_connection_to_the_store():
+    """Each connection of its own would cost the store a TLS handshake."""
+    store, made = Upstream(), []
+
+    async def late(receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.sleep(0.05)
+        await send({"type": "http.response.body", "body": b"taken"})
+
+    async def note(*_):
+        made.append("connection")
+
+    store.reply = late
+    tracing = aiohttp.TraceConfig()
+    tracing.on_connection_create_end.append(note)
+    with served(store) as url:
+        async with aiohttp.ClientSession(trace_configs=[tracing]) as session:
+            exchanges = Exchanges(session, url, "key", patience=60.0)
+            running = asyncio.create_task(exchanges.run())
+            for number in range(3):
+                await exchanges.record(Exchange("ro-1", "at-1", {"seed": number}, ANSWER, 1, 2))
+            running.cancel()
+    assert len(store.seen) == 3
+    assert made == ["connection"]
+
+
 async def test_a_store_that_stays_away_ends_the_recording_and_all_who_wait():
     async with aiohttp.ClientSession() as session:
         exchanges = Exchanges(session, "http://127.0.0.1:9", "key", patience=0.0)

@@ -106,6 +106,44 @@ async def test_a_clock_that_is_set_forward_does_not_end_a_rollout_as_late(monkey
     assert found.status == "preparing"
 
 
+class WatchedStore(LabStore):
+    """Tells when a runner begins to wait for work, and when it no longer does."""
+
+    def __init__(self):
+        super().__init__(lambda _: None)
+        self.asked, self.left = threading.Event(), threading.Event()
+
+    async def dequeue_rollout(self, worker_id=None):
+        self.asked.set()
+        try:
+            return await super().dequeue_rollout(worker_id)
+        finally:
+            self.left.set()
+
+
+async def test_a_runner_that_leaves_while_it_waits_gets_no_rollout(monkeypatch):
+    """Otherwise the next rollout would wait until the runner's silence is noticed."""
+    monkeypatch.setattr("training.lab.store.LONG_POLL_SECONDS", 3600.0)
+    store = WatchedStore()
+    store.employ("Worker-0")
+    store.employ("Worker-1")
+    await store.start()
+    try:
+        gone, other = (KeyedStoreClient(store.endpoint, store.key) for _ in range(2))
+        waiting = asyncio.create_task(gone.dequeue_rollout("Worker-0"))
+        await asyncio.to_thread(store.asked.wait)
+        waiting.cancel()
+        await gone.close()
+        await asyncio.to_thread(store.left.wait)
+        await store.enqueue_many_rollouts([EnqueueRolloutRequest(input={}, mode="train")])
+        found = await other.dequeue_rollout("Worker-1")
+        assert found is not None
+        assert found.attempt.sequence_id == 1
+        await other.close()
+    finally:
+        await store.close()
+
+
 @pytest.fixture
 async def open_store():
     """A store with one rollout, which Worker-0 holds, and one that waits."""

@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +117,9 @@ class Exchanges:
             try:
                 async with self._session.post(self._url, data=body, headers=self._headers, timeout=timeout) as answer:
                     if answer.status == 200:
+                        # aiohttp closes the connection of an answer that nobody reads, and each TLS handshake costs.
+                        with suppress(aiohttp.ClientError, TimeoutError):
+                            await answer.read()
                         return
                     said = f"answered {answer.status}: {(await answer.text())[:200]}"
                     if answer.status == 403:
