@@ -50,6 +50,7 @@ class State:
     """A role's prompt: what its weights are asked, and the answer that is right."""
 
     messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]]
     response_format: Mapping[str, Any] | None
     label: str
     seed: int
@@ -60,13 +61,13 @@ class Asked:
     """What the society asked for one task: a `Model` that remembers each request by its answer's id."""
 
     model: HttpModel
-    requests: dict[str, tuple[Sequence[Mapping[str, Any]], Mapping[str, Any] | None]] = field(default_factory=dict)
+    requests: dict[str, tuple[Sequence[Mapping[str, Any]], RequestOptions]] = field(default_factory=dict)
 
     async def complete(
         self, key: str, messages: Sequence[Mapping[str, Any]], **options: Unpack[RequestOptions]
     ) -> Completion:
         found = await self.model.complete(key, messages, **options)
-        self.requests[found.response_id] = (messages, options.get("response_format"))
+        self.requests[found.response_id] = (messages, options)
         return found
 
 
@@ -111,8 +112,9 @@ class Bench:
     def _states(self, task: ResearchTask, records: Sequence[CallRecord], asked: Asked) -> Iterator[State]:
         for one in records:
             if isinstance(one, ModelCall) and one.role == self.role and one.visit == 1 and one.parsed:
-                messages, form = asked.requests[one.response_id]
-                yield State(messages, form, task.label, RolloutInput.of(task, GATE, 1, self.config.seed).seed)
+                messages, options = asked.requests[one.response_id]
+                seed = RolloutInput.of(task, GATE, 1, self.config.seed).seed
+                yield State(messages, options.get("tools", ()), options.get("response_format"), task.label, seed)
 
     async def decide(self, states: Sequence[State]) -> list[float]:
         """The share of right answers to each state."""
@@ -123,6 +125,7 @@ class Bench:
                 found = await self.model.choices(
                     self.config.slot(self.role),
                     state.messages,
+                    tools=state.tools,
                     response_format=state.response_format,
                     seed=state.seed,
                     n=self.answers,
