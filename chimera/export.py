@@ -197,7 +197,7 @@ def generation_settings(file: Path, model: "ModelConfig") -> dict[str, Any]:
 
 
 def role_settings(name: str, config: "Config") -> dict[str, Any]:
-    """The prompt, the tools and the response format with which the role was trained."""
+    """The prompt, the guidance, the tools and the response format with which the role was trained."""
     from agents.roles import ROLES
     from agents.visit.prompting import prompt_with_options, response_format
     from chimera.core.types import LABELS
@@ -205,13 +205,16 @@ def role_settings(name: str, config: "Config") -> dict[str, Any]:
 
     role, labels = {**ROLES, judge.ROLE.name: judge.ROLE}[name], config.data.labels
     own = labels if labels and labels != LABELS else ()
-    prompt = prompt_with_options(role.prompt, own) if own else role.prompt
+    told = config.society.told(name)
+    usual = told.prompt or role.prompt
+    prompt = prompt_with_options(usual, own) if own else usual
     tools, form = list(config.roles.tool_names()[name]), response_format(role, tuple(own))
-    return {"role": name, "prompt": prompt, "tools": tools, "response_format": form}
+    return {"role": name, "prompt": prompt, **told.payload(), "tools": tools, "response_format": form}
 
 
 def _card(learned: LearnedRole, command: str) -> str:
     from chimera.core.toy import is_bundled
+    from chimera.serving.embedded.checkpoint import BUNDLED
     from chimera.show.model_card import CardFacts, model_card
 
     run, config, model = learned.run, learned.config, learned.config.models[learned.slot]
@@ -226,7 +229,7 @@ def _card(learned: LearnedRole, command: str) -> str:
             run=run.name,
             role=learned.role,
             roles=sharing if learned.is_weights else [learned.role],
-            base="Chimera's bundled model, nano" if model.path == "nano" else model.path,
+            base=f"Chimera's bundled model, {model.path}" if model.path in BUNDLED else model.path,
             licence=licence_of(model.path) if learned.is_weights else "mit",
             learned=_algorithm(learned),
             data=_data(config, report),
@@ -288,7 +291,9 @@ def _data(config: "Config", report: Mapping[str, Any] | None) -> str:
 
 def licence_of(path: str) -> str | None:
     """The licence of a base model: MIT for the bundled one, or what the model card in its folder says; else None."""
-    if path == "nano":
+    from chimera.serving.embedded.checkpoint import BUNDLED
+
+    if path in BUNDLED:
         return "mit"
     card = Path(path).expanduser() / CARD
     if not card.is_file():

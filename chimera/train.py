@@ -53,6 +53,7 @@ def main(argv: list[str]) -> int | None:
     from chimera.core.limits import allow_files
     from chimera.core.secrets import load_secrets
     from chimera.data.tasks import load
+    from chimera.data.told import check_told
     from chimera.run.chain import head
     from chimera.run.directory import LEDGER, Run
     from chimera.run.seals import seal
@@ -81,6 +82,7 @@ def main(argv: list[str]) -> int | None:
         )  # Here a mistake is one sentence; in runners it would be their end.
     allow_files("rollouts.runners", config.rollouts.runners)
     check_unattended(config.society)
+    check_told(config.society, dataset)
     check_families(config)
     phases = make_phases(names, config, dataset)
     check_rollouts(phases, recorded=arguments.resume and _has_rollouts(name, config))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from langgraph.runtime import Runtime
@@ -51,8 +52,10 @@ async def visit(
     """
     attributes = {"role": role.name, "model": context.slots[role.name], "visit": number, "attempt": attempt}
     with context.operation(role.name, attributes):
-        shown = {**inputs, "sources": quotable(inputs.get("sources"), context.config.quotes)}
-        messages = opening(role, state["research_goal"], options=state.get("options"), **shown)
+        told = context.config.told(role.name)
+        shown = {**told.payload(), **inputs, "sources": quotable(inputs.get("sources"), context.config.quotes)}
+        guided = replace(role, prompt=told.prompt) if told.prompt else role
+        messages = opening(guided, state["research_goal"], options=state.get("options"), **shown)
         turn = await Visit(role, context, number, attempt, messages).run()
         return _answer(role, turn), turn.messages
 

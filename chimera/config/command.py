@@ -9,7 +9,7 @@ from chimera.core.cli import add_config_arguments, config_from, parse_arguments
 
 def key_table() -> list[tuple[str, str, str, str]]:
     """Every dotted key with its type, default and description, as text."""
-    return [(key.name, key.type, _default(key.default), key.description) for key in keys(Config())]
+    return [(key.name, key.type, _default(key.default), key.description) for key in keys(Config(), examples=True)]
 
 
 def main(argv: list[str]) -> int | None:

@@ -86,20 +86,31 @@ def _is_table(field: FieldInfo) -> bool:
     """True if a field is a table: sections by names that the user chooses."""
     if get_origin(field.annotation) is not dict:
         return False
-    kind = get_args(field.annotation)[1]
-    kind = get_args(kind)[0] if hasattr(kind, "__metadata__") else kind
+    kind = _entry(field)
     return isinstance(kind, type) and issubclass(kind, ConfigSection)
 
 
-def keys(tree: ConfigSection, prefix: str = "") -> Iterator[Key]:
-    """Every dotted key below `tree`, in the order of declaration; `tree` supplies the defaults."""
+def _entry(field: FieldInfo) -> Any:
+    """The type of a table's entries."""
+    kind = get_args(field.annotation)[1]
+    return get_args(kind)[0] if hasattr(kind, "__metadata__") else kind
+
+
+def keys(tree: ConfigSection, prefix: str = "", *, examples: bool = False) -> Iterator[Key]:
+    """Every dotted key below `tree`, in the order of declaration; `tree` supplies the defaults.
+
+    Args:
+        examples: True for the keys that an entry of an empty table would have too, with NAME as its name.
+    """
     below = sections(tree)
     for name, field in type(tree).model_fields.items():
         inner = {key: one for key, one in below.items() if key == name or key.startswith(f"{name}.")}
         for key, one in inner.items():
-            yield from keys(one, f"{prefix}{key}.")
+            yield from keys(one, f"{prefix}{key}.", examples=examples)
         if not inner and not _is_table(field):
             yield Key(f"{prefix}{name}", field, getattr(tree, name))
+        elif not inner and examples:
+            yield from keys(_entry(field)(), f"{prefix}{name}.NAME.", examples=True)
 
 
 def validate(tree: Tree, settings: Mapping[str, Setting]) -> Tree:

@@ -14,6 +14,7 @@ from chimera.config.roles import GRADING, JUDGE, RolesConfig, expand
 from chimera.config.sections.cluster import ClusterConfig
 from chimera.config.sections.data import DataConfig
 from chimera.config.sections.evaluation import EvaluationConfig
+from chimera.config.sections.guidance import Guidance
 from chimera.config.sections.learning import GateConfig, WandbConfig
 from chimera.config.sections.models import SLOTS, UNUSED_OF_KIND, ModelConfig, ServingConfig
 from chimera.config.sections.rollouts import GatewayConfig, RewardConfig, RolloutsConfig
@@ -161,15 +162,44 @@ class Config(ConfigSection):
                 found[f"roles.{role}.tools"] = "the judge calls no tools"
             elif self.models[slot].kind == "rubric":
                 found[f"roles.{role}.tools"] = f"a rubric plays the role (models.{slot}.kind)"
+        found |= self._unheard()
         taking = {name: one for name, one in self.served().items() if one.kind == "vllm" and one.adapter_rank}
         if not any(self.lora_ranks(name) for name in taking):  # Slots inherit it, and may learn otherwise.
             reason = "no phase trains LoRA adapters of these weights (lora_rank)"
             found |= {f"models.{name}.adapter_rank": reason for name in taking}
+        sent = {name for name, one in self.served().items() if one.kind == "vllm" and one.transfer != "files"}
+        if sent and not sent & self.learning():  # Slots inherit it, and may stay as they are.
+            found |= {f"models.{name}.transfer": "no phase trains these weights" for name in sent}
         if self.society.max_tool_calls == 0:
             reason = "society.max_tool_calls is 0"
             found |= {f"tools.{key}": reason for key in ToolsConfig.model_fields}
             found |= {f"roles.{role}.tools": reason for role in self.roles.slots()}
         return found
+
+    def _unheard(self) -> Mapping[str, str]:
+        """The guidance that no role's model heeds, with the reason."""
+        found: dict[str, str] = {}
+        for name in self.society.guidance:
+            reasons = {self._deaf(role) for role in expand([name], "society.guidance")}
+            if None not in reasons:
+                reason = "; ".join(sorted(filter(None, reasons)))
+                found |= {f"society.guidance.{name}.{key}": reason for key in Guidance.model_fields}
+        return found
+
+    def _deaf(self, role: str) -> str | None:
+        """Why guidance changes nothing in what `role` says; None if it may."""
+        from chimera.core.toy import heeds_guidance
+
+        slot = self.slot(role)
+        model = self.models[slot]
+        if model.kind == "rubric":
+            return f"a rubric plays {role} (models.{slot}.kind)"
+        if model.has_weights and not heeds_guidance(model.path):
+            return (
+                f"the weights of models.{slot}.path={model.path} see only the first line of a system prompt and were "
+                "not made to heed lessons (nano_steerable was)"
+            )
+        return None
 
 
 def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), *, own_question: bool = False) -> Config:
@@ -244,7 +274,10 @@ def _shape(settings: Mapping[str, Setting], phases: Sequence[str]) -> Config:
         pipeline[name] = kind.model_validate({**taken, "algorithm": algorithm})
     slots = {name: SLOTS.get(name, ModelConfig()) for name in (*SLOTS, *_below(settings, "models"))}
     tools = ToolsConfig(mcp={name: McpServer() for name in _below(settings, "tools.mcp")})
-    return Config.model_construct(**{**dict(Config()), "models": slots, "pipeline": pipeline, "tools": tools})
+    entries = {name: Guidance() for name in _below(settings, "society.guidance")}
+    guided = SocietyConfig().model_copy(update={"guidance": entries})
+    changed = {"models": slots, "pipeline": pipeline, "tools": tools, "society": guided}
+    return Config.model_construct(**{**dict(Config()), **changed})
 
 
 def _inherit(settings: Mapping[str, Setting]) -> dict[str, Setting]:

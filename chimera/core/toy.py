@@ -5,11 +5,16 @@ from pathlib import Path
 
 from chimera.config.sections.models import ModelConfig
 from chimera.core.plain_json import read_json_object
-from chimera.serving.embedded.checkpoint import NANO
+from chimera.serving.embedded.checkpoint import BUNDLED, NANO, locate
 from chimera.show.card import Card
 
 SAME_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
 """Sizes in config.json by which weights trained from the bundled model are recognised."""
+
+
+TEMPLATE = "chat_template.jinja"
+FIRST_LINE = "message.content.split('\\n')[0]"
+"""What the template of models that read only the first line of a system prompt does with it."""
 
 
 def toy_parts(models: Mapping[str, ModelConfig]) -> list[str]:
@@ -19,7 +24,15 @@ def toy_parts(models: Mapping[str, ModelConfig]) -> list[str]:
 
 def is_bundled(path: str) -> bool:
     """True if the model at `path` is the bundled one, or has exactly its sizes and so was trained from it."""
-    return path == "nano" or _sizes(Path(path).expanduser()) == _sizes(NANO)
+    return path in BUNDLED or _sizes(Path(path).expanduser()) == _sizes(NANO)
+
+
+def heeds_guidance(path: str) -> bool:
+    """False for the bundled model, and what was trained from it, unless it was made to heed what a role is told.
+
+    Its chat template shows only the first line of a system prompt, and it never saw lessons, examples or skills.
+    """
+    return not is_bundled(path) or FIRST_LINE not in (locate(path) / TEMPLATE).read_text(encoding="utf-8")
 
 
 def warning(parts: list[str], where: str) -> Card:

@@ -43,8 +43,17 @@ ROWS = {
     "quotes": [rf"read quotes, the refiner reads +│ +{NUMBER} │ +{NUMBER} │ +0 │ +0 │ +0 │ +{NUMBER} │"],
     "real_size": [rf"serve-bfloat16: {NUMBER} s, {NUMBER} GiB; .*eight {NUMBER}; "],
     "retrieval": [rf"recall@5 {NUMBER}%", rf"indexed in {NUMBER} s, {NUMBER} ms per search"],
+    "runners": [
+        rf"each made once(?s:.)*│ +2 │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │",
+        rf"room for {NUMBER} more runners",
+    ],
     "serving": [rf"server:\s+{NUMBER}\s+tokens/s", rf"generate, batched:\s+{NUMBER}\s+tokens/s", rf"│ +{NUMBER} x │"],
+    "tls": [
+        rf"│ calls/s +│ +{NUMBER} │ +{NUMBER} │ +{NUMBER} x │",
+        rf"│ ms of main process a rollout +│ +{NUMBER} │ +{NUMBER} │ +(> )?{NUMBER} x │",
+    ],
     "viewer": [rf"the run, first time +{NUMBER}\n", rf"the run with one rollout more +{NUMBER}\n"],
+    "guidance": [rf"│ lessons on all faults +│ +{NUMBER} │ +{NUMBER} \[{NUMBER}, {NUMBER}\] │"],
     "shortcuts": [r"accuracy %", rf"│ reads everything +│ {NUMBER} "],
 }
 """What each benchmark must print with --tiny: patterns with its figures and their units."""

@@ -50,6 +50,17 @@ def test_a_role_that_is_added_speaks_and_is_heard(checkout):
     assert any("You are the ProtocolDesigner" in text and "advice" in text for text in prompts)
 
 
+def test_what_a_role_is_told_stands_in_its_prompts(checkout):
+    ask, train = recipe("docs/extending.md", "Tell a role something", checkout)
+    assert re.search(r"Geneticist: (yes|no|maybe)", kit.run(ask, checkout))
+    kit.run(train, checkout, *SMALLER)
+    assert [one["status"] for one in rollouts(checkout, "told")] == ["succeeded"] * 4
+    prompts = [str(span["attributes"]) for span in traces(checkout, "told")]
+    for role, said in (("Geneticist", "Check whether the result is significant"), ("ProtocolDesigner", "in concrete")):
+        assert any(f"You are the {role}" in text and said in text for text in prompts)
+    assert not any("You are the HypothesisRefiner" in text and "lessons" in text for text in prompts)
+
+
 def test_a_junior_that_is_added_proposes(checkout):
     (ask,) = recipe("docs/extending.md", "Add a junior", checkout)
     assert re.search(r"Epidemiologist: (yes|no|maybe)", kit.run(ask, checkout))

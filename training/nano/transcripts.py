@@ -49,11 +49,16 @@ class Habits:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """One conversation. Its assistant messages have a loss. `tools` are the names of the offered tools."""
+    """One conversation. Its assistant messages have a loss. `tools` are the names of the offered tools.
+
+    `others` are answers that could have stood in place of the last one: if there are any, only the tokens at which
+    they part from each other have a loss, so that a choice among them is learned and nothing else.
+    """
 
     role: str
     messages: tuple[Message, ...]
     tools: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 def careful(item: GeneratedTask) -> Hypothesis:
@@ -61,10 +66,18 @@ def careful(item: GeneratedTask) -> Hypothesis:
     return hypothesis(item, item.facts.decisive, item.task.label)
 
 
+FAULTS = ("outcome", "direction", "significance")
+"""What a careless junior does: it quotes about another outcome, or ignores the direction or the significance."""
+
+
 def careless(item: GeneratedTask, rng: random.Random) -> Hypothesis:
-    """A hypothesis with one typical fault: wrong outcome, direction ignored, or significance ignored."""
+    """A hypothesis with one typical fault."""
+    return with_fault(item, rng.choice(FAULTS), rng)
+
+
+def with_fault(item: GeneratedTask, fault: str, rng: random.Random) -> Hypothesis:
+    """A hypothesis with `fault`; without a finding about another outcome, that fault is ignored significance."""
     facts = item.facts
-    fault = rng.choice(("outcome", "direction", "significance"))
     others = [finding for finding in facts.findings if finding.role == "other endpoint"]
     if fault == "outcome" and others:
         finding = rng.choice(others)
@@ -109,12 +122,18 @@ def propose(item: GeneratedTask, author: str, rng: random.Random, habits: Habits
 
 
 def junior(
-    item: GeneratedTask, distractor: GeneratedTask, author: str, answer: Hypothesis, rng: random.Random
+    item: GeneratedTask,
+    distractor: GeneratedTask,
+    author: str,
+    answer: Hypothesis,
+    rng: random.Random,
+    *,
+    given_share: float = 0.08,
 ) -> Transcript:
-    """A junior's transcript: search, read, answer. Sometimes the evidence is given and no search is needed."""
+    """A junior's transcript: search, read, answer. In `given_share` the evidence is given and no search is needed."""
     role, goal, document = ROLES[author], item.task.goal, _document(item.task)
     final: Message = {"role": "assistant", "content": dump(answer.model_dump())}
-    if rng.random() < 0.08:
+    if rng.random() < given_share:
         given = opening(role, goal, sources=[document])
         return Transcript(author, (*given, final), TOOLS[author])
     query = rng.choice((f"{item.facts.therapy} {item.facts.endpoint}", item.facts.therapy))

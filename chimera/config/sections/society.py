@@ -1,11 +1,14 @@
 """How the society works on a task."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from chimera.config.loader import ConfigSection
+from chimera.config.roles import GROUPS, JUDGE, expand
+from chimera.config.sections.guidance import Guidance
+from chimera.core.errors import ConfigError
 from chimera.core.types import Decision
 
 Quotes = Literal["read", "numbered", "free"]
@@ -44,6 +47,33 @@ class SocietyConfig(ConfigSection):
     node_retries: int = Field(
         default=1, ge=0, le=100, description="further tries of a role after a retriable model error"
     )
+
+    guidance: dict[str, Guidance] = Field(
+        default_factory=dict, description="what roles are told beside their task, by the names of roles and groups"
+    )
+
+    def told(self, role: str) -> Guidance:
+        """The guidance of `role`: what its own entry sets, and the rest from the group that it belongs to."""
+        found = Guidance()
+        for name in (*(group for group, roles in GROUPS.items() if role in roles), role):
+            if name in self.guidance:
+                found = found.model_copy(update=dict(self.guidance[name].given()))
+        return found
+
+    def __hash__(self) -> int:
+        """Of all values as text, because guidance holds mappings; graphs are kept by their configuration."""
+        return hash(self.model_dump_json())
+
+    @model_validator(mode="after")
+    def _guides_roles(self) -> Self:
+        for name in self.guidance:
+            try:
+                roles = expand([name], "society.guidance")
+            except ConfigError as error:
+                raise ValueError(str(error)) from error
+            if JUDGE in roles:
+                raise ValueError(f"society.guidance names {JUDGE}, whose prompt is part of the measure: leave it out")
+        return self
 
     def unused(self) -> Mapping[str, str]:
         found: dict[str, str] = {}

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import Tensor
 
-NANO = Path(__file__).parents[2] / "assets" / "nano"
+ASSETS = Path(__file__).parents[2] / "assets"
+NANO = ASSETS / "nano"
+BUNDLED = ("nano", "nano_synthesis", "nano_steerable")
+"""The names of the bundled models."""
 TOKENIZER_FILE = "tokenizer.json"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
@@ -62,17 +65,18 @@ class Checkpoint:
 
 
 def locate(path: str) -> Path:
-    """The folder behind a configured model path: 'nano', a local folder, or a hub name (downloaded if need be).
+    """The folder behind a configured path: a bundled model's, a local one, or a hub name's (downloaded if need be).
 
     Raises:
         ConfigError: the folder or hub model cannot be found or fetched.
     """
-    if path == "nano":
-        if not (NANO / "config.json").is_file():
+    if path in BUNDLED:
+        if not (ASSETS / path / "config.json").is_file():
             raise ConfigError(
-                f"the bundled model is missing from {NANO}: reinstall the package or run python -m training.nano"
+                f"the bundled model is missing from {ASSETS / path}: reinstall the package or run python -m "
+                "training.nano"
             )
-        return NANO
+        return ASSETS / path
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
@@ -80,7 +84,8 @@ def locate(path: str) -> Path:
         raise ConfigError(f"models.*.path {path!r} is a file: give the folder that holds the model's config.json")
     if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
         raise ConfigError(
-            f"models.*.path {path!r} is no folder: give 'nano', a folder with config.json, or an owner/name of the hub"
+            f"models.*.path {path!r} is no folder: give {', '.join(BUNDLED)}, a folder with config.json, or an "
+            "owner/name of the hub"
         )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -114,7 +119,7 @@ def load_checkpoint(path: str, dtype: Precision = "float32") -> Checkpoint:
             f"{shape.vocab}: use the tokenizer that the model was trained with"
         )
     return Checkpoint(
-        name=path if folder == NANO else path.rstrip("/").rpartition("/")[-1],
+        name=path if path in BUNDLED else path.rstrip("/").rpartition("/")[-1],
         folder=folder,
         shape=shape,
         weights=load_weights(folder, shape, dtype),

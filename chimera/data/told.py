@@ -1,0 +1,32 @@
+"""What roles are told must not hold the questions of held-out tasks, because an answer would stand beside them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from chimera.config.sections.society import SocietyConfig
+from chimera.core.errors import ConfigError
+from chimera.data.tasks import Dataset
+
+
+def check_told(society: SocietyConfig, dataset: Dataset) -> None:
+    """Raise ConfigError if guidance holds the question of a validation or test task."""
+    said = {name: list(texts(entry.model_dump())) for name, entry in society.guidance.items()}
+    for task in (*dataset.validation, *dataset.test) if said else ():
+        for name, found in said.items():
+            if any(task.goal in text for text in found):
+                raise ConfigError(
+                    f"society.guidance.{name} holds the question of the held-out task {task.id}, so its figures would "
+                    "say nothing: take another task's"
+                )
+
+
+def texts(value: Any) -> Iterator[str]:
+    """All texts within nested lists and mappings, their keys left out."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from texts(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from texts(one)

@@ -1,0 +1,108 @@
+"""What a role is told beside its task stands in its prompts, and nowhere else."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from agents.roles import ROLES
+from agents.visit.prompting import read_payload
+from chimera.config.tree import dump_config, load_config
+from chimera.core.errors import ConfigError
+from chimera.data.tasks import load
+from chimera.data.told import check_told
+from chimera.export import role_settings
+from chimera.serving.embedded.checkpoint import NANO
+
+LESSON = "Check the p-value."
+SKILL = {"name": "significance", "when": "a result has a p-value", "do": "compare it with 0.05"}
+EXAMPLE = {"goal": "Does tea raise sleep?", "answer": "no"}
+OWN = "You are the Geneticist.\nBe brief."
+HEARS = "models.junior.path=nano_steerable"
+
+
+async def test_prompts_of_the_role_begin_with_what_it_is_told(society_kit) -> None:
+    told = {"lessons": [LESSON], "skills": [SKILL], "examples": [EXAMPLE], "prompt": OWN}
+    model = society_kit.Model()
+    await society_kit.make(model, guidance={"Geneticist": told}).run(society_kit.brief)
+    system, user = model.of("Geneticist")[0].messages[:2]
+    assert system["content"] == OWN
+    payload = read_payload(user)
+    assert list(payload)[:3] == ["skills", "lessons", "examples"]
+    assert (payload["skills"], payload["lessons"], payload["examples"]) == ([SKILL], [LESSON], [EXAMPLE])
+    for name in set(ROLES) - {"Geneticist"}:
+        system, user = model.of(name)[0].messages[:2]
+        assert system["content"] == ROLES[name].prompt
+        assert not {"skills", "lessons", "examples"} & set(read_payload(user))
+
+
+def test_a_role_s_own_entry_goes_before_its_group_s() -> None:
+    society = load_config(
+        None,
+        [
+            HEARS,
+            f"society.guidance.juniors.lessons=[{LESSON}]",
+            "society.guidance.juniors.prompt=all",
+            "society.guidance.Geneticist.prompt=own",
+        ],
+    ).society
+    assert (society.told("Neurologist").prompt, society.told("Neurologist").lessons) == ("all", (LESSON,))
+    assert (society.told("Geneticist").prompt, society.told("Geneticist").lessons) == ("own", (LESSON,))
+    assert not society.told("Supervisor").given()
+
+
+def test_a_configuration_with_guidance_is_read_again_as_it_was_written(tmp_path: Path) -> None:
+    config = load_config(None, [HEARS, f"society.guidance.juniors.lessons=[{LESSON}]"])
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_config(config))
+    assert load_config(file) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            f"society.guidance.juniors.lessons=[{LESSON}]",
+            "has no effect because the weights of models.junior.path=nano",
+        ),
+        ("society.guidance.PeerReviewer.prompt=strict", "has no effect because a rubric plays PeerReviewer"),
+        ("society.guidance.Judge.prompt=kind", "names Judge, whose prompt is part of the measure"),
+        ("society.guidance.junior.prompt=x", "'junior', which is neither a role nor a group of roles: did you mean"),
+        ("society.guidance.juniors.lesson=[x]", "the nearest key is society.guidance.juniors.lessons"),
+        ("society.guidance.juniors.lessons=3", "must be a valid array"),
+    ],
+)
+def test_guidance_that_nobody_would_hear_is_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(None, [override])
+
+
+def test_weights_trained_from_nano_do_not_hear_either(tmp_path: Path) -> None:
+    shutil.copytree(NANO, tmp_path / "mine")
+    with pytest.raises(ConfigError, match="see only the first line of a system prompt"):
+        load_config(None, [f"models.junior.path={tmp_path / 'mine'}", f"society.guidance.juniors.lessons=[{LESSON}]"])
+
+
+def test_an_endpoint_s_model_may_hear_it() -> None:
+    endpoint = [f"models.junior.{one}" for one in ("kind=endpoint", "base_url=http://127.0.0.1:1/v1", "model=m")]
+    config = load_config(None, [*endpoint, f"society.guidance.juniors.lessons=[{LESSON}]"])
+    assert config.society.told("Pharmacologist").lessons == (LESSON,)
+
+
+def test_the_question_of_a_held_out_task_is_refused() -> None:
+    config = load_config(None, [HEARS])
+    society, dataset = config.society, load(config.data)
+    for task, refused in ((dataset.test[0], True), (dataset.validation[0], True), (dataset.train[0], False)):
+        example = {"goal": task.goal, "answer": "yes"}
+        told = type(society).model_validate({"guidance": {"juniors": {"examples": [example]}}})
+        if refused:
+            with pytest.raises(ConfigError, match=f"holds the question of the held-out task {task.id}"):
+                check_told(told, dataset)
+        else:
+            check_told(told, dataset)
+
+
+def test_an_exported_role_has_what_it_was_told() -> None:
+    config = load_config(None, [HEARS, f"society.guidance.juniors.lessons=[{LESSON}]"])
+    assert role_settings("Geneticist", config)["lessons"] == [LESSON]
+    assert "lessons" not in role_settings("Supervisor", config)
