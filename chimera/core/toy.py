@@ -32,7 +32,11 @@ def heeds_guidance(path: str) -> bool:
 
     Its chat template shows only the first line of a system prompt, and it never saw lessons, examples or skills.
     """
-    return not is_bundled(path) or FIRST_LINE not in (locate(path) / TEMPLATE).read_text(encoding="utf-8")
+    if not is_bundled(path):
+        return True
+    template = locate(path) / TEMPLATE
+    # A template may also stand in tokenizer_config.json, but not that of the bundled models.
+    return not template.is_file() or FIRST_LINE not in template.read_text(encoding="utf-8")
 
 
 def warning(parts: list[str], where: str) -> Card:

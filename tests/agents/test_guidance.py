@@ -83,6 +83,14 @@ def test_weights_trained_from_nano_do_not_hear_either(tmp_path: Path) -> None:
         load_config(None, [f"models.junior.path={tmp_path / 'mine'}", f"society.guidance.juniors.lessons=[{LESSON}]"])
 
 
+def test_a_model_of_nano_s_sizes_without_a_template_s_file_may_hear_it(tmp_path: Path) -> None:
+    shutil.copytree(NANO, tmp_path / "mine", ignore=shutil.ignore_patterns("*.jinja"))
+    config = load_config(
+        None, [f"models.junior.path={tmp_path / 'mine'}", f"society.guidance.juniors.lessons=[{LESSON}]"]
+    )
+    assert config.society.told("Pharmacologist").lessons == (LESSON,)
+
+
 def test_an_endpoint_s_model_may_hear_it() -> None:
     endpoint = [f"models.junior.{one}" for one in ("kind=endpoint", "base_url=http://127.0.0.1:1/v1", "model=m")]
     config = load_config(None, [*endpoint, f"society.guidance.juniors.lessons=[{LESSON}]"])
