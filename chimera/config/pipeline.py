@@ -38,7 +38,8 @@ DEFAULT: Mapping[str, Mapping[str, Any]] = {
         "states": 32,
         "n": 8,
         "curriculum": "pass_rate",
-        "ppo_mini_batch_size": 128,
+        "ppo_mini_batch_size": 32,
+        "ppo_epochs": 2,
     },
     "design": {
         "algorithm": "ppo",
