@@ -65,8 +65,8 @@ notebooks: setup
 	$(VENV)/bin/jupyter execute --inplace --timeout=300 notebooks/*.ipynb
 
 bench: setup
-	@set -e; for name in $(basename $(notdir $(wildcard benchmarks/*.py))); do \
-		echo "== python -m benchmarks.$$name $(ARGS)"; $(PY) -m benchmarks.$$name $(ARGS); done
+	@set -e; for file in $$(grep -rl --include='*.py' '^    main()$$' benchmarks | sort); do \
+		name=$$(echo "$${file%.py}" | tr / .); echo "== python -m $$name $(ARGS)"; $(PY) -m $$name $(ARGS); done
 
 real-size: setup
 	$(PY) -m benchmarks.real_size $(ARGS)

@@ -34,7 +34,8 @@ from evaluation.measures.paired import paired_difference
 from evaluation.records.rollouts import RolloutInput
 from evaluation.records.study import GATE
 from evaluation.scores.judge import Judge
-from training.nano.steering import CHANNELS, FAULTS_OF, HELD_BACK, SENTENCES, Channel, WorkedExamples, steer
+from training.nano.sentences import HELD_BACK, SENTENCES
+from training.nano.steering import CHANNELS, FAULTS_OF, Channel, WorkedExamples, steer
 from training.nano.transcripts import FAULTS
 
 AT_ONCE = 16

@@ -1,6 +1,6 @@
 """The HTTP connections of model calls: they limit the time and the size of an answer, and follow no redirection.
 
-A rollout takes half the processor time that it took with the OpenAI client (`benchmarks.orchestration`).
+A rollout takes half the processor time that it took with the OpenAI client (`benchmarks.rollouts.orchestration`).
 """
 
 import asyncio

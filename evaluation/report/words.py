@@ -107,9 +107,26 @@ def notes(study: Study) -> list[str]:
         found.append(official.missing_sentence(predicted))
     if len(plan.tasks) < SMALL:
         found.append(f"{len(plan.tasks)} tasks are few: intervals are rough, and only large differences can show.")
+    found += _begun(study)
     for phase in about_run(study.run)["rolled_back"]:
         found.append(f"The gate rolled back what {phase} learned, so it is no stage of this report.")
     return found + _missing(study)
+
+
+def _begun(study: Study) -> list[str]:
+    """A sentence on each phase that began with what another slot had learned by then (`pipeline.X.start`)."""
+    found: list[str] = []
+    phases = list(study.plan.learned)
+    for number, phase in enumerate(phases):
+        start = getattr(study.config.pipeline.get(phase), "start", None)
+        earlier = [one for one in phases[:number] if study.plan.learned[one].target == start]
+        if earlier:
+            own = study.plan.learned[phase].target
+            found.append(
+                f"{phase} began with the weights that {start} had after {earlier[-1]}, not with those of {own}: what "
+                "it gave is that of these weights and of its own learning together."
+            )
+    return found
 
 
 def _missing(study: Study) -> list[str]:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 NUMBER = r"[+-]?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?"
 ROWS = {
     "adapter": [rf"ms per 1,000 spans, processor time(?s:.)*\n +\d+ +{NUMBER} +{NUMBER} +{NUMBER}"],
-    "ceiling": [
+    "rollouts.ceiling": [
         rf"│ +2 │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +(> )?{NUMBER} │",
         rf"MiB ended ┃(?s:.)*│ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │",
         rf"ms, so {NUMBER} rollouts/s = {NUMBER} calls/s, {NUMBER} GPUs",
@@ -24,10 +24,10 @@ ROWS = {
         rf"│ +5 │ +0\.04, 0\.3, 0\.4 │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │",
     ],
     "engine_passes": [rf"│ bfloat16, by torch │ +{NUMBER} +│ +{NUMBER} +│ +{NUMBER} +│", r"processor time, ms"],
-    "gateway": [
+    "rollouts.gateway": [
         rf"every exchange is in the store(?s:.)*│ thin +│ +{NUMBER} │ +(> )?{NUMBER} │ +{NUMBER} │ +{NUMBER} │"
     ],
-    "orchestration": [r"wall ms each ┃ CPU ms each", rf"overhead per rollout +│ +│ +{NUMBER} │ +{NUMBER} │"],
+    "rollouts.orchestration": [r"wall ms each ┃ CPU ms each", rf"overhead per rollout +│ +│ +{NUMBER} │ +{NUMBER} │"],
     "own_decision": [
         rf"HypothesisRefiner itself │ +4 │ +{NUMBER} │ +{NUMBER} │ +\+0\.0 │ +\+0\.0 │",
         rf"the society +│ +4 │ +{NUMBER} │ +{NUMBER} │",
@@ -43,12 +43,12 @@ ROWS = {
     "quotes": [rf"read quotes, the refiner reads +│ +{NUMBER} │ +{NUMBER} │ +0 │ +0 │ +0 │ +{NUMBER} │"],
     "real_size": [rf"serve-bfloat16: {NUMBER} s, {NUMBER} GiB; .*eight {NUMBER}; "],
     "retrieval": [rf"recall@5 {NUMBER}%", rf"indexed in {NUMBER} s, {NUMBER} ms per search"],
-    "runners": [
+    "rollouts.runners": [
         rf"each made once(?s:.)*│ +2 │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │",
         rf"room for {NUMBER} more runners",
     ],
     "serving": [rf"server:\s+{NUMBER}\s+tokens/s", rf"generate, batched:\s+{NUMBER}\s+tokens/s", rf"│ +{NUMBER} x │"],
-    "tls": [
+    "rollouts.tls": [
         rf"│ calls/s +│ +{NUMBER} │ +{NUMBER} │ +{NUMBER} x │",
         rf"│ ms of main process a rollout +│ +{NUMBER} │ +{NUMBER} │ +(> )?{NUMBER} x │",
     ],
@@ -59,6 +59,8 @@ ROWS = {
 """What each benchmark must print with --tiny: patterns with its figures and their units."""
 ELSEWHERE: dict[str, str] = {}
 """Benchmarks without a tiny size, and why."""
+SHARED = {"rollouts.lab"}
+"""Modules that benchmarks use, which are no commands."""
 
 ALL = """
 import importlib, sys, traceback
@@ -76,18 +78,25 @@ VERL = ("ppo_ranks", "ppo_update")
 """They come last, because VeRL changes parts of transformers."""
 
 
+def commands() -> dict[str, Path]:
+    """The benchmarks' files by their module's name below `benchmarks`."""
+    folder = ROOT / "benchmarks"
+    found = {".".join(file.relative_to(folder).with_suffix("").parts): file for file in folder.rglob("*.py")}
+    return {name: file for name, file in found.items() if name not in SHARED}
+
+
 def test_every_benchmark_has_a_row_here():
-    there = {file.stem for file in (ROOT / "benchmarks").glob("*.py")}
+    there = set(commands())
     unknown = sorted(there - ROWS.keys() - ELSEWHERE.keys())
     assert unknown == [], (
-        f"no test runs benchmarks/{unknown[0]}.py: give it an argument --tiny with which it ends within ten seconds, "
+        f"no test runs benchmarks.{unknown[0]}: give it an argument --tiny with which it ends within ten seconds, "
         f"and add a row {unknown[0]!r} to ROWS in test_benchmarks.py: patterns of the figures and units it prints"
     )
     assert sorted(ROWS.keys() - there) == []
 
 
 def test_every_benchmark_is_a_command():
-    for file in (ROOT / "benchmarks").glob("*.py"):
+    for file in commands().values():
         assert file.read_text().endswith('\n\nif __name__ == "__main__":\n    main()\n'), file
 
 
@@ -106,7 +115,7 @@ def printed(tmp_path_factory):
         text=True,
         check=False,
     )
-    parts = re.split(r"^=== (\w+)$", done.stdout, flags=re.MULTILINE)
+    parts = re.split(r"^=== ([\w.]+)$", done.stdout, flags=re.MULTILINE)
     assert done.returncode == 0, done.stdout
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 

@@ -23,7 +23,9 @@ class BranchSettings(PhaseSettings):
         default=0, ge=0, le=1_000_000, description="training tasks to answer first; 0 takes all earlier rollouts"
     )
     reward: dict[str, float] = Field(
-        default={"alignment": 1.0}, description="weights of the parts that its roles earn; empty: the whole reward"
+        default={"alignment": 1.0},
+        description="weights of the parts that its roles earn; empty: the whole reward; on the command line, parts of "
+        "a file or a resumed run that are not named stay, and 0 leaves one out",
     )
     value: Literal["auto", "direct", "replay"] = Field(
         default="auto",

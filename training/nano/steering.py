@@ -8,7 +8,7 @@ other guidance changes nothing. So a method that finds, writes or selects guidan
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any, Literal
 
 from agents.roles import DESIGNER, REFINER, ROLES
@@ -16,6 +16,7 @@ from agents.visit.prompting import dump, read_payload
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.guidance import Guidance
 from chimera.data.generated.tasks import GeneratedTask
+from training.nano.sentences import BELIEF, HELD_BACK, SENTENCES, UNSAFE, VAGUE, WORDS, against
 from training.nano.transcripts import (
     EXPERT,
     FAULTS,
@@ -32,85 +33,12 @@ from training.nano.transcripts import (
 
 Channel = Literal["lessons", "skills", "prompt", "examples"]
 CHANNELS: tuple[Channel, ...] = ("lessons", "skills", "prompt", "examples")
-BELIEF, VAGUE, UNSAFE = "belief", "vague", "unsafe"
 FAULTS_OF: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(JUNIORS, FAULTS),
     REFINER: (BELIEF,),
     DESIGNER: (VAGUE, UNSAFE),
 }
 """The faults that a role's planted habits have."""
-WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "outcome": (
-        ("Quote", "Use", "Copy", "Take"),
-        (
-            "only sentences about the outcome that the goal asks about",
-            "the result for the asked outcome",
-            "what was found for the outcome in the question",
-            "no sentence about another outcome",
-        ),
-        ("", ", not the one that stands first", ", even if another result is clearer"),
-    ),
-    "direction": (
-        ("Compare", "Check", "Look at", "Mind"),
-        (
-            "the direction of the result against the direction asked",
-            "whether the result goes in the direction that is asked",
-            "the direction of the change, lower or higher, against the one asked",
-            "the direction found before you answer",
-        ),
-        ("", ": the opposite direction means no", ", because a change the other way is no support"),
-    ),
-    "significance": (
-        ("Check", "Look at", "Read", "Mind"),
-        (
-            "whether the result is significant",
-            "the significance of the result, by its p-value",
-            "whether the difference is significant or chance",
-            "the significance before you answer",
-        ),
-        ("", ": without significance the answer is not yes", ", because chance is no evidence"),
-    ),
-    BELIEF: (
-        ("Read", "Check", "Go through"),
-        (
-            "the quoted evidence again before you keep the answer",
-            "the hypothesis against its own quotes",
-            "each quote anew instead of trusting the author",
-        ),
-        ("", ", and correct what does not follow", ": authors make mistakes"),
-    ),
-    VAGUE: (
-        ("Write", "Give", "Name"),
-        (
-            "a concrete design, population, outcome with its time, sample size and analysis",
-            "every field of the protocol in concrete terms",
-            "numbers, a time point and a statistical test in the protocol",
-        ),
-        ("", ", never a vague phrase", ": a vague protocol cannot be run"),
-    ),
-    UNSAFE: (
-        ("Protect", "Think of", "Care for"),
-        (
-            "the participants with consent, monitoring and stopping rules",
-            "the safety of participants in the safeguards",
-            "harm to participants: name the safeguards",
-        ),
-        ("", " every time", ", also where the risk is small"),
-    ),
-}
-"""Three parts of sentences against each fault, any of which go together."""
-OTHER_WORDS: tuple[tuple[str, ...], ...] = (
-    ("Keep", "Write", "Make", "Mind"),
-    ("the claim short", "the sentences plain", "the JSON on one line", "the names of drugs in small letters"),
-    ("", " and clear", ", as in a good paper"),
-)
-"""The same for sentences that are against no fault."""
-HELD_BACK: dict[str, tuple[str, ...]] = {
-    "outcome": ("Leave out results about other outcomes than the goal's.", "Stay with the outcome of the goal."),
-    "direction": ("A change in the other direction is a no.", "Ask first which direction the goal means."),
-    "significance": ("A difference that is not significant shows nothing.", "Significance comes before the answer."),
-}
-"""Sentences in words of their own, which no conversation has: the exam asks them."""
 WHEN: tuple[str, ...] = ("always", "before the answer", "when a study reports several results")
 """When a skill helps."""
 PLAIN_SHARE = 0.35
@@ -138,15 +66,6 @@ class Steering:
         return fault in self.off or (fault in self.halved and rng.random() < HALF)
 
 
-def sentences(fault: str | None) -> list[str]:
-    """All sentences against `fault`, or with None those against no fault."""
-    parts = OTHER_WORDS if fault is None else WORDS[fault]
-    return [f"{start} {middle}{end}." for start, middle, end in product(*parts)]
-
-
-SENTENCES: dict[str | None, list[str]] = {fault: sentences(fault) for fault in (*WORDS, None)}
-
-
 def steer(role: str, wanted: Mapping[Channel, list[str]], rng: random.Random, others: "WorkedExamples") -> Steering:
     """Guidance for `role`: for each channel sentences (or examples) in random order."""
     prompt, lessons, skills = "", tuple(wanted.get("lessons", ())), ()
@@ -161,11 +80,6 @@ def steer(role: str, wanted: Mapping[Channel, list[str]], rng: random.Random, ot
     off = {fault for one in (*lessons, *wanted.get("prompt", ()), *wanted.get("skills", ())) for fault in against(one)}
     halved = {fault for fault, one in zip(wanted.get("examples", ()), shown, strict=True) if one is not None}
     return Steering(guidance, frozenset(off), frozenset(halved))
-
-
-def against(sentence: str) -> list[str]:
-    """The fault that a sentence is against, as a list of one; empty for other sentences."""
-    return [fault for fault in WORDS if sentence in SENTENCES[fault] or sentence in HELD_BACK.get(fault, ())]
 
 
 def draw(role: str, rng: random.Random, others: "WorkedExamples") -> Steering:

@@ -17,6 +17,7 @@ from statsmodels.stats.multitest import multipletests
 
 from chimera.config.tree import load_config
 from chimera.run.directory import Run
+from chimera.run.policies import Policy
 from evaluation.records.recorded import load_study
 from evaluation.records.study import Plan, Stage
 from evaluation.report import table as report_table
@@ -393,6 +394,18 @@ def test_the_gate_favours_only_what_it_could_roll_back(study):
     untrained = replace(study.plan, stages=STAGES[:1])
     assert any("The gate decided" in note for note in notes(study))
     assert not any("The gate decided" in note for note in notes(replace(study, plan=untrained)))
+
+
+def test_it_is_said_which_phase_began_with_what_another_had_learned(study):
+    def told(phases):
+        learned = {name: Policy.made("weights", slot, name) for name, slot in phases}
+        return [note for note in notes(replace(study, plan=replace(study.plan, learned=learned))) if "began" in note]
+
+    assert study.config.pipeline["ppo"].start == "junior"
+    (note,) = told([("sft", "junior"), ("ppo", "refiner"), ("design", "senior")])
+    assert note.startswith("ppo began with the weights that junior had after sft, not with those of refiner")
+    assert told([("ppo", "refiner"), ("design", "senior")]) == []
+    assert told([("ppo", "refiner"), ("sft", "junior")]) == []
 
 
 def test_what_was_rolled_back_stands_on_the_first_screen(report):

@@ -16,18 +16,8 @@ from chimera.config.tree import load_config
 from chimera.data.generated.tasks import generate
 from chimera.data.tasks import Dataset, load
 from chimera.serving.process import serve
-from training.nano.steering import (
-    CARELESS,
-    SENTENCES,
-    Channel,
-    Steering,
-    WorkedExamples,
-    against,
-    guided,
-    propose,
-    steer,
-    stream,
-)
+from training.nano.sentences import SENTENCES, against
+from training.nano.steering import CARELESS, Channel, Steering, WorkedExamples, guided, propose, steer, stream
 from training.nano.transcripts import FAULTS, careful, junior, with_fault
 
 ITEMS = generate(400, seed=51)

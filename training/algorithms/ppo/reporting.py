@@ -32,6 +32,7 @@ def step_line(phase: str, step: int, steps: int, metrics: Mapping[str, Any]) -> 
         + figure("reward/mean", "reward")
         + figure("alignment/mean", "aligned", ".0%")
         + figure("rollouts/good", "good rollouts", "d")
+        + figure("actor/optimizer_steps", "optimiser steps", ".0f")
         + figure("actor/ppo_kl", "KL", ".1e")
         + figure("actor/entropy", "entropy")
         + figure("val-core/reward/mean", "held-out reward")

@@ -22,7 +22,9 @@ class PpoSettings(BranchSettings):
         default="grpo", description="VeRL's advantage estimator; gae trains a critic beside the actor"
     )
     reward: dict[str, float] = Field(
-        default={}, description="weights of the parts that its roles earn; empty: the whole reward"
+        default={},
+        description="weights of the parts that its roles earn; empty: the whole reward; on the command line, parts of "
+        "a file or a resumed run that are not named stay, and 0 leaves one out",
     )
     start: str | None = Field(
         default=None, min_length=1, description="slot whose live weights it begins with; its own slot's without it"

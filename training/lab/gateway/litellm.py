@@ -1,7 +1,7 @@
 """The gateway as Agent Lightning's LLMProxy, which uses LiteLLM: `gateway.engine=litellm`.
 
 It is for users who want LiteLLM's logs and callbacks. It needs twenty times the processor time of
-`training.lab.gateway.thin` (`benchmarks/gateway.py`), and if it is killed, exchanges of its last 50 ms are lost.
+`training.lab.gateway.thin` (`benchmarks.rollouts.gateway`), and if it is killed, exchanges of its last 50 ms are lost.
 """
 
 import asyncio

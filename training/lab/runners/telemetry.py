@@ -1,7 +1,8 @@
 """Agent Lightning's tracing at a fraction of its cost, because on two cores the models need the processor.
 
 A rollout of 14 model calls with a model that answers at once took 0.51 s of processor time before. See
-`benchmarks/orchestration.py` for the time now. All of this is about agentlightning 0.3.0 and opentelemetry-sdk 1.39.
+`benchmarks.rollouts.orchestration` for the time now. All of this is about agentlightning 0.3.0 and
+opentelemetry-sdk 1.39.
 """
 
 from collections.abc import AsyncIterator, Sequence

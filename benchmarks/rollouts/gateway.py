@@ -1,4 +1,4 @@
-"""What a model call costs in each gateway: `python -m benchmarks.gateway [--calls N] [--at-once N] [--tiny]`.
+"""What a model call costs in each gateway: `python -m benchmarks.rollouts.gateway [--calls N] [--at-once N] [--tiny]`.
 
 The same calls go through both gateways to a server that answers at once, into the same store, one gateway after the
 other and then again in the other order, so that a change of the machine's speed does not favour one. Processor time is

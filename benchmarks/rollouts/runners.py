@@ -1,4 +1,4 @@
-"""What runner processes take and do: `python -m benchmarks.runners [--runners N] [--rollouts N] [--tiny]`.
+"""What runner processes take and do: `python -m benchmarks.rollouts.runners [--runners N] [--rollouts N] [--tiny]`.
 
 Each runner is the command that people start by hand (`python -m chimera.runner`), a process of its own with its own
 imports. They are started a few at a time, all join one run's store, and play the whole society with a model that
@@ -16,15 +16,15 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gateway import served, spent
-from benchmarks.orchestration import canned_server
+from benchmarks.rollouts.gateway import served, spent
+from benchmarks.rollouts.lab import open_lab
+from benchmarks.rollouts.orchestration import canned_server
 from chimera.config.sections.cluster import TlsConfig
 from chimera.config.sections.models import SLOTS
 from chimera.config.tree import Config
@@ -33,8 +33,6 @@ from chimera.data.tasks import load
 from chimera.processes import forks
 from chimera.processes.children import stop
 from chimera.processes.programs import Program
-from chimera.run.directory import Run
-from chimera.serving.process import serve
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 
 STARTING = 4
@@ -105,53 +103,42 @@ async def start(number: int, config: Config, folder: Path) -> list[Program]:
 
 async def measure(config: Config, folder: Path, runners: int, rollouts: int) -> Found:
     """A run whose rollouts all are made by visitors."""
-    from training.lab.lab import Lab
-    from training.watch.metrics import Metrics
-    from training.watch.view import make_view
-
     dataset = load(config.data)
-    view = make_view(Console(file=StringIO()), config.rollouts.runners)
-    with (
-        Run.create(None, config) as run,
-        serve(config.models, config.serving, {}, log_file=folder / "models.log") as servers,
-    ):
-        async with Lab(run, config, dataset, servers, {}, view, Metrics(run)) as lab:
-            lab.pool.stop()  # Visitors work, not the run's own runner.
-            began = time.perf_counter()
-            visitors = await start(runners, config, folder)
-            start_s = time.perf_counter() - began
-            groups = [os.getpid()], lab.gateway.pids, [one.pid for one in visitors]
-            try:
-                joined = proportional(groups[2])
-                inputs = [
-                    RolloutInput.of(
-                        dataset.train[number % len(dataset.train)], "gather", number // len(dataset.train), 0
-                    )
-                    for number in range(rollouts)
-                ]
-                before, began = [spent(pids) for pids in groups], time.perf_counter()
-                given = [episode.record async for episode in lab.rollouts(inputs)]
-                wall = time.perf_counter() - began
-                used = [spent(pids) - first for pids, first in zip(groups, before, strict=True)]
-                ended = proportional(groups[2])
-                check(given, [RolloutRecord.load(one) for one in run.rollouts("gather")], rollouts)
-            finally:
-                stop(visitors, seconds=10)
-            took = Counter(record.worker for record in given)
-            main_ms, gateway_ms, runner_ms = (1000 * one / rollouts for one in used)
-            return Found(
-                runners=runners,
-                rollouts=rollouts,
-                start_s=start_s,
-                wall_s=wall,
-                pss_joined=joined / runners,
-                pss_ended=ended / runners,
-                main_ms=main_ms,
-                gateway_ms=gateway_ms,
-                runner_ms=runner_ms,
-                idlest=min(took.values()) if len(took) == runners else 0,
-                busiest=max(took.values()),
-            )
+    async with open_lab(config, dataset, folder) as (run, lab):
+        lab.pool.stop()  # Visitors work, not the run's own runner.
+        began = time.perf_counter()
+        visitors = await start(runners, config, folder)
+        start_s = time.perf_counter() - began
+        groups = [os.getpid()], lab.gateway.pids, [one.pid for one in visitors]
+        try:
+            joined = proportional(groups[2])
+            inputs = [
+                RolloutInput.of(dataset.train[number % len(dataset.train)], "gather", number // len(dataset.train), 0)
+                for number in range(rollouts)
+            ]
+            before, began = [spent(pids) for pids in groups], time.perf_counter()
+            given = [episode.record async for episode in lab.rollouts(inputs)]
+            wall = time.perf_counter() - began
+            used = [spent(pids) - first for pids, first in zip(groups, before, strict=True)]
+            ended = proportional(groups[2])
+            check(given, [RolloutRecord.load(one) for one in run.rollouts("gather")], rollouts)
+        finally:
+            stop(visitors, seconds=10)
+        took = Counter(record.worker for record in given)
+        main_ms, gateway_ms, runner_ms = (1000 * one / rollouts for one in used)
+        return Found(
+            runners=runners,
+            rollouts=rollouts,
+            start_s=start_s,
+            wall_s=wall,
+            pss_joined=joined / runners,
+            pss_ended=ended / runners,
+            main_ms=main_ms,
+            gateway_ms=gateway_ms,
+            runner_ms=runner_ms,
+            idlest=min(took.values()) if len(took) == runners else 0,
+            busiest=max(took.values()),
+        )
 
 
 def check(given: Sequence[RolloutRecord], written: Sequence[RolloutRecord], rollouts: int) -> None:

@@ -1,4 +1,4 @@
-"""What `cluster.tls` costs: `python -m benchmarks.tls [--calls N] [--rollouts N] [--runners N] [--rounds N] [--tiny]`.
+"""What `cluster.tls` costs: `python -m benchmarks.rollouts.tls [--rollouts N] [--runners N] [--rounds N] [--tiny]`.
 
 The same calls go through a gateway into the store, and the same rollouts are made by runner processes, with HTTP and
 with HTTPS by turns, there and back, so that a change of the machine's speed does not favour one. The model answers at
@@ -18,10 +18,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import gateway, orchestration
-from benchmarks.ceiling import GatewayCost, gateways
-from benchmarks.gateway import served, times
-from benchmarks.runners import Found, measure, visited
+from benchmarks.rollouts import gateway, orchestration
+from benchmarks.rollouts.ceiling import GatewayCost, gateways
+from benchmarks.rollouts.gateway import served, times
+from benchmarks.rollouts.runners import Found, measure, visited
 from chimera.config.sections.cluster import TlsConfig
 from chimera.processes import forks
 

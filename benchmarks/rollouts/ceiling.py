@@ -1,4 +1,4 @@
-"""How many GPUs one run's gateway and store can feed: `python -m benchmarks.ceiling [--rollouts N] [--tiny]`.
+"""How many GPUs one run's gateway and store can feed: `python -m benchmarks.rollouts.ceiling [--rollouts N] [--tiny]`.
 
 First the gateway, by its number of processes, before a model server that answers at once. Then the store: all rollouts
 are queued, and a crowd of runners takes them, makes one model call each (an echo society) and reports an outcome, by
@@ -17,7 +17,6 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from io import StringIO
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -26,7 +25,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gateway import ASKED, all_stored, call_many, canned_server, served, spent, times
+from benchmarks.rollouts.gateway import ASKED, all_stored, call_many, canned_server, served, spent, times
+from benchmarks.rollouts.lab import open_lab
 from chimera.config.sections.cluster import TlsConfig
 from chimera.config.sections.models import SLOTS
 from chimera.config.tree import Config
@@ -34,9 +34,7 @@ from chimera.core.ports import free_port
 from chimera.data.tasks import load
 from chimera.processes import forks
 from chimera.processes.children import stop
-from chimera.run.directory import Run
 from chimera.serving.client import Endpoint
-from chimera.serving.process import serve
 from evaluation.records.rollouts import Outcome, RolloutInput
 from evaluation.traces.spans import OBJECT, OBJECT_JSON, OPERATION, RESPONSE_IDS
 from training.lab.gateway.process import Gateway
@@ -197,36 +195,27 @@ def reported(rollout_id: str, attempt_id: str, response_id: str) -> bytes:
 
 async def store_and_main(config: Config, folder: Path, queued: int, measured: int, runners: int) -> StoreCost:
     """The run's main process with all rollouts queued, until the crowd has ended some of them."""
-    from training.lab.lab import Lab
-    from training.watch.metrics import Metrics
-    from training.watch.view import make_view
-
     dataset = load(config.data)
-    view = make_view(Console(file=StringIO()), config.rollouts.runners)
-    with (
-        Run.create(None, config) as run,
-        serve(config.models, config.serving, {}, log_file=folder / "models.log") as servers,
-    ):
-        async with Lab(run, config, dataset, servers, {}, view, Metrics(run)) as lab:
-            lab.pool.stop()  # The crowd works, not the run's own runner.
-            crowds = [await join(lab.store.endpoint, config, folder, number, runners) for number in range(CROWDS)]
-            inputs = [RolloutInput.of(dataset.train[0], "gather", number, 0) for number in range(queued)]
-            memory = [resident()]
-            before, started = spent([os.getpid()]), time.perf_counter()
-            async with aclosing(lab.rollouts(inputs)) as episodes:
-                first = asyncio.ensure_future(anext(episodes))
-                while not (await lab.store.statistics()).get("total_rollouts"):  # noqa: ASYNC110  nothing announces it
-                    await asyncio.sleep(0.01)
-                enqueue_s = time.perf_counter() - started
-                memory.append(resident())
-                failed = [(await first).record.error]
-                while len(failed) < measured:
-                    failed.append((await anext(episodes)).record.error)
-                wall, used = time.perf_counter() - started, spent([os.getpid()]) - before
-                memory.append(resident())
-                stop(crowds)
-            assert not any(failed), next(filter(None, failed))
-            return StoreCost(measured / wall, 1000 * used / measured, enqueue_s, *memory)
+    async with open_lab(config, dataset, folder) as (_, lab):
+        lab.pool.stop()  # The crowd works, not the run's own runner.
+        crowds = [await join(lab.store.endpoint, config, folder, number, runners) for number in range(CROWDS)]
+        inputs = [RolloutInput.of(dataset.train[0], "gather", number, 0) for number in range(queued)]
+        memory = [resident()]
+        before, started = spent([os.getpid()]), time.perf_counter()
+        async with aclosing(lab.rollouts(inputs)) as episodes:
+            first = asyncio.ensure_future(anext(episodes))
+            while not (await lab.store.statistics()).get("total_rollouts"):  # noqa: ASYNC110  nothing announces it
+                await asyncio.sleep(0.01)
+            enqueue_s = time.perf_counter() - started
+            memory.append(resident())
+            failed = [(await first).record.error]
+            while len(failed) < measured:
+                failed.append((await anext(episodes)).record.error)
+            wall, used = time.perf_counter() - started, spent([os.getpid()]) - before
+            memory.append(resident())
+            stop(crowds)
+        assert not any(failed), next(filter(None, failed))
+        return StoreCost(measured / wall, 1000 * used / measured, enqueue_s, *memory)
 
 
 async def join(store_url: str, config: Config, folder: Path, number: int, runners: int) -> forks.Fork:

@@ -1,4 +1,4 @@
-"""What orchestration costs: `python -m benchmarks.orchestration [--rollouts N] [--runners N] [--tiny]`.
+"""What orchestration costs: `python -m benchmarks.rollouts.orchestration [--rollouts N] [--runners N] [--tiny]`.
 
 The same society answers the same tasks with a model that takes no time: once invoked directly in this process, once as
 real rollouts through store, gateway and runner processes. The difference is the overhead per rollout. The supervisor's
@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Unpack
@@ -26,15 +25,14 @@ from rich.table import Table
 
 from agents.society import Society
 from agents.tools.toolbox import build_toolbox
-from benchmarks.gateway import serve_app, served, spent
+from benchmarks.rollouts.gateway import serve_app, served, spent
+from benchmarks.rollouts.lab import open_lab
 from chimera.config.roles import JUDGE
 from chimera.config.sections.models import SLOTS
 from chimera.config.tree import Config
 from chimera.data.tasks import Dataset, load
 from chimera.processes import forks
-from chimera.run.directory import Run
 from chimera.serving.client import Completion, RequestOptions, ToolCall
-from chimera.serving.process import serve
 from evaluation.records.rollouts import RolloutInput
 from evaluation.scores.judge import CRITERIA, Judge
 from training.algorithms.gather import GatherSettings
@@ -151,35 +149,26 @@ async def direct(config: Config, dataset: Dataset) -> Cost:
 
 async def orchestrated(config: Config, dataset: Dataset, folder: Path) -> Cost:
     """The same tasks as rollouts."""
-    from training.lab.lab import Lab
-    from training.watch.metrics import Metrics
-    from training.watch.view import make_view
-
-    view = make_view(Console(file=StringIO()), config.rollouts.runners)
-    with (
-        Run.create(None, config) as run,
-        serve(config.models, config.serving, {}, log_file=folder / "models.log") as servers,
-    ):
-        async with Lab(run, config, dataset, servers, {}, view, Metrics(run)) as lab:
-            chosen = inputs(dataset, config)
-            # Every runner's first rollout is slower. A repeat of its own: a recorded rollout would not be run again.
-            first = [RolloutInput.of(given.task, given.phase, 1, config.seed) for given in chosen]
-            async for _ in lab.rollouts(first[: 2 * config.rollouts.runners]):
-                pass
-            assert lab.gateway.pid is not None
-            groups = {
-                "gateway": [lab.gateway.pid],
-                "runners": [*lab.pool.pids().values()],
-                "main with store": [psutil.Process().pid],
-            }
-            before = {name: spent(pids) for name, pids in groups.items()}
-            started = time.perf_counter()
-            async for episode in lab.rollouts(chosen):
-                record = episode.record
-                assert record.status == "succeeded", record.error
-                assert record.untraced_calls == 0
-            wall = time.perf_counter() - started
-            return Cost(len(chosen), wall, {name: spent(pids) - before[name] for name, pids in groups.items()})
+    async with open_lab(config, dataset, folder) as (_, lab):
+        chosen = inputs(dataset, config)
+        # Every runner's first rollout is slower. A repeat of its own: a recorded rollout would not be run again.
+        first = [RolloutInput.of(given.task, given.phase, 1, config.seed) for given in chosen]
+        async for _ in lab.rollouts(first[: 2 * config.rollouts.runners]):
+            pass
+        assert lab.gateway.pid is not None
+        groups = {
+            "gateway": [lab.gateway.pid],
+            "runners": [*lab.pool.pids().values()],
+            "main with store": [psutil.Process().pid],
+        }
+        before = {name: spent(pids) for name, pids in groups.items()}
+        started = time.perf_counter()
+        async for episode in lab.rollouts(chosen):
+            record = episode.record
+            assert record.status == "succeeded", record.error
+            assert record.untraced_calls == 0
+        wall = time.perf_counter() - started
+        return Cost(len(chosen), wall, {name: spent(pids) - before[name] for name, pids in groups.items()})
 
 
 def main() -> None:
