@@ -157,7 +157,7 @@ def read_offline(file):
 
     store = DataStore()
     store.open_for_scan(str(file))
-    found = SimpleNamespace(history={}, artifact=[], metric=[], run=[])
+    found = SimpleNamespace(history={}, artifact=[], metric=[], run=[], exit=[])
     while (data := store.scan_data()) is not None:
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
@@ -192,7 +192,9 @@ def offline(tmp_path_factory):
     forks.prepare()
     with Run.create("shown", config) as run:
         mirrored(run, config, {}, notes)
-    return SimpleNamespace(run=run, config=config, notes=notes, data=read_offline(*offline_files(run)))
+    (file,) = offline_files(run)
+    wait_for(lambda: read_offline(file).exit)  # W&B's service writes it, which need not have ended with the run.
+    return SimpleNamespace(run=run, config=config, notes=notes, data=read_offline(file))
 
 
 def test_every_line_is_a_row_over_its_phases_own_step(offline):
