@@ -118,11 +118,10 @@ class Broadcast:
         over.set()
         # All are awaited, so that nothing of it is under way when it is made again.
         _, late = await asyncio.wait({sending, *telling}, timeout=END_S if first else None)
-        failures = list(filter(None, map(_failure, telling)))
-        if first is None and not failures:
+        failures = [first, *map(_failure, (sending, *telling))] if first else [*map(_failure, telling)]
+        found = _explaining(list(filter(None, failures)))
+        if found is None:
             return
-        # What a server says of itself explains more than that another end has lost its connection.
-        found = next((error for error in (first, *failures) if isinstance(error, ModelError)), first)
         if isinstance(found, ModelError):
             raise found
         mute = [replica.name for replica, task in zip(replicas, telling, strict=True) if task in late]
@@ -136,7 +135,7 @@ class Broadcast:
             ModelError: It gave no answer, or refused the weights.
             TransferLost: The weights did not come.
         """
-        from chimera.serving.vllm.receiver.chimera_receiver import TransferLost
+        from chimera.serving.vllm.receiver.chimera_receiver import TransferLost, TransferSilent
 
         given = {**asdict(meeting), "first": first, "tensors": entries}
         answer = await replica.ask(RPC, {"method": RECEIVE, "kwargs": given}, limit_s=LOAD_S)
@@ -149,6 +148,8 @@ class Broadcast:
                 f"{replica.name} does not reach the run at {meeting.host}:{meeting.port} ({said['unreached']}): "
                 "cluster.host must be an address of the run's machine that it reaches"
             )
+        if "silent" in said:
+            raise TransferSilent(f"{replica.name}: {said['silent']}")
         if "lost" in said:
             raise TransferLost(f"{replica.name}: {said['lost']}")
 
@@ -209,6 +210,15 @@ def _results(answer: Any, replica: Replica) -> list[Mapping[str, Any]]:
     if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
         raise ModelError(f"{replica.name} answered {RPC} with what its receiver never says: {str(answer)[:200]}")
     return found
+
+
+def _explaining(failures: Sequence[BaseException]) -> BaseException | None:
+    """The failure that explains the others: who refuses or gives up closes the connections of all."""
+    from chimera.serving.vllm.receiver.chimera_receiver import TransferSilent
+
+    faults = [error for error in failures if isinstance(error, ModelError)]
+    silent = [error for error in failures if isinstance(error, TransferSilent)]
+    return next(iter((*faults, *silent, *failures)), None)
 
 
 def _failure(task: asyncio.Task[None]) -> BaseException | None:

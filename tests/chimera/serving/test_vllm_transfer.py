@@ -134,7 +134,7 @@ async def test_a_worker_that_hangs_ends_the_transfer_in_words_and_the_old_weight
         return made(*given[:-1], given[-1] if skipped[0] else timedelta(seconds=6))
 
     monkeypatch.setattr(chimera_receiver, "_group", group)
-    monkeypatch.setattr(broadcast, "END_S", 0.5)
+    monkeypatch.setattr(broadcast, "END_S", 4)  # More than server 1 needs to answer on a busy machine.
     async with fleet(base, tmp_path) as (weights, servers):
         worker = servers[1].workers[0]
 
@@ -157,6 +157,21 @@ async def test_a_worker_that_hangs_ends_the_transfer_in_words_and_the_old_weight
             await publishing
         assert all(equal(server.workers[0].got, base) for server in servers)
         assert await versions(weights) == {(total_of(base, [0, 0], "")[0], "base@0")}
+
+
+async def test_the_end_that_gives_up_explains_the_connections_that_the_others_lose(serving_model, tmp_path):
+    async with fleet(serving_model(), tmp_path) as (weights, servers):
+
+        def give_up(number):
+            if number == 3:
+                worker.on_tensor = lambda number: None
+                raise chimera_receiver.TransferSilent("nothing went on for 120 s")
+
+        worker = servers[1].workers[0]
+        worker.on_tensor = give_up
+        sentence = r"senior stays at base@0: .* ended early \(models\.senior\.transfer\): server 2: nothing went on for"
+        with pytest.raises(ModelError, match=sentence):
+            await weights.publish(serving_model(seed=1), "senior@1")
 
 
 async def test_a_server_without_the_receiver_is_a_sentence_with_the_remedy_and_keeps_its_weights(

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-FORMAT = 1
+FORMAT = 2
 """Publisher and receivers must agree on it."""
 PIECE = 64 * 2**20
 """Most bytes that are sent at a time. A worker holds the tensors of one layer beside the model."""
@@ -37,6 +37,10 @@ DTYPES = {
 
 class TransferLost(Exception):
     """A transfer ended before its end; the message says why."""
+
+
+class TransferSilent(TransferLost):
+    """Nothing went on for as long as this end waits. It gives up, which the other ends see as a closed connection."""
 
 
 class TransferGroup:
@@ -71,7 +75,7 @@ class TransferGroup:
         try:
             self._group: Any = _group(backend, store, rank, ranks, address, device, timedelta(seconds=limit_s))
         except RuntimeError as error:
-            raise TransferLost(self._reason(error)) from error
+            raise self._lost(error) from error
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Send `tensor`, which is contiguous, or fill it with what comes.
@@ -107,22 +111,25 @@ class TransferGroup:
                 if self._stopped():
                     raise TransferLost("it was given up")
                 if time.monotonic() > deadline:
-                    raise TransferLost(f"nothing went on for {self._limit_s:g} s")
+                    raise self._silent()
                 time.sleep(LOOK_S)
             work.wait()
         except RuntimeError as error:
-            raise TransferLost(self._reason(error)) from error
+            raise self._lost(error) from error
         finally:
             work = None  # It would keep the connections open as long as somebody holds the exception.
 
-    def _reason(self, error: RuntimeError) -> str:
-        """torch's sentence without the place in its source and its advice."""
+    def _lost(self, error: RuntimeError) -> TransferLost:
+        """What torch says, without the place in its source and its advice."""
         text = str(error).partition("\n")[0]
         if "imed out" in text or "imeout" in text:
-            return f"nothing went on for {self._limit_s:g} s"
+            return self._silent()
         if text.startswith("["):
             text = text.partition("] ")[2]
-        return text.partition(". ")[0][:300]
+        return TransferLost(text.partition(". ")[0][:300])
+
+    def _silent(self) -> TransferSilent:
+        return TransferSilent(f"nothing went on for {self._limit_s:g} s")
 
 
 class WeightReceiver:
@@ -163,11 +170,11 @@ class WeightReceiver:
             tensors: Name, type and shape of each, in the order in which they come.
 
         Returns:
-            Nothing, or why the weights are not loaded: `unreached` if the publisher cannot be found, `lost` if the
-            transfer ended early, `error` if vLLM refused what came. The worker may then have neither the old nor the
-            new weights. After `lost` it takes others.
+            Nothing, or why the weights are not loaded: `unreached` if the publisher cannot be found, `silent` if this
+            end has given up, `lost` if the transfer ended early otherwise, `error` if vLLM refused what came. The
+            worker may then have neither the old nor the new weights. After `silent` and `lost` it takes others.
         """
-        lost: list[str] = []
+        lost: list[TransferLost] = []
         device = self.device if backend == "nccl" else torch.device("cpu")
         rank = first + self.rank
         try:
@@ -182,17 +189,18 @@ class WeightReceiver:
                 for _ in arriving:  # vLLM has left some.
                     pass
         except TransferLost as error:
-            lost.append(str(error))
+            lost.append(error)
         except Exception as error:  # noqa: BLE001  see the class
-            return {"lost": lost[0]} if lost else {"error": f"{type(error).__name__}: {error}".rstrip(": ")[:500]}
-        return {"lost": lost[0]} if lost else {}
+            if not lost:
+                return {"error": f"{type(error).__name__}: {error}".rstrip(": ")[:500]}
+        return {"silent" if isinstance(one, TransferSilent) else "lost": str(one) for one in lost[:1]}
 
 
 def _arriving(
     group: TransferGroup,
     tensors: Sequence[tuple[str, str, Sequence[int]]],
     device: torch.device,
-    lost: list[str],
+    lost: list[TransferLost],
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors as they come. It ends early, with the reason in `lost`, when the transfer does.
 
@@ -205,7 +213,7 @@ def _arriving(
             yield name, tensor
         group.meet()
     except TransferLost as error:
-        lost.append(str(error))
+        lost.append(error)
 
 
 def _store(host: str, port: int, token: str, limit_s: float) -> tuple[Any, str]:
