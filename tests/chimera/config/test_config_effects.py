@@ -1,0 +1,107 @@
+"""Settings that contradict each other, or have no effect, are one sentence with the remedy."""
+
+import re
+from pathlib import Path
+
+import pytest
+from config_kit import CONFIGS, endpoint, written
+
+from chimera.config.tree import load_config
+from chimera.core.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "because"),
+    [
+        (["models.junior.base_url=http://h/v1"], "models.junior.base_url", "'embedded'"),
+        (["models.junior.model=m"], "models.junior.model", "'embedded'"),
+        (["models.junior.api_key_env=OPENAI_API_KEY"], "models.junior.api_key_env", "'embedded'"),
+        ([*endpoint("senior"), "models.senior.path=x"], "models.senior.path", "'endpoint'"),
+        (["models.board.path=x"], "models.board.path", "'rubric'"),
+        (["models.judge.temperature=1"], "models.judge.temperature", "'rubric'"),
+        (["models.principal.max_tokens=256"], "models.principal.max_tokens", "'rubric'"),
+        (["models.board.structured=final"], "models.board.structured", "'rubric'"),
+        (["data.path=hub", "data.size=1000"], "data.size", "'hub'"),
+        (["data.path=x.json", "data.levels=[1]"], "data.levels", "'x.json'"),
+        (["data.test_ids=ids.json"], "data.test_ids", "'generated'"),
+        (["tools.protein=uniprot", "tools.ontology=quickgo", "tools.database=x.db"], "tools.database", "live"),
+        (["tools.retries=3"], "tools.retries", "'local'"),
+        (["tools.timeout_s=3"], "tools.timeout_s", "'local'"),
+        (["society.max_revisions=0", "society.max_major_revisions=1"], "society.max_major_revisions", "is 0"),
+        (["society.max_revisions=3"], "society.max_revisions", "only 2 in total"),
+        (["society.max_major_revisions=0", "society.max_revisions=2"], "society.max_revisions", "only 1 in total"),
+        (["society.evidence=given", "society.max_tool_calls=0", "tools.results=5"], "tools.results", "is 0"),
+        ([*endpoint("junior"), "serving.slots=4"], "serving.slots", "embedded"),
+    ],
+)
+def test_a_key_that_has_no_effect_is_an_error_even_at_its_default(overrides: list[str], key: str, because: str):
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, overrides)
+    message = str(caught.value)
+    assert message.startswith(f"{key} on the command line has no effect because")
+    assert because in message
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["data.path=hub"],
+        ["society.max_revisions=0"],
+        ["society.max_critical_revisions=0"],
+        ["society.evidence=given", "society.max_tool_calls=0"],
+        endpoint("junior"),
+        endpoint("board"),
+    ],
+)
+def test_an_override_may_leave_settings_of_the_file_without_effect(overrides: list[str]):
+    assert load_config(CONFIGS / "local.yaml", overrides) == load_config(None, overrides)
+
+
+def test_what_has_no_effect_in_the_file_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = written(tmp_path, "data:\n  path: hub\n  size: 20\n")
+    for overrides in ([], ["data.path=x.json"], ["gather.tasks=3"]):
+        load_config(file, overrides)
+        told = capsys.readouterr().err
+        assert re.match(r"warning: data\.size at .*c\.yaml:3 has no effect because .*: remove it\n$", told)
+    assert load_config(file, ["data.path=generated"]).data.size == 20
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("backend", ["pubmed", "tavily"])
+def test_retrieved_evidence_needs_the_local_index_unless_the_question_is_the_users_own(backend: str):
+    with pytest.raises(ConfigError, match="blocked in live searches"):
+        load_config(None, [f"tools.literature={backend}"])
+    assert load_config(None, [f"tools.literature={backend}", "society.evidence=given"]).tools.literature == backend
+    assert load_config(None, [f"tools.literature={backend}"], own_question=True).tools.literature == backend
+
+
+def test_retrieved_evidence_needs_a_tool_call():
+    with pytest.raises(ConfigError, match=r"society\.max_tool_calls=0"):
+        load_config(None, ["society.max_tool_calls=0"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rollouts.on=cluster"], r"rollouts\.on=cluster needs a Ray cluster: set cluster\.address"),
+        (["cluster.host=10.0.0.1"], r"cluster\.host=10\.0\.0\.1 can be reached from outside: set cluster\.key_file"),
+        (
+            ["cluster.host=0.0.0.0", "cluster.key_file=k"],
+            r"cluster\.host=0\.0\.0\.0 is no address that others can be told",
+        ),
+        (["cluster.token_file=t"], r"cluster\.token_file .* has no effect because address is null"),
+        (["cluster.address=ray://h:1"], r"cluster\.address"),
+    ],
+)
+def test_a_cluster_that_cannot_be_meant_is_refused(overrides: list[str], message: str):
+    with pytest.raises(ConfigError, match=message):
+        load_config(None, overrides)
+
+
+def test_a_cluster_is_what_the_overrides_say():
+    config = load_config(None, ["cluster.address=10.0.0.1:6379", "cluster.host=127.0.0.2", "rollouts.on=cluster"])
+    assert (config.cluster.address, config.cluster.host, config.rollouts.on) == (
+        "10.0.0.1:6379",
+        "127.0.0.2",
+        "cluster",
+    )

@@ -1,0 +1,207 @@
+"""All keys: described, bounded and read; what was loaded can be dumped and loaded again."""
+
+import ast
+import re
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import yaml
+from config_kit import CONFIGS, HEIRS, endpoint, written
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from pydantic.fields import FieldInfo
+
+from chimera.config.loader import ConfigSection, effective, keys, sections, unused_keys, validate
+from chimera.config.sections.models import SLOTS
+from chimera.config.source import parse_overrides, parse_yaml, to_yaml
+from chimera.config.tree import Config, dump_config, load_config
+from chimera.core.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        section = isinstance(value, dict) and value
+        found |= flat(value, f"{prefix}{key}.") if section else {f"{prefix}{key}": value}
+    return found
+
+
+@given(
+    st.text(st.characters(categories=["Ll"]), min_size=1), st.sampled_from(["", "data.", "models.junior.", "nothing."])
+)
+def test_any_unknown_key_names_a_valid_one(name: str, section: str):
+    known = {key.name for key in keys(Config())}
+    assume(not any(f"{other}.".startswith(f"{section}{name}.") for other in known))
+    assume("token" not in name and "secret" not in name and "key" not in name and "pass" not in name)
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [f"{section}{name}=1"])
+    nearest = re.search(r"the nearest key is (\S+) ", str(caught.value))
+    assert nearest
+    assert nearest[1] in known
+
+
+def test_every_key_is_read_by_some_code():
+    words: set[str] = set()
+    for file in (
+        file for package in ("chimera", "agents", "evaluation", "training") for file in (ROOT / package).rglob("*.py")
+    ):
+        if not file.name.startswith("config"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                words.add(getattr(node, "attr", None) or str(getattr(node, "value", "")))
+    assert [key.name for key in keys(Config()) if key.name.rpartition(".")[2] not in words] == []
+
+
+def test_the_tree_is_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        Config().seed = 1  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_every_key_is_described_and_typed():
+    table = list(keys(Config()))
+    assert [key.name for key in table if not key.description.strip() or not key.type] == []
+    within_mappings = sum(len(key.default) - 1 for key in table if isinstance(key.default, dict) and key.default)
+    no_entries = 2  # tools.mcp and society.guidance, tables of what the user names
+    others = len(flat(Config().model_dump())) - within_mappings - no_entries
+    assert len({key.name for key in table}) == len(table) == others
+    by_name = {key.name: key for key in table}
+    assert by_name["data.size"].type == "whole number >= 10 <= 100000"
+    assert by_name["data.test_ids"].type == "path | null"
+    assert by_name["models.board.kind"].default == "rubric"
+
+
+def test_every_number_has_bounds_which_refuse_what_would_be_absurd():
+    """A seed of -1 or 2**40 would end a run hours later, when numpy is given it."""
+    numbers = [key for key in keys(Config()) if "number" in key.type and not key.type.startswith("read")]
+    assert len(numbers) > 80
+    assert [key.name for key in numbers if not re.search("<=? ", key.type) or not re.search(">=? ", key.type)] == []
+    for key in numbers:
+        for value in ("1e300", "-1e300") if key.type.startswith("number") else ("9" * 40, "-" + "9" * 40):
+            with pytest.raises(ConfigError, match=rf"^{re.escape(key.name)} is .* on the command line, but [^\n]*$"):
+                validate(Config(), parse_overrides([f"{key.name}={value}"]))
+
+
+def test_the_local_configuration_spells_out_the_defaults():
+    config = load_config(CONFIGS / "local.yaml")
+    assert config == Config()
+    heirs = tuple(f"models.{heir}." for heir in HEIRS)
+    expected = {key for key in flat(effective(Config())) if not key.startswith(heirs) or key.endswith(".like")}
+    assert set(parse_yaml((CONFIGS / "local.yaml").read_text(), "local.yaml")) == expected
+
+
+OURS = sorted(file for file in CONFIGS.glob("*.yaml") if file.name != "ray-cluster.yaml")  # Which is Ray's.
+
+
+@pytest.mark.parametrize("file", OURS, ids=lambda file: file.name)
+def test_every_committed_configuration_loads_and_dumps(file: Path, tmp_path: Path):
+    config = load_config(file)
+    assert load_config(written(tmp_path, dump_config(config))) == config
+
+
+TRICKY = [
+    "no",
+    "1e-5",
+    "on",
+    "1:30",
+    "2026-01-01",
+    "null",
+    "~",
+    " x ",
+    "#x",
+    "[x]",
+    "a: b",
+    "'",
+    '"',
+    "\\",
+    "é\n",
+    "=",
+    "0x1",
+]
+TEXT = st.one_of(
+    st.sampled_from(TRICKY), st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1)
+)
+URL = st.from_regex(r"https?://[a-z0-9.]{1,12}(:[0-9]{2,4})?/v1", fullmatch=True)
+SPECIAL: dict[str, st.SearchStrategy[Any]] = {
+    "base_url": URL,
+    "urls": st.lists(URL, min_size=1, max_size=2),
+    "api_key_env": st.from_regex(r"[A-Z][A-Z0-9_]{0,9}", fullmatch=True),
+    "labels": st.lists(TEXT.filter(lambda text: text.strip() == text != "none"), min_size=2, max_size=4, unique=True),
+}
+
+
+def values(field: FieldInfo, name: str, annotation: Any = None) -> st.SearchStrategy[Any]:
+    annotation = annotation or field.annotation
+    bounds = {
+        bound: getattr(item, bound)
+        for item in field.metadata
+        for bound in ("ge", "gt", "le", "lt")
+        if hasattr(item, bound)
+    }
+    low, high = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
+    if name in SPECIAL:
+        return st.none() | SPECIAL[name]
+    if get_origin(annotation) is Literal:
+        return st.sampled_from(get_args(annotation))
+    if get_origin(annotation) in (tuple, list):
+        return st.lists(values(field, name, get_args(annotation)[0]), min_size=1, max_size=4)
+    if type(None) in get_args(annotation):
+        return st.none() | values(field, name, get_args(annotation)[0])
+    if annotation is bool:
+        return st.booleans()
+    if get_origin(annotation) is dict:
+        leaf = st.booleans() | st.integers() | st.sampled_from(["a", "1", "no"])
+        return st.dictionaries(st.sampled_from("abc"), leaf | st.dictionaries(st.sampled_from("xy"), leaf, min_size=1))
+    if annotation is int:
+        return st.integers(low, high)
+    if annotation is float:
+        return st.floats(
+            low, high, allow_nan=False, allow_infinity=False, exclude_min="gt" in bounds, exclude_max="lt" in bounds
+        )
+    assert annotation in (str, Path), f"no strategy for {name}: {annotation}"
+    return TEXT
+
+
+def settings_of(section: ConfigSection, prefix: str = "") -> list[st.SearchStrategy[list[str]]]:
+    found: list[st.SearchStrategy[list[str]]] = []
+    below = sections(section)
+    for name, one in below.items():
+        found += settings_of(one, f"{prefix}{name}.")
+    for name, field in type(section).model_fields.items():
+        if not any(key == name or key.startswith(f"{name}.") for key in below):
+            key = f"{prefix}{name}"
+            found.append(values(field, name).map(lambda value, key=key: [f"{key}={to_yaml({'v': value})[3:]}"]))
+    return found
+
+
+MODEL_KINDS = [st.just(endpoint(model)) for model in SLOTS]
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.one_of(*settings_of(Config()), *MODEL_KINDS), max_size=8))
+def test_a_dumped_configuration_loads_back_to_an_equal_tree(tmp_path: Path, wanted: list[list[str]]):
+    overrides: list[str] = []
+    config = Config()
+    for more in wanted:
+        try:
+            config = load_config(None, [*overrides, *more])
+        except ConfigError:
+            continue
+        overrides += more
+    dumped = dump_config(config)
+    assert load_config(written(tmp_path, dumped)) == config
+    assert not set(flat(yaml.safe_load(dumped))) & set(unused_keys(config))
+
+
+def test_dumped_text_means_the_same_to_any_yaml_reader():
+    for text in TRICKY:
+        assert yaml.safe_load(to_yaml({"v": text})) == {"v": text}
+
+
+def test_the_readable_table_lists_every_key(capsys: pytest.CaptureFixture[str]):
+    from chimera.config.command import main
+
+    assert main([]) in (None, 0)
+    shown = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert [key.name for key in keys(Config()) if key.name not in shown] == []
