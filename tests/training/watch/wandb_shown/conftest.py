@@ -1,0 +1,26 @@
+"""W&B as a user has it who waits, without the settings of who runs the tests."""
+
+import os
+
+import pytest
+from mirror_kit import PATIENCE, WAIT_SECONDS
+
+from chimera.processes import forks
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient():
+    """W&B's time limits are those of a user who waits; on a busy machine it would be cut off."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.watch.wandb_run.CLOSE_SECONDS", WAIT_SECONDS)
+        for name, value in PATIENCE.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_wandb_of_the_user(monkeypatch, tmp_path):
+    for name in [name for name in os.environ if name.startswith("WANDB_") and name not in PATIENCE]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "wandb-config"))
+    forks.prepare()

@@ -1,0 +1,112 @@
+"""W&B for the runner of any user of Agent Lightning, and what needs no W&B."""
+
+import asyncio
+
+import agentlightning as agl
+import pytest
+from mirror_kit import (
+    KEY,
+    WAIT_SECONDS,
+    config_for,
+    read_offline,
+    rollout,
+)
+
+from chimera.processes import forks
+from chimera.run.directory import Run
+from evaluation.scores.rewards import Reward
+from training.lab.runners.agent import emit_parts
+from training.watch.wandb_hook import WandbLoggingHook
+from training.watch.wandb_mirror import COLUMNS, protocol_rows
+from training.watch.wandb_run import open_sinks
+
+pytestmark = pytest.mark.whole
+
+
+class Scored(agl.LitAgent):
+    async def rollout_async(self, task, resources, rollout):
+        if task == "plain":
+            agl.emit_reward(0.25)
+        elif task == "parts":
+            emit_parts(Reward({"alignment": 0.5, "novelty": 0.25}, 0.75))
+        elif task == "unscored":
+            emit_parts(Reward({"alignment": 0.5, "novelty": None}, None))
+        else:
+            raise ValueError(task)
+
+
+async def run_with(hook, tasks):
+    """Run `Scored` on `tasks` with Agent Lightning's own runner, tracer and store."""
+    store = agl.InMemoryLightningStore()
+    await store.update_resources("none", {})
+    runner = agl.LitAgentRunner(tracer=agl.OtelTracer())
+    with runner.run_context(agent=Scored(), store=store, hooks=[hook]):
+        for task in tasks:
+            try:
+                await runner.step(task, mode="train")
+            except ValueError as error:
+                assert str(error) == task  # noqa: PT017  the runner raises what the agent raises
+    return [rollout.status for rollout in await store.query_rollouts()]
+
+
+def run_hook(folder):
+    """A runner process of some Agent Lightning user."""
+    hook = WandbLoggingHook(project="theirs", mode="offline", dir=folder)
+    asyncio.run(run_with(hook, ["plain", "parts", "failing", "unscored"]))
+
+
+def test_the_hook_logs_every_rollouts_reward_and_parts_from_agent_lightnings_own_runner(tmp_path):
+    child = forks.Fork("runner", run_hook, (str(tmp_path),), tmp_path / "log")
+    child.start()
+    child.join(WAIT_SECONDS)
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    data = read_offline(file)
+    rows = [{key: value for key, value in row.items() if key[0] != "_"} for row in data.history.values()]
+    assert len({row.pop("rollout/rollout_id") for row in rows}) == 4
+    assert rows == [
+        {"rollout/index": 1, "rollout/mode": "train", "rollout/reward": 0.25},
+        {
+            "rollout/index": 2,
+            "rollout/mode": "train",
+            "rollout/reward": 0.75,
+            "rollout/parts/alignment": 0.5,
+            "rollout/parts/novelty": 0.25,
+        },
+        {"rollout/index": 3, "rollout/mode": "train"},
+        {"rollout/index": 4, "rollout/mode": "train", "rollout/parts/alignment": 0.5},
+    ]
+    assert data.run[0].project == "theirs"
+    assert ("rollout/*", "rollout/index") in {(metric.glob_name, metric.step_metric) for metric in data.metric}
+
+
+class BrokenRun:
+    def __init__(self):
+        self.calls = 0
+
+    def define_metric(self, *arguments, **options):
+        self.calls += 1
+        raise OSError("W&B is gone")
+
+
+async def test_a_hook_that_fails_says_so_once_and_rollouts_go_on(caplog):
+    broken = BrokenRun()
+    statuses = await run_with(WandbLoggingHook(broken), ["plain", "plain", "plain"])
+    assert statuses == ["succeeded"] * 3
+    assert broken.calls == 1
+    assert [record.message for record in caplog.records if record.name == "training.watch.wandb_hook"] == [
+        "rollouts are no longer logged to W&B: OSError: W&B is gone"
+    ]
+
+
+def test_switched_off_there_is_no_wandb(tmp_path):
+    config = config_for(tmp_path, mode="disabled")
+    with Run.create("shown", config) as run:
+        assert open_sinks(run, config, {"WANDB_API_KEY": KEY}, pytest.fail) == []
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(0, []), (1, [9]), (2, [9, 1]), (3, [9, 8, 1]), (99, [9, 8, 7, 3, 2, 1])])
+def test_of_many_protocols_the_best_and_the_worst_are_shown(limit, kept):
+    records = [rollout(number, reward=reward) for number, reward in enumerate((3.0, 9.0, None, 1.0, 7.0, 8.0, 2.0))]
+    rows = protocol_rows(records, limit)
+    assert [row[COLUMNS.index("reward")] for row in rows] == kept
+    assert all(len(row) == len(COLUMNS) for row in rows)

@@ -1,0 +1,146 @@
+"""What a run shows in W&B: the rows, tables and artifacts of its offline file."""
+
+import base64
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from mirror_kit import POLICY, assert_rows, config_for, mirrored, offline_files, read_offline, wait_for
+
+from chimera.processes import forks
+from chimera.run.directory import Run
+from training.watch.wandb_mirror import COLUMNS
+from training.watch.wandb_run import run_id
+
+pytestmark = pytest.mark.whole
+
+
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory):
+    """A run that was shown offline."""
+    folder = tmp_path_factory.mktemp("runs")
+    notes: list[str] = []
+    config = config_for(folder, protocols=2)
+    forks.prepare()
+    with Run.create("shown", config) as run:
+        mirrored(run, config, {}, notes)
+    (file,) = offline_files(run)
+    wait_for(lambda: read_offline(file).exit)  # W&B's service writes it, which need not have ended with the run.
+    return SimpleNamespace(run=run, config=config, notes=notes, data=read_offline(file))
+
+
+def test_every_line_is_a_row_over_its_phases_own_step(offline):
+    assert_rows(offline.data.history)
+    steps = {metric.glob_name: metric.step_metric for metric in offline.data.metric if metric.glob_name}
+    assert steps == {
+        "rollout/*": "rollout/index",
+        "gather/*": "gather/step",
+        "sft/*": "sft/step",
+        "ppo/*": "ppo/step",
+        "gate/*": "gate/step",
+        "gate-base/*": "gate-base/step",
+        "gate-sft/*": "gate-sft/step",
+    }
+
+
+def test_the_first_section_is_an_overview_and_most_metrics_have_no_chart_of_their_own(offline):
+    data = offline.data
+    rows = data.history
+    assert rows[0]["1 overview/reward, last 30 rollouts"] == 0.5
+    assert rows[2]["1 overview/reward, last 30 rollouts"] == pytest.approx(0.625)
+    assert rows[2]["1 overview/failed, last 30 rollouts"] == pytest.approx(1 / 3)
+    held_out = [
+        (row["1 overview/stage"], row["1 overview/held-out reward by stage"])
+        for row in rows.values()
+        if "1 overview/stage" in row
+    ]
+    assert held_out == [(0, 0.75), (1, 1.25)]
+    hidden = {metric.glob_name or metric.name: metric.options.hidden for metric in data.metric}
+    assert {"rollout/*", "sft/*", "sft/step", "gate/*"} <= {name for name, value in hidden.items() if value}
+    shown = {name for name, value in hidden.items() if not value}
+    assert {name.partition("/")[0] for name in shown if "overview" in name} == {"1 overview"}
+    assert "sft/loss" in shown
+    assert min(name.partition("/")[0] for name in shown) == "1 overview"
+
+
+def test_rows_have_the_time_at_which_they_were_logged(offline):
+    times = [datetime.fromisoformat(line["time"]).timestamp() for line in offline.run.metrics()]
+    for number, row in offline.data.history.items():
+        assert number == 4 or row["_timestamp"] == pytest.approx(times[number])
+
+
+def test_protocols_are_a_table_with_what_became_of_them(offline):
+    files = offline.run.path / "wandb" / "latest-run" / "files"
+    table = json.loads((files / offline.data.history[4]["protocols/gather/path"]).read_text())
+    assert table["columns"] == list(COLUMNS)
+    assert [row[:6] for row in table["data"]] == [
+        ["t2", "Does drug2 work?", "yes", "GO", "yes", 0.75],
+        ["t0", "Does drug0 work?", "yes", "GO", "yes", 0.5],
+    ]
+    assert table["data"][0][-1] == "report harms; blind the raters"
+
+
+def test_a_policy_is_an_artifact_by_reference_and_nothing_is_copied(offline):
+    (artifact,) = [artifact for artifact in offline.data.artifact if artifact.type == "model"]
+    weights = offline.run.path / POLICY.folder / "model.safetensors"
+    (entry,) = artifact.manifest.contents
+    assert entry.ref == weights.resolve().as_uri()
+    assert entry.digest == base64.b64encode(hashlib.md5(weights.read_bytes()).digest()).decode()
+    assert POLICY.version in artifact.aliases
+    assert json.loads(artifact.metadata) == POLICY.dump()
+    copies = [
+        path for path in (offline.run.path / "wandb").rglob("*") if path.is_file() and path.stat().st_size >= 7000
+    ]
+    assert [path for path in copies if b"weightsweights" in path.read_bytes()] == []
+
+
+def test_the_run_has_its_configuration_and_an_id_of_its_own(offline):
+    (record,) = offline.data.run
+    assert (record.run_id, record.display_name, record.project) == (run_id(offline.run), "shown", "chimera")
+    config = {item.key: json.loads(item.value_json) for item in record.config.update}
+    assert config["gate"]["tasks"] == offline.config.gate.tasks
+    # Neither the machine nor the code is anybody's business.
+    assert record.host == ""
+    assert record.git.remote_url == ""
+
+
+def test_the_user_is_told_how_to_watch_and_how_to_send(offline):
+    watch, send = offline.notes
+    folder = Path(re.search(r"wandb leet (\S+)$", watch).group(1))
+    assert (folder / "latest-run").resolve().is_dir()
+    latest = Path(re.search(r"wandb sync (\S+)$", send).group(1))
+    assert list(latest.glob("run-*.wandb"))
+    help_text = subprocess.run(
+        [sys.executable, "-m", "wandb", "leet", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "wandb leet ./wandb" in help_text
+
+
+def test_the_file_can_be_watched_before_it_is_full_and_a_resumed_run_is_the_same_and_complete(tmp_path):
+    config = config_for(tmp_path, mode="offline")
+
+    def watched(run, metrics):
+        metrics.log("gather", None, {"reward": 0.5})
+        wait_for(lambda: any(file.stat().st_size > 1000 for file in offline_files(run)))
+        assert read_offline(*offline_files(run)).history[0]["gather/reward"] == 0.5
+        metrics.log("sft", 1, {"loss": 0.5})
+
+    def resumed(run, metrics):
+        metrics.log("sft", 2, {"loss": 0.25})
+        wait_for(lambda: len(offline_files(run)) == 2 and offline_files(run)[1].stat().st_size > 1000)
+
+    with Run.create("again", config) as run:
+        mirrored(run, config, {}, [], watched)
+    with Run.create("again", config, resume=True) as run:
+        mirrored(run, config, {}, [], resumed)
+    first, second = map(read_offline, offline_files(run))
+    assert first.run[0].run_id == second.run[0].run_id
+    assert [row.get("sft/loss") for row in first.history.values()] == [None, 0.5]
+    assert [row.get("sft/loss") for row in second.history.values()] == [None, 0.5, 0.25]
+    assert second.history[0]["gather/reward"] == 0.5

@@ -1,0 +1,160 @@
+"""W&B online, with no server that answers, and after a kill."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from mirror_kit import (
+    EXPECTED,
+    KEY,
+    WAIT_SECONDS,
+    assert_rows,
+    config_for,
+    log_a_run,
+    mirrored,
+    offline_files,
+    read_offline,
+    wait_for,
+    wandb_processes,
+)
+from wandb_kit import FakeWandb
+
+from chimera.run.directory import Run
+from training.watch.metrics import Metrics
+from training.watch.wandb_run import open_sinks, run_id
+
+pytestmark = pytest.mark.whole
+
+
+@pytest.fixture
+def server(monkeypatch):
+    fake = FakeWandb()
+    monkeypatch.setenv("WANDB_BASE_URL", fake.url)
+    yield fake
+    fake.close()
+
+
+def test_online_rows_arrive_once_each_also_those_of_a_time_without_wandb(server, tmp_path):
+    config = config_for(tmp_path)
+    secrets = {"WANDB_API_KEY": KEY}
+    notes: list[str] = []
+
+    def steps(first, last):
+        return lambda run, metrics: [metrics.log("sft", step, {"loss": step / 8}) for step in range(first, last)]
+
+    with Run.create("shown", config) as run:
+        mirrored(run, config, secrets, notes, steps(0, 3))
+        assert sorted(server.rows) == [0, 1, 2]
+    with Run.create("shown", config, resume=True) as run:
+        steps(3, 5)(run, Metrics(run))
+    with Run.create("shown", config, resume=True) as run:
+        mirrored(run, config, secrets, notes, steps(5, 7))
+    assert server.refused == 0
+    assert {step: row["sft/loss"] for step, row in server.rows.items()} == {step: step / 8 for step in range(7)}
+    assert notes == [f"W&B: {server.url}/me/chimera/runs/{run_id(run)}"] * 2
+    assert server.keys - {""} == {KEY}
+    files = [path for path in run.path.rglob("*") if path.is_file()]
+    assert [path for path in files if KEY.encode() in path.read_bytes()] == []
+
+
+@pytest.mark.parametrize("trouble", ["closed", "down", "silent"])
+def test_without_a_server_that_answers_the_run_is_written_offline(trouble, server, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
+    server.trouble = trouble
+    if trouble == "closed":
+        server.close()
+    notes: list[str] = []
+    config = config_for(tmp_path)
+
+    def log(run, metrics):
+        log_a_run(run, metrics)
+        wait_for(lambda: len(notes) > 1)
+
+    with Run.create("shown", config) as run:
+        mirrored(run, config, {"WANDB_API_KEY": KEY}, notes, log)
+    assert notes[0].startswith("W&B cannot be used online: CommError")
+    assert notes[1].startswith("W&B is offline: watch live with: wandb leet")
+    assert len(notes) == 3
+    assert_rows(read_offline(*offline_files(run)).history)
+    assert len(list(run.metrics())) == len(EXPECTED)
+
+
+def test_online_without_a_key_is_written_offline(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    notes: list[str] = []
+    config = config_for(tmp_path, mode="online")
+    with Run.create("shown", config) as run:
+        mirrored(run, config, {}, notes, lambda run, metrics: wait_for(lambda: len(notes) > 1))
+    assert "API key" in notes[0]
+    assert notes[1].startswith("W&B is offline")
+
+
+def test_an_interrupted_run_does_not_wait_for_a_silent_server(server, tmp_path):
+    server.trouble = "silent"
+    notes: list[str] = []
+    config = config_for(tmp_path)
+
+    def log(run, metrics):
+        assert server.asked.wait(WAIT_SECONDS)
+        processes.extend(wandb_processes())
+        raise KeyboardInterrupt
+
+    processes: list[psutil.Process] = []
+    with Run.create("shown", config) as run, pytest.raises(KeyboardInterrupt):
+        mirrored(run, config, {"WANDB_API_KEY": KEY}, notes, log)
+    assert processes
+    assert psutil.wait_procs(processes, timeout=WAIT_SECONDS)[1] == []
+    assert notes == ["W&B was not done in time; metrics.jsonl has it all"]
+
+
+def test_a_killed_wandb_is_told_and_stops_nothing(tmp_path):
+    notes: list[str] = []
+    config = config_for(tmp_path)
+    with Run.create("shown", config) as run:
+        (sink,) = open_sinks(run, config, {}, notes.append)
+        with Metrics(run, [sink], notes.append) as metrics:
+            wait_for(lambda: notes)
+            os.kill(sink.pid, signal.SIGKILL)
+            wait_for(lambda: len(notes) > 1)
+            metrics.log("sft", 1, {"loss": 0.5})
+    assert len(notes) == 2
+    assert "was killed by SIGKILL: W&B gets no more" in notes[1]
+    assert [line["loss"] for line in run.metrics()] == [0.5]
+
+
+MAIN = """
+import sys
+from pathlib import Path
+from chimera.config.tree import Config
+from chimera.processes import forks
+from chimera.run.directory import Run
+from training.watch.metrics import Metrics
+from training.watch.wandb_run import open_sinks
+
+if __name__ == "__main__":
+    forks.PRELOAD = "chimera.processes.parent"
+    config = Config.model_validate({"runs_dir": Path(sys.argv[1])})
+    run = Run.create("killed", config)
+    metrics = Metrics(run, open_sinks(run, config, {}, lambda text: print(text, flush=True)))
+    metrics.log("sft", 1, {"loss": 0.5})
+    sys.stdin.read()
+"""
+
+
+def test_nothing_is_left_when_the_main_process_is_killed(tmp_path):
+    script = tmp_path / "main.py"
+    script.write_text(MAIN)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
+    command = [sys.executable, str(script), str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as main:
+        assert main.stdout is not None
+        assert "offline" in main.stdout.readline()
+        processes = psutil.Process(main.pid).children(recursive=True)
+        assert any(process.name() == "wandb-core" for process in processes)
+        main.kill()
+        main.wait()
+        assert psutil.wait_procs(processes, timeout=WAIT_SECONDS)[1] == []
