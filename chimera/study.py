@@ -5,11 +5,12 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chimera.config.differences import differences
 from chimera.core.cli import add_config_arguments, config_from, count, parse_arguments, run_command
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.files import replace_file
@@ -137,8 +138,8 @@ def _begin(job: Job, config: "Config") -> None:
     begun = next((event["settings"] for event in _events(job) if event["event"] == "created"), None)
     if begun is None:
         _note(job, "created", settings=asked)
-    elif changed := _first_change(begun, asked):
-        key, old, new = changed
+    elif changed := differences(begun, asked):
+        key, (old, new) = next(iter(changed.items()))
         raise RunError(
             f"study {job.folder} was made with {key}={old}, not {new}: keep it, or give another --name, because runs "
             "with different settings cannot be pooled"
@@ -281,18 +282,6 @@ def _without(tree: dict[str, Any], path: Sequence[str]) -> None:
     for key in path[:-1]:
         tree = tree.get(key, {})
     tree.pop(path[-1], None)
-
-
-def _first_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """The first key whose value differs, with both values."""
-    for key in sorted({*old, *new}):
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(after, dict):
-            if inner := _first_change(before, after):
-                return f"{key}.{inner[0]}", *inner[1:]
-        elif before != after:
-            return key, before, after
-    return None
 
 
 def _hash(path: Path) -> str:

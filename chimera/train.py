@@ -96,6 +96,8 @@ def main(argv: list[str]) -> int | None:
         costs = expected_costs(phases, config)
         run.ledger("planned", phases=list(names), families=config.evaluation.families, trial=trial, costs=costs)
         print(f"run {run.path}: {', '.join(names)} on {dataset.describe()}", flush=True)
+        if arguments.resume and (own := _own_settings(config)):
+            print(f"its own settings, which are not today's defaults: {own}", flush=True)
         if trial:
             print(TRIAL, flush=True)
         where = "" if config.runs_dir.as_posix() == "runs" else f" --runs-dir {config.runs_dir}"
@@ -119,6 +121,19 @@ def _use_quick(arguments: argparse.Namespace) -> None:
     if arguments.resume:
         raise ConfigError("--resume goes on with the run's own settings: leave --quick out")
     arguments.config = QUICK
+
+
+def _own_settings(config: "Config") -> str:
+    """The settings that differ from the defaults. A run keeps those of the version that made it."""
+    from chimera.config.differences import differences
+    from chimera.config.loader import effective, unused_keys
+    from chimera.config.tree import Config
+    from chimera.core.secrets import redact_tree
+
+    found = differences(effective(Config()), redact_tree(effective(config)))
+    left_out = {"runs_dir", *unused_keys(config)}
+    kept = {key: pair for key, pair in found.items() if key not in left_out}
+    return ", ".join(f"{key}={own} ({default})" for key, (default, own) in kept.items())
 
 
 def _has_rollouts(name: str, config: "Config") -> bool:

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
+from chimera.config.differences import differences
 from chimera.config.loader import effective
 from chimera.config.source import read_yaml, to_yaml
 from chimera.config.tree import Config, load_config
@@ -245,7 +246,7 @@ class Run:
         file, environment_file = self.path / "config.yaml", self.path / "environment.json"
         environment = describe_environment()
         if file.exists():
-            changed = _changes(
+            changed = differences(
                 effective(self.config), effective(config) | {"runs_dir": self.config.runs_dir.as_posix()}
             )
             names = [name for name in unfinished(self.events()) if self.rollouts_file(name).exists()]
@@ -259,7 +260,7 @@ class Run:
                     f"run {self.name!r} was made with {fixed[0]}={old}, not {new}: keep it, or take another name"
                 )
             before = self.environment
-            moved = _changes(before, environment | {"created": before["created"]})
+            moved = differences(before, environment | {"created": before["created"]})
             self.ledger("resumed", changed=changed or None, environment=moved or None)
         else:
             replace_file(environment_file, json.dumps(environment, indent=2) + "\n")
@@ -380,20 +381,6 @@ def _take_ownership(path: Path) -> None:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         _owned[key] = descriptor
-
-
-def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    before, after = _flat(old), _flat(new)
-    return {
-        key: (before.get(key), after.get(key)) for key in sorted({*before, *after}) if before.get(key) != after.get(key)
-    }
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _created(folder: Path) -> str:

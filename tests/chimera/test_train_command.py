@@ -99,6 +99,11 @@ def test_a_continued_run_with_rollouts_may_go_on_with_any_phase(tmp_path):
     ended = train("--resume", "--phases", "sft", *of_run, "sft.min_examples=1", "sft.epochs=1")
     assert ended.returncode == 0, ended.stderr
     assert "sft: " in ended.stdout
+    own = next(line for line in ended.stdout.splitlines() if line.startswith("its own settings, which are not today's"))
+    assert "gate.enabled=False (True)" in own
+    assert "sft.epochs=1.0 (3.0)" in own
+    assert "None" not in own  # gate.enabled=false leaves other keys of the gate without effect.
+    assert str(tmp_path) not in own
 
 
 @pytest.mark.parametrize(
