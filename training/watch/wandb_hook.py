@@ -77,7 +77,8 @@ def _start(init: dict[str, Any]) -> "wandb.Run":
 
     run = wandb.init(**init)
     # W&B finishes its runs at exit, but not in processes of the multiprocessing module, such as Agent Lightning's.
-    Finalize(None, run.finish, exitpriority=1)
+    # `run.finish` alone does not wait until W&B's service has written the end.
+    Finalize(None, wandb.teardown, exitpriority=1)
     return run
 
 

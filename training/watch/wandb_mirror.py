@@ -89,11 +89,24 @@ def serve(spec: WandbSpec, mode: str, orders: Connection, reports: Connection) -
     later = f"with: {sync(spec.folder)}"
     try:
         run.finish()
+        _end_service()
     except Exception as error:  # noqa: BLE001  it is all on disk
         reports.send((True, f"W&B did not take everything ({_reason(error)}); send the rest {later}"))
     else:
         if mode == "offline":
             reports.send((True, f"W&B: send the run to W&B {later}"))
+
+
+def _end_service() -> None:
+    """Wait until W&B's service has written the end of its file.
+
+    `finish` of wandb 0.28 only tells the service to close the run, and a handler at the interpreter's exit waits for
+    it. A forked process ends without such handlers, and the service ends as soon as it sees that. What is not in the
+    file by then is lost: of a short run everything.
+    """
+    import wandb
+
+    wandb.teardown()
 
 
 def sync(folder: Path) -> str:

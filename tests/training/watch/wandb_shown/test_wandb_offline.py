@@ -31,8 +31,11 @@ def offline(tmp_path_factory):
     with Run.create("shown", config) as run:
         mirrored(run, config, {}, notes)
     (file,) = offline_files(run)
-    wait_for(lambda: read_offline(file).exit)  # W&B's service writes it, which need not have ended with the run.
     return SimpleNamespace(run=run, config=config, notes=notes, data=read_offline(file))
+
+
+def test_the_file_has_its_end_when_the_run_has_ended(offline):
+    assert len(offline.data.exit) == 1
 
 
 def test_every_line_is_a_row_over_its_phases_own_step(offline):
