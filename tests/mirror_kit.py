@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from record_kit import scored
 
 from chimera.config.tree import Config
 from chimera.run.policies import Policy
-from evaluation.records.rollouts import RolloutRecord
 from training.watch.metrics import Metrics
 from training.watch.wandb_run import open_sinks
 
@@ -32,26 +32,11 @@ PATIENCE = dict.fromkeys(("WANDB_INIT_TIMEOUT", "WANDB_FINISH_TIMEOUT", "WANDB__
 
 
 def rollout(number, *, reward=0.5, phase="gather"):
-    finished = {"research_goal": f"Does drug{number} work?", "final_protocol": PROTOCOL}
-    return RolloutRecord(
-        rollout_id=f"r{number}",
-        task_id=f"t{number}",
-        source="generated",
-        level=1,
-        phase=phase,
-        repeat=0,
-        seed=0,
-        attempt=1,
-        status="failed" if reward is None else "succeeded",
-        error="no JSON" if reward is None else None,
-        label="yes",
-        answer=None if reward is None else "yes",
-        decision=None if reward is None else "GO",
-        reward=reward,
-        parts={} if reward is None else {"alignment": reward / 2, "novelty": reward / 2},
-        outputs={} if reward is None else finished,
-        seconds=1.0,
-    )
+    parts, outputs = {}, {}
+    if reward is not None:
+        parts = {"alignment": reward / 2, "novelty": reward / 2}
+        outputs = {"research_goal": f"Does drug{number} work?", "final_protocol": PROTOCOL}
+    return scored(f"r{number}", f"t{number}", reward, phase=phase, parts=parts, outputs=outputs, seconds=1.0)
 
 
 def config_for(folder, **wandb):

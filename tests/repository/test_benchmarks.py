@@ -59,7 +59,7 @@ ROWS = {
 """What each benchmark must print with --tiny: patterns with its figures and their units."""
 ELSEWHERE: dict[str, str] = {}
 """Benchmarks without a tiny size, and why."""
-SHARED = {"rollouts.lab"}
+SHARED = {"random_model", "rollouts.lab"}
 """Modules that benchmarks use, which are no commands."""
 
 ALL = """

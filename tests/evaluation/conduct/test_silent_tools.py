@@ -1,12 +1,12 @@
 """Roles that have tools and never call one are named, with the setting."""
 
 import pytest
+from record_kit import scored
 
 from agents.visit.record import ModelCall, ToolUse, tool_calls
 from chimera.config.roles import RolesConfig
 from chimera.config.tree import load_config
 from evaluation.conduct.silent_tools import ENOUGH, Watch, never_searched, silent_warnings
-from evaluation.records.rollouts import RolloutRecord
 
 JUNIORS = ("Geneticist", "Pharmacologist", "Neurologist")
 ENDPOINT = ["models.junior.kind=endpoint", "models.junior.base_url=http://x/v1", "models.junior.model=big"]
@@ -14,28 +14,7 @@ ENDPOINT = ["models.junior.kind=endpoint", "models.junior.base_url=http://x/v1",
 
 def records(count=ENOUGH, phase="gather", **calls):
     searched = {**dict.fromkeys((*JUNIORS, "HypothesisRefiner", "ProtocolDesigner"), 0), **calls}
-    return [record(str(number), phase, searched) for number in range(count)]
-
-
-def record(id, phase, searched):
-    return RolloutRecord(
-        rollout_id=id,
-        task_id=id,
-        source="generated",
-        level=1,
-        phase=phase,
-        repeat=0,
-        seed=0,
-        attempt=1,
-        status="failed",
-        error="unreadable",
-        label="yes",
-        answer=None,
-        decision=None,
-        veto=None,
-        reward=None,
-        tool_calls=searched,
-    )
+    return [scored(f"r{number}", f"t{number}", None, phase=phase, tool_calls=searched) for number in range(count)]
 
 
 def config(*overrides):
@@ -63,7 +42,7 @@ def test_where_the_schema_is_not_in_the_way_only_the_juniors_must_search():
         (records(ENOUGH - 1), []),
         (records(**dict.fromkeys(JUNIORS, 1)), []),
         (records(), ["society.evidence=given"]),
-        ([record(str(number), "gather", {}) for number in range(30)], []),
+        ([scored(f"r{number}", f"t{number}", None, tool_calls={}) for number in range(30)], []),
     ],
     ids=["too few", "they searched", "the abstract is in the prompt", "not recorded"],
 )

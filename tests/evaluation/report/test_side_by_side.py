@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from record_kit import scored
 
 from chimera.run.directory import Run
-from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Place, Plan, PlannedTask, Stage, StageAnswers, Study
 from evaluation.report.side_by_side import pick, segments, view
 
@@ -27,24 +27,9 @@ OUTPUTS = {
 
 
 def record(stage, number, reward, **outputs):
-    return RolloutRecord(
-        rollout_id=f"{stage}-{number}",
-        task_id=f"t{number}",
-        source="generated",
-        level=None,
-        phase=stage,
-        repeat=0,
-        seed=0,
-        attempt=1,
-        status="failed" if reward is None else "succeeded",
-        error="no JSON" if reward is None else None,
-        label="yes",
-        answer=None if reward is None else "yes",
-        decision=None if reward is None else "GO",
-        reward=reward,
-        parts={} if reward is None else {"alignment": reward},
-        outputs={} if reward is None else {**OUTPUTS, **outputs},
-    )
+    parts = {} if reward is None else {"alignment": reward}
+    written = {} if reward is None else {**OUTPUTS, **outputs}
+    return scored(f"{stage}-{number}", f"t{number}", reward, level=None, phase=stage, parts=parts, outputs=written)
 
 
 @pytest.fixture
