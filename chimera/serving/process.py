@@ -288,7 +288,7 @@ class ServerProcess:
         stop_s: float = STOP_SECONDS,
         on_warning: Callable[[str], None] | None = None,
     ) -> None:
-        self._name = name
+        self.name = name
         self._start_timeout_s, self._stop_s = start_timeout_s, stop_s
         self.api_key = random_secrets.token_urlsafe(24)
         self._headers = {"Authorization": f"Bearer {self.api_key}"}
@@ -312,6 +312,7 @@ class ServerProcess:
             "api_key": self.api_key,
             "models": {key: model.model_dump(mode="json") for key, model in models.items()},
             "serving": serving.model_dump(mode="json"),
+            "log_file": str(log_file.absolute()),
             **(further or {}),
         }
         self._child.tell(json.dumps(settings))
@@ -334,7 +335,11 @@ class ServerProcess:
                     raise ConfigError(self._child.last_words(1)) from None
                 if not self._child.alive():
                     raise ModelError(f"{self._child.ending()} while starting. {self._log_tail()}") from None
-        raise ModelError(f"{self._name} did not answer within {self._start_timeout_s:g} s. {self._log_tail()}")
+        raise ModelError(f"{self.name} did not answer within {self._start_timeout_s:g} s. {self._log_tail()}")
+
+    def join(self, seconds: float) -> None:
+        """Wait until the process has ended, at most `seconds` seconds."""
+        self._child.join(seconds)
 
     def check(self) -> None:
         """Raise if the process has ended.
@@ -358,11 +363,11 @@ class ServerProcess:
             )
         except httpx.HTTPError as error:
             raise ModelError(
-                f"{self._name} (process {self.pid}) does not answer {path}: {type(error).__name__}. {self._log_tail()}",
+                f"{self.name} (process {self.pid}) does not answer {path}: {type(error).__name__}. {self._log_tail()}",
                 retriable=self._child.alive(),
             ) from error
         if response.status_code != 200:
-            raise ModelError(f"{self._name} refused {path}: {response.json()['error']['message']}")
+            raise ModelError(f"{self.name} refused {path}: {response.json()['error']['message']}")
         return response.json()
 
     def _pass_on(self, on_warning: Callable[[str], None]) -> None:

@@ -13,6 +13,8 @@ ADAM = 2
 MEGABYTE = 2**20
 BARE_RANK, BARE_TUNER, BARE_SERVER, BARE_LAB = 750 * MEGABYTE, 900 * MEGABYTE, 320 * MEGABYTE, 450 * MEGABYTE
 """Processes without a model, measured on Linux with Python 3.11: their libraries. The lab's is with its gateway."""
+BARE_FRONT = 90 * MEGABYTE
+"""The server's process where others decode for it, measured likewise: it has no torch."""
 RUNNER = 60 * MEGABYTE
 """What a runner does not share with the process that it is forked from, measured likewise."""
 LARGE_MODEL = 500_000_000
@@ -94,21 +96,29 @@ def tuning_need(model: Architecture, settings: SftSettings, who: str) -> Need:
     return Need(who, parts, "gpu", settings.ranks, tuple(range(settings.ranks)), "rollouts")
 
 
-def serving_need(models: Mapping[str, tuple[Architecture, int]], rows: int, context: int) -> Need:
+def serving_needs(
+    models: Mapping[str, tuple[Architecture, int]], rows: int, context: int, processes: int
+) -> list[Need]:
     """The embedded server: each set of weights with its cache, and once more the largest while new weights go live.
+
+    Of several processes that decode each has all weights and its share of the rows; one more takes the requests.
 
     Where the processor does not multiply bfloat16 itself, the cache is in float32 whatever the weights are.
 
     Args:
         models: By what tells sets of weights apart: the model, and the bytes of a weight in the server.
-        rows: Requests that are decoded together.
+        rows: Requests that are decoded together, by all processes.
         context: Most tokens of a request.
+        processes: How many decode.
     """
+    share = -(-rows // processes)
     sizes = [number * one.parameters for one, number in models.values()]
-    caches = [rows * one.cache_bytes(context) for one, _ in models.values()]
+    caches = [share * one.cache_bytes(context) for one, _ in models.values()]
     swap = max((weights + cache for weights, cache in zip(sizes, caches, strict=True)), default=0)
     parts = {"process": BARE_SERVER, "weights": sum(sizes), "cache": sum(caches), "while weights go live": swap}
-    return Need("model server", parts)
+    if processes == 1:
+        return [Need("model server", parts)]
+    return [Need("model server", {"process": BARE_FRONT}), Need("each decoding process", parts, count=processes)]
 
 
 def checkpoint_bytes(model: Architecture, settings: PpoSettings) -> int:

@@ -9,6 +9,7 @@ from chimera.config.sections.models import ModelConfig
 from chimera.config.tree import Config
 from chimera.core.plain_json import read_json_object
 from chimera.serving.embedded.checkpoint import BYTES, locate
+from chimera.serving.embedded.processes import decoding_processes
 from chimera.serving.embedded.shapes import read_shape
 from training.algorithms.ppo.settings import PpoSettings
 from training.algorithms.sft.settings import SftSettings
@@ -19,7 +20,7 @@ from training.planning.needs import (
     Need,
     ppo_disk,
     ppo_need,
-    serving_need,
+    serving_needs,
     tuning_need,
     update_operations,
 )
@@ -133,7 +134,7 @@ def _room(
     disk = ppo_disk(models[slot], settings) if online else FLOAT32 * models[slot].parameters
     if disk > machine.disk:
         faults = [*faults, f"{gigabytes(disk)} on disk, of which {gigabytes(machine.disk)} are free"]
-    pace = _pace(models[slot], settings, config, machine, lengths) if online else None
+    pace = _pace(models, slot, settings, config, machine, lengths) if online else None
     return PhaseRoom(name, tuple(needs), disk, tuple(faults), tuple(changes), pace)
 
 
@@ -157,13 +158,21 @@ def needs_of(
         for slot, model in models.items()
         if config.models[slot].kind == "embedded"
     }
+    serving, processes = config.serving, _decoding(models, config, machine)
     return [
         Need("lab and gateway", {"process": BARE_LAB}),
         Need("each runner", {"process": RUNNER}, count=config.rollouts.runners),
-        *([serving_need(sets, config.serving.slots, config.serving.context_length)] if sets else ()),
+        *(serving_needs(sets, serving.slots, serving.context_length, processes) if sets else ()),
         *vllm_needs(models, config),
         learner if machine.gpus else Need(learner.who, learner.parts, "cpu", learner.count),
     ]
+
+
+def _decoding(models: Mapping[str, Architecture], config: Config, machine: Machine) -> int:
+    """The processes that decode. At the start slots of one folder have the same weights."""
+    embedded = {slot: model for slot, model in models.items() if config.models[slot].kind == "embedded"}
+    folders = {config.models[slot].path: model for slot, model in embedded.items()}
+    return decoding_processes(config.serving, sum(one.parameters for one in folders.values()), machine.cores)
 
 
 def lacking(needs: Sequence[Need], machine: Machine) -> list[str]:
@@ -241,8 +250,16 @@ def _remedies(settings: PpoSettings | SftSettings, config: Config, machine: Mach
         yield "lora_rank", 16
 
 
-def _pace(model: Architecture, settings: PpoSettings, config: Config, machine: Machine, lengths: Lengths) -> Pace:
+def _pace(
+    models: Mapping[str, Architecture],
+    slot: str,
+    settings: PpoSettings,
+    config: Config,
+    machine: Machine,
+    lengths: Lengths,
+) -> Pace:
     """A step's time from operations and memory traffic. Prompts of one group are computed once in the update."""
+    model = models[slot]
     if settings.states:
         prompts, calls = settings.states, settings.states * settings.n
     else:
@@ -251,7 +268,8 @@ def _pace(model: Architecture, settings: PpoSettings, config: Config, machine: M
     # One rank on a CPU uses the lab's torch threads, which are all cores; so do several ranks together.
     workers = min(settings.ranks, len(machine.gpus)) if machine.gpus else machine.cores
     update = update_operations(model, settings, tokens) / (machine.operations * workers)
-    rows, threads = min(calls, config.serving.slots), min(config.serving.threads, machine.cores)
+    rows = min(calls, config.serving.slots)
+    threads = min(config.serving.threads * _decoding(models, config, machine), machine.cores)
     weights = FLOAT32 * model.parameters  # PPO's slots are served in float32.
     seen = rows * model.cache_bytes(lengths.prompt + lengths.response // 2)
     token_s = max((weights + seen) / machine.bandwidth, model.operations(rows) / (machine.operations * threads))

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -254,7 +254,12 @@ class ServingConfig(ConfigSection):
     context_length: int = Field(
         default=2048, ge=64, le=1_000_000, description="prompt plus answer, in tokens; longer prompts get a 400"
     )
-    threads: int = Field(default=1, ge=1, le=1024, description="torch threads of the server process")
+    threads: int = Field(default=1, ge=1, le=1024, description="torch threads of each process that decodes")
+    processes: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = Field(
+        default="auto",
+        description="processes that decode, each with all weights and its share of the slots; auto: two for small "
+        "models where there are two cores, otherwise one",
+    )
     answers: int = Field(
         default=4096,
         ge=0,

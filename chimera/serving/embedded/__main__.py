@@ -9,12 +9,17 @@ import json
 import logging
 import socket
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 
 import uvicorn
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.serving.embedded.app import create_app
+from chimera.serving.embedded.checkpoint import locate
+from chimera.serving.embedded.processes import decoding_processes, parameters_in, usable_cores
 from chimera.serving.embedded.service import Service
+from chimera.serving.embedded.spread import SpreadService
 
 GRACE_S = 5
 """Seconds that running requests get to finish when the server is told to stop."""
@@ -30,7 +35,7 @@ def main(argv: list[str]) -> None:
     models = {key: ModelConfig.model_validate(model) for key, model in settings["models"].items()}
     serving = ServingConfig.model_validate(settings["serving"])
     gc.disable()  # The collector would take a quarter of the imports' time.
-    service = Service(models, serving)
+    service = _service(models, serving, Path(settings["log_file"]))
     gc.freeze()
     gc.enable()
     config = uvicorn.Config(
@@ -41,3 +46,9 @@ def main(argv: list[str]) -> None:
     )
     # uvicorn 0.54's `fd` treats the socket as a Unix socket and leaves TCP_NODELAY off: 40 ms for every answer.
     uvicorn.Server(config).run(sockets=[socket.socket(fileno=options.fd)])
+
+
+def _service(models: Mapping[str, ModelConfig], serving: ServingConfig, log_file: Path) -> Service | SpreadService:
+    folders = [Path(locate(model.path)) for model in models.values() if model.kind == "embedded"]
+    processes = decoding_processes(serving, parameters_in(folders), usable_cores()) if folders else 1
+    return Service(models, serving) if processes == 1 else SpreadService(models, serving, processes, log_file)

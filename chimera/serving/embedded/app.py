@@ -4,24 +4,41 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from chimera.serving.door import Door
-from chimera.serving.embedded.protocol import ApiError, BadRequest, NotFound, parse_request
-from chimera.serving.embedded.service import Service
+from chimera.serving.embedded.protocol import ApiError, BadRequest, ChatRequest, NotFound, parse_request
 
 
-def create_app(service: Service, api_key: str) -> FastAPI:
+class Served(Protocol):
+    """The models of a server: `Service`, or `SpreadService`, whose models decode in several processes."""
+
+    def describe(self) -> list[dict[str, Any]]: ...
+
+    def counters(self) -> dict[str, int]: ...
+
+    def load_weights(self, key: str, folder: Path, version: str | None = None) -> str: ...
+
+    def add_candidate(self, key: str, folder: Path, version: str) -> str: ...
+
+    def remove_candidate(self, name: str) -> None: ...
+
+    async def complete(self, request: ChatRequest) -> dict[str, Any]: ...
+
+    async def aclose(self) -> None: ...
+
+
+def create_app(service: Served, api_key: str) -> FastAPI:
     """The application, protected by a `Door`; it closes `service` when it shuts down."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(service.close)
+        await service.aclose()
 
     app = FastAPI(title="Chimera model server", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -42,7 +59,7 @@ def create_app(service: Service, api_key: str) -> FastAPI:
     @app.get("/health")
     async def health() -> dict[str, Any]:
         models = {entry["id"]: entry["weights_version"] for entry in service.describe()}
-        return {"status": "ok", "models": models, "counters": service.counters()}
+        return {"status": "ok", "models": models, "counters": await asyncio.to_thread(service.counters)}
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

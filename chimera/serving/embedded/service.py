@@ -120,6 +120,10 @@ class Service:
         if self._batcher is not None:
             self._batcher.close()
 
+    async def aclose(self) -> None:
+        """`close`, while the event loop goes on."""
+        await asyncio.to_thread(self.close)
+
     def describe(self) -> list[dict[str, Any]]:
         """One entry for each logical model: id, kind, version of its weights, folder and context length."""
         entries: list[dict[str, Any]] = [

@@ -1,0 +1,250 @@
+"""A server whose embedded models decode in several processes, because one process keeps only one core busy.
+
+This process takes the requests, keeps answers and grades by rubrics. Each decoding process is a whole embedded server
+that only this process calls: it has all weights, and its share of the rows. The turns of a conversation go to one
+process, which has their beginning in its cache; a new conversation goes to the process with the fewest answers under
+way.
+"""
+
+import asyncio
+import hashlib
+import itertools
+import json
+import logging
+import os
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from chimera.config.sections.models import ModelConfig, ServingConfig
+from chimera.core.errors import RunError
+from chimera.serving.connections import BadAnswerError, Connections, NoAnswerError
+from chimera.serving.embedded.answers import Answers
+from chimera.serving.embedded.protocol import ApiError, ChatRequest, NotFound, Unavailable
+from chimera.serving.embedded.service import CANDIDATE, Service
+from chimera.serving.process import SWAP_TIMEOUT_S, ServerProcess
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+ANSWER_S = 86_400.0
+"""Seconds for one answer. Clients have limits of their own, and a request ends with its client."""
+REMEMBERED = 4096
+"""Conversations of which it is known which process has their beginning."""
+OPENING = 2
+"""The first messages, which all turns of a conversation share: instructions and task."""
+
+
+class RelayedError(ApiError):
+    """An error of a decoding process, as it gave it."""
+
+    def __init__(self, status: int, error: Mapping[str, Any]) -> None:
+        super().__init__(str(error.get("message")), param=error.get("param"), code=error.get("code"))
+        self.status, self.kind = status, str(error.get("type"))
+
+
+@dataclass(slots=True, eq=False)
+class _Decoder:
+    """One decoding process, and the number of answers that it is writing."""
+
+    server: ServerProcess
+    busy: int = 0
+
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Call one of its own routes; raises ApiError."""
+        headers = {"Authorization": f"Bearer {self.server.api_key}"}
+        try:
+            response = httpx.request(
+                method, self.server.url + path, json=body, headers=headers, timeout=SWAP_TIMEOUT_S, trust_env=False
+            )
+        except httpx.HTTPError as error:
+            raise Unavailable(f"{self.server.name} does not answer {path}: {type(error).__name__}") from error
+        return _read(response.status_code, response.content)
+
+
+def _read(status: int, content: bytes) -> dict[str, Any]:
+    body = json.loads(content)
+    if status != 200:
+        raise RelayedError(status, body.get("error", body))
+    return body
+
+
+class SpreadService:
+    """All embedded and rubric models of one server; the embedded ones decode in several processes.
+
+    It serves what `Service` serves, with the same errors.
+
+    Args:
+        log_file: The processes append their output here.
+
+    Raises:
+        ChimeraError: A process did not start.
+    """
+
+    def __init__(
+        self, models: Mapping[str, ModelConfig], serving: ServingConfig, processes: int, log_file: Path
+    ) -> None:
+        embedded = {key: model for key, model in models.items() if model.kind == "embedded"}
+        self._rubrics = Service({key: model for key, model in models.items() if model.kind == "rubric"}, serving)
+        self._answers = Answers(serving.answers)
+        self._homes: OrderedDict[str, _Decoder] = OrderedDict()
+        self._connections = Connections()
+        self._swap_lock = threading.Lock()
+        self._swaps: Counter[str] = Counter()
+        self._closing = False
+        share = serving.model_copy(update={"processes": 1, "slots": -(-serving.slots // processes), "answers": 0})
+        with ExitStack() as stack:
+            servers: list[ServerProcess] = []
+            for number in range(1, processes + 1):
+                servers.append(ServerProcess(embedded, share, log_file, name=f"decoding process {number}"))
+                stack.callback(servers[-1].stop)
+            for server in servers:
+                server.wait_until_ready()
+            self._processes = stack.pop_all()
+        self._decoders = [_Decoder(server) for server in servers]
+        entries = self._decoders[0].call("GET", "/v1/models")["data"]
+        self._entries: dict[str, dict[str, Any]] = {entry["id"]: entry for entry in entries}
+        self._loads = itertools.count()
+        self._numbers = {key: next(self._loads) for key in self._entries}
+        threading.Thread(target=self._watch, name="watch of the decoding processes", daemon=True).start()
+
+    def _watch(self) -> None:
+        """End this process when a decoding process has ended: half a server would be a silent one."""
+        while True:
+            for one in self._decoders:
+                one.server.join(LOOK_S)
+                if self._closing:
+                    return
+                try:
+                    one.server.check()
+                except RunError as error:
+                    logger.error(str(error).partition("\n")[0])
+                    logging.shutdown()
+                    os._exit(error.exit_code)
+
+    async def aclose(self) -> None:
+        """Stop decoding; unfinished requests end with an error."""
+        self._closing = True
+        await asyncio.to_thread(self._processes.close)
+        await self._connections.aclose()
+
+    def describe(self) -> list[dict[str, Any]]:
+        """One entry for each logical model, as `Service.describe` gives it."""
+        return [*self._entries.values(), *self._rubrics.describe()]
+
+    def counters(self) -> dict[str, int]:
+        """Totals of all decoding processes since the start."""
+        totals: Counter[str] = Counter()
+        for counted in self._everywhere("GET", "/health"):
+            totals.update(counted["counters"])
+        return {**totals, "reused_answers": self._answers.reused}
+
+    def load_weights(self, key: str, folder: Path, version: str | None = None) -> str:
+        """Put the weights in `folder` behind the logical model `key`, in every process; returns their version.
+
+        Returns after the last running request on the old weights. Until then a request gets the old or the new ones,
+        and its answer says which. If one process refuses them, the others get the old ones back.
+
+        Raises:
+            ApiError: `key` is no embedded model, or the folder's weights cannot replace the old ones.
+        """
+        with self._swap_lock:
+            if key not in self._entries:
+                raise NotFound(f"no embedded model {key!r} to load weights into: there are {sorted(self._entries)}")
+            self._swaps[key] += 1
+            entry, version = self._entries[key], version or f"{key}@{self._swaps[key]}"
+            self._numbers[key] = next(self._loads)
+            try:
+                loaded = self._everywhere(
+                    "POST", "/admin/weights", {"model": key, "folder": str(folder), "version": version}
+                )
+            except ApiError:
+                old = {"model": key, "folder": entry["folder"], "version": entry["weights_version"]}
+                self._everywhere("POST", "/admin/weights", old)
+                raise
+            finally:
+                # What was asked in between may have been answered by either weights.
+                self._numbers[key] = next(self._loads)
+            self._entries[key] = {**entry, "weights_version": version, "folder": str(folder)}
+            return loaded[0]["weights_version"]
+
+    def add_candidate(self, key: str, folder: Path, version: str) -> str:
+        """Serve the weights in `folder` in addition to those of `key`; returns their model name.
+
+        Raises:
+            ApiError: As for `Service.add_candidate`.
+        """
+        with self._swap_lock:
+            body = {"model": key, "folder": str(folder), "version": version}
+            name = self._everywhere("POST", "/admin/candidates", body)[0]["model"]
+            self._numbers[name] = next(self._loads)
+            return name
+
+    def remove_candidate(self, name: str) -> None:
+        """Stop serving a candidate; running requests finish first; raises ApiError if there is no such candidate."""
+        with self._swap_lock:
+            if CANDIDATE in name:
+                self._numbers.pop(name, None)
+            self._everywhere("DELETE", "/admin/candidates", {"model": name})
+
+    def _everywhere(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Call all processes at once. Raises the first error, after the last of them has answered."""
+        with ThreadPoolExecutor(len(self._decoders)) as pool:
+            calls = [pool.submit(one.call, method, path, body) for one in self._decoders]
+        return [call.result() for call in calls]
+
+    async def complete(self, request: ChatRequest) -> dict[str, Any]:
+        """Answer one chat request.
+
+        Raises:
+            ApiError: the request cannot be served.
+        """
+        name = request.model
+        number = self._numbers.get(name)
+        if number is None:
+            known = [entry["id"] for entry in self._rubrics.describe()]
+            if name in known:
+                return await self._rubrics.complete(request)
+            known = sorted([*self._numbers, *known])
+            raise NotFound(f"unknown model {name!r}: this server has {known}", param="model", code="model_not_found")
+        key = self._answers.key(request, number)
+        if (found := self._answers.find(key)) is not None:
+            # Otherwise a caller that asks the same in a loop would keep the event loop from everything else.
+            await asyncio.sleep(0)
+            return found
+        response = await self._decoded(request)
+        if self._numbers.get(name) == number:  # Otherwise other weights may have answered, which the key does not name.
+            self._answers.keep(key, response)
+        return response
+
+    async def _decoded(self, request: ChatRequest) -> dict[str, Any]:
+        one, answers = self._decoder(request), request.n or 1
+        body = request.model_dump_json(by_alias=True, exclude_unset=True).encode()
+        server = one.server
+        one.busy += answers
+        try:
+            answer = await self._connections.send(
+                f"{server.url}/v1/chat/completions", server.api_key, body, limit_s=ANSWER_S
+            )
+        except (BadAnswerError, NoAnswerError, TimeoutError) as error:
+            raise Unavailable(f"{server.name} gave no answer: {error}") from error
+        finally:
+            one.busy -= answers
+        return _read(answer.status, answer.content)
+
+    def _decoder(self, request: ChatRequest) -> _Decoder:
+        """The process that has the beginning of the conversation; for a new one the least busy."""
+        opening = [request.model, *(message.text for message in request.messages[:OPENING])]
+        digest = hashlib.sha256("\0".join(opening).encode("utf-8", "surrogatepass")).hexdigest()
+        one = self._homes.pop(digest, None) or min(self._decoders, key=lambda decoder: decoder.busy)
+        self._homes[digest] = one
+        if len(self._homes) > REMEMBERED:
+            self._homes.popitem(last=False)
+        return one

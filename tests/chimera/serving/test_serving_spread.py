@@ -1,0 +1,219 @@
+"""A server whose models decode in several processes: it answers as one process does, and is whole or ends."""
+
+import asyncio
+import json
+import os
+import signal
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from chimera.config.sections.models import ModelConfig, ServingConfig
+from chimera.core.errors import ModelError, RunError
+from chimera.serving.embedded.processes import SMALL, decoding_processes, parameters_in
+from chimera.serving.embedded.protocol import parse_request
+from chimera.serving.embedded.service import Service
+from chimera.serving.process import serve
+
+pytestmark = pytest.mark.whole
+
+RUBRIC = ModelConfig(kind="rubric")
+GONE_S = 20.0
+
+
+def models(folder):
+    own = ModelConfig(path=str(folder), max_tokens=30)
+    return {"junior": own, "senior": own, "judge": RUBRIC}
+
+
+@pytest.fixture
+def running(serving_model, tmp_path):
+    """A server with two decoding processes."""
+    config = ServingConfig(slots=4, processes=2)
+    with serve(models(serving_model(seed=0)), config, {}, log_file=tmp_path / "log") as servers:
+        yield servers
+
+
+def decoders(servers):
+    return psutil.Process(servers.pid).children()
+
+
+def body(number, turns=(), **fields):
+    """A request: `turns` are the messages after the task of this number."""
+    task = [{"role": "system", "content": "Answer."}, {"role": "user", "content": f"task {number}"}]
+    return {
+        "model": "junior",
+        "messages": [*task, *({"role": role, "content": text} for role, text in turns)],
+        "seed": number,
+        "max_tokens": 24,
+        "return_token_ids": True,
+        **fields,
+    }
+
+
+def post(servers, request, path="/chat/completions"):
+    endpoint = servers.endpoints["junior"]
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    return httpx.post(endpoint.base_url + path, json=request, headers=headers, timeout=None)
+
+
+def ask(servers, requests):
+    """The answers to requests that are sent at once."""
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda request: post(servers, request), requests))
+    assert {answer.status_code for answer in answers} == {200}, [answer.text for answer in answers]
+    return [answer.json() for answer in answers]
+
+
+def health(servers):
+    endpoint = servers.endpoints["junior"]
+    url = endpoint.base_url.removesuffix("/v1") + "/health"
+    return httpx.get(url, headers={"Authorization": f"Bearer {endpoint.api_key}"}).json()
+
+
+def ids(answer):
+    return [choice["token_ids"] for choice in answer["choices"]]
+
+
+def test_two_processes_share_the_work_and_answer_as_one_does(running, serving_model):
+    requests = [body(number, n=1 + number % 3, logprobs=True, top_logprobs=2) for number in range(16)]
+    before = [sum(one.cpu_times()[:2]) for one in decoders(running)]
+    shared = ask(running, requests)
+    spent = [sum(one.cpu_times()[:2]) - start for one, start in zip(decoders(running), before, strict=True)]
+    assert len(spent) == 2
+    assert min(spent) > 0
+
+    async def alone():
+        service = Service(models(serving_model(seed=0)), ServingConfig(slots=4, processes=1, answers=0))
+        try:
+            return [await service.complete(parse_request(request)) for request in requests]
+        finally:
+            await service.aclose()
+
+    expected = asyncio.run(alone())
+    assert [ids(answer) for answer in shared] == [ids(answer) for answer in expected]
+    own = [answer["choices"][0]["logprobs"]["content"][0]["logprob"] for answer in expected]
+    assert [answer["choices"][0]["logprobs"]["content"][0]["logprob"] for answer in shared] == pytest.approx(own)
+    assert [answer["weights_version"] for answer in shared] == [answer["weights_version"] for answer in expected]
+    assert health(running)["counters"]["answers"] == sum(request["n"] for request in requests)
+
+
+def test_the_turns_of_a_conversation_find_its_beginning_in_a_cache(running):
+    first = ask(running, [body(number) for number in range(4)])
+    turns = [[("assistant", one["choices"][0]["message"]["content"] or "."), ("user", "and?")] for one in first]
+    second = ask(running, [body(number, turns[number]) for number in range(4)])
+    for before, after in zip(first, second, strict=True):
+        assert after["usage"]["prompt_tokens_details"]["cached_tokens"] >= before["usage"]["prompt_tokens"] - 8
+
+
+def test_an_equal_request_is_decoded_once_until_the_weights_change(running, serving_model):
+    request = body(1)
+    first, second = post(running, request).json(), post(running, request).json()
+    assert ids(first) == ids(second)
+    assert first["id"] != second["id"]
+    counters = health(running)["counters"]
+    assert (counters["answers"], counters["reused_answers"]) == (1, 1)
+    running.load_weights("junior", serving_model(seed=1))
+    assert ids(post(running, request).json()) != ids(first)
+    assert health(running)["counters"]["reused_answers"] == 1
+
+
+def test_new_weights_are_live_in_both_processes_and_of_their_slot_alone(running, serving_model):
+    before = running.versions()
+    assert running.load_weights("junior", serving_model(seed=1)) == "junior@1"
+    answers = ask(running, [body(number) for number in range(8)])
+    assert {answer["weights_version"] for answer in answers} == {"junior@1"}
+    assert running.versions() == {**before, "junior": "junior@1"}
+    described = httpx.get(
+        running.endpoints["junior"].base_url + "/models",
+        headers={"Authorization": f"Bearer {running.endpoints['junior'].api_key}"},
+    ).json()["data"]
+    assert {one["id"]: one["folder"] for one in described if one["id"] != "judge"} == {
+        "junior": str(serving_model(seed=1)),
+        "senior": str(serving_model(seed=0)),
+    }
+
+
+def test_weights_that_do_not_fit_change_nothing(running, serving_model, tmp_path):
+    before, answer = running.versions(), post(running, body(1, seed=None, temperature=0)).json()
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ModelError, match=r"refused /admin/weights: weights of 'junior' stay"):
+        running.load_weights("junior", tmp_path / "none")
+    with pytest.raises(ModelError, match=r"refused /admin/weights: no embedded model 'judge'"):
+        running.load_weights("judge", serving_model(seed=1))
+    assert running.versions() == before
+    assert ids(post(running, body(1, seed=None, temperature=0)).json()) == ids(answer)
+
+
+def test_a_candidate_is_served_beside_the_weights_until_it_is_removed(running, serving_model):
+    name = running.add_candidate("junior", serving_model(seed=1), "other")
+    answers = ask(running, [body(number, model=model) for number in range(4) for model in ("junior", name)])
+    assert [answer["weights_version"] == "other" for answer in answers] == [False, True] * 4
+    running.remove_candidate(name)
+    refused = post(running, body(0, model=name))
+    assert refused.status_code == 404
+    assert refused.json()["error"]["code"] == "model_not_found"
+    with pytest.raises(ModelError, match="no candidate"):
+        running.remove_candidate(name)
+
+
+def test_errors_of_a_decoding_process_are_the_servers(running):
+    long = post(running, body(1, turns=[("user", "word " * 4000)]))
+    assert long.status_code == 400
+    assert long.json()["error"]["code"] == "context_length_exceeded"
+    unknown = post(running, body(1, model="nobody"))
+    assert unknown.status_code == 404
+    assert "['judge', 'junior', 'senior']" in unknown.json()["error"]["message"]
+
+
+def test_a_decoding_process_that_is_killed_ends_the_server_with_its_name(running, tmp_path):
+    front, others = psutil.Process(running.pid), decoders(running)
+    os.kill(others[0].pid, signal.SIGKILL)
+    gone, alive = psutil.wait_procs([front, *others], timeout=GONE_S)
+    assert not alive
+    assert len(gone) == 3
+    with pytest.raises(RunError, match=r"the model server .* ended .*while the run needed it"):
+        running.check()
+    assert "decoding process 1" in (tmp_path / "log").read_text()
+
+
+def test_the_decoding_processes_end_with_the_server(running):
+    front, others = psutil.Process(running.pid), decoders(running)
+    front.kill()
+    _, alive = psutil.wait_procs(others, timeout=GONE_S)
+    assert not alive
+
+
+@pytest.mark.parametrize(
+    ("settings", "parameters", "cores", "processes"),
+    [
+        ({}, SMALL, 2, 2),
+        ({}, SMALL, 1, 1),
+        ({}, SMALL + 1, 8, 1),
+        ({"threads": 2}, SMALL, 8, 1),
+        ({"slots": 1}, SMALL, 8, 1),
+        ({"processes": 1}, SMALL, 8, 1),
+        ({"processes": 3}, SMALL + 1, 1, 3),
+        ({"processes": 3, "slots": 2}, SMALL, 8, 2),
+    ],
+)
+def test_two_processes_decode_small_models_where_there_are_two_cores(settings, parameters, cores, processes):
+    assert decoding_processes(ServingConfig(**settings), parameters, cores) == processes
+
+
+def test_parameters_are_counted_once_a_folder_and_broken_files_count_as_nothing(serving_model, tmp_path):
+    from safetensors.torch import load_file
+
+    folder = serving_model(seed=0)
+    counted = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
+    assert parameters_in([folder, folder]) == counted
+    header = json.dumps({"one": {"shape": "x"}}).encode()
+    for number, content in enumerate((b"", b"broken", b"\xff" * 9, struct.pack("<Q", len(header)) + header)):
+        other = tmp_path / str(number)
+        other.mkdir()
+        (other / "model.safetensors").write_bytes(content)
+        assert parameters_in([Path(other)]) == 0
