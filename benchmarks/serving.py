@@ -122,7 +122,7 @@ def run(
         asked = [prompts[one * size : (one + 1) * size] for one in range(repeats)]
         # A server of its own for each line, so that no line profits from prompts that an earlier one left in the cache.
         for system, form in (("server", free), ("server, JSON schema", schema), ("server, quoted sentences", quoting)):
-            with serve(models, ServingConfig(slots=16), {}, log_file=log_file) as servers:
+            with serve(models, ServingConfig(slots=16, processes=1), {}, log_file=log_file) as servers:
                 work = partial(ask, servers.endpoints["asked"], concurrency=concurrency, form=form)
                 asyncio.run(work(prompts[-1:]))
                 process = psutil.Process(servers.pid)

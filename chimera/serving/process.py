@@ -337,6 +337,10 @@ class ServerProcess:
                     raise ModelError(f"{self._child.ending()} while starting. {self._log_tail()}") from None
         raise ModelError(f"{self.name} did not answer within {self._start_timeout_s:g} s. {self._log_tail()}")
 
+    def ended(self) -> str | None:
+        """How the process has ended, in words; None while it runs."""
+        return None if self._child.alive() else self._child.ending()
+
     def join(self, seconds: float) -> None:
         """Wait until the process has ended, at most `seconds` seconds."""
         self._child.join(seconds)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -255,9 +255,11 @@ class ServingConfig(ConfigSection):
         default=2048, ge=64, le=1_000_000, description="prompt plus answer, in tokens; longer prompts get a 400"
     )
     threads: int = Field(default=1, ge=1, le=1024, description="torch threads of each process that decodes")
-    processes: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = Field(
-        default="auto",
-        description="processes that decode, each with all weights and its share of the slots; auto: two for small "
+    processes: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="processes that decode, each with all weights and its share of the slots; null: two for small "
         "models where there are two cores, otherwise one",
     )
     answers: int = Field(

@@ -14,12 +14,13 @@ again and again, which takes as long with two readers, and each has a copy of it
 
 
 def decoding_processes(serving: ServingConfig, parameters: int, cores: int) -> int:
-    """`serving.processes`, and for "auto" what suits `parameters` weights on `cores` cores; each has a slot at least.
+    """`serving.processes`, or if that is None what suits the model and the machine; each process has a slot at least.
 
     Args:
         parameters: Of all sets of weights together.
+        cores: That the server may use.
     """
-    if serving.processes != "auto":
+    if serving.processes is not None:
         return min(serving.processes, serving.slots)
     return 2 if parameters <= SMALL and serving.threads == 1 and min(cores, serving.slots) > 1 else 1
 

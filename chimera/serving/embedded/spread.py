@@ -10,8 +10,8 @@ import asyncio
 import hashlib
 import itertools
 import json
-import logging
 import os
+import sys
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
@@ -24,14 +24,13 @@ from typing import Any
 import httpx
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
-from chimera.core.errors import RunError
+from chimera.core.errors import ModelError
+from chimera.processes.children import ERROR
 from chimera.serving.connections import BadAnswerError, Connections, NoAnswerError
 from chimera.serving.embedded.answers import Answers
 from chimera.serving.embedded.protocol import ApiError, ChatRequest, NotFound, Unavailable
 from chimera.serving.embedded.service import CANDIDATE, Service
 from chimera.serving.process import SWAP_TIMEOUT_S, ServerProcess
-
-logger = logging.getLogger(__name__)
 
 LOOK_S = 0.2
 ANSWER_S = 86_400.0
@@ -106,7 +105,11 @@ class SpreadService:
                 servers.append(ServerProcess(embedded, share, log_file, name=f"decoding process {number}"))
                 stack.callback(servers[-1].stop)
             for server in servers:
-                server.wait_until_ready()
+                try:
+                    server.wait_until_ready()
+                except ModelError as error:
+                    # Its last line: the whole message would be one of a server in a server.
+                    raise ModelError(str(error).splitlines()[-1]) from error
             self._processes = stack.pop_all()
         self._decoders = [_Decoder(server) for server in servers]
         entries = self._decoders[0].call("GET", "/v1/models")["data"]
@@ -122,12 +125,9 @@ class SpreadService:
                 one.server.join(LOOK_S)
                 if self._closing:
                     return
-                try:
-                    one.server.check()
-                except RunError as error:
-                    logger.error(str(error).partition("\n")[0])
-                    logging.shutdown()
-                    os._exit(error.exit_code)
+                if (ending := one.server.ended()) is not None:
+                    print(f"{ERROR}{ending}", file=sys.stderr, flush=True)
+                    os._exit(ModelError.exit_code)
 
     async def aclose(self) -> None:
         """Stop decoding; unfinished requests end with an error."""

@@ -340,7 +340,7 @@ from chimera.serving.embedded.__main__ import main
 uvicorn.Server.run = lambda self, sockets: print(*[(one.family.name, one.proto) for one in sockets])
 main(sys.argv[1:])
 """
-    settings = {"api_key": "k", "models": {"judge": {"kind": "rubric"}}, "serving": {}}
+    settings = {"api_key": "k", "models": {"judge": {"kind": "rubric"}}, "serving": {}, "log_file": "log"}
     with socket.create_server(("127.0.0.1", 0)) as listener:
         done = subprocess.run(
             [sys.executable, "-c", code, "--fd", str(listener.fileno())],

@@ -170,15 +170,14 @@ def test_errors_of_a_decoding_process_are_the_servers(running):
     assert "['judge', 'junior', 'senior']" in unknown.json()["error"]["message"]
 
 
-def test_a_decoding_process_that_is_killed_ends_the_server_with_its_name(running, tmp_path):
+def test_a_decoding_process_that_is_killed_ends_the_server_with_its_name(running):
     front, others = psutil.Process(running.pid), decoders(running)
     os.kill(others[0].pid, signal.SIGKILL)
     gone, alive = psutil.wait_procs([front, *others], timeout=GONE_S)
     assert not alive
     assert len(gone) == 3
-    with pytest.raises(RunError, match=r"the model server .* ended .*while the run needed it"):
+    with pytest.raises(RunError, match=r"\ndecoding process [12] \(process \d+\) was killed by SIGKILL$"):
         running.check()
-    assert "decoding process 1" in (tmp_path / "log").read_text()
 
 
 def test_the_decoding_processes_end_with_the_server(running):
