@@ -14,8 +14,8 @@ import os
 import sys
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,22 +158,18 @@ class SpreadService:
         with self._swap_lock:
             if key not in self._entries:
                 raise NotFound(f"no embedded model {key!r} to load weights into: there are {sorted(self._entries)}")
-            self._swaps[key] += 1
-            entry, version = self._entries[key], version or f"{key}@{self._swaps[key]}"
+            entry, version = self._entries[key], version or f"{key}@{self._swaps[key] + 1}"
+            old = {"model": key, "folder": entry["folder"], "version": entry["weights_version"]}
+            new = {"model": key, "folder": str(folder), "version": version}
+            # What is asked until the end may be answered by either weights.
             self._numbers[key] = next(self._loads)
             try:
-                loaded = self._everywhere(
-                    "POST", "/admin/weights", {"model": key, "folder": str(folder), "version": version}
-                )
-            except ApiError:
-                old = {"model": key, "folder": entry["folder"], "version": entry["weights_version"]}
-                self._everywhere("POST", "/admin/weights", old)
-                raise
+                self._all_or_none("/admin/weights", new, lambda one: one.call("POST", "/admin/weights", old))
             finally:
-                # What was asked in between may have been answered by either weights.
                 self._numbers[key] = next(self._loads)
+            self._swaps[key] += 1
             self._entries[key] = {**entry, "weights_version": version, "folder": str(folder)}
-            return loaded[0]["weights_version"]
+            return version
 
     def add_candidate(self, key: str, folder: Path, version: str) -> str:
         """Serve the weights in `folder` in addition to those of `key`; returns their model name.
@@ -183,7 +179,10 @@ class SpreadService:
         """
         with self._swap_lock:
             body = {"model": key, "folder": str(folder), "version": version}
-            name = self._everywhere("POST", "/admin/candidates", body)[0]["model"]
+            name = f"{key}{CANDIDATE}{version}"
+            self._all_or_none(
+                "/admin/candidates", body, lambda one: one.call("DELETE", "/admin/candidates", {"model": name})
+            )
             self._numbers[name] = next(self._loads)
             return name
 
@@ -196,9 +195,22 @@ class SpreadService:
 
     def _everywhere(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """Call all processes at once. Raises the first error, after the last of them has answered."""
+        return [call.result() for call in self._called(method, path, body)]
+
+    def _all_or_none(self, path: str, body: Mapping[str, Any], undo: Callable[[_Decoder], object]) -> None:
+        """Post to all processes; if one refuses, `undo` it where it was done, and raise that process's error."""
+        calls = self._called("POST", path, body)
+        error = next((call.exception() for call in calls if call.exception() is not None), None)
+        if error is not None:
+            for one, call in zip(self._decoders, calls, strict=True):
+                if call.exception() is None:
+                    undo(one)
+            raise error
+
+    def _called(self, method: str, path: str, body: Mapping[str, Any] | None) -> list[Future[dict[str, Any]]]:
+        """The ended calls, one a process."""
         with ThreadPoolExecutor(len(self._decoders)) as pool:
-            calls = [pool.submit(one.call, method, path, body) for one in self._decoders]
-        return [call.result() for call in calls]
+            return [pool.submit(one.call, method, path, body) for one in self._decoders]
 
     async def complete(self, request: ChatRequest) -> dict[str, Any]:
         """Answer one chat request.

@@ -147,6 +147,7 @@ def test_weights_that_do_not_fit_change_nothing(running, serving_model, tmp_path
         running.load_weights("judge", serving_model(seed=1))
     assert running.versions() == before
     assert ids(post(running, body(1, seed=None, temperature=0)).json()) == ids(answer)
+    assert running.load_weights("junior", serving_model(seed=1)) == "junior@1"
 
 
 def test_a_candidate_is_served_beside_the_weights_until_it_is_removed(running, serving_model):
