@@ -19,7 +19,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from chimera.serving.embedded.engine import Engine
+    from chimera.serving.embedded.decoding.engine import Engine
     from chimera.serving.embedded.shapes import Shape
 
 PROMPT, CACHED, ROWS = 250, 300, 8
@@ -34,7 +34,7 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
-    from chimera.serving.embedded.engine import Engine
+    from chimera.serving.embedded.decoding.engine import Engine
     from chimera.serving.embedded.shapes import Shape
 
     torch.set_num_threads(1)
@@ -75,14 +75,14 @@ def random_weights(shape: "Shape", dtype: Any, inner: int = 4864) -> "dict[str, 
 
 
 def _prompt(engine: "Engine") -> object:
-    from chimera.serving.embedded.engine import Chunk, Singles
+    from chimera.serving.embedded.decoding.engine import Chunk, Singles
 
     return engine.forward(Singles(), [Chunk(0, [7] * PROMPT, 0)])
 
 
 def _step(rows: int) -> "Callable[[Engine], object]":
     def step(engine: "Engine") -> object:
-        from chimera.serving.embedded.engine import Singles
+        from chimera.serving.embedded.decoding.engine import Singles
 
         return engine.forward(Singles([5] * rows, [CACHED] * rows, CACHED + 1), [])
 

@@ -246,7 +246,6 @@ def _vllm_front(
         "host": host,
         "learning": sorted(set(learning) & set(models)),
         "keys": {key: vllm_key(key, one, secrets) for key, one in models.items()},
-        "folder": str(log_file.absolute().parent),
     }
     return ServerProcess(
         models,
@@ -356,8 +355,15 @@ class ServerProcess:
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Call one of the server's own routes; raises ModelError if the server refused the call or has ended."""
+        response = self.send(method, path, body)
+        if response.status_code != 200:
+            raise ModelError(f"{self.name} refused {path}: {response.json()['error']['message']}")
+        return response.json()
+
+    def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
+        """Call one of the server's own routes; returns what it answered, or raises ModelError if it has ended."""
         try:
-            response = httpx.request(
+            return httpx.request(
                 method,
                 self.url + path,
                 json=body,
@@ -370,9 +376,6 @@ class ServerProcess:
                 f"{self.name} (process {self.pid}) does not answer {path}: {type(error).__name__}. {self._log_tail()}",
                 retriable=self._child.alive(),
             ) from error
-        if response.status_code != 200:
-            raise ModelError(f"{self.name} refused {path}: {response.json()['error']['message']}")
-        return response.json()
 
     def _pass_on(self, on_warning: Callable[[str], None]) -> None:
         """Call `on_warning` with each line of the process's stdout until it has ended."""

@@ -1,1 +1,1 @@
-"""The embedded model server. Read `service` first, then `batcher` and `engine`."""
+"""The embedded model server. Read `service` first, then `decoding`."""

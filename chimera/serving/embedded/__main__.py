@@ -7,6 +7,7 @@ import argparse
 import gc
 import json
 import logging
+import os
 import socket
 import sys
 from collections.abc import Mapping
@@ -16,8 +17,8 @@ import uvicorn
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.serving.embedded.app import create_app
-from chimera.serving.embedded.checkpoint import locate
-from chimera.serving.embedded.processes import decoding_processes, parameters_in, usable_cores
+from chimera.serving.embedded.checkpoint import count_weights, locate
+from chimera.serving.embedded.processes import decoding_processes
 from chimera.serving.embedded.service import Service
 from chimera.serving.embedded.spread import SpreadService
 
@@ -49,6 +50,9 @@ def main(argv: list[str]) -> None:
 
 
 def _service(models: Mapping[str, ModelConfig], serving: ServingConfig, log_file: Path) -> Service | SpreadService:
-    folders = [Path(locate(model.path)) for model in models.values() if model.kind == "embedded"]
-    processes = decoding_processes(serving, parameters_in(folders), usable_cores()) if folders else 1
+    folders = {locate(model.path) for model in models.values() if model.kind == "embedded"}
+    if not folders:
+        return Service(models, serving)
+    weights = sum(count_weights(Path(folder)) for folder in folders)
+    processes = decoding_processes(serving, weights, len(os.sched_getaffinity(0)))
     return Service(models, serving) if processes == 1 else SpreadService(models, serving, processes, log_file)

@@ -5,10 +5,11 @@ which saves seconds at start-up.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from chimera.config.sections.models import Precision
 from chimera.core.errors import ConfigError
@@ -198,24 +199,40 @@ def load_weights(folder: Path, shape: Shape, dtype: Precision = "float32") -> "d
             this machine's memory.
     """
     import torch
-    from safetensors import SafetensorError, safe_open
 
     files = sorted(folder.glob(f"*{SUFFIX}"))
     if not files:
         raise ConfigError(_no_safetensors(folder))
     weights: dict[str, Tensor] = {}
     for file in files:
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                names = list(tensors.keys())
-                _check_memory([tensors.get_slice(name).get_shape() for name in names], dtype, file)
-                # One at a time: a file's numbers are not in memory twice. Copied, because the file may be replaced.
-                for name in names:
-                    weights[name] = _plain(tensors.get_tensor(name), getattr(torch, dtype), name, file)
-        except (SafetensorError, OSError) as error:
-            raise ConfigError(f"{file} cannot be read ({error}): save the model again") from error
+        with _opened(file, "pt") as tensors:
+            names = list(tensors.keys())
+            _check_memory([tensors.get_slice(name).get_shape() for name in names], dtype, file)
+            # One at a time: a file's numbers are not in memory twice. Copied, because the file may be replaced.
+            for name in names:
+                weights[name] = _plain(tensors.get_tensor(name), getattr(torch, dtype), name, file)
     _check_sizes(weights, shape, folder)
     return weights
+
+
+def count_weights(folder: Path) -> int:
+    """The number of weights in a folder's safetensors files, from their headers; raises ConfigError for broken ones."""
+    found = 0
+    for file in folder.glob(f"*{SUFFIX}"):
+        with _opened(file, "np") as tensors:
+            found += sum(math.prod(tensors.get_slice(name).get_shape()) for name in list(tensors.keys()))
+    return found
+
+
+@contextmanager
+def _opened(file: Path, framework: Literal["np", "pt"]) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework=framework) as tensors:
+            yield tensors
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}): save the model again") from error
 
 
 def _check_memory(sizes: list[list[int]], dtype: Precision, file: Path) -> None:

@@ -11,8 +11,8 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from chimera.config.sections.models import ServingConfig
-from chimera.serving.embedded.batcher import DecodingJob, FinishedJob, Vocabulary
 from chimera.serving.embedded.chat import ChatFormat, parse_answer
+from chimera.serving.embedded.decoding.batcher import DecodingJob, FinishedJob, Vocabulary
 from chimera.serving.embedded.grammar import CLOSE, OPEN, Grammars, schema_grammar, tools_grammar
 from chimera.serving.embedded.protocol import BadRequest, ChatRequest, NamedToolChoice, envelope
 

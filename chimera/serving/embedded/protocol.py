@@ -5,6 +5,7 @@ An unsupported feature of a request is refused by name, never ignored.
 
 import secrets
 import time
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
@@ -53,6 +54,16 @@ class NotFound(ApiError):
     """No such model."""
 
     status, kind = 404, "invalid_request_error"
+
+
+def unknown_model(name: str, known: Iterable[str]) -> NotFound:
+    """The error for a request to a model that the server does not have."""
+    return NotFound(f"unknown model {name!r}: this server has {sorted(known)}", param="model", code="model_not_found")
+
+
+def no_embedded_model(name: str, known: Iterable[str]) -> NotFound:
+    """The error for new weights of a model that has none here."""
+    return NotFound(f"no embedded model {name!r} to load weights into: there are {sorted(known)}")
 
 
 class Unavailable(ApiError):

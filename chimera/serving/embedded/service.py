@@ -13,13 +13,20 @@ from typing import TYPE_CHECKING, Any
 from chimera.config.sections.models import ModelConfig, Precision, ServingConfig
 from chimera.core.errors import ConfigError
 from chimera.serving.embedded.answers import Answers
-from chimera.serving.embedded.protocol import BadRequest, ChatRequest, NotFound, envelope
+from chimera.serving.embedded.protocol import (
+    BadRequest,
+    ChatRequest,
+    NotFound,
+    envelope,
+    no_embedded_model,
+    unknown_model,
+)
 from chimera.serving.freed import give_back
 
 if TYPE_CHECKING:
-    from chimera.serving.embedded.batcher import Batcher, DecodingJob, FinishedJob, Lane
     from chimera.serving.embedded.checkpoint import Checkpoint
     from chimera.serving.embedded.completion import TextSide
+    from chimera.serving.embedded.decoding.batcher import Batcher, DecodingJob, FinishedJob, Lane
 
 SPARE_CACHE_BYTES = 256 * 2**20
 """Memory limit of the rows of one engine that only keep prefixes for reuse, in bytes."""
@@ -73,9 +80,9 @@ class Service:
         """Load each folder in each precision once."""
         from jinja2 import TemplateError
 
-        from chimera.serving.embedded.batcher import Batcher
         from chimera.serving.embedded.checkpoint import load_checkpoint
         from chimera.serving.embedded.completion import TextSide
+        from chimera.serving.embedded.decoding.batcher import Batcher
 
         self._batcher = Batcher(self._serving.threads)
         shared: dict[tuple[str, Precision], Binding] = {}
@@ -98,9 +105,9 @@ class Service:
         import psutil
         import torch
 
-        from chimera.serving.embedded.batcher import Lane
-        from chimera.serving.embedded.engine import Engine, cache_bytes_per_row
-        from chimera.serving.embedded.matrices import arithmetic
+        from chimera.serving.embedded.decoding.batcher import Lane
+        from chimera.serving.embedded.decoding.engine import Engine, cache_bytes_per_row
+        from chimera.serving.embedded.decoding.matrices import arithmetic
 
         number = arithmetic(getattr(torch, dtype)).itemsize
         slots, row = self._serving.slots, cache_bytes_per_row(checkpoint.shape, text.context, number)
@@ -225,15 +232,14 @@ class Service:
 
     def _embedded(self, key: str) -> Binding:
         if key not in self._bindings:
-            raise NotFound(f"no embedded model {key!r} to load weights into: there are {sorted(self._bindings)}")
+            raise no_embedded_model(key, self._bindings)
         return self._bindings[key]
 
     def _bound(self, name: str) -> Binding:
         """The binding of the model `name`: a slot or a candidate."""
         found = self._bindings.get(name) or self._candidates.get(name)
         if found is None:
-            known = sorted([*self._bindings, *self._candidates, *self._rubrics])
-            raise NotFound(f"unknown model {name!r}: this server has {known}", param="model", code="model_not_found")
+            raise unknown_model(name, [*self._bindings, *self._candidates, *self._rubrics])
         return found
 
     async def complete(self, request: ChatRequest) -> dict[str, Any]:
@@ -246,9 +252,7 @@ class Service:
             return _grade(request)
         bound = self._bound(request.model)
         key = self._answers.key(request, bound.number)
-        if (known := self._answers.find(key)) is not None:
-            # Otherwise a caller that asks the same in a loop would keep the event loop from everything else.
-            await asyncio.sleep(0)
+        if (known := await self._answers.found(key)) is not None:
             return known
         text = bound.text
         from chimera.serving.embedded.completion import make_jobs, make_response

@@ -21,16 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ModelError
 from chimera.processes.children import ERROR
 from chimera.serving.connections import BadAnswerError, Connections, NoAnswerError
 from chimera.serving.embedded.answers import Answers
-from chimera.serving.embedded.protocol import ApiError, ChatRequest, NotFound, Unavailable
+from chimera.serving.embedded.protocol import ApiError, ChatRequest, Unavailable, no_embedded_model, unknown_model
 from chimera.serving.embedded.service import CANDIDATE, Service
-from chimera.serving.process import SWAP_TIMEOUT_S, ServerProcess
+from chimera.serving.process import ServerProcess
 
 LOOK_S = 0.2
 ANSWER_S = 86_400.0
@@ -38,7 +36,7 @@ ANSWER_S = 86_400.0
 REMEMBERED = 4096
 """Conversations of which it is known which process has their beginning."""
 OPENING = 2
-"""The first messages, which all turns of a conversation share: instructions and task."""
+"""How many messages all turns of a conversation share: instructions and task."""
 
 
 class RelayedError(ApiError):
@@ -58,13 +56,10 @@ class _Decoder:
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Call one of its own routes; raises ApiError."""
-        headers = {"Authorization": f"Bearer {self.server.api_key}"}
         try:
-            response = httpx.request(
-                method, self.server.url + path, json=body, headers=headers, timeout=SWAP_TIMEOUT_S, trust_env=False
-            )
-        except httpx.HTTPError as error:
-            raise Unavailable(f"{self.server.name} does not answer {path}: {type(error).__name__}") from error
+            response = self.server.send(method, path, body)
+        except ModelError as error:
+            raise Unavailable(str(error)) from error
         return _read(response.status_code, response.content)
 
 
@@ -157,7 +152,7 @@ class SpreadService:
         """
         with self._swap_lock:
             if key not in self._entries:
-                raise NotFound(f"no embedded model {key!r} to load weights into: there are {sorted(self._entries)}")
+                raise no_embedded_model(key, self._entries)
             entry, version = self._entries[key], version or f"{key}@{self._swaps[key] + 1}"
             old = {"model": key, "folder": entry["folder"], "version": entry["weights_version"]}
             new = {"model": key, "folder": str(folder), "version": version}
@@ -221,16 +216,13 @@ class SpreadService:
         name = request.model
         number = self._numbers.get(name)
         if number is None:
-            known = [entry["id"] for entry in self._rubrics.describe()]
-            if name in known:
+            rubrics = [entry["id"] for entry in self._rubrics.describe()]
+            if name in rubrics:
                 return await self._rubrics.complete(request)
-            known = sorted([*self._numbers, *known])
-            raise NotFound(f"unknown model {name!r}: this server has {known}", param="model", code="model_not_found")
+            raise unknown_model(name, [*self._numbers, *rubrics])
         key = self._answers.key(request, number)
-        if (found := self._answers.find(key)) is not None:
-            # Otherwise a caller that asks the same in a loop would keep the event loop from everything else.
-            await asyncio.sleep(0)
-            return found
+        if (known := await self._answers.found(key)) is not None:
+            return known
         response = await self._decoded(request)
         if self._numbers.get(name) == number:  # Otherwise other weights may have answered, which the key does not name.
             self._answers.keep(key, response)

@@ -83,7 +83,7 @@ def main(argv: list[str]) -> None:
     if settings["learning"]:
         threading.Thread(target=preload, daemon=True).start()  # While the servers start, which takes longer.
     sockets = Path(tempfile.mkdtemp(prefix="chimera-vllm-"))
-    logs, groups = Path(settings["folder"]), list[Sharing]()
+    logs, groups = Path(settings["log_file"]).parent, list[Sharing]()
     try:
         for slots in share(models, settings["learning"]):
             model = models[slots[0]]

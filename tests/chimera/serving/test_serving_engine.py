@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError
 from chimera.serving.embedded.checkpoint import NANO, load_checkpoint
+from chimera.serving.embedded.decoding.rows import MIN_REUSE, RowTable
+from chimera.serving.embedded.decoding.sampling import choose, nucleus
 from chimera.serving.embedded.protocol import parse_request
-from chimera.serving.embedded.rows import MIN_REUSE, RowTable
-from chimera.serving.embedded.sampling import choose, nucleus
 from chimera.serving.embedded.service import Service
 
 VARIANTS = [{"tied": True, "kv_heads": 2}, {"tied": False, "kv_heads": 1}, {"tied": False, "kv_heads": 4}]

@@ -12,8 +12,8 @@ from shape_kit import OTHERS, make_shape
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError
 from chimera.serving.embedded.checkpoint import load_checkpoint
-from chimera.serving.embedded.engine import Chunk, Engine, Singles
-from chimera.serving.embedded.matrices import BLOCK, Matrices
+from chimera.serving.embedded.decoding.engine import Chunk, Engine, Singles
+from chimera.serving.embedded.decoding.matrices import BLOCK, Matrices
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
 

@@ -1,20 +1,18 @@
 """A server whose models decode in several processes: it answers as one process does, and is whole or ends."""
 
 import asyncio
-import json
 import os
 import signal
-import struct
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
-from chimera.core.errors import ModelError, RunError
-from chimera.serving.embedded.processes import SMALL, decoding_processes, parameters_in
+from chimera.core.errors import ConfigError, ModelError, RunError
+from chimera.serving.embedded.checkpoint import count_weights
+from chimera.serving.embedded.processes import SMALL, decoding_processes
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
 from chimera.serving.process import serve
@@ -205,15 +203,12 @@ def test_two_processes_decode_small_models_where_there_are_two_cores(settings, p
     assert decoding_processes(ServingConfig(**settings), parameters, cores) == processes
 
 
-def test_parameters_are_counted_once_a_folder_and_broken_files_count_as_nothing(serving_model, tmp_path):
+def test_weights_are_counted_and_a_broken_file_is_named(serving_model, tmp_path):
     from safetensors.torch import load_file
 
     folder = serving_model(seed=0)
     counted = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
-    assert parameters_in([folder, folder]) == counted
-    header = json.dumps({"one": {"shape": "x"}}).encode()
-    for number, content in enumerate((b"", b"broken", b"\xff" * 9, struct.pack("<Q", len(header)) + header)):
-        other = tmp_path / str(number)
-        other.mkdir()
-        (other / "model.safetensors").write_bytes(content)
-        assert parameters_in([Path(other)]) == 0
+    assert count_weights(folder) == counted
+    (tmp_path / "model.safetensors").write_bytes(b"broken")
+    with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read"):
+        count_weights(tmp_path)

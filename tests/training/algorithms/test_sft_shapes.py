@@ -8,7 +8,7 @@ import torch
 from shape_kit import make_shape
 
 from chimera.serving.embedded.checkpoint import load_checkpoint
-from chimera.serving.embedded.engine import Chunk, Engine, Singles
+from chimera.serving.embedded.decoding.engine import Chunk, Engine, Singles
 from training.algorithms.sft import child
 from training.algorithms.sft.child import Spec
 

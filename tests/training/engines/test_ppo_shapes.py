@@ -6,7 +6,7 @@ from engine_kit import some_samples
 from shape_kit import make_shape
 
 from chimera.serving.embedded.checkpoint import load_checkpoint
-from chimera.serving.embedded.engine import Chunk, Engine, Singles
+from chimera.serving.embedded.decoding.engine import Chunk, Engine, Singles
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # pytest resets the filter that the engine sets
 

@@ -55,7 +55,7 @@ def test_each_known_family_is_counted_as_transformers_and_peft_build_it(tmp_path
 
 
 def test_the_cache_is_that_of_the_embedded_server():
-    from chimera.serving.embedded.engine import Engine, cache_bytes_per_row
+    from chimera.serving.embedded.decoding.engine import Engine, cache_bytes_per_row
 
     nano, model = load_checkpoint("nano"), Architecture.read(NANO)
     for number in (2, 4):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from chimera.serving.embedded.matrices import Matrices, arithmetic
+from chimera.serving.embedded.decoding.matrices import Matrices, arithmetic
 from chimera.serving.embedded.shapes import Shape
 
 

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from chimera.serving.embedded.engine import Chunk, Engine, Singles
+from chimera.serving.embedded.decoding.engine import Chunk, Engine, Singles
+from chimera.serving.embedded.decoding.rows import RowTable
+from chimera.serving.embedded.decoding.sampling import choose
 from chimera.serving.embedded.grammar import allowed_tokens, forced_tokens
 from chimera.serving.embedded.protocol import Unavailable
-from chimera.serving.embedded.rows import RowTable
-from chimera.serving.embedded.sampling import choose
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
