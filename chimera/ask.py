@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 WITHHELD, WAITS = 7, 8
 """Exit codes: no source supports an answer; the decision waits for a person."""
-READS = ("seed", "runs_dir", "data", "models", "roles", "serving", "society", "tools")
+READS = ("seed", "runs_dir", "data", "models", "roles", "serving", "society", "tools", "evaluation")
 SOURCES = "--context FILE with an abstract, data.path=hub (PubMedQA) or tools.literature=pubmed"
 
 

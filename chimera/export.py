@@ -155,7 +155,7 @@ def _fill(learned: LearnedRole, source: Path, draft: Path, command: str) -> None
     for file in _files(source, learned.is_weights):
         shutil.copyfile(file, draft / file.name)
     if learned.is_weights:
-        _dump(draft / GENERATION, generation_settings(source / GENERATION, model))
+        _dump(draft / GENERATION, generation_settings(source / GENERATION, model, learned.config.evaluation.temperature))
     _dump(draft / ROLE_FILE, role_settings(learned.role, learned.config))
     files = {file.name: hash_artifact(file) for file in sorted(draft.iterdir())}
     origin = {
@@ -184,15 +184,15 @@ def _dump(file: Path, value: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def generation_settings(file: Path, model: "ModelConfig") -> dict[str, Any]:
-    """The model's generation settings, with the sampling that the run used."""
+def generation_settings(file: Path, model: "ModelConfig", temperature: float | None) -> dict[str, Any]:
+    """The model's generation settings, sampled as the society answers: at `evaluation.temperature` at most."""
     from chimera.core.plain_json import read_json_object
 
     found = read_json_object(file) if file.exists() else {}
     found.pop("_from_model_config", None)
     sampled = {"do_sample": False}
-    if model.temperature > 0:
-        sampled = {"do_sample": True, "temperature": model.temperature, "top_p": model.top_p, "top_k": 0}
+    if (used := model.temperature if temperature is None else min(model.temperature, temperature)) > 0:
+        sampled = {"do_sample": True, "temperature": used, "top_p": model.top_p, "top_k": 0}
     return {**found, **sampled, "max_new_tokens": model.max_tokens}
 
 

@@ -218,6 +218,14 @@ class Run:
         """
         return read_events(self.path / LEDGER)
 
+    @property
+    def gate_temperature(self) -> float | None:
+        """At which the gate samples: `evaluation.temperature` when the run began; None for each slot's own.
+
+        Runs of earlier versions, whose ledger does not say, sampled at each slot's own.
+        """
+        return next((event.get("temperature") for event in self.events() if event["event"] == CREATED), None)
+
     def lines(self, file: str) -> Iterator[dict[str, Any]]:
         """The records of a file that holds one JSON object a line; its path is relative to the run."""
         return read_lines(self.path / file)
@@ -264,7 +272,7 @@ class Run:
             self.ledger("resumed", changed=changed or None, environment=moved or None)
         else:
             replace_file(environment_file, json.dumps(environment, indent=2) + "\n")
-            self.ledger(CREATED, inputs=hash_inputs(config))
+            self.ledger(CREATED, inputs=hash_inputs(config), temperature=config.evaluation.temperature)
         replace_file(file, to_yaml(redact_tree(effective(config))))
 
 

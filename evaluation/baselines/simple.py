@@ -22,16 +22,18 @@ SINGLE, GREEDY, CONSISTENCY = "single", "greedy", "consistency"
 AGENT, AGENT_VOTE = "agent", "agents"
 JUNIOR_VOTE, UNREVIEWED = "juniors", "unreviewed"
 """Names of baselines. A baseline made from a stage also has the stage's name, such as "single@base"."""
+SAMPLED = (SINGLE, AGENT)
+"""Baselines whose recorded answers depend on the temperature."""
 
 TITLES: Mapping[str, str] = {
     MAJORITY: "commonest label of the training split",
     TFIDF: "TF-IDF + logistic regression",
     READER: "statistics and directions read by rule + logistic regression, no language model",
-    SINGLE: "one sampled call of the junior model of stage {stage}, abstract given",
+    SINGLE: "one sampled call{heat} of the junior model of stage {stage}, abstract given",
     GREEDY: "one greedy call of the junior model of stage {stage}, abstract given",
-    CONSISTENCY: "majority of {calls} sampled calls, as many tokens as the society of stage {stage}",
-    AGENT: "one agent with all tools, junior model of stage {stage}",
-    AGENT_VOTE: "majority of agents with all tools, {calls} calls, as many tokens as the society of stage {stage}",
+    CONSISTENCY: "majority of {calls} sampled calls{heat}, as many tokens as the society of stage {stage}",
+    AGENT: "one agent with all tools{heat}, junior model of stage {stage}",
+    AGENT_VOTE: "majority of agents with all tools{heat}, {calls} calls, as many tokens as the society of stage {stage}",
     JUNIOR_VOTE: "majority of the three juniors of stage {stage}",
     UNREVIEWED: "society without board: first refined hypothesis of stage {stage}",
 }
@@ -45,15 +47,16 @@ def of_stage(kind: str, stage: str) -> str:
     return f"{kind}@{stage}"
 
 
-def title(name: str, calls: int = 0) -> str:
+def title(name: str, calls: int = 0, temperature: float = 1.0) -> str:
     """A baseline's name in words, for reports.
 
     Args:
         name: Its name, such as "single@base".
         calls: Number of calls that vote.
+        temperature: At which the model was sampled.
     """
     kind, _, stage = name.partition("@")
-    return TITLES[kind].format(stage=stage, calls=calls)
+    return TITLES[kind].format(stage=stage, calls=calls, heat=f" at temperature {temperature:g}")
 
 
 def majority(train: Sequence[ResearchTask], tasks: Sequence[ResearchTask]) -> list[BaselineAnswer]:

@@ -51,7 +51,8 @@ def majority_of(answers: Sequence[Label | None], favourite: Label | None = None)
 
 def with_consistency(config: Config) -> bool:
     """True if self-consistency is a baseline. At temperature 0 all answers would be equal, so it is not."""
-    return config.evaluation.self_consistency and config.models[config.slot(ROLE.name)].temperature > 0
+    greedy = 0 in (config.evaluation.temperature, config.models[config.slot(ROLE.name)].temperature)
+    return config.evaluation.self_consistency and not greedy
 
 
 def affordable(records: Iterable[RolloutRecord], calls: Iterable[BaselineAnswer]) -> int | None:

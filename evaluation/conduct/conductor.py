@@ -17,13 +17,14 @@ from chimera.core.types import ResearchTask
 from chimera.data.tasks import Dataset
 from chimera.run.directory import Run
 from chimera.run.jsonl import append_line, read_lines
-from chimera.serving.client import Endpoint, HttpModel
+from chimera.serving.client import HttpModel
 from chimera.serving.process import ModelServers
-from evaluation.baselines.simple import AGENT, GREEDY, SINGLE, majority, of_stage, reader, tfidf
+from evaluation.baselines.simple import AGENT, GREEDY, SAMPLED, SINGLE, majority, of_stage, reader, tfidf
 from evaluation.baselines.single_agent import ROLE, single_agent
 from evaluation.baselines.tool_agent import tool_agent
 from evaluation.baselines.votes import affordable, with_consistency
 from evaluation.causes.blame import examined
+from evaluation.conduct.answering import answering
 from evaluation.conduct.at_once import at_once
 from evaluation.conduct.direct import DirectRollouts
 from evaluation.conduct.live import Live
@@ -127,10 +128,9 @@ class Conductor:
             RunError: The model server has ended, or a stage's models are damaged or differ from those of the run.
         """
         greedy = replace(servers.endpoints[self._alone], temperature=0.0)
-        endpoints = {**servers.endpoints, GREEDY_JUNIOR: greedy}
-        model = HttpModel(endpoints, max_retries=self.config.evaluation.retries)
-        society = HttpModel(self._sampled(servers.endpoints), max_retries=self.config.evaluation.retries)
-        direct = DirectRollouts(self.run, self.config, society, self.toolbox, servers.check)
+        sampled = answering(servers.endpoints, self.config, self.config.evaluation.temperature)
+        model = HttpModel({**sampled, GREEDY_JUNIOR: greedy}, max_retries=self.config.evaluation.retries)
+        direct = DirectRollouts(self.run, self.config, model, self.toolbox, servers.check)
         alone = {stage.name for stage in self.single_stages()}
         live = await asyncio.to_thread(Live, self.run, self.config.models, servers)
         try:
@@ -143,10 +143,9 @@ class Conductor:
                     await self._of_stage(direct, live, stage, inputs)
                     if stage.name in alone:
                         await self._single(model, stage)
-            await self._examine(live, society)
+            await self._examine(live, model)
             await self._try_canaries(Auditor.of_training(model, self.config.slot(JUDGE), self._judge_name()))
         finally:
-            await society.aclose()
             await model.aclose()
 
     async def _of_stage(self, direct: DirectRollouts, live: Live, stage: Stage, inputs: Sequence[RolloutInput]) -> None:
@@ -186,16 +185,6 @@ class Conductor:
         """The recorded rollouts of a stage, in the order of the plan."""
         there = recorded(self.run, self.plan, stage)
         return [there[key][0] for key in self._keys() if key in there]
-
-    def _sampled(self, endpoints: Mapping[str, Endpoint]) -> dict[str, Endpoint]:
-        """The endpoints at the evaluation's temperature, but for the judge's: it is to score as in training."""
-        temperature, judge = self.config.evaluation.temperature, self.config.slot(JUDGE)
-        if temperature is None:
-            return dict(endpoints)
-        return {
-            slot: endpoint if slot == judge else replace(endpoint, temperature=temperature)
-            for slot, endpoint in endpoints.items()
-        }
 
     async def audit(self) -> None:
         """Have the second judge score every rollout of the plan that it has not scored, and its canaries.
@@ -245,18 +234,20 @@ class Conductor:
                 task, repeat = tasks[asked.task_id], asked.repeat
                 key = GREEDY_JUNIOR if asked.kind == GREEDY else self._alone
                 seed = RolloutInput.of(task, "single", repeat, self.config.seed).seed
+                shared = {"name": of_stage(asked.kind, name), "repeat": repeat, "seed": seed}
                 if asked.kind == AGENT:
-                    title = of_stage(AGENT, name)
-                    shared = {"name": title, "repeat": repeat, "seed": seed}
                     samples = range(asked.first, asked.first + asked.samples)
-                    return [
+                    answers = [
                         await tool_agent(model, self.toolbox, self.config, task, sample=sample, **shared)
                         for sample in samples
                     ]
-                options = {"repeat": repeat, "seed": seed, "first": asked.first, "samples": asked.samples}
-                return await single_agent(
-                    model, task, name=of_stage(asked.kind, name), quotes=self.config.society.quotes, key=key, **options
-                )
+                else:
+                    number = {"first": asked.first, "samples": asked.samples}
+                    answers = await single_agent(
+                        model, task, quotes=self.config.society.quotes, key=key, **shared, **number
+                    )
+                temperature = stage.temperature if asked.kind in SAMPLED else None
+                return [replace(one, temperature=temperature) for one in answers]
 
             await self._make("baselines", f"single calls, {stage.title}", self._unanswered(name), answer)
             votes = self._votes_left(name, stages)

@@ -29,6 +29,7 @@ from chimera.serving.client import HttpModel
 from chimera.serving.process import ModelServers, serve
 from chimera.show.ask import cards, source_lines
 from chimera.show.card import Card
+from evaluation.conduct.answering import answering
 from evaluation.conduct.grounds import LIVE, YOURS, Origins, Read, Rule
 from evaluation.conduct.kept import THREAD, Kept
 from evaluation.conduct.own_abstract import OwnAbstract
@@ -132,7 +133,8 @@ class LiveSociety:
         Raises:
             RoleError: A role failed or ran out of time; the message names it.
         """
-        log, model = SourceLog(self._library.toolbox), HttpModel(self.servers.endpoints)
+        log = SourceLog(self._library.toolbox)
+        model = HttpModel(answering(self.servers.endpoints, self._config, self._config.evaluation.temperature))
         slots = self._config.roles.slots()
         judge = Judge(model, slots[JUDGE])
         society = Society(model, log, self._config.society, self._config.roles, evaluate=judge.evaluate)

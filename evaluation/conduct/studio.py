@@ -18,6 +18,7 @@ from chimera.core.types import Brief
 from chimera.data.tasks import Dataset, load
 from chimera.serving.client import HttpModel
 from chimera.serving.process import serve
+from evaluation.conduct.answering import answering
 from evaluation.scores.judge import Judge
 
 
@@ -41,7 +42,7 @@ def studio_graph(config: Config) -> Graph:
     servers = running.enter_context(
         serve(config.used(), config.serving, secrets, log_file=log, learning=config.learning())
     )
-    model = HttpModel(servers.endpoints)
+    model = HttpModel(answering(servers.endpoints, config, config.evaluation.temperature))
     judge = Judge(model, config.slot(JUDGE)).evaluate
     return Society(model, tools, config.society, config.roles, evaluate=judge).standing(briefs(data))
 

@@ -108,10 +108,7 @@ def choose_stages(
     chosen = [stage for stage in stages if stage.name in asked or stage.policies in needed]
     if FINAL in given and last not in given:
         chosen = [replace(one, name=FINAL, title=f"final ({one.title})") if one.name == last else one for one in chosen]
-    if temperature is None:
-        return tuple(chosen)
-    sampled = f", sampled at temperature {temperature:g}"
-    return tuple(replace(stage, temperature=temperature, title=stage.title + sampled) for stage in chosen)
+    return tuple(replace(stage, temperature=temperature) for stage in chosen)
 
 
 def _needed(run: Run, contributions: Contributions) -> list[tuple[Policy, ...]]:

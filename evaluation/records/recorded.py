@@ -18,6 +18,7 @@ from typing import TypeVar
 from chimera.config.sections.evaluation import EvaluationConfig
 from chimera.core.errors import RunError
 from chimera.run.directory import Run, short_name
+from evaluation.baselines.simple import SAMPLED
 from evaluation.baselines.votes import counted, with_consistency
 from evaluation.causes.blame import examined
 from evaluation.records.repairs import SUFFIX, Examined
@@ -117,7 +118,7 @@ def _read(run: Run, plan: Plan, stage: Stage) -> tuple[Recorded, set[tuple[str, 
     tasks = {task.id: task for task in plan.tasks}
     found: Recorded = {}
     failed: set[tuple[str, int]] = set()
-    for phase in phases_of(plan.split, stage):
+    for phase in phases_of(run, plan.split, stage):
         for line, data in enumerate(run.rollouts(phase), start=1):
             if data["task_id"] not in tasks or data["repeat"] >= plan.repeats:
                 continue
@@ -140,10 +141,10 @@ def _read(run: Run, plan: Plan, stage: Stage) -> tuple[Recorded, set[tuple[str, 
     return found, {key for key in failed if found[key][0].status != "failed"}
 
 
-def phases_of(split: Split, stage: Stage) -> Sequence[str]:
+def phases_of(run: Run, split: Split, stage: Stage) -> Sequence[str]:
     """The phases under which rollouts of `stage` are recorded. Later phases replace earlier ones."""
     own = own_phase(split, stage)
-    as_gate = split == "val" and stage.kind == "sequence" and stage.temperature is None
+    as_gate = split == "val" and stage.kind == "sequence" and stage.temperature == run.gate_temperature
     return [f"{GATE}-{stage.own_name}", own] if as_gate else [own]
 
 
@@ -159,11 +160,13 @@ def side_file(split: Split, name: str) -> str:
 
 
 def baseline_answers(run: Run, plan: Plan) -> list[BaselineAnswer]:
-    """The recorded answers to the plan's tasks, without those of other stages or further repeats."""
+    """The recorded answers to the plan's tasks, without those of other stages, temperatures or further repeats."""
     tasks, stages = {task.id for task in plan.tasks}, {"", *(stage.name for stage in plan.alone)}
     found: dict[tuple[str, str, int, int], BaselineAnswer] = {}
     for one in _side(run, plan, "baselines", BaselineAnswer):
-        if one.task_id in tasks and one.repeat < plan.repeats and one.baseline.partition("@")[2] in stages:
+        kind, _, stage = one.baseline.partition("@")
+        sampled = kind not in SAMPLED or one.temperature == plan.final.temperature
+        if one.task_id in tasks and one.repeat < plan.repeats and stage in stages and sampled:
             found[one.baseline, one.task_id, one.repeat, one.sample] = one
     return list(found.values())
 

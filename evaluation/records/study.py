@@ -206,6 +206,7 @@ class BaselineAnswer:
         answer: The answer. If it is None, `error` says why.
         calls: Model calls for this answer; None if they were not recorded.
         sample: Number of the call among calls with the same prompt, from 0. Calls after the first only vote.
+        temperature: At which the model was sampled; None for the slot's own, and for answers that are not sampled.
     """
 
     baseline: str
@@ -217,6 +218,7 @@ class BaselineAnswer:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     sample: int = 0
+    temperature: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

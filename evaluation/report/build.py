@@ -290,14 +290,16 @@ def _row(phase: str, learners: Sequence[str], kind: str, comparison: str) -> dic
 def _baselines(study: Study) -> dict[str, Any]:
     """Each baseline's results, and the reasons of its missing answers."""
     found: dict[str, Any] = {}
+    temperature, own = study.plan.final.temperature, study.config.models[study.plan.alone_slot].temperature
+    sampled = own if temperature is None else min(own, temperature)
     for name, answers in answers_by_baseline(study.baselines).items():
         means = answer_metrics(answers, study.plan, study.config)
-        own = [one for one in study.baselines if one.baseline == name]
-        errors = Counter(one.error or "no reason recorded" for one in own if one.answer is None)
+        rows = [row for row in study.baselines if row.baseline == name]
+        errors = Counter(row.error or "no reason recorded" for row in rows if row.answer is None)
         found[name] = {
-            "title": baselines.title(name, own[0].calls or 0),
+            "title": baselines.title(name, rows[0].calls or 0, sampled),
             **{metric: mean.dump() for metric, mean in means.items()},
-            "answered": sum(one.answer is not None for one in own),
+            "answered": sum(row.answer is not None for row in rows),
             "errors": dict(errors.most_common()),
         }
     return found

@@ -15,6 +15,7 @@ from chimera.core.errors import UnreachableError
 from chimera.run.directory import Run
 from chimera.serving.client import HttpModel
 from chimera.serving.process import ModelServers
+from evaluation.conduct.answering import answering
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import Stage
 from training.lab.recorder import Recorder, identity
@@ -64,7 +65,8 @@ class HeldOut:
                 yield record
         if not missing:
             return
-        model = HttpModel(self._servers.endpoints, max_retries=self._config.evaluation.retries)
+        sampled = answering(self._servers.endpoints, self._config, self._run.gate_temperature)
+        model = HttpModel(sampled, max_retries=self._config.evaluation.retries)
         try:
             # Loading the society's libraries and index of abstracts takes a second, so a thread does it.
             direct = await asyncio.to_thread(self._direct, model)
