@@ -62,7 +62,7 @@ def evaluate(run, *arguments):
 
 
 def records(run, stage):
-    return [RolloutRecord.load(data) for data in run.rollouts(f"eval-val-{stage}")]
+    return [RolloutRecord.load(data) for data in run.rollouts(f"eval-val-{stage}-at-0.3")]
 
 
 def test_the_default_report_is_on_test_tasks_that_no_decision_used(trained, server):
@@ -126,7 +126,7 @@ def test_a_second_evaluation_makes_nothing_again(trained, server, capsys):
 def test_what_the_gate_recorded_counts(trained, server, tmp_path):
     evaluate(trained, "--stages", "base")
     recorded = records(trained, "base")
-    own = trained.rollouts_file("eval-val-base")
+    own = trained.rollouts_file("eval-val-base-at-0.3")
     with trained.own() as run:
         for record in recorded:
             run.append_rollout({**record.dump(), "phase": "gate-base"}, phase="gate-base")

@@ -97,7 +97,7 @@ def test_the_folder_says_what_it_is(trained, tmp_path):
     assert "license: other" in card
     assert f"python -m chimera export {trained.path} --role HypothesisRefiner --out {folder}" in card
     generation = json.loads((folder / "generation_config.json").read_text())
-    assert (generation["temperature"], generation["max_new_tokens"]) == (0.7, 768)
+    assert (generation["temperature"], generation["max_new_tokens"]) == (0.3, 768)
     role = json.loads((folder / "role.json").read_text())
     assert role["prompt"].startswith("You are the HypothesisRefiner.")
     assert role["response_format"]["json_schema"]["schema"]["properties"]["answer"]["enum"] == ["yes", "no", "maybe"]
@@ -181,7 +181,9 @@ def test_the_licence_is_that_of_the_base_model(tmp_path):
 
 def test_greedy_sampling_stays_greedy(tmp_path, serving_model):
     model = ModelConfig(path=str(serving_model()), temperature=0.0, max_tokens=9)
-    assert generation_settings(tmp_path / "none.json", model) == {"do_sample": False, "max_new_tokens": 9}
+    assert generation_settings(tmp_path / "none.json", model, 0.3) == {"do_sample": False, "max_new_tokens": 9}
+    assert generation_settings(tmp_path / "none.json", ModelConfig(temperature=0.2), 0.3)["temperature"] == 0.2
+    assert generation_settings(tmp_path / "none.json", ModelConfig(temperature=0.7), None)["temperature"] == 0.7
 
 
 def test_the_default_folder_is_named_after_run_and_role(trained, tmp_path, monkeypatch):

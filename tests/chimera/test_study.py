@@ -190,7 +190,7 @@ def test_an_interrupted_study_leaves_nothing_running_and_goes_on(trained, script
         assert (process.returncode, errors.strip().splitlines()[-1]) == (130, "interrupted"), output
     assert psutil.wait_procs(family, timeout=LONG)[1] == []
     assert events(trained) == ["created", "evaluation started"]
-    assert len(list(Run.open("data0-seed0", trained).rollouts("eval-test-base"))) == 2
+    assert len(list(Run.open("data0-seed0", trained).rollouts("eval-test-base-at-0.3"))) == 2
     scripted_openai.hooks.pop()
     process = started(trained, "--seeds", "1")
     output, errors = process.communicate(timeout=2 * LONG)

@@ -35,7 +35,7 @@ def rollouts(phase: str) -> dict:
 def last_stage(run: Path) -> int:
     """How many rollouts of the evaluation are those of the last stage, whichever phase that is."""
     files = run.glob("rollouts/eval-test-*.jsonl")
-    return sum(len(list(read_lines(file))) for file in files if file.stem != "eval-test-base")
+    return sum(len(list(read_lines(file))) for file in files if file.stem != "eval-test-base-at-0.3")
 
 
 def began(phase: str) -> dict:
@@ -96,8 +96,8 @@ LONG = [
     Kill("server", **rollouts("bandit")),
     Kill("main", **rollouts("bandit")),
     Kill("main", **has_learned("bandit")),
-    Kill("main", **rollouts("eval-test-base"), module="chimera.eval"),
-    Kill("server", **rollouts("eval-test-base"), module="chimera.eval"),
+    Kill("main", **rollouts("eval-test-base-at-0.3"), module="chimera.eval"),
+    Kill("server", **rollouts("eval-test-base-at-0.3"), module="chimera.eval"),
     Kill("main", "a rollout of the last stage's evaluation", last_stage, module="chimera.eval"),
 ]
 

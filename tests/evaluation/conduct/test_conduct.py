@@ -133,7 +133,7 @@ def test_a_second_judge_that_cannot_be_reached_ends_the_evaluation(run):
     with pytest.raises(ModelError, match="cannot be reached"):
         evaluate(run, "--judge", "other@http://127.0.0.1:9/v1", "evaluation.retries=0")
     assert list(read_lines(side(run, "audit"))) == []
-    assert len(list(run.rollouts("eval-val-base"))) == 4
+    assert len(list(run.rollouts("eval-val-base-at-0.3"))) == 4
 
 
 def test_a_report_stays_true_when_others_are_made_of_more_repeats_and_tasks(run):
@@ -177,8 +177,8 @@ def test_self_consistency_takes_as_many_calls_as_the_society_s_tokens_allow(eval
     k = report["work"]["base"]["calls"]
     assert report["work"]["consistency@base"] == {"calls": k, "tokens": 5 * k}
     assert report["work"]["single@base"] == {"calls": 1, "tokens": 5}
-    assert report["baselines"]["consistency@base"]["title"].startswith(f"majority of {k:g} sampled calls")
-    temperature = evaluated.config.models["junior"].temperature
+    assert report["baselines"]["consistency@base"]["title"].startswith(f"majority of {k:g} sampled calls at temperature 0.3")
+    temperature = evaluated.config.evaluation.temperature
     requests = lone(server)
     assert requests[0.0, 1] == 4
     assert {n for heat, n in requests if heat == temperature} == set(range(1, int(k)))
@@ -194,7 +194,7 @@ def test_votes_that_an_interruption_left_out_are_made_later_and_no_vote_twice(ev
             append_line(side(evaluated, "baselines"), row)
     server.requests.clear()
     evaluate(evaluated)
-    assert set(lone(server)) == {(evaluated.config.models["junior"].temperature, 1)}
+    assert set(lone(server)) == {(evaluated.config.evaluation.temperature, 1)}
     key = itemgetter("baseline", "task_id", "sample")
     assert Counter(map(key, read_lines(side(evaluated, "baselines")))) == Counter(map(key, rows))
     server.requests.clear()
@@ -251,9 +251,9 @@ def test_rollouts_of_other_policies_and_of_further_repeats_do_not_count(evaluate
     (base,) = plan.stages
     other = replace(base, versions={**base.versions, "senior": "another"})
     assert recorded(evaluated, plan, other) == {}
-    first = next(evaluated.rollouts("eval-val-base"))
+    first = next(evaluated.rollouts("eval-val-base-at-0.3"))
     with evaluated.own() as owned:
-        owned.append_rollout({**first, "repeat": 1, "reward": 9.0}, phase="eval-val-base")
+        owned.append_rollout({**first, "repeat": 1, "reward": 9.0}, phase="eval-val-base-at-0.3")
     assert {record.reward for record, _ in recorded(evaluated, plan, base).values()} != {9.0}
     assert len(recorded(evaluated, plan, base)) == 4
 

@@ -87,9 +87,9 @@ def test_the_repair_of_the_first_wrong_step_mends_what_it_alone_lost(society, sc
         assert one["share"]["low"] <= one["share"]["mean"] <= one["share"]["high"]
     assert found["steps"]["juniors"]["replays"] == 0, "no junior was right on these tasks in any rollout"
     assert found["mended"] == steps["supervisor"] + steps["refiner"]
-    file = society.path / "rollouts" / "eval-val-base--repairs.jsonl"
+    file = society.path / "rollouts" / "eval-val-base-at-0.3--repairs.jsonl"
     replays = [RolloutRecord.load(line) for line in read_lines(file)]
-    originals = {one["task_id"]: one for one in society.rollouts("eval-val-base")}
+    originals = {one["task_id"]: one for one in society.rollouts("eval-val-base-at-0.3")}
     assert len(replays) == found["replays"]
     assert all(replay.seed == originals[replay.task_id]["seed"] for replay in replays)
     assert all("Geneticist/1" not in replay.visits for replay in replays), "the juniors did not work again"
@@ -103,7 +103,7 @@ def test_the_repair_of_the_first_wrong_step_mends_what_it_alone_lost(society, sc
 def test_a_junior_that_was_right_in_another_rollout_is_taken_from_there(society, scripted_openai):
     """In the second repeat of each task the juniors are right, and the supervisor takes whoever is."""
     evaluate(society)
-    seeds = {one["seed"] for one in society.rollouts("eval-val-base")}
+    seeds = {one["seed"] for one in society.rollouts("eval-val-base-at-0.3")}
     lost = report_of(society)["blame"]["steps"]["juniors"]["lost"]
     assert lost > 0
     first = scripted_openai.hooks[0]
@@ -125,7 +125,7 @@ def test_a_junior_that_was_right_in_another_rollout_is_taken_from_there(society,
     evaluate(society, "--seeds", "2")
     found = report_of(society)["blame"]["steps"]["juniors"]
     assert found["replays"] == found["lost"] == lost
-    replays = [RolloutRecord.load(line) for line in society.rollouts("eval-val-base--repairs")]
+    replays = [RolloutRecord.load(line) for line in society.rollouts("eval-val-base-at-0.3--repairs")]
     given = [one for one in replays if one.outputs["selection"]["policy"] == "supervisor" and one.seed in seeds]
     assert any(hypothesis["answer"] == one.label for one in given for hypothesis in one.outputs["initial_hypotheses"])
     assert verify(society.path / "report", society).problems == []
@@ -133,7 +133,7 @@ def test_a_junior_that_was_right_in_another_rollout_is_taken_from_there(society,
 
 def test_a_replay_that_was_changed_is_refused(society):
     evaluate(society)
-    file = society.path / "rollouts" / "eval-val-base--repairs.jsonl"
+    file = society.path / "rollouts" / "eval-val-base-at-0.3--repairs.jsonl"
     name = next(read_lines(file))["rollout_id"]
     file.write_bytes(file.read_bytes().replace(b"It works", b"It fails", 1))
     problems = verify(society.path / "report", society).problems
@@ -143,4 +143,4 @@ def test_a_replay_that_was_changed_is_refused(society):
 def test_without_blame_nothing_is_replayed(society):
     evaluate(society, "evaluation.blame=0")
     assert report_of(society)["blame"] is None
-    assert not (society.path / "rollouts" / "eval-val-base--repairs.jsonl").exists()
+    assert not (society.path / "rollouts" / "eval-val-base-at-0.3--repairs.jsonl").exists()

@@ -20,8 +20,8 @@ def policy(learner, phase):
 
 @pytest.fixture
 def trained(tmp_path):
-    def make(*events):
-        with Run.create(None, load_config(None, [f"runs_dir={tmp_path}"])) as run:
+    def make(*events, settings=()):
+        with Run.create(None, load_config(None, [f"runs_dir={tmp_path}", *settings])) as run:
             run.ledger("phase_started", phase="gather", policy_versions=BEGAN)
             for event, phase, learner in events:
                 run.ledger(event, phase=phase, policy=policy(learner, phase).dump())
@@ -60,8 +60,17 @@ def test_stages_are_the_base_what_went_live_in_order_and_each_policy_alone_and_l
     assert own_phase("val", final) == own_phase("val", stages["bandit"]) == "eval-val-bandit"
     assert [stage.name for stage in choose_stages(run, "bandit,final")] == ["bandit"]
     (cooler, _) = choose_stages(run, "bandit,base", temperature=0.3)
-    assert phases_of("val", cooler) == ["eval-val-base-at-0.3"], "the gate samples as training does"
-    assert phases_of("val", stages["base"]) == ["gate-base", "eval-val-base"]
+    assert phases_of(run, "val", cooler) == ["gate-base", "eval-val-base-at-0.3"]
+    assert phases_of(run, "test", cooler) == ["eval-test-base-at-0.3"]
+    assert phases_of(run, "val", stages["base"]) == ["eval-val-base"], "the gate of this run did not sample so"
+
+
+def test_the_gate_of_a_run_that_says_no_temperature_sampled_at_each_slot_s_own(trained):
+    """Ledgers of earlier versions say none either."""
+    run = trained(settings=["evaluation.temperature=null"])
+    (own,), (cooler,) = (choose_stages(run, "base", temperature=one) for one in (None, 0.3))
+    assert phases_of(run, "val", own) == ["gate-base", "eval-val-base"]
+    assert phases_of(run, "val", cooler) == ["eval-val-base-at-0.3"]
 
 
 @pytest.mark.parametrize("contributions", ["around", "shapley"])

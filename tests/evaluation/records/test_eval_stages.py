@@ -61,7 +61,7 @@ def test_each_stage_is_answered_by_its_own_weights(evaluated):
     run, said = evaluated
     served = {}
     for stage in ("base", "sft", "ppo", "only-ppo"):
-        records = [RolloutRecord.load(data) for data in run.rollouts(f"eval-val-{stage}")]
+        records = [RolloutRecord.load(data) for data in run.rollouts(f"eval-val-{stage}-at-0.3")]
         assert [record.status for record in records] == ["succeeded"] * 2
         (served[stage],) = {
             (*record.weights_versions["junior"], *record.weights_versions["senior"]) for record in records
