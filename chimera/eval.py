@@ -291,6 +291,7 @@ def _write(
 
 def _show(report: "Mapping[str, Any]", study: "Study", out: Path, console: "Console") -> None:
     from evaluation.measures.official import missing_sentence
+    from evaluation.report.figures import standing_words
     from evaluation.report.files import PREDICTIONS
     from evaluation.report.gave import lost_words
     from evaluation.report.repairs import blame_words
@@ -303,7 +304,7 @@ def _show(report: "Mapping[str, Any]", study: "Study", out: Path, console: "Cons
     if (gave := phases(report)) is not None:
         console.print(gave)
     console.print(report["verdict"]["text"], soft_wrap=True, markup=False)
-    for words in filter(None, (lost_words(report), blame_words(report))):
+    for words in filter(None, (standing_words(report), lost_words(report), blame_words(report))):
         console.print(words, soft_wrap=True, markup=False)
     for warning in [*tool_warnings(study), *report["judges"]["warnings"]]:
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)

@@ -155,7 +155,9 @@ def _fill(learned: LearnedRole, source: Path, draft: Path, command: str) -> None
     for file in _files(source, learned.is_weights):
         shutil.copyfile(file, draft / file.name)
     if learned.is_weights:
-        _dump(draft / GENERATION, generation_settings(source / GENERATION, model, learned.config.evaluation.temperature))
+        _dump(
+            draft / GENERATION, generation_settings(source / GENERATION, model, learned.config.evaluation.temperature)
+        )
     _dump(draft / ROLE_FILE, role_settings(learned.role, learned.config))
     files = {file.name: hash_artifact(file) for file in sorted(draft.iterdir())}
     origin = {

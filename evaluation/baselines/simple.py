@@ -33,7 +33,9 @@ TITLES: Mapping[str, str] = {
     GREEDY: "one greedy call of the junior model of stage {stage}, abstract given",
     CONSISTENCY: "majority of {calls} sampled calls{heat}, as many tokens as the society of stage {stage}",
     AGENT: "one agent with all tools{heat}, junior model of stage {stage}",
-    AGENT_VOTE: "majority of agents with all tools{heat}, {calls} calls, as many tokens as the society of stage {stage}",
+    AGENT_VOTE: (
+        "majority of agents with all tools{heat}, {calls} calls, as many tokens as the society of stage {stage}"
+    ),
     JUNIOR_VOTE: "majority of the three juniors of stage {stage}",
     UNREVIEWED: "society without board: first refined hypothesis of stage {stage}",
 }

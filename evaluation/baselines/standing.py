@@ -19,6 +19,8 @@ BESIDE = (
     baselines.GREEDY,
 )
 """The baselines of the last stage that the first screen shows, in this order. The no-LLM reader follows."""
+PARTS = (baselines.UNREVIEWED, baselines.JUNIOR_VOTE)
+"""Baselines that are counted from the society's own rollouts: parts of it, so no rivals."""
 
 
 def work(study: Study) -> dict[str, dict[str, float | None]]:
@@ -53,14 +55,29 @@ def levels(study: Study) -> dict[str, dict[str, Any]]:
     return found
 
 
+def strongest(study: Study) -> str | None:
+    """The baseline with most right answers, of those that use at most the tokens of the last stage; of equals the
+    cheapest. None if there is none. `PARTS` of the society are left out.
+    """
+    used = {name: counts["tokens"] for name, counts in work(study).items()}
+    limit = used[study.plan.final.name]
+    rivals = {
+        name: (fmean(hits), -tokens)
+        for name, answers in answers_by_baseline(study.baselines).items()
+        if name.partition("@")[0] not in PARTS and any(answer is not None for row in answers.values() for answer in row)
+        if (hits := _hits(answers, study.plan.tasks)) and (tokens := used[name]) is not None
+        if limit is None or tokens <= limit
+    }
+    return max(rivals, key=lambda name: rivals[name], default=None)
+
+
 def beside(study: Study) -> list[str]:
-    """Names on the first screen: the last stage, the baselines that it is compared with, and the best baseline."""
+    """Names on the first screen: the last stage, the baselines that it is compared with, and the strongest."""
     final = study.plan.final.name
-    means = {name: _hits(answers, study.plan.tasks) for name, answers in answers_by_baseline(study.baselines).items()}
+    known, best = answers_by_baseline(study.baselines), strongest(study)
     junior = study.plan.alone_of(study.plan.final).name
     names = [baselines.of_stage(kind, stage) for kind in BESIDE for stage in dict.fromkeys((final, junior))]
-    shown = [name for name in (*names, baselines.READER) if name in means]
-    best = max(means, key=lambda name: fmean(means[name]), default=None)
+    shown = [name for name in (*names, baselines.READER) if name in known]
     return [final, *shown, *([best] if best is not None and best not in shown else [])]
 
 

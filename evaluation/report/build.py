@@ -111,6 +111,7 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
         "baselines": _baselines(study),
         "work": standing.work(study),
         "standing": standing.beside(study),
+        "strongest": standing.strongest(study),
         "levels": standing.levels(study),
         "predictions": official.summary(study),
         "references": [one.dump() for one in official.REFERENCES] if plan.official else [],

@@ -4,8 +4,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from evaluation.baselines import simple as baselines
-
 MINUS = "\N{MINUS SIGN}"
 UNIT_WORDS = {"share": "%", "points": "", "seconds": "s", "usd": "USD", "count": ""}
 """The unit after a metric's title in tables. Shares are shown in per cent."""
@@ -142,22 +140,26 @@ def standing(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def standing_words(report: Mapping[str, Any]) -> str:
-    """Compares the last stage with its best baseline in one sentence; empty without baselines."""
-    rows = standing(report)
-    if not rows:
+    """Compares the last stage with the strongest baseline of its tokens in one sentence; empty if there is none."""
+    rows = {row["name"]: row for row in standing(report)}
+    if (strongest := report["strongest"]) not in rows:
         return ""
-    society, *others = rows
-    best = max(others, key=lambda row: row["means"]["alignment"]["mean"])
-    sides = [f"{row['title']}, {_answer_words(row)}" for row in (society, best)]
-    return f"{sentence(sides[0])}; the best baseline: {sides[1]}."
+    society, rival = rows[report["standing"][0]], rows[strongest]
+    sides = [f"{row['title']}, {_answer_words(row)}" for row in (society, rival)]
+    return f"{sentence(sides[0])}; the strongest baseline of at most as many tokens: {sides[1]}."
 
 
-def beside_one_call(report: Mapping[str, Any]) -> str | None:
-    """The comparison of one sampled call of the society's own model with the last stage; None if there is none."""
-    final = report["standing"][0]
-    calls = [name for name in report["standing"] if name.startswith(f"{baselines.SINGLE}@")]
-    pairs = [f"{name}:{final}" for name in calls]
-    return next((pair for pair in pairs if pair in report["comparisons"]), None)
+def beside_strongest(report: Mapping[str, Any]) -> str | None:
+    """The comparison of the strongest baseline of the society's tokens with the last stage; None if there is none."""
+    pair = f"{report['strongest']}:{report['standing'][0]}"
+    return pair if pair in report["comparisons"] else None
+
+
+def sampled_words(report: Mapping[str, Any]) -> str:
+    """The temperature at which the society and its sampled baselines answered, in a few words."""
+    temperature = report["settings"]["temperature"]
+    own = "each slot's own temperature" if temperature is None else f"temperature {temperature:g}"
+    return "greedy" if temperature == 0 else f"sampled at {own}"
 
 
 def amount(value: float | None) -> str:

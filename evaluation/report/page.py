@@ -23,7 +23,7 @@ from evaluation.report.figures import (
     ablation_rows,
     amount,
     answered,
-    beside_one_call,
+    beside_strongest,
     between,
     change,
     change_between,
@@ -32,6 +32,7 @@ from evaluation.report.figures import (
     families_words,
     played,
     probability,
+    sampled_words,
     sentence,
     shown,
     signed,
@@ -65,6 +66,7 @@ def page(report: Report, drawings: Mapping[str, str]) -> str:
         audit_file=side_file(plan.split, "audit"),
         canaries_file=side_file(plan.split, "canaries"),
         data=data_words(report),
+        sampled=sampled_words(report),
         percent=f"{100 * report['settings']['confidence']:g}",
         played=played(report),
         vetoes=veto_words(report),
@@ -146,11 +148,11 @@ def inlined(drawing: str | None, name: str) -> Markup | None:
 
 
 def _cards(report: Report) -> list[dict[str, Any]]:
-    """The comparisons of the first screen: reward and right answers of the verdict, and the society beside one call."""
-    pair, one_call = report["verdict"]["comparison"], beside_one_call(report)
+    """The comparisons of the first screen: reward and right answers of the verdict, and the strongest baseline."""
+    pair, strongest = report["verdict"]["comparison"], beside_strongest(report)
     wanted = [] if pair is None else [("Answers right", pair, "alignment"), ("Reward", pair, "reward")]
-    if one_call is not None:
-        wanted.append(("Answers right, beside one call of the same model", one_call, "alignment"))
+    if strongest is not None:
+        wanted.append(("Answers right, beside the strongest baseline of at most its tokens", strongest, "alignment"))
     return [
         {
             **row,
@@ -161,7 +163,7 @@ def _cards(report: Report) -> list[dict[str, Any]]:
             "unit": report["metrics"][name]["unit"],
             "words": {"reward": "", "alignment": "points"}[name],
             "sign": {"reward": "", "alignment": " %"}[name],
-            "tokens": [report["work"][side]["tokens"] for side in pair.split(":")] if pair == one_call else None,
+            "tokens": [report["work"][side]["tokens"] for side in pair.split(":")] if pair == strongest else None,
             "bar": bar(row["low"], row["difference"], row["high"], _span([row])),
         }
         for title, pair, name in wanted

@@ -70,9 +70,9 @@ class EvaluationConfig(ConfigSection):
         default=0.3,
         ge=0,
         le=2,
-        description="at which the society answers, and single calls beside it: in the gate, in reports and studies, and "
-        "when it is asked; 0 is greedy. A slot whose own temperature is lower keeps that; null: each keeps its own, at "
-        "which training explores",
+        description="at which the society answers, and single calls beside it: in the gate, in reports and studies, "
+        "and when it is asked; 0 is greedy. A slot whose own temperature is lower keeps that; null: each keeps its "
+        "own, at which training explores",
     )
     confidence: float = Field(default=0.95, gt=0.5, lt=1, description="of all intervals; 1 - it is the tests' level")
     resamples: int = Field(default=2000, ge=200, le=1_000_000, description="bootstrap samples of an interval")

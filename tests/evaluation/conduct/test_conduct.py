@@ -177,7 +177,9 @@ def test_self_consistency_takes_as_many_calls_as_the_society_s_tokens_allow(eval
     k = report["work"]["base"]["calls"]
     assert report["work"]["consistency@base"] == {"calls": k, "tokens": 5 * k}
     assert report["work"]["single@base"] == {"calls": 1, "tokens": 5}
-    assert report["baselines"]["consistency@base"]["title"].startswith(f"majority of {k:g} sampled calls at temperature 0.3")
+    assert report["baselines"]["consistency@base"]["title"].startswith(
+        f"majority of {k:g} sampled calls at temperature 0.3"
+    )
     temperature = evaluated.config.evaluation.temperature
     requests = lone(server)
     assert requests[0.0, 1] == 4

@@ -41,6 +41,15 @@ def quoting(request):
     return {"evidence": [" ".join(text.split()[:8])], "comparison": "lower", "claim": "It works", "answer": "yes"}
 
 
+async def test_a_person_is_answered_at_the_answering_temperature(config, scripted_openai):
+    """The judge keeps its own."""
+    scripted_openai.requests.clear()
+    with open_society(config) as society:
+        _ = [step async for step in society.answer(load(config.data).validation[0].brief(), 7)]
+    assert {request["temperature"] for request in scripted_openai.requests} == {config.evaluation.temperature, 1.0}
+    assert scripted_openai.requests[0]["temperature"] == config.evaluation.temperature == 0.3
+
+
 async def test_every_node_is_one_step_with_what_it_wrote(config):
     task = load(config.data).validation[0]
     with open_society(config) as society:

@@ -6,6 +6,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from html import unescape
 from statistics import fmean
 
 import numpy as np
@@ -23,7 +24,7 @@ from evaluation.records.study import Plan, Stage
 from evaluation.report import table as report_table
 from evaluation.report.build import build, compare_all, stage_pairs
 from evaluation.report.conversations import linked
-from evaluation.report.figures import data_words
+from evaluation.report.figures import change, data_words, sentence, shown, slug, standing_words
 from evaluation.report.gave import gave, gave_rows, lost_words, replaced
 from evaluation.report.page import page
 from evaluation.report.publish import publish_predictions
@@ -175,7 +176,7 @@ def test_the_first_screen_says_where_the_society_stands(report):
     assert "Majority of the three juniors of stage sft" in first
     assert "1,406" in first
     head = markdown(report).partition("## Stages")[0]
-    assert "the best baseline: " in head
+    assert "the strongest baseline of at most as many tokens: " in head
 
 
 def test_who_lost_the_wrong_answers_is_on_the_first_screen(report):
@@ -216,15 +217,34 @@ def test_what_each_phase_gave_is_on_the_first_screen(report):
     assert (gave(report), gave_rows(report), report_table.phases(report)) == ([], [], None)
 
 
-def test_the_society_beside_one_call_of_its_model_is_on_the_first_screen(report):
-    found = report["comparisons"]["single@base:sft"]["alignment"]
-    report["standing"].append("single@base")
+def test_the_society_beside_the_strongest_baseline_of_its_tokens_is_on_the_first_screen(report):
+    """The juniors' majority is part of the society, and what uses more tokens than it is no rival."""
+    strongest, final = report["strongest"], report["standing"][0]
+    limit, rivals = report["work"][final]["tokens"], {}
+    for name, row in report["baselines"].items():
+        tokens = report["work"][name]["tokens"]
+        if name.partition("@")[0] not in ("juniors", "unreviewed") and tokens is not None and tokens <= limit:
+            rivals[name] = row["alignment"]["mean"]
+    assert rivals[strongest] == max(rivals.values())
+    assert strongest in report["standing"]
+    pair = f"{strongest}:{final}"
+    found, title = report["comparisons"][pair]["alignment"], report["baselines"][strongest]["title"]
     first = page(report, {}).partition("<nav")[0]
-    card = first.partition("beside one call of the same model")[2].partition("</section>")[0]
-    assert f'<a href="#pairs-single-base-sft"><strong>{100 * found["difference"]:+.1f}</strong>' in card
-    assert "One call: 16.7 % with 350 tokens a task" in " ".join(card.split())
-    report["standing"].remove("single@base")
-    assert "beside one call" not in page(report, {})
+    card = first.partition("beside the strongest baseline")[2].partition("</section>")[0]
+    assert f'<a href="#pairs-{slug(pair)}"><strong>{change(found["difference"], "share")}</strong>' in card
+    assert f"{sentence(title)}: {shown(found['before'], 'share')} %" in card
+    assert title in standing_words(report)
+    assert title in markdown(report).partition("## Stages")[0]
+    report["strongest"] = None
+    assert "strongest baseline" not in page(report, {})
+    assert standing_words(report) == ""
+
+
+def test_a_report_says_at_which_temperature_was_answered(report):
+    for temperature, words in ((0.3, "sampled at temperature 0.3"), (0, "greedy"), (None, "each slot's own")):
+        report["settings"]["temperature"] = temperature
+        assert words in markdown(report).partition("## Stages")[0]
+        assert words in unescape(page(report, {}).partition("<nav")[0])
 
 
 def test_what_the_gate_decided_has_the_gate_s_verdict_in_the_report(study, run):

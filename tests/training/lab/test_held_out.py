@@ -102,6 +102,17 @@ async def test_they_are_recorded_as_all_rollouts_are_and_not_made_twice(server, 
             assert line["worker"] is None
 
 
+@pytest.mark.parametrize(("began", "sampled"), [("0.3", 0.3), ("1", 1.0), ("null", 1.0)])
+async def test_the_gate_keeps_the_answering_temperature_that_the_run_began_with(server, tmp_path, began, sampled):
+    with Run.create("run", config_for(server.url, tmp_path, f"evaluation.temperature={began}")) as run:
+        later = config_for(server.url, tmp_path, "evaluation.temperature=0.7")
+        async with held_out(later, run) as (maker, _, dataset):
+            await collect(maker, gate.inputs(dataset, later, "base")[:1])
+    judge = {"scripted-judge"}
+    assert {one["temperature"] for one in server.requests if one["model"] not in judge} == {sampled}
+    assert {one["temperature"] for one in server.requests if one["model"] in judge} == {1.0}
+
+
 async def test_stopping_keeps_what_has_ended_and_loses_nothing_of_it(server, tmp_path):
     """As Ctrl-C does: the task that iterates is cancelled while other rollouts wait for a model."""
     config = config_for(server.url, tmp_path, "evaluation.concurrency=3")
