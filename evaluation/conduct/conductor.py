@@ -234,17 +234,18 @@ class Conductor:
                 task, repeat = tasks[asked.task_id], asked.repeat
                 key = GREEDY_JUNIOR if asked.kind == GREEDY else self._alone
                 seed = RolloutInput.of(task, "single", repeat, self.config.seed).seed
-                shared = {"name": of_stage(asked.kind, name), "repeat": repeat, "seed": seed}
+                title = of_stage(asked.kind, name)
                 if asked.kind == AGENT:
+                    shared = {"name": title, "repeat": repeat, "seed": seed}
                     samples = range(asked.first, asked.first + asked.samples)
                     answers = [
                         await tool_agent(model, self.toolbox, self.config, task, sample=sample, **shared)
                         for sample in samples
                     ]
                 else:
-                    number = {"first": asked.first, "samples": asked.samples}
+                    options = {"repeat": repeat, "seed": seed, "first": asked.first, "samples": asked.samples}
                     answers = await single_agent(
-                        model, task, quotes=self.config.society.quotes, key=key, **shared, **number
+                        model, task, name=title, quotes=self.config.society.quotes, key=key, **options
                     )
                 temperature = stage.temperature if asked.kind in SAMPLED else None
                 return [replace(one, temperature=temperature) for one in answers]

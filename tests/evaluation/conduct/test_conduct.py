@@ -67,7 +67,8 @@ def report_of(run, folder="report"):
 def plan_of(run, tasks=4):
     data = load(run.config.data)
     chosen = map(PlannedTask.of, choose_tasks(data, "val", run.config, tasks))
-    return Plan("val", "generated", data.describe(), tuple(chosen), 1, choose_stages(run, None))
+    stages = choose_stages(run, None, temperature=run.config.evaluation.temperature)
+    return Plan("val", "generated", data.describe(), tuple(chosen), 1, stages)
 
 
 def asked(server):

@@ -429,8 +429,8 @@ def test_it_is_said_which_phase_began_with_what_another_had_learned(study):
 
 
 def test_what_was_rolled_back_stands_on_the_first_screen(report):
-    for shown in (markdown(report).partition("## Stages")[0], page(report, {}).partition('id="stages"')[0]):
-        assert "rolled back by the gate, so no stage here: ppo" in shown
+    for head in (markdown(report).partition("## Stages")[0], page(report, {}).partition('id="stages"')[0]):
+        assert "rolled back by the gate, so no stage here: ppo" in head
     report["run"]["rolled_back"] = []
     assert "rolled back by" not in markdown(report)
 
