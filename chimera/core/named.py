@@ -1,7 +1,10 @@
 """Objects that a configuration names as module:name, such as a user's own algorithm or tool."""
 
 import importlib
+import site
 import sys
+import sysconfig
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -29,3 +32,23 @@ def load_named(reference: str, what: str) -> Any:
     if not hasattr(found, name):
         raise ConfigError(f"{what}: the module {module} has no {name}")
     return getattr(found, name)
+
+
+def is_installed(module: str) -> bool:
+    """True if `module` would be imported from Python's library or an installed package; imports nothing itself.
+
+    Only the first part of the name is looked up: what is below an installed package is found inside it. A folder that
+    is on Python's path for another reason, such as the current one, holds no installed packages.
+    """
+    top = module.partition(".")[0]
+    spec = PathFinder.find_spec(top) if top.isidentifier() else None
+    if spec is None:
+        return False
+    places = spec.submodule_search_locations or [str(spec.origin)]
+    return all(any(Path(place).resolve().is_relative_to(folder) for folder in _library()) for place in places)
+
+
+def _library() -> set[Path]:
+    """The folders of Python's library and of installed packages."""
+    own = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return {Path(folder).resolve() for folder in (*own, *site.getsitepackages(), site.getusersitepackages())}
