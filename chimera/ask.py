@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int | None:
     if run is not None:
         from chimera.config.trust import check_trusted
 
-        check_trusted(config, run.config_file, arguments.trust, arguments.overrides)
+        check_trusted(config, run.config_file, "answers", arguments.trust, arguments.overrides)
     asked = _own_question(arguments, config) if arguments.task is None else _task(arguments, config)
 
     return answer(asked, config, _console(arguments), run, out=_out(arguments))
@@ -68,7 +68,7 @@ def _go_on(arguments: argparse.Namespace) -> int:
 
     runs_dir = config_from(arguments, own_question=True).runs_dir
     kept = Kept.open(runs_dir, arguments.go_on)
-    check_trusted(kept.config, kept.path, arguments.trust)
+    check_trusted(kept.config, kept.path, "answers", arguments.trust)
     asked = Asked(kept.brief) if kept.brief.id == OWN_QUESTION else _task_named(kept.brief.id, kept.config)
     run = Run.open(kept.run, runs_dir) if kept.run else None
     said = _said(arguments)

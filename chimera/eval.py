@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int | None:
     from evaluation.verify.asked import AskedEvaluation
 
     asked = AskedEvaluation.of(arguments.split, arguments.limit, arguments.seeds, arguments.stages, config.data)
-    check_trusted(config, run.config_file, arguments.trust)
+    check_trusted(config, run.config_file, "answers", arguments.trust)
     check_families(config)
     plan, dataset = asked.plan(run, config.evaluation)
     lines = _lines(run, arguments.wandb)

@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int | None:
     authority = arguments.authority and str(arguments.authority)
     told, store_key, gateway_key = visit(store_url, arguments.key_file, authority)
     spec = spec_here(told, Doors(store_url, str(told["gateway"]), store_key, gateway_key, authority))
-    check_trusted(spec.config, f"the run at {store_url}", arguments.trust)
+    check_trusted(spec.config, f"the run at {store_url}", "rollouts", arguments.trust)
     print(f"{worker_name(told['number'])} works for the run at {store_url}", file=sys.stderr, flush=True)
     serve(spec, told["number"], ends=True)
     print("the run has ended", file=sys.stderr)

@@ -120,7 +120,7 @@ def _job(arguments: argparse.Namespace, config: "Config") -> Job:
     ]
     file = ["--config", str(arguments.config)] if arguments.config else []
     names = choose_names(arguments.phases, config)
-    trust = tuple(f"--trust={code.name}" for code in dict.fromkeys(named_code(config, learning=True)))
+    trust = tuple(f"--trust={code.name}" for code in dict.fromkeys(named_code(config, "training")))
     return Job(folder, runs, names, (*file, *given), arguments.stages, _keys(config), trust)
 
 

@@ -168,7 +168,7 @@ def _continued(arguments: argparse.Namespace, given: "Config") -> "tuple[str, st
         from chimera.config.trust import check_trusted
 
         recorded = load_config(run.config_file, arguments.overrides, recorded=True)
-        check_trusted(recorded, run.config_file, arguments.trust, arguments.overrides, learning=True)
+        check_trusted(recorded, run.config_file, "training", arguments.trust, arguments.overrides)
     config = load_config(arguments.config or run.config_file, arguments.overrides)
     # Use the folder in which the run was found, because it may have been moved.
     return run.name, phases, config.model_copy(update={"runs_dir": given.runs_dir})

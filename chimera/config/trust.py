@@ -7,12 +7,17 @@ Commands that only read a run import and start nothing of it, whatever it names 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from chimera.config.roles import MCP
 from chimera.config.source import parse_overrides
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.core.named import is_installed
+
+Work = Literal["rollouts", "answers", "training"]
+"""Uses of a configuration: rollouts alone, as a runner makes them, need tools; answers need models too; training also
+algorithms and optimisers, and may ask all models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +46,9 @@ class NamedCode:
         return f"{'import' if self.is_module else 'start'} {self.value} ({self.keys[0]})"
 
 
-def named_code(config: Config, *, learning: bool) -> Iterator[NamedCode]:
-    """The modules and programs that `config` names, except Chimera's own.
-
-    Args:
-        learning: True with those that only training needs: algorithms, optimisers and the models that phases ask.
-    """
-    if learning:
+def named_code(config: Config, work: Work) -> Iterator[NamedCode]:
+    """The modules and programs that `config` names and `work` would run, except Chimera's own."""
+    if work == "training":
         yield from _of_phases(config)
     for role, references in config.roles.references().items():
         for reference in references:
@@ -56,7 +57,10 @@ def named_code(config: Config, *, learning: bool) -> Iterator[NamedCode]:
     for name in dict.fromkeys(config.roles.mcp().values()):
         if command := config.tools.mcp[name].command:
             yield _program((f"tools.mcp.{name}.command",), command)
-    for slot, model in (config.served() if learning else config.used()).items():
+    if work == "rollouts":
+        return
+    # A user's own algorithm, which is not imported here, may ask any model.
+    for slot, model in (config.models if work == "training" else config.used()).items():
         if model.kind == "vllm" and model.python:
             keys = (f"models.{slot}.python", *([f"models.{slot}.args"] if model.args else []))
             yield _program(keys, (model.python, *model.args))
@@ -82,7 +86,7 @@ def _program(keys: tuple[str, ...], command: Sequence[str]) -> NamedCode:
 
 
 def check_trusted(
-    config: Config, place: object, trust: Sequence[str], overrides: Sequence[str] = (), *, learning: bool = False
+    config: Config, place: object, work: Work, trust: Sequence[str], overrides: Sequence[str] = ()
 ) -> None:
     """Make sure that the user trusts the code which somebody else's settings would run.
 
@@ -90,7 +94,6 @@ def check_trusted(
         config: The configuration, with settings from `place` that the user did not give now.
         trust: The names that the user gave to `--trust`.
         overrides: Those of the command line; what they name is the user's own.
-        learning: As of `named_code`.
 
     Raises:
         ConfigError: It names a module or a program that the user did not name, and that is no installed package.
@@ -98,7 +101,7 @@ def check_trusted(
     given = {key.removeprefix("pipeline.") for key in parse_overrides(overrides)}
     foreign = [
         code
-        for code in dict.fromkeys(named_code(config, learning=learning))
+        for code in dict.fromkeys(named_code(config, work))
         if not (code.trusted(trust) or given >= {key.removeprefix("pipeline.") for key in code.keys})
     ]
     if foreign:
@@ -110,7 +113,7 @@ def check_trusted(
 
 def options_to_use(config: Config) -> str:
     """The options with which commands use a run of `config` (`eval`, `ask --run`), as in a shell, after a space."""
-    options = trust_options([code for code in named_code(config, learning=False) if not code.trusted(())])
+    options = trust_options([code for code in named_code(config, "answers") if not code.trusted(())])
     return options and f" {options}"
 
 

@@ -1,7 +1,6 @@
 """Objects that a configuration names as module:name, such as a user's own algorithm or tool."""
 
 import importlib
-import site
 import sys
 import sysconfig
 from importlib.machinery import PathFinder
@@ -9,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import ConfigError
+
+SITE = ("site-packages", "dist-packages")
+"""Names of the folders of installed packages."""
 
 
 def load_named(reference: str, what: str) -> Any:
@@ -44,11 +46,10 @@ def is_installed(module: str) -> bool:
     spec = PathFinder.find_spec(top) if top.isidentifier() else None
     if spec is None:
         return False
-    places = spec.submodule_search_locations or [str(spec.origin)]
-    return all(any(Path(place).resolve().is_relative_to(folder) for folder in _library()) for place in places)
+    return all(_in_library(Path(place).resolve()) for place in spec.submodule_search_locations or [str(spec.origin)])
 
 
-def _library() -> set[Path]:
-    """The folders of Python's library and of installed packages."""
-    own = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    return {Path(folder).resolve() for folder in (*own, *site.getsitepackages(), site.getusersitepackages())}
+def _in_library(place: Path) -> bool:
+    if any(place.is_relative_to(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib")):
+        return True
+    return place.parent.name in SITE and place.parent != Path.cwd()

@@ -195,13 +195,13 @@ def test_a_run_of_somebody_else_starts_no_program_unasked():
     program = "sh -c 'a b'"
     config = configured("tools.mcp.lab.command=[sh, -c, 'a b']", tools="[mcp:lab/dose]")
     with pytest.raises(ConfigError) as caught:
-        check_trusted(config, "runs/theirs", ["sh", "tools.mcp.lab.command"], ["seed=3"])
+        check_trusted(config, "runs/theirs", "rollouts", ["sh", "tools.mcp.lab.command"], ["seed=3"])
     message = str(caught.value)
     assert message.startswith("runs/theirs would have this command start sh -c 'a b' (tools.mcp.lab.command)")
     assert message.endswith(f"add --trust {shlex.quote(program)}")
-    check_trusted(config, "runs/theirs", [program])
-    check_trusted(config, "runs/theirs", [], ["tools.mcp.lab.command=[sh, -c, 'a b']"])
-    check_trusted(load_config(), "runs/theirs", [])
+    check_trusted(config, "runs/theirs", "rollouts", [program])
+    check_trusted(config, "runs/theirs", "rollouts", [], ["tools.mcp.lab.command=[sh, -c, 'a b']"])
+    check_trusted(load_config(), "runs/theirs", "rollouts", [])
 
 
 def test_a_reference_names_server_and_tool():
