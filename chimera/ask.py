@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chimera.core.cli import add_config_arguments, config_from, parse_arguments
+from chimera.core.cli import add_config_arguments, add_trust_argument, config_from, parse_arguments
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import DECISIONS, SOURCE_NAMES, Brief, ResearchTask
 
@@ -50,11 +50,11 @@ def main(argv: list[str]) -> int | None:
     if arguments.go_on is not None:
         return _go_on(arguments)
     run = _trained(arguments)
-    config = config_from(arguments, own_question=arguments.task is None, reads=READS)
+    config = config_from(arguments, own_question=arguments.task is None, recorded=run is not None, reads=READS)
     if run is not None:
-        from chimera.config.programs import check_confirmed
+        from chimera.config.trust import check_trusted
 
-        check_confirmed(config, arguments.overrides)
+        check_trusted(config, run.config_file, "answers", arguments.trust, arguments.overrides)
     asked = _own_question(arguments, config) if arguments.task is None else _task(arguments, config)
 
     return answer(asked, config, _console(arguments), run, out=_out(arguments))
@@ -62,13 +62,13 @@ def main(argv: list[str]) -> int | None:
 
 def _go_on(arguments: argparse.Namespace) -> int:
     """Continue a question that is kept, with the person's verdict if it waits for one."""
-    from chimera.config.programs import check_confirmed
+    from chimera.config.trust import check_trusted
     from chimera.run.directory import Run
     from evaluation.conduct.kept import OWN_QUESTION, Kept
 
     runs_dir = config_from(arguments, own_question=True).runs_dir
     kept = Kept.open(runs_dir, arguments.go_on)
-    check_confirmed(kept.config, arguments.overrides)
+    check_trusted(kept.config, kept.path, "answers", arguments.trust)
     asked = Asked(kept.brief) if kept.brief.id == OWN_QUESTION else _task_named(kept.brief.id, kept.config)
     run = Run.open(kept.run, runs_dir) if kept.run else None
     said = _said(arguments)
@@ -143,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     seat.add_argument("--decision", choices=DECISIONS, help="edit: the decision instead")
     seat.add_argument("--answer", help="edit: the answer instead")
     seat.add_argument("--reason", help="edit, reject: why")
+    add_trust_argument(parser)
     add_config_arguments(parser)
     return parser
 
@@ -355,6 +356,7 @@ class _Work:
 
 def _close(outcome: "AskOutcome", asked: Asked, config: "Config", console: "Console", kept: "Kept | None") -> None:
     """What is shown below the last step."""
+    from chimera.config.trust import options_to_use
     from chimera.show.card import Card, show
     from evaluation.conduct.asked import NOTICE
     from evaluation.conduct.silent_tools import never_searched
@@ -365,7 +367,7 @@ def _close(outcome: "AskOutcome", asked: Asked, config: "Config", console: "Cons
         if last.tool_calls == 0 and not last.read and (silent := never_searched(config)):
             show(console, Card("WARNING: no role searched", (("why", silent),), "red3"))
     if outcome.waits and kept is not None:
-        command = f"python -m chimera ask --continue {kept.name}"
+        command = f"python -m chimera ask --continue {kept.name}{options_to_use(config)}"
         lines = (
             ("approve", f"{command} --verdict approve"),
             ("change", f'{command} --verdict edit --decision NO-GO --reason "..."'),

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chimera.core.cli import count, parse_arguments, run_command
+from chimera.core.cli import add_trust_argument, count, parse_arguments, run_command
 from chimera.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ def main(argv: list[str]) -> int | None:
     print("loading configuration, data and libraries ...", flush=True)
     run, config = _open(arguments)
 
-    from chimera.config.programs import check_confirmed
+    from chimera.config.trust import check_trusted
     from evaluation.measures.families import check as check_families
     from evaluation.verify.asked import AskedEvaluation
 
     asked = AskedEvaluation.of(arguments.split, arguments.limit, arguments.seeds, arguments.stages, config.data)
-    check_confirmed(config, arguments.overrides)
+    check_trusted(config, run.config_file, "answers", arguments.trust)
     check_families(config)
     plan, dataset = asked.plan(run, config.evaluation)
     lines = _lines(run, arguments.wandb)
@@ -130,27 +130,27 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HASH",
         help="with --verify: a hash of the run's ledger that was published; a ledger without it was rebuilt",
     )
+    add_trust_argument(parser)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as evaluation.concurrency=4")
     return parser
 
 
 def _open(arguments: argparse.Namespace) -> "tuple[Run, Config]":
     """The run and its configuration, with the overrides of the command line."""
-    from chimera.config.programs import is_confirmation
     from chimera.config.tree import load_config
     from chimera.run.directory import Run
 
     overrides = [*arguments.overrides, *_judge_settings(arguments.judge)]
     for override in overrides:
         key = override.partition("=")[0].strip()
-        if key.partition(".")[0] not in READS and not is_confirmation(key):
+        if key.partition(".")[0] not in READS:
             raise ConfigError(
                 f"{key} cannot be changed here, because it is part of what is evaluated: only {', '.join(READS)} can"
             )
     folders = [override for override in overrides if override.partition("=")[0].strip() == "runs_dir"]
     runs_dir = load_config(None, folders, own_question=True).runs_dir
     run = Run.open(arguments.run, runs_dir) if arguments.run else Run.latest(runs_dir)
-    return run, load_config(run.config_file, overrides)
+    return run, load_config(run.config_file, overrides, recorded=True)
 
 
 def _judge_settings(judge: str | None) -> list[str]:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from chimera.core.cli import run_command
+from chimera.core.cli import add_trust_argument, run_command
 
 
 def main(argv: list[str]) -> int | None:
@@ -21,9 +21,11 @@ def main(argv: list[str]) -> int | None:
         help="a copy of the run's cluster.tls.authority, for a --store that begins with https; without it the "
         "authorities that this system trusts",
     )
+    add_trust_argument(parser)
     arguments = parser.parse_args(argv)
 
     import training  # noqa: F401  before Agent Lightning, which so leaves LiteLLM out
+    from chimera.config.trust import check_trusted
     from training.lab.runners.runner import Doors, serve, worker_name
     from training.lab.runners.visitors import spec_here, visit
 
@@ -31,6 +33,7 @@ def main(argv: list[str]) -> int | None:
     authority = arguments.authority and str(arguments.authority)
     told, store_key, gateway_key = visit(store_url, arguments.key_file, authority)
     spec = spec_here(told, Doors(store_url, str(told["gateway"]), store_key, gateway_key, authority))
+    check_trusted(spec.config, f"the run at {store_url}", "rollouts", arguments.trust)
     print(f"{worker_name(told['number'])} works for the run at {store_url}", file=sys.stderr, flush=True)
     serve(spec, told["number"], ends=True)
     print("the run has ended", file=sys.stderr)

@@ -51,7 +51,7 @@ class Job:
         arguments: Command-line arguments of each run: its configuration file and settings.
         stages: The stages to evaluate; None for all.
         keys: Names of the environment variables with API keys that the configuration names.
-        programs: Overrides that confirm the programs that the configuration starts.
+        trust: Options that trust the modules and programs that the configuration names.
     """
 
     folder: Path
@@ -60,7 +60,7 @@ class Job:
     arguments: tuple[str, ...]
     stages: str | None
     keys: tuple[str, ...]
-    programs: tuple[str, ...] = ()
+    trust: tuple[str, ...] = ()
 
 
 def main(argv: list[str]) -> int | None:
@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _job(arguments: argparse.Namespace, config: "Config") -> Job:
     """The job that the command line describes."""
-    from chimera.config.programs import confirmations
+    from chimera.config.trust import named_code
     from chimera.run.directory import check_name
     from training.learning.plans import choose_names
 
@@ -120,7 +120,8 @@ def _job(arguments: argparse.Namespace, config: "Config") -> Job:
     ]
     file = ["--config", str(arguments.config)] if arguments.config else []
     names = choose_names(arguments.phases, config)
-    return Job(folder, runs, names, (*file, *given), arguments.stages, _keys(config), confirmations(config))
+    trust = tuple(f"--trust={code.name}" for code in dict.fromkeys(named_code(config, "training")))
+    return Job(folder, runs, names, (*file, *given), arguments.stages, _keys(config), trust)
 
 
 def _begin(job: Job, config: "Config") -> None:
@@ -166,7 +167,7 @@ def _make(job: Job, wanted: Wanted, place: str) -> None:
         place,
         "evaluation",
         "chimera.eval",
-        ["--run", wanted.name, *stages, f"runs_dir={job.folder}", *job.programs],
+        ["--run", wanted.name, *stages, f"runs_dir={job.folder}", *job.trust],
     )
     _note(job, "evaluated", run=wanted.name, stages=job.stages, report=_hash(report))
 
@@ -178,9 +179,7 @@ def _training_arguments(job: Job, wanted: Wanted) -> list[str]:
     if run.exists() and not resume:
         shutil.rmtree(run)  # It was killed before its configuration was written, so it is empty.
     own = (
-        ["--resume", *job.programs]
-        if resume
-        else [*job.arguments, f"seed={wanted.seed}", f"data.seed={wanted.data_seed}"]
+        ["--resume", *job.trust] if resume else [*job.arguments, f"seed={wanted.seed}", f"data.seed={wanted.data_seed}"]
     )
     return ["--name", wanted.name, "--phases", ",".join(job.phases), *own, f"runs_dir={job.folder}"]
 

@@ -5,7 +5,7 @@ import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chimera.core.cli import add_config_arguments, config_from, parse_arguments, run_command
+from chimera.core.cli import add_config_arguments, add_trust_argument, config_from, parse_arguments, run_command
 from chimera.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def main(argv: list[str]) -> int | None:
         action="store_true",
         help="a trial of all phases with small settings, about a minute of processor time; its figures mean little",
     )
+    add_trust_argument(parser)
     add_config_arguments(parser)
     arguments = parse_arguments(parser, argv)
     if arguments.quick:
@@ -50,6 +51,7 @@ def main(argv: list[str]) -> int | None:
 
     gc.disable()  # The collector would look through all that is loaded again and again: a third of the imports' time.
     from agents.seat import check_unattended
+    from chimera.config.trust import options_to_use
     from chimera.core.limits import allow_files
     from chimera.core.secrets import load_secrets
     from chimera.data.tasks import load
@@ -110,7 +112,7 @@ def main(argv: list[str]) -> int | None:
         print(f"ledger: last hash {head(run.path / LEDGER)} (publish it, and a rebuilt history is seen)")
         if trial:
             print(f"{TRIAL}: python -m chimera.train makes a run whose figures mean more")
-        print_next(after_training(run.name, config.runs_dir))
+        print_next(after_training(run.name, config.runs_dir, options_to_use(config)))
     return 0
 
 
@@ -162,11 +164,12 @@ def _continued(arguments: argparse.Namespace, given: "Config") -> "tuple[str, st
     phases = arguments.phases or (",".join(plans[-1]) if plans else None)
     if phases is None:
         print(f"run {run.name} was stopped before its phases were written: it runs all of them")
-    config = load_config(arguments.config or run.config_file, arguments.overrides)
     if arguments.config is None:
-        from chimera.config.programs import check_confirmed
+        from chimera.config.trust import check_trusted
 
-        check_confirmed(config, arguments.overrides)
+        recorded = load_config(run.config_file, arguments.overrides, recorded=True)
+        check_trusted(recorded, run.config_file, "training", arguments.trust, arguments.overrides)
+    config = load_config(arguments.config or run.config_file, arguments.overrides)
     # Use the folder in which the run was found, because it may have been moved.
     return run.name, phases, config.model_copy(update={"runs_dir": given.runs_dir})
 

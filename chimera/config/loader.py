@@ -111,10 +111,15 @@ def keys(tree: ConfigSection, prefix: str = "", *, examples: bool = False) -> It
             yield Key(f"{prefix}{name}", field, getattr(tree, name))
         elif not inner and examples:
             yield from keys(_entry(field)(), f"{prefix}{name}.NAME.", examples=True)
+    for name, value in (tree.model_extra or {}).items():
+        yield Key(f"{prefix}{name}", FieldInfo(annotation=Any), value)
 
 
-def validate(tree: Tree, settings: Mapping[str, Setting]) -> Tree:
+def validate(tree: Tree, settings: Mapping[str, Setting], context: Mapping[str, Any] | None = None) -> Tree:
     """Build a tree of the same shape as `tree`, which supplies the defaults, from settings that passed `check_keys`.
+
+    Args:
+        context: What validators get as pydantic's context.
 
     Raises:
         ConfigError: a wrong type or value; names the key, the value, the place and what is allowed.
@@ -131,7 +136,7 @@ def validate(tree: Tree, settings: Mapping[str, Setting]) -> Tree:
             target = target[section]
         target[last] = setting.value
     try:
-        return type(tree).model_validate_json(json.dumps(nested), strict=True)
+        return type(tree).model_validate_json(json.dumps(nested), strict=True, context=context)
     except ValidationError as error:
         raise _explain(error, settings, {key.name: key.type for key in keys(tree)}) from error
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationInfo, field_validator
 
 from chimera.config.loader import ConfigSection
 from chimera.core.errors import ConfigError, suggestion
@@ -95,6 +95,25 @@ class PhaseSettings(ConfigSection):
         return tuple(value) if isinstance(value, list) else value
 
 
+class Recorded(PhaseSettings):
+    """The settings of a run's phase whose own algorithm is not imported: those of the algorithm are plain data."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+IMPORTS = "imports"
+"""Key of a validation's context: true to import the classes of a user's own algorithms. Without it they are not."""
+
+
+def settings_class(algorithm: str, *, imports: bool) -> type[PhaseSettings]:
+    """The class of an algorithm's settings; `Recorded` for one that is not Chimera's own, if it is not imported.
+
+    Raises:
+        ConfigError: As of `find_algorithm`.
+    """
+    return Recorded if ":" in algorithm and not imports else find_algorithm(algorithm).Settings
+
+
 def find_algorithm(name: str) -> type[Any]:
     """The class of an algorithm, by its name or as module:Class.
 
@@ -131,11 +150,12 @@ def _lacks(found: Any) -> str | None:
     return None
 
 
-def _settings(value: Any) -> Any:
+def _settings(value: Any, info: ValidationInfo) -> Any:
     """The settings of one entry, in which `named` has set `algorithm`."""
     if not isinstance(value, Mapping):
         return value
-    return find_algorithm(value["algorithm"]).Settings.model_validate_json(json.dumps(dict(value)), strict=True)
+    kind = settings_class(value["algorithm"], imports=bool(info.context and info.context.get(IMPORTS)))
+    return kind.model_validate_json(json.dumps(dict(value)), strict=True)
 
 
 def algorithm_of(name: str, given: Any = None) -> str:

@@ -9,7 +9,16 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from chimera.config.loader import ConfigSection, check_keys, effective, overlay, validate, without_effect
-from chimera.config.pipeline import DEFAULT, PhaseSettings, Pipeline, algorithm_of, find_algorithm
+from chimera.config.pipeline import (
+    DEFAULT,
+    IMPORTS,
+    PhaseSettings,
+    Pipeline,
+    Recorded,
+    algorithm_of,
+    find_algorithm,
+    settings_class,
+)
 from chimera.config.roles import GRADING, JUDGE, RolesConfig, expand
 from chimera.config.sections.cluster import ClusterConfig
 from chimera.config.sections.data import DataConfig
@@ -123,7 +132,7 @@ class Config(ConfigSection):
         return {
             self.slot(role)
             for name, phase in self.pipeline.items()
-            if find_algorithm(phase.algorithm).part == "weights"
+            if isinstance(phase, Recorded) or find_algorithm(phase.algorithm).part == "weights"
             for role in expand(phase.roles, f"pipeline.{name}.roles")
             if self.models[self.slot(role)].kind == "vllm"
         }
@@ -202,7 +211,13 @@ class Config(ConfigSection):
         return None
 
 
-def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), *, own_question: bool = False) -> Config:
+def load_config(
+    path: Path | str | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    own_question: bool = False,
+    recorded: bool = False,
+) -> Config:
     """Read the configuration: defaults, then the YAML file, then `key=value` overrides.
 
     A file's `pipeline` lists all phases of the run; a file without one gets the default phases. `sft.epochs` is short
@@ -212,6 +227,8 @@ def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), *
         path: a YAML file; None keeps the defaults, which configs/local.yaml spells out.
         overrides: such as "gather.tasks=20"; values are YAML, the last override of a key counts.
         own_question: the society will answer a user's question, so no article is blocked in live searches.
+        recorded: the file is a run's, which may come from somebody else: no module that it names is imported
+            (`chimera.config.pipeline.Recorded`), and there is no warning about it.
 
     Raises:
         ConfigError: names the key, where it was set, and the nearest valid key or what is allowed.
@@ -220,13 +237,14 @@ def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), *
     given = parse_overrides(overrides)
     phases = _phases(file, given)
     file, given = _in_full(file, phases), _in_full(given, phases)
-    tree = _shape(overlay(file, given), phases)
+    tree = _shape(overlay(file, given), phases, imports=not recorded)
     settings = _inherit(overlay(check_keys(tree, file), check_keys(tree, given)))
-    config = validate(tree, settings)
+    config = validate(tree, settings, {IMPORTS: not recorded})
     for setting, sentence in without_effect(config, settings):
         if setting.place == COMMAND_LINE:
             raise ConfigError(sentence)
-        print(f"warning: {sentence}", file=sys.stderr)
+        if not recorded:
+            print(f"warning: {sentence}", file=sys.stderr)
     _check_players(config)
     if not own_question:
         _check_evidence(config)
@@ -259,25 +277,32 @@ def _in_full(settings: Mapping[str, Setting], phases: Sequence[str]) -> dict[str
     return found
 
 
-def _shape(settings: Mapping[str, Setting], phases: Sequence[str]) -> Config:
+def _shape(settings: Mapping[str, Setting], phases: Sequence[str], *, imports: bool) -> Config:
     """The defaults with the slots and phases of `settings`, each phase with its algorithm's settings."""
     pipeline: dict[str, PhaseSettings] = {}
     for name in phases:
         setting = settings.get(f"pipeline.{name}.algorithm")
         algorithm = algorithm_of(name, setting.value if setting else None)
         try:
-            kind = find_algorithm(algorithm).Settings
+            kind = settings_class(algorithm, imports=imports)
         except ConfigError as error:
             raise ConfigError(f"pipeline.{name}{f' {setting.place}' if setting else ''}: {error}") from error
         usual = DEFAULT.get(name, {})
         taken = usual if algorithm == algorithm_of(name) else {key: usual[key] for key in usual if key == "roles"}
-        pipeline[name] = kind.model_validate({**taken, "algorithm": algorithm})
+        own = _own_keys(settings, f"pipeline.{name}.") if kind is Recorded else {}
+        pipeline[name] = kind.model_validate({**own, **taken, "algorithm": algorithm})
     slots = {name: SLOTS.get(name, ModelConfig()) for name in (*SLOTS, *_below(settings, "models"))}
     tools = ToolsConfig(mcp={name: McpServer() for name in _below(settings, "tools.mcp")})
     entries = {name: Guidance() for name in _below(settings, "society.guidance")}
     guided = SocietyConfig().model_copy(update={"guidance": entries})
     changed = {"models": slots, "pipeline": pipeline, "tools": tools, "society": guided}
     return Config.model_construct(**{**dict(Config()), **changed})
+
+
+def _own_keys(settings: Mapping[str, Setting], prefix: str) -> dict[str, Any]:
+    """The keys of an algorithm that is not imported, with {} for a mapping and None for any other value."""
+    parts = [key.removeprefix(prefix).partition(".") for key in settings if key.startswith(prefix)]
+    return {first: {} if below else None for first, below, _ in parts if first not in PhaseSettings.model_fields}
 
 
 def _inherit(settings: Mapping[str, Setting]) -> dict[str, Setting]:

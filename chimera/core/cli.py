@@ -119,10 +119,27 @@ def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> arg
     return parser.parse_intermixed_args(list(argv))
 
 
+def add_trust_argument(parser: argparse.ArgumentParser) -> None:
+    """Add `--trust NAME`, for commands that run code which a run's own settings name."""
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a module that may be imported, or a program with its arguments that may be started, though only the "
+        "run's own settings name it; a run may come from somebody else, so nothing else of it runs except installed "
+        "packages (may be given several times)",
+    )
+
+
 def config_from(
-    arguments: argparse.Namespace, *, own_question: bool = False, reads: Sequence[str] | None = None
+    arguments: argparse.Namespace,
+    *,
+    own_question: bool = False,
+    recorded: bool = False,
+    reads: Sequence[str] | None = None,
 ) -> "Config":
-    """The configuration that `--config` and the overrides ask for; `own_question` as in `load_config`.
+    """The configuration that `--config` and the overrides ask for; `own_question`, `recorded` as in `load_config`.
 
     `reads` names the sections (or top-level keys) that the command reads. A file may hold other sections, for other
     commands. An override of another section would have no effect and is refused.
@@ -132,7 +149,7 @@ def config_from(
     """
     from chimera.config.tree import load_config
 
-    config = load_config(arguments.config, arguments.overrides, own_question=own_question)
+    config = load_config(arguments.config, arguments.overrides, own_question=own_question, recorded=recorded)
     for override in arguments.overrides:
         key = override.partition("=")[0].strip()
         if reads is not None and key.partition(".")[0] not in reads:

@@ -2,10 +2,15 @@
 
 import importlib
 import sys
+import sysconfig
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import ConfigError
+
+SITE = ("site-packages", "dist-packages")
+"""Names of the folders of installed packages."""
 
 
 def load_named(reference: str, what: str) -> Any:
@@ -29,3 +34,22 @@ def load_named(reference: str, what: str) -> Any:
     if not hasattr(found, name):
         raise ConfigError(f"{what}: the module {module} has no {name}")
     return getattr(found, name)
+
+
+def is_installed(module: str) -> bool:
+    """True if `module` would be imported from Python's library or an installed package; imports nothing itself.
+
+    Only the first part of the name is looked up: what is below an installed package is found inside it. A folder that
+    is on Python's path for another reason, such as the current one, holds no installed packages.
+    """
+    top = module.partition(".")[0]
+    spec = PathFinder.find_spec(top) if top.isidentifier() else None
+    if spec is None:
+        return False
+    return all(_in_library(Path(place).resolve()) for place in spec.submodule_search_locations or [str(spec.origin)])
+
+
+def _in_library(place: Path) -> bool:
+    if any(place.is_relative_to(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib")):
+        return True
+    return place.parent.name in SITE and place.parent != Path.cwd()

@@ -134,8 +134,8 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """The configuration with which the run was last written."""
-        return load_config(self.config_file, own_question=True)
+        """The configuration with which the run was last written; no module that it names is imported."""
+        return load_config(self.config_file, own_question=True, recorded=True)
 
     @property
     def config_file(self) -> Path:

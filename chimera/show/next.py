@@ -7,9 +7,10 @@ from pathlib import Path
 DEFAULT_RUNS = Path("runs")
 
 
-def after_training(name: str, runs_dir: Path) -> list[str]:
+def after_training(name: str, runs_dir: Path, trust: str = "") -> list[str]:
+    """`trust` are the options of `chimera.config.trust.options_to_use`."""
     return [
-        f"python -m chimera.eval --run {shlex.quote(name)}{_runs(runs_dir)}",
+        f"python -m chimera.eval --run {shlex.quote(name)}{trust}{_runs(runs_dir)}",
         f"python -m chimera.view{_runs(runs_dir)}",
     ]
 

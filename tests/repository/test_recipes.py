@@ -86,6 +86,13 @@ def test_an_algorithm_that_is_added_trains_its_roles(checkout):
     events = [json.loads(line) for line in (checkout / "runs/mine/ledger.jsonl").read_text().splitlines()]
     (learned,) = [event for event in events if event["event"] == "phase_learned"]
     assert learned["policy"]["version"] == "junior@mine"
+    (go_on,) = re.findall(
+        r"`(python -m chimera\.train --resume [^`]+)`", kit.section("docs/extending.md", "Add an algorithm")
+    )
+    kit.run(go_on, checkout)
+    last = [json.loads(line) for line in (checkout / "runs/mine/ledger.jsonl").read_text().splitlines()]
+    (resumed,) = [event for event in last if event["event"] == "resumed"]
+    assert "changed" not in resumed
 
 
 def test_a_model_of_your_own_plays_the_roles(checkout):

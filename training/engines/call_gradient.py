@@ -76,6 +76,8 @@ class CallGradients:
 
         if self._loaded is None or self._loaded[0] != folder:
             check_trainable(folder)
-            made = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+            made = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
+            )
             self._loaded = folder, made.eval()
         return self._loaded[1]

@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import DictLoader, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -359,8 +359,9 @@ class _Generation(Extension):
 
 def _environment() -> ImmutableSandboxedEnvironment:
     """The Jinja environment that Hugging Face chat templates are written for."""
+    # Without a loader, a template that includes a file would end in a TypeError and not in a sentence.
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        loader=DictLoader({}), trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
     )
 
     def refuse(message: str) -> None:

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chimera.config.pipeline import find_algorithm
-from chimera.config.tree import Config
+from chimera.config.pipeline import Recorded, find_algorithm
 from evaluation.records.study import Study
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def draw_all(
             "confusion": plots_stages.confusion(study),
         }
         titles = dict(TITLES)
-        for phase, part in _learning(study.config).items():
+        for phase, part in _learning(study).items():
             if part == "choice":
                 titles[phase] = f"What {phase} expected of itself, and what happened"
                 drawings[phase] = plots_bandit.reliability(study, phase, lines, means, comparisons)
@@ -98,7 +97,14 @@ def draw_all(
         ]
 
 
-def _learning(config: Config) -> dict[str, str]:
-    """The part that each phase learns, by phase, without phases that learn nothing."""
-    parts = {name: find_algorithm(one.algorithm).part for name, one in config.pipeline.items()}
+def _learning(study: Study) -> dict[str, str]:
+    """The part that each phase learns, by phase, without phases that learn nothing.
+
+    The ledger says what a user's own algorithm has learned, whose class is not imported.
+    """
+    learned = {event["phase"]: event["policy"]["part"] for event in study.run.events() if "policy" in event}
+    parts = {
+        name: learned.get(name) if isinstance(one, Recorded) else find_algorithm(one.algorithm).part
+        for name, one in study.config.pipeline.items()
+    }
     return {name: part for name, part in parts.items() if part is not None}

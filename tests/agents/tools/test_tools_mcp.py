@@ -11,9 +11,9 @@ from mcp_kit import serve_http, write_program
 
 from agents.tools.mcp import McpServers
 from agents.tools.toolbox import Toolbox, build_toolbox, check_tools, foreign_tools
-from chimera.config.programs import check_confirmed, confirmations
 from chimera.config.sections.tools import McpServer
 from chimera.config.tree import dump_config, load_config
+from chimera.config.trust import check_trusted
 from chimera.core.errors import ConfigError
 from chimera.core.types import Brief
 
@@ -112,7 +112,6 @@ def test_a_program_ends_with_its_parent_however_that_ends(program, tmp_path):
     script = f"""
 import asyncio, os, signal
 from agents.tools.mcp import McpServers
-from chimera.config.programs import check_confirmed, confirmations
 from chimera.config.sections.tools import McpServer
 servers = McpServers({{"lab": McpServer(command={tuple(program)!r})}}, {{}})
 tool = servers.tool("mcp:lab/environment", "x")
@@ -193,18 +192,16 @@ def test_settings_of_servers_that_cannot_work_are_refused(settings, said):
 
 
 def test_a_run_of_somebody_else_starts_no_program_unasked():
+    program = "sh -c 'a b'"
     config = configured("tools.mcp.lab.command=[sh, -c, 'a b']", tools="[mcp:lab/dose]")
     with pytest.raises(ConfigError) as caught:
-        check_confirmed(config, ["seed=3"])
+        check_trusted(config, "runs/theirs", "rollouts", ["sh", "tools.mcp.lab.command"], ["seed=3"])
     message = str(caught.value)
-    assert message.startswith(
-        "the run's settings start the program \"sh -c 'a b'\" (tools.mcp.lab.command), and a run may"
-    )
-    (override,) = confirmations(config)
-    assert message.endswith(shlex.quote(override))
-    check_confirmed(config, [override])
-    assert configured(override, tools="[mcp:lab/dose]").tools == config.tools
-    check_confirmed(load_config(), [])
+    assert message.startswith("runs/theirs would have this command start sh -c 'a b' (tools.mcp.lab.command)")
+    assert message.endswith(f"add --trust {shlex.quote(program)}")
+    check_trusted(config, "runs/theirs", "rollouts", [program])
+    check_trusted(config, "runs/theirs", "rollouts", [], ["tools.mcp.lab.command=[sh, -c, 'a b']"])
+    check_trusted(load_config(), "runs/theirs", "rollouts", [])
 
 
 def test_a_reference_names_server_and_tool():
