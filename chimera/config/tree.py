@@ -9,6 +9,7 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from chimera.config.loader import ConfigSection, check_keys, effective, overlay, validate, without_effect
+from chimera.config.names_elsewhere import NAMES, OPTIONS
 from chimera.config.pipeline import DEFAULT, PhaseSettings, Pipeline, algorithm_of, find_algorithm
 from chimera.config.roles import GRADING, JUDGE, RolesConfig, expand
 from chimera.config.sections.cluster import ClusterConfig
@@ -221,7 +222,8 @@ def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), *
     phases = _phases(file, given)
     file, given = _in_full(file, phases), _in_full(given, phases)
     tree = _shape(overlay(file, given), phases)
-    settings = _inherit(overlay(check_keys(tree, file), check_keys(tree, given)))
+    checked = [check_keys(tree, settings, NAMES, OPTIONS) for settings in (file, given)]
+    settings = _inherit(overlay(*checked))
     config = validate(tree, settings)
     for setting, sentence in without_effect(config, settings):
         if setting.place == COMMAND_LINE:
