@@ -23,6 +23,7 @@ from chimera.config.sections.society import SocietyConfig
 from chimera.config.sections.telemetry import TelemetryConfig
 from chimera.config.sections.tools import McpServer, ToolsConfig
 from chimera.config.source import COMMAND_LINE, Setting, parse_overrides, read_yaml, to_yaml
+from chimera.config.trial import FROM_TRIAL, trial_sizes
 from chimera.core.errors import ConfigError, suggestion
 
 TAKEN = ("base", "final", "all", "ledger", "eval", "parts", "stages", "confusion")
@@ -203,7 +204,9 @@ class Config(ConfigSection):
         return None
 
 
-def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), *, own_question: bool = False) -> Config:
+def load_config(
+    path: Path | str | None = None, overrides: Sequence[str] = (), *, own_question: bool = False, trial: bool = False
+) -> Config:
     """Read the configuration: defaults, then the YAML file, then `key=value` overrides.
 
     A file's `pipeline` lists all phases of the run; a file without one gets the default phases. `sft.epochs` is short
@@ -213,6 +216,7 @@ def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), *
         path: a YAML file; None keeps the defaults, which configs/local.yaml spells out.
         overrides: such as "gather.tasks=20"; values are YAML, the last override of a key counts.
         own_question: the society will answer a user's question, so no article is blocked in live searches.
+        trial: lower the sizes of defaults and file to those of a trial (`chimera.config.trial`).
 
     Raises:
         ConfigError: names the key, where it was set, and the nearest valid key or what is allowed.
@@ -222,13 +226,16 @@ def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), *
     phases = _phases(file, given)
     file, given = _in_full(file, phases), _in_full(given, phases)
     tree = _shape(overlay(file, given), phases)
+    if trial:
+        file |= trial_sizes(file, tree)
     checked = [check_keys(tree, settings, NAMES, OPTIONS) for settings in (file, given)]
     settings = _inherit(overlay(*checked))
     config = validate(tree, settings)
     for setting, sentence in without_effect(config, settings):
         if setting.place == COMMAND_LINE:
             raise ConfigError(sentence)
-        print(f"warning: {sentence}", file=sys.stderr)
+        if setting.place != FROM_TRIAL:
+            print(f"warning: {sentence}", file=sys.stderr)
     _check_players(config)
     if not own_question:
         _check_evidence(config)
