@@ -1,12 +1,11 @@
 """`python -m chimera` lists the commands; `python -m chimera train ...` runs `python -m chimera.train ...`."""
 
-import difflib
 import importlib
 import sys
 from typing import NoReturn
 
 from chimera.core.cli import run_command
-from chimera.core.errors import ConfigError
+from chimera.core.errors import ConfigError, suggestion
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("chimera.train", "run the phases: the society answers tasks, its roles learn from the traces"),
@@ -49,8 +48,8 @@ def main(argv: list[str]) -> int | None:
         return 0
     name, *rest = argv
     if name not in COMMANDS:
-        nearest = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.0)[0]
-        raise ConfigError(f"there is no command {name!r}: did you mean {nearest!r}? (commands: {', '.join(COMMANDS)})")
+        hint = suggestion(name, COMMANDS, "python -m chimera says what each is for")
+        raise ConfigError(f"there is no command {name!r}: {hint} (commands: {', '.join(COMMANDS)})")
     sys.argv[0] = f"python -m chimera {name}"
     return importlib.import_module(COMMANDS[name][0]).main(rest)
 

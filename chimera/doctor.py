@@ -3,8 +3,8 @@
 import argparse
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -142,12 +142,18 @@ async def _ask(
     found = await tool_findings(config, tools, task.brief())
     for one in found:
         tell(one)
-    for slot in config.used():
-        if config.models[slot].kind != "rubric":
-            of_slot = await ModelProbe(config, slot, endpoints[slot], tools, task.goal).findings()
-            for one in of_slot:
-                tell(one)
-            found += of_slot
+    asked = [slot for slot in config.used() if config.models[slot].kind != "rubric"]
+    while asked:
+        slot = asked.pop(0)
+        probe = ModelProbe(config, slot, endpoints[slot], tools, task.goal)
+        of_slot = await probe.findings()
+        if probe.unreachable:  # Named once, for all slots that ask it.
+            also = [other for other in asked if _address(endpoints[other]) == _address(endpoints[slot])]
+            asked = [other for other in asked if other not in also]
+            of_slot = [_for_all(one, also) for one in of_slot]
+        for one in of_slot:
+            tell(one)
+        found += of_slot
     if any(one.level is Level.FAULT for one in found):
         return
     model = HttpModel(endpoints)
@@ -155,6 +161,16 @@ async def _ask(
         tell(await rollout_finding(config, model, tools, task.brief()))
     finally:
         await model.aclose()
+
+
+def _address(endpoint: "Endpoint") -> tuple[str, str | None]:
+    return endpoint.base_url, endpoint.provider
+
+
+def _for_all(finding: "Probed", slots: Sequence[str]) -> "Probed":
+    """The finding on a server that further slots ask, too."""
+    others = ", ".join(f"models.{slot}" for slot in slots)
+    return replace(finding, text=f"{finding.text} ({others} would ask it too)") if others else finding
 
 
 def _show(finding: "Probed") -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chimera.core.cli import parse_arguments
-from chimera.core.errors import ConfigError, RunError
+from chimera.core.errors import ConfigError, RunError, suggestion
 
 if TYPE_CHECKING:
     from chimera.config.sections.models import ModelConfig
@@ -84,16 +84,14 @@ def find_learned(run: "Run", role: str) -> LearnedRole:
         ConfigError: There is no such role, or its model is not on this machine.
         RunError: The role has learned nothing.
     """
-    from difflib import get_close_matches
-
     from chimera.config.roles import RolesConfig
     from chimera.run.policies import WENT_LIVE, live
 
     config = run.config
     roles = list(RolesConfig.model_fields)
     if role not in roles:
-        near = get_close_matches(role, roles, n=1, cutoff=0.0)[0]
-        raise ConfigError(f"--role {role}: there is no such role; did you mean {near}? (roles: {', '.join(roles)})")
+        hint = suggestion(role, roles, "name one of them")
+        raise ConfigError(f"--role {role}: there is no such role; {hint} (roles: {', '.join(roles)})")
     slot = config.slot(role)
     events = list(run.events())
     policies = live(events)

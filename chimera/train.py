@@ -2,17 +2,16 @@
 
 import argparse
 import gc
-from pathlib import Path
+import shlex
 from typing import TYPE_CHECKING
 
-from chimera.core.cli import add_config_arguments, add_trust_argument, config_from, parse_arguments, run_command
+from chimera.core.cli import add_config_arguments, add_trust_argument, parse_arguments, run_command
 from chimera.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from chimera.config.tree import Config
+    from chimera.data.tasks import Dataset
 
-QUICK = Path(__file__).parent / "assets" / "quick.yaml"
-"""The settings of `--quick`."""
 TRIAL = "this is a trial (--quick): it shows that everything works, and its figures mean little"
 
 
@@ -37,16 +36,19 @@ def main(argv: list[str]) -> int | None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="a trial of all phases with small settings, about a minute of processor time; its figures mean little",
+        help="a trial of all phases: the sizes of the configuration are lowered to about a minute of processor time; "
+        "its figures mean little",
     )
     add_trust_argument(parser)
     add_config_arguments(parser)
     arguments = parse_arguments(parser, argv)
-    if arguments.quick:
-        _use_quick(arguments)
+    if arguments.quick and arguments.resume:
+        raise ConfigError("--resume goes on with the run's own settings: leave --quick out")
     if not arguments.check:
         print("loading configuration, data and libraries ...", flush=True)
-    config = config_from(arguments)
+    from chimera.config.tree import load_config
+
+    config = load_config(arguments.config, arguments.overrides, trial=arguments.quick)
     name, phase_list = arguments.name, arguments.phases
 
     gc.disable()  # The collector would look through all that is loaded again and again: a third of the imports' time.
@@ -61,7 +63,7 @@ def main(argv: list[str]) -> int | None:
     from chimera.run.seals import seal
     from chimera.serving.process import check_models
     from chimera.serving.tls import check_tls
-    from chimera.show.next import after_training, print_next
+    from chimera.show.next import after_interruption, after_training, print_next
     from evaluation.measures.families import check as check_families
     from training.gate import check as check_gate
     from training.learning.plans import check_rollouts, choose_names, make_phases
@@ -74,6 +76,8 @@ def main(argv: list[str]) -> int | None:
     names = choose_names(phase_list, config)
     secrets = load_secrets(config.secret_names())
     dataset = load(config.data)
+    if arguments.quick:
+        config = _fitted(config, dataset, arguments)
     check_models(config.served(), secrets, learning=config.learning())
     check_tls(config.cluster.tls, config.cluster.host)
     if config.roles.foreign():
@@ -105,10 +109,14 @@ def main(argv: list[str]) -> int | None:
         where = "" if config.runs_dir.as_posix() == "runs" else f" --runs-dir {config.runs_dir}"
         print(f"to look at it, now and later: python -m chimera view{where}", flush=True)
         try:
-            train(run, config, dataset, phases, secrets)
-        finally:
-            for changed in seal(run):
-                print(f"warning: {changed} was changed after the run had written it")
+            try:
+                train(run, config, dataset, phases, secrets)
+            finally:
+                for changed in seal(run):
+                    print(f"warning: {changed} was changed after the run had written it")
+        except KeyboardInterrupt:
+            print_next(after_interruption(run.name, config.runs_dir, _needed_again(config, arguments)))
+            raise
         print(f"ledger: last hash {head(run.path / LEDGER)} (publish it, and a rebuilt history is seen)")
         if trial:
             print(f"{TRIAL}: python -m chimera.train makes a run whose figures mean more")
@@ -116,18 +124,38 @@ def main(argv: list[str]) -> int | None:
     return 0
 
 
-def _use_quick(arguments: argparse.Namespace) -> None:
-    """Take the settings of `--quick` as the configuration file."""
-    if arguments.config is not None:
-        raise ConfigError(f"--quick and --config={arguments.config} are two sets of settings: leave one of them out")
-    if arguments.resume:
-        raise ConfigError("--resume goes on with the run's own settings: leave --quick out")
-    arguments.config = QUICK
+def _fitted(config: "Config", dataset: "Dataset", arguments: argparse.Namespace) -> "Config":
+    """The configuration of a trial with sizes that the data are large enough for; a line says which were lowered."""
+    from chimera.config.tree import load_config
+    from chimera.config.trial import too_large
+
+    overrides, counts = arguments.overrides, {"train": len(dataset.train), "validation": len(dataset.validation)}
+    lowered = [f"{key}={limit}" for key, limit in too_large(config, overrides, **counts).items()]
+    if not lowered:
+        return config
+    print(f"the trial takes no more tasks than there are: {' '.join(lowered)}", flush=True)
+    return load_config(arguments.config, [*overrides, *lowered], trial=True)
+
+
+def _needed_again(config: "Config", arguments: argparse.Namespace) -> list[str]:
+    """The arguments without which `--resume` could not go on: a run's folder keeps no secrets and is not trusted.
+
+    A configuration file is read in place of the run's settings, so the settings of the command line belong to it.
+    """
+    from chimera.config.loader import effective
+    from chimera.config.trust import options_to_use
+    from chimera.core.secrets import redact_tree
+
+    values = effective(config)
+    if redact_tree(values) == values:
+        return [options for options in [options_to_use(config, "training").strip()] if options]
+    file = [] if arguments.config is None else ["--config", shlex.quote(str(arguments.config))]
+    return [*file, *(shlex.quote(override) for override in arguments.overrides if "runs_dir" not in override)]
 
 
 def _own_settings(config: "Config") -> str:
     """The settings that differ from the defaults. A run keeps those of the version that made it."""
-    from chimera.config.differences import differences
+    from chimera.config.differences import differences, first_few
     from chimera.config.loader import effective, unused_keys
     from chimera.config.tree import Config
     from chimera.core.secrets import redact_tree
@@ -135,7 +163,7 @@ def _own_settings(config: "Config") -> str:
     found = differences(effective(Config()), redact_tree(effective(config)))
     left_out = {"runs_dir", *unused_keys(config)}
     kept = {key: pair for key, pair in found.items() if key not in left_out}
-    return ", ".join(f"{key}={own} ({default})" for key, (default, own) in kept.items())
+    return first_few([f"{key}={own} ({default})" for key, (default, own) in kept.items()])
 
 
 def _has_rollouts(name: str, config: "Config") -> bool:

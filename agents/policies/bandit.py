@@ -160,7 +160,7 @@ class BanditPolicy:
         if propensities is None:
             raise RunError(
                 f"the choice on task {example.event.task_id} was logged without propensities: "
-                "gather in this version, or set bandit.update=direct"
+                "gather in this version, or set update=direct for the phase"
             )
         return min(1.0 / (len(propensities) * propensities[example.event.author]), self.settings.max_weight)
 
@@ -208,7 +208,7 @@ def _hindsight(event: BanditEvent) -> Array:
     if event.hindsight is None:
         raise RunError(
             f"the choice on task {event.task_id} was logged without the alignment that other hypotheses would have "
-            "had: set reward.alignment to another number than 0, or bandit.update=direct"
+            "had: set reward.alignment to another number than 0, or update=direct for the phase"
         )
     return np.array([event.hindsight[hypothesis["author"]] for hypothesis in event.hypotheses])
 

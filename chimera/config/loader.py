@@ -3,10 +3,9 @@
 This module does not know Chimera's own keys: `chimera.config.tree` declares the tree.
 """
 
-import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -14,10 +13,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from chimera.config.source import Setting
-from chimera.core.errors import ConfigError
+from chimera.core.errors import ConfigError, likeness
 
 SECRET_KEY = re.compile(r"api_?key|token$|secret|passw|credential", re.IGNORECASE)
 """Matches the last part of an unknown key if its value is probably a secret."""
+ALIKE = 0.7
+"""How alike the last part of an unknown key and that of a valid one must be for it to be named."""
 
 _PLAIN_NAMES: dict[Any, str] = {
     type(None): "null",
@@ -170,8 +171,17 @@ def effective(section: ConfigSection) -> dict[str, Any]:
     return values
 
 
-def check_keys(tree: ConfigSection, settings: Mapping[str, Setting]) -> dict[str, Setting]:
+def check_keys(
+    tree: ConfigSection,
+    settings: Mapping[str, Setting],
+    names_elsewhere: Mapping[str, str],
+    options: Mapping[str, str],
+) -> dict[str, Setting]:
     """Check that `tree` has the keys; returns the settings without sections that are set to null or {}.
+
+    Args:
+        names_elsewhere: The last part of our key by the name that other software gives to the same thing.
+        options: The option of a command by the key that somebody may take it for.
 
     Raises:
         ConfigError: an unknown key, with the nearest valid one; a value for a section; a section for a value.
@@ -196,7 +206,9 @@ def check_keys(tree: ConfigSection, settings: Mapping[str, Setting]) -> dict[str
             if setting.value not in (None, {}):
                 raise ConfigError(f"{key} {setting.place} is a table: set its entries, such as {key}.NAME")
         else:
-            raise ConfigError(_unknown(key, setting, names))
+            if key in options:
+                raise ConfigError(f"unknown key {key} {setting.place}: it is no setting but {options[key]}")
+            raise ConfigError(_unknown(key, setting, names, names_elsewhere))
     return checked
 
 
@@ -226,19 +238,33 @@ def _merged(tree: Mapping[str, Any], path: str, value: Any) -> Any:
     return {**tree, name: _merged(below if isinstance(below, Mapping) else {}, f".{rest}", value)}
 
 
-def _unknown(key: str, setting: Setting, names: list[str]) -> str:
-    parent = key.rpartition(".")[0]
+def _unknown(key: str, setting: Setting, names: list[str], names_elsewhere: Mapping[str, str]) -> str:
+    parent, _, last = key.rpartition(".")
     if parent in names:
-        return f"{parent} {setting.place} takes one value, it has no key {key.rpartition('.')[2]}"
-    last = key.rpartition(".")[2]
+        return f"{parent} {setting.place} takes one value, it has no key {last}"
     if SECRET_KEY.search(last):
         return (
             f"{key} {setting.place} looks like a secret: put it into the environment or .env "
             "(.env.example lists the names), never into the configuration"
         )
-    same = [name for name in names if name.rpartition(".")[2] == last]
-    nearest = max(same or names, key=lambda name: difflib.SequenceMatcher(None, key, name).ratio())
-    return f"unknown key {key} {setting.place}: the nearest key is {nearest} (python -m chimera config lists all)"
+    if near := _nearest_key(parent, (last, names_elsewhere.get(last, last)), names):
+        return f"unknown key {key} {setting.place}: the nearest key is {near} (python -m chimera config lists all)"
+    section = parent.removeprefix("pipeline.") if any(name.startswith(f"{parent}.") for name in names) else ""
+    listed = f"config {section} lists the keys of {parent}" if section else "config lists all"
+    return f"unknown key {key} {setting.place}: no key is like it (python -m chimera {listed})"
+
+
+def _nearest_key(section: str, last: Sequence[str], names: Sequence[str]) -> str | None:
+    """The key most like `section` with one of the names `last`, first in the same section; None if none is alike."""
+
+    def rank(name: str) -> tuple[bool, float, float]:
+        own_section, _, own_last = name.rpartition(".")
+        alike = max(likeness(word, own_last) for word in last)
+        sections = max(likeness(section, own) for own in (own_section, own_section.partition(".")[2]))
+        return own_section == section and alike >= ALIKE, alike, sections
+
+    best = max(names, key=rank)
+    return best if rank(best)[1] >= ALIKE else None
 
 
 def _explain(error: ValidationError, settings: Mapping[str, Setting], types: Mapping[str, str]) -> ConfigError:

@@ -9,6 +9,7 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from chimera.config.loader import ConfigSection, check_keys, effective, overlay, validate, without_effect
+from chimera.config.names_elsewhere import NAMES, OPTIONS
 from chimera.config.pipeline import (
     DEFAULT,
     IMPORTS,
@@ -31,6 +32,7 @@ from chimera.config.sections.society import SocietyConfig
 from chimera.config.sections.telemetry import TelemetryConfig
 from chimera.config.sections.tools import McpServer, ToolsConfig
 from chimera.config.source import COMMAND_LINE, Setting, parse_overrides, read_yaml, to_yaml
+from chimera.config.trial import FROM_TRIAL, trial_sizes
 from chimera.core.errors import ConfigError, suggestion
 
 TAKEN = ("base", "final", "all", "ledger", "eval", "parts", "stages", "confusion")
@@ -217,6 +219,7 @@ def load_config(
     *,
     own_question: bool = False,
     recorded: bool = False,
+    trial: bool = False,
 ) -> Config:
     """Read the configuration: defaults, then the YAML file, then `key=value` overrides.
 
@@ -229,6 +232,7 @@ def load_config(
         own_question: the society will answer a user's question, so no article is blocked in live searches.
         recorded: the file is a run's, which may come from somebody else: no module that it names is imported
             (`chimera.config.pipeline.Recorded`), and there is no warning about it.
+        trial: lower the sizes of defaults and file to those of a trial (`chimera.config.trial`).
 
     Raises:
         ConfigError: names the key, where it was set, and the nearest valid key or what is allowed.
@@ -238,12 +242,15 @@ def load_config(
     phases = _phases(file, given)
     file, given = _in_full(file, phases), _in_full(given, phases)
     tree = _shape(overlay(file, given), phases, imports=not recorded)
-    settings = _inherit(overlay(check_keys(tree, file), check_keys(tree, given)))
+    if trial:
+        file |= trial_sizes(file, tree)
+    checked = [check_keys(tree, settings, NAMES, OPTIONS) for settings in (file, given)]
+    settings = _inherit(overlay(*checked))
     config = validate(tree, settings, {IMPORTS: not recorded})
     for setting, sentence in without_effect(config, settings):
         if setting.place == COMMAND_LINE:
             raise ConfigError(sentence)
-        if not recorded:
+        if setting.place != FROM_TRIAL and not recorded:
             print(f"warning: {sentence}", file=sys.stderr)
     _check_players(config)
     if not own_question:

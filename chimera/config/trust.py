@@ -111,9 +111,9 @@ def check_trusted(
         )
 
 
-def options_to_use(config: Config) -> str:
-    """The options with which commands use a run of `config` (`eval`, `ask --run`), as in a shell, after a space."""
-    options = trust_options([code for code in named_code(config, "answers") if not code.trusted(())])
+def options_to_use(config: Config, work: Work = "answers") -> str:
+    """The options with which commands use a run of `config`, by default `eval` and `ask --run`, after a space."""
+    options = trust_options([code for code in named_code(config, work) if not code.trusted(())])
     return options and f" {options}"
 
 

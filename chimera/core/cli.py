@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from chimera.core.errors import ChimeraError, ConfigError, RunError, storage_fault
 from chimera.core.limits import out_of_memory
 from chimera.core.machine import check_machine
+from chimera.core.temporary import own_temporary_folder
 
 if TYPE_CHECKING:
     from chimera.config.tree import Config
@@ -29,7 +30,7 @@ HUB_LOGGER = "huggingface_hub.utils._http"
 
 
 def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
-    """Check the machine (`chimera.core.machine`), run `main` and exit the process.
+    """Check the machine (`chimera.core.machine`), run `main` in a temporary folder of its own and exit the process.
 
     A `ChimeraError` or a full disk gives one line on stderr and the error's exit code. Ctrl-C gives 130. A closed pipe
     on stdout gives 0 without a message. Any other exception is a bug: it gives 70 and a traceback without secrets.
@@ -41,7 +42,8 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
     logging.getLogger(HUB_LOGGER).addFilter(_said_once())
     try:
         check_machine()
-        code = main(list(sys.argv[1:] if argv is None else argv)) or 0
+        with own_temporary_folder():
+            code = main(list(sys.argv[1:] if argv is None else argv)) or 0
         sys.stdout.flush()
     except ChimeraError as error:
         print(f"error: {redact(str(error))}", file=sys.stderr)

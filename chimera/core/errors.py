@@ -1,6 +1,7 @@
 """Every error that Chimera raises on purpose: one sentence with the value, the place and the remedy."""
 
 import errno
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -70,12 +71,30 @@ STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """Error numbers of disk faults: no space, no quota, file too large, read-only, input/output error."""
 
 
-def suggestion(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Ends the message about an unknown name: the known name that is most like it, or else `otherwise`."""
-    from difflib import get_close_matches
+ALIKE = 0.6
+"""Names that are less alike are not taken for each other: a hint that fits badly misleads more than none."""
+_WORDS = re.compile(r"[\W_]+|(?<=[a-z])(?=[A-Z])")
 
-    near = get_close_matches(name, [*known], n=1)
-    return f"did you mean {near[0]!r}?" if near else otherwise
+
+def likeness(name: str, other: str) -> float:
+    """How alike two names are, from 0 to 1: by their letters, or because one has all words of the other."""
+    from difflib import SequenceMatcher
+
+    letters = SequenceMatcher(None, name.casefold(), other.casefold()).ratio()
+    words, others = ({word.casefold() for word in _WORDS.split(text) if word} for text in (name, other))
+    return max(letters, 0.9) if words and others and (words <= others or others <= words) else letters
+
+
+def nearest(name: str, known: Iterable[str], at_least: float = ALIKE) -> str | None:
+    """The known name that is most like `name`; None if none is alike."""
+    best = max(known, key=lambda other: likeness(name, other), default=None)
+    return best if best is not None and likeness(name, best) >= at_least else None
+
+
+def suggestion(name: str, known: Iterable[str], otherwise: str = "", at_least: float = ALIKE) -> str:
+    """Ends the message about an unknown name: the known name that is most like it, or else `otherwise`."""
+    near = nearest(name, known, at_least)
+    return f"did you mean {near!r}?" if near else otherwise
 
 
 def storage_fault(error: BaseException) -> RunError | None:

@@ -3,14 +3,13 @@
 Each error names the file, the row and what to do.
 """
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from chimera.config.sections.data import FAILED, Columns, ColumnsConfig, DataConfig
-from chimera.core.errors import DataError
+from chimera.core.errors import DataError, nearest
 from chimera.core.types import LABELS, Label, Option, ResearchTask, Section
 from chimera.data.tables import Table, TableRow, open_table
 
@@ -75,13 +74,30 @@ def _column(part: str, asked: Columns, table: Table) -> Any:
 
 
 WORDS = {"goal": "question", "label": "right answer"}
+ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+    "goal": ("query", "prompt", "problem", "input", "claim"),
+    "label": ("answer", "decision", "verdict", "target", "gold", "class", "output"),
+    "context": ("abstract", "passage", "document", "text"),
+    "options": ("choices",),
+    "long_answer": ("explanation",),
+}
+"""What other data sets call the columns of a part of a task. Only hints use these names."""
+
+
+def _part_like(column: str) -> str | None:
+    """The part of a task that a column holds by its name; None if no part's names are like it."""
+    parts = {name: part for part in USUAL for name in (*USUAL[part], *ELSEWHERE.get(part, ()))}
+    name = nearest(column, parts)
+    return None if name is None else parts[name]
 
 
 def _no_column(part: str, fault: str, wanted: str, table: Table) -> DataError:
     listed = ", ".join(table.columns[:_SHOWN]) + (", ..." if len(table.columns) > _SHOWN else "")
-    lower = {name.lower(): name for name in table.columns}
-    near = lower[difflib.get_close_matches(wanted.lower(), lower, n=1, cutoff=0.0)[0]]
-    return DataError(f"{table.place}: {fault}; it has {listed}: set data.columns.{part}, such as {near}")
+    others = [name for name in table.columns if _part_like(name) in (part, None)]
+    near = nearest(wanted, others) or next((name for name in others if _part_like(name) == part), None)
+    holds = f"the column that holds the {WORDS.get(part, part.replace('_', ' '))}"
+    hint = f"did you mean data.columns.{part}={near}?" if near else f"set data.columns.{part} to {holds}"
+    return DataError(f"{table.place}: {fault}; it has {listed}: {hint}")
 
 
 def load_own(config: DataConfig) -> list[ResearchTask]:

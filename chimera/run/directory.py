@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from chimera.config.differences import differences
+from chimera.config.differences import differences, first_few
 from chimera.config.loader import effective
 from chimera.config.source import read_yaml, to_yaml
 from chimera.config.tree import Config, load_config
@@ -263,9 +263,10 @@ class Run:
             kept = [key for key in changed if key not in same and not key.endswith(FREE_ON_RESUME)]
             fixed = [key for key in kept if key.startswith(FIXED_ON_RESUME + begun)]
             if fixed:
-                old, new = changed[fixed[0]]
+                named = first_few([f"{key}={changed[key][0]} (not {changed[key][1]})" for key in fixed])
                 raise RunError(
-                    f"run {self.name!r} was made with {fixed[0]}={old}, not {new}: keep it, or take another name"
+                    f"run {self.name!r} was made with {named}: keep {'them' if len(fixed) > 1 else 'it'}, or take "
+                    "another name"
                 )
             before = self.environment
             moved = differences(before, environment | {"created": before["created"]})

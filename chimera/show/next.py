@@ -15,6 +15,12 @@ def after_training(name: str, runs_dir: Path, trust: str = "") -> list[str]:
     ]
 
 
+def after_interruption(name: str, runs_dir: Path, needed: Sequence[str]) -> list[str]:
+    """How a run goes on; `needed` are further arguments, quoted."""
+    arguments = "".join(f" {argument}" for argument in needed)
+    return [f"python -m chimera.train --resume --name {shlex.quote(name)}{_runs(runs_dir)}{arguments}"]
+
+
 def after_evaluation(name: str, report: Path, runs_dir: Path) -> list[str]:
     return [
         f"python -m chimera.trace {shlex.quote(name)}{_runs(runs_dir)}",

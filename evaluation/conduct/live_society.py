@@ -1,6 +1,6 @@
 """A society with running models: a person asks a question and sees each step with its sources."""
 
-import os
+import shutil
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -21,7 +21,9 @@ from agents.tools.toolbox import build_toolbox
 from chimera.config.roles import JUDGE, tool_name
 from chimera.config.tree import Config
 from chimera.core.cli import keep_direct
+from chimera.core.errors import ChimeraError
 from chimera.core.secrets import load_secrets
+from chimera.core.temporary import lasting_folder
 from chimera.core.toy import toy_parts
 from chimera.core.types import Brief, Source
 from chimera.data.tasks import Document, load
@@ -260,14 +262,19 @@ def open_society(config: Config, library: Library | None = None) -> Iterator[Liv
 
     Raises:
         ConfigError: A key, a model's folder or a tool's database is missing.
-        ModelError: The model server did not start. The message names its log, which is kept.
+        ModelError: The model server did not start. The message names its log, which alone is kept.
     """
     keep_direct()
     secrets = load_secrets(config.secret_names())
     library = library or build_library(config, secrets)
-    descriptor, name = tempfile.mkstemp(prefix="chimera-models-", suffix=".log")
-    os.close(descriptor)
-    log_file = Path(name)
-    with serve(config.used(), config.serving, secrets, log_file=log_file, learning=config.learning()) as servers:
-        yield LiveSociety(config, servers, library)
-    log_file.unlink()  # After an error the log stays, because the message names it.
+    logs, named = Path(tempfile.mkdtemp(prefix="chimera-models-", dir=lasting_folder())), False
+    log_file = logs / "models.log"
+    try:
+        with serve(config.used(), config.serving, secrets, log_file=log_file, learning=config.learning()) as servers:
+            yield LiveSociety(config, servers, library)
+    except ChimeraError as error:
+        named = str(logs) in str(error)
+        raise
+    finally:
+        if not named:
+            shutil.rmtree(logs)

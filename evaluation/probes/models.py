@@ -15,7 +15,7 @@ from agents.roles import ROLES, Role
 from agents.visit.prompting import Message, opening, response_format
 from agents.visit.react import read_answer
 from chimera.config.tree import Config
-from chimera.core.errors import ModelError
+from chimera.core.errors import ModelError, UnreachableError
 from chimera.serving.client import Completion, Endpoint, HttpModel
 from evaluation.probes.context import ROOM, told_context
 from evaluation.probes.probed import Level, Probed
@@ -24,9 +24,14 @@ SEED = 7
 
 
 class ModelProbe:
-    """Probes one slot."""
+    """Probes one slot.
+
+    Attributes:
+        unreachable: True if no server is at its address, so that other slots with this address need no probe.
+    """
 
     def __init__(self, config: Config, slot: str, endpoint: Endpoint, tools: Tools, goal: str) -> None:
+        self.unreachable = False
         self._config, self._slot, self._endpoint, self._tools, self._goal = config, slot, endpoint, tools, goal
         self._area = f"models.{slot}"
         self._told: list[str] = []
@@ -51,6 +56,7 @@ class ModelProbe:
         try:
             completion = await self._ask(role)
         except ModelError as error:
+            self.unreachable = isinstance(error, UnreachableError)
             return self._finding("answers", Level.FAULT, str(error))
         seconds = time.perf_counter() - started
         speed = completion.completion_tokens / seconds if seconds > 0 else 0.0

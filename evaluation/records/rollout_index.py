@@ -1,7 +1,6 @@
 """Lists the recorded rollouts of a run, finds one by what a user types, and reads everything known about it."""
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 from chimera.core.errors import RunError, suggestion
 from chimera.run.directory import Run
@@ -13,6 +12,10 @@ from evaluation.traces.tree import Tree, tree
 
 LISTED = 8
 """Number of candidates that an error names."""
+FIRST = 3
+"""Number of rollouts that an error names when none is meant by what was typed."""
+SAME_ID = 0.8
+"""How alike an id must be to be meant: random ids are alike by chance."""
 
 
 def recorded_rollouts(run: Run, phase: str | None = None) -> list[RolloutRecord]:
@@ -53,8 +56,9 @@ def find(records: Sequence[RolloutRecord], name: str) -> list[RolloutRecord]:
         named = ", ".join([*list(begun)[:LISTED], *(["..."] if len(begun) > LISTED else [])])
         raise RunError(f"{len(begun)} rollouts begin with {name!r} ({named}): give more of the id")
     known = {name: None for record in records for name in (record.rollout_id, record.task_id)}
-    near = get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
-    raise RunError(f"there is no rollout and no task {name!r} here: did you mean {near!r}?")
+    first = ", ".join(dict.fromkeys(record.rollout_id for record in records[:FIRST]))
+    listed = f"the first rollouts are {first}; without an id, chimera.trace lists all"
+    raise RunError(f"there is no rollout and no task {name!r} here: {suggestion(name, known, listed, SAME_ID)}")
 
 
 def read_tree(run: Run, record: RolloutRecord) -> Tree:

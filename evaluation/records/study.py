@@ -23,9 +23,9 @@ Split = Literal["val", "test"]
 Kind = Literal["sequence", "alone", "left out", "at base", "coalition"]
 BASE = "base"
 GATE = "gate"
+"""The gate records its rollouts of a stage as `gate-<stage>`. The seeds of all evaluations derive from this name."""
 RUNNERS, EVALUATION = "training's runners", "an evaluation"
 """The other places where rollouts of a study are made (`StageAnswers.made_in`)."""
-"""The gate records its rollouts of a stage as `gate-<stage>`. The seeds of all evaluations derive from this name."""
 
 
 @dataclass(frozen=True, slots=True)

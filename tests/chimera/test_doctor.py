@@ -81,13 +81,15 @@ def test_a_server_that_refuses_schemas_cannot_work_unless_none_are_sent(asked):
     assert ("rollout", "one task") not in found
 
 
-def test_a_server_that_is_not_there_is_said_for_each_slot(asked):
-    code, found = asked(url="http://127.0.0.1:9/v1")
+def test_a_server_that_is_not_there_is_said_once_with_all_its_slots(asked, scripted_openai):
+    code, found = asked(f"models.senior.base_url={scripted_openai.url}", url="http://127.0.0.1:9/v1")
     assert code == 1
-    for slot in ("junior", "senior", "judge"):
-        level, text = found[f"models.{slot}", "answers"]
-        assert level == "fault"
-        assert "http://127.0.0.1:9/v1) cannot be reached: is the server running?" in text
+    faults = {area: text for (area, what), (level, text) in found.items() if level == "fault" and what == "answers"}
+    (text,) = faults.values()
+    assert "models.junior" in faults
+    assert "http://127.0.0.1:9/v1) cannot be reached: is the server running?" in text
+    assert "(models.supervisor, models.board, models.principal, models.judge would ask it too)" in text
+    assert found["models.senior", "answers"][0] == "ok"
 
 
 def test_a_phase_that_cannot_run_is_a_fault_with_its_reason(asked):

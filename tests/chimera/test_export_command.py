@@ -168,7 +168,7 @@ def test_a_role_that_learned_nothing_is_refused_in_words(trained, tmp_path):
     learned = "Geneticist, HypothesisRefiner, Neurologist, Pharmacologist, Supervisor"
     with pytest.raises(RunError, match=rf"PeerReviewer has learned nothing .* models.board, .*: {learned}$"):
         exported(trained, "PeerReviewer", tmp_path / "out")
-    with pytest.raises(ConfigError, match="there is no such role; did you mean HypothesisRefiner"):
+    with pytest.raises(ConfigError, match="there is no such role; did you mean 'HypothesisRefiner'"):
         exported(trained, "Refiner", tmp_path / "out")
 
 

@@ -155,7 +155,8 @@ def test_ctrl_c_stops_cleanly_and_keeps_finished_rollouts(start_training):
     output, _ = process.communicate(timeout=HANGING_SECONDS)
     assert process.returncode == 130
     assert "stopping" in output
-    assert output.splitlines()[-1] == "interrupted"
+    goes_on = f"next: python -m chimera.train --resume --name interrupted runs_dir={process.run.parent}"
+    assert output.splitlines()[-2:] == [goes_on, "interrupted"]
     assert "Traceback" not in output
     assert_all_gone(processes)
     records = list(read_lines(process.run / "rollouts" / "gather.jsonl"))

@@ -120,7 +120,9 @@ def test_a_task_is_found_in_all_phases_or_in_one(runs, capsys):
     ("argv", "error", "complaint"),
     [
         (["mine", "ro-00000000abd9"], RunError, "did you mean 'ro-00000000abd3'"),
-        (["mine", "t-7x"], RunError, "no rollout and no task 't-7x' here: did you mean 't-"),
+        (["mine", "t2"], RunError, "no rollout and no task 't2' here: did you mean 't-2'"),
+        (["mine", "nosuch"], RunError, "no task 'nosuch' here: the first rollouts are ro-000000000001, "),
+        (["mine", "ro-fedcba987654"], RunError, "'ro-fedcba987654' here: the first rollouts are ro-000000000001, "),
         (["mine", "ro-00000000abc"], RunError, r"2 rollouts begin .*\(ro-00000000abc1, ro-00000000abc2\)"),
         (["mine", "--phase", "pppo"], RunError, "did you mean 'ppo'"),
         (["mime"], RunError, "did you mean 'mine'"),

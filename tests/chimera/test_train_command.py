@@ -11,7 +11,7 @@ import pytest
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import load
-from chimera.train import QUICK, TRIAL
+from chimera.train import TRIAL
 from training.learning.plans import check_rollouts, choose_names, make_phases
 
 pytestmark = pytest.mark.whole
@@ -35,7 +35,7 @@ def train(*arguments):
 
 
 def test_a_trial_has_the_default_phases_in_smaller_and_the_command_line_wins():
-    usual, quick = load_config(), load_config(QUICK, ["sft.epochs=2", "gate.tasks=7"])
+    usual, quick = load_config(), load_config(None, ["sft.epochs=2", "gate.tasks=7"], trial=True)
     assert list(quick.pipeline) == list(usual.pipeline)
     assert (quick.pipeline["sft"].epochs, quick.gate.tasks) == (2, 7)
     for name, phase in quick.pipeline.items():
@@ -43,20 +43,25 @@ def test_a_trial_has_the_default_phases_in_smaller_and_the_command_line_wins():
         assert phase != usual.pipeline[name]
     data = load(quick.data)
     assert make_phases(choose_names(None, quick), quick, data)
-    assert len(data.validation) >= load_config(QUICK).gate.tasks
+    assert len(data.validation) >= load_config(trial=True).gate.tasks
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("--config", "configs/local.yaml"), "--quick and --config=configs/local.yaml are two sets of settings"),
-        (("--resume",), "--resume goes on with the run's own settings"),
-    ],
-)
-def test_a_trial_has_no_other_settings(arguments, sentence):
-    ended = train("--quick", *arguments)
+def test_a_trial_is_not_resumed_as_another():
+    ended = train("--quick", "--resume")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert sentence in ended.stderr
+    assert "--resume goes on with the run's own settings: leave --quick out" in ended.stderr
+
+
+def test_a_trial_of_any_configuration_fits_a_small_file(tmp_path):
+    """quick.yaml's tasks are more than 30 rows have; the lowered sizes are said in one line."""
+    rows = [f"Does drug {number} work?,{('yes', 'no', 'maybe')[number % 3]}" for number in range(30)]
+    (tmp_path / "few.csv").write_text("\n".join(["question,label", *rows]) + "\n")
+    (tmp_path / "mine.yaml").write_text(f"data: {{path: {tmp_path}/few.csv}}\nsociety: {{evidence: given}}\n")
+    ended = train("--quick", "--config", str(tmp_path / "mine.yaml"), "--check")
+    assert ended.returncode == 0, ended.stderr
+    assert "the trial takes no more tasks than there are: gate.tasks=6 gather.tasks=18" in ended.stdout
+    asked = train("--quick", "--config", str(tmp_path / "mine.yaml"), "--check", "gather.tasks=20")
+    assert (asked.returncode, "gather.tasks=20, but there are 18 training tasks" in asked.stderr) == (2, True)
 
 
 def test_a_trial_says_at_its_start_and_end_that_it_is_one_also_when_it_is_continued(tmp_path):
@@ -100,8 +105,7 @@ def test_a_continued_run_with_rollouts_may_go_on_with_any_phase(tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert "sft: " in ended.stdout
     own = next(line for line in ended.stdout.splitlines() if line.startswith("its own settings, which are not today's"))
-    assert "gate.enabled=False (True)" in own
-    assert "sft.epochs=1.0 (3.0)" in own
+    assert "data.size=60 (1000), gate.enabled=False (True), pipeline.gather.tasks=4 (120), and 4 more" in own
     assert "None" not in own  # gate.enabled=false leaves other keys of the gate without effect.
     assert str(tmp_path) not in own
 

@@ -175,7 +175,7 @@ def test_metrics_name_every_rollout_once_and_every_step(runs):
 def test_what_was_recorded_fixes_the_settings_it_was_made_with(start, runs):
     process = start("disturbed", "--resume", "reward.alignment=2")
     assert finish(process) == 6
-    assert "was made with reward.alignment=1.0, not 2.0" in process.lines[-1]
+    assert "was made with reward.alignment=1.0 (not 2.0): keep it" in process.lines[-1]
 
 
 def test_no_process_outlives_the_runs(runs):

@@ -33,6 +33,7 @@ class TeamEngine:
         note: Is told of every loss.
         device: As for `PpoEngine`.
         temperature: As for `PpoEngine`.
+        phase: As for `PpoEngine`.
 
     Raises:
         ConfigError: As `PpoEngine`.
@@ -51,10 +52,11 @@ class TeamEngine:
         note: Callable[[str], None],
         device: Literal["auto", "cpu", "cuda"] = "auto",
         temperature: float = 1.0,
+        phase: str = "ppo",
     ) -> None:
-        check_verl(settings.verl)
+        check_verl(settings.verl, phase)
         check_trainable(model_folder)
-        self._settings, self._temperature = settings, temperature
+        self._settings, self._temperature, self._phase = settings, temperature, phase
         self._start, self._newest, self._note = team, newest, note
         self._opening: Mapping[str, Any] = {
             "do": "open",
@@ -64,6 +66,7 @@ class TeamEngine:
             "total_steps": total_steps,
             "device": device,
             "temperature": temperature,
+            "phase": phase,
         }
         self._team: Team | None = None
         self._since: list[Mapping[str, Any]] = []
@@ -127,7 +130,7 @@ class TeamEngine:
                 if not left:
                     raise RunError(
                         f"{lost}; the ranks were started again {self._settings.restarts} times for this step "
-                        "(ppo.restarts): find out why, then continue with --resume"
+                        f"({self._phase}.restarts): find out why, then continue with --resume"
                     ) from lost
                 left -= 1
                 self._note(f"{lost}: the ranks are started again, and the step is made again")

@@ -62,6 +62,7 @@ class PpoEngine:
         total_steps: Number of planned updates, for learning-rate schedules.
         device: "auto" is CUDA if there is a GPU. The first engine fixes it for the process.
         temperature: Temperature at which the samples were drawn.
+        phase: The phase's name, for errors.
 
     Raises:
         ConfigError: VeRL refuses a value of `config.verl`, the model has no safetensors (pickles are never read), or
@@ -78,12 +79,14 @@ class PpoEngine:
         total_steps: int,
         device: Literal["auto", "cpu", "cuda"] = "auto",
         temperature: float = 1.0,
+        phase: str = "ppo",
     ) -> None:
-        check_verl(config.verl)
+        check_verl(config.verl, phase)
         check_trainable(model_folder)
         self._folder, self._config, self._seed, self._temperature = model_folder, config, seed, temperature
+        self._phase = phase
         self._device: Device = load_verl(device)
-        self._verl = make_config(config, total_steps)
+        self._verl = make_config(config, total_steps, phase)
         self._random = OwnRandomness(seed)
         self.updates = 0
         """Number of updates, including those before a checkpoint."""
@@ -146,7 +149,9 @@ class PpoEngine:
         worker = TrainingWorker(
             TrainingWorkerConfig(
                 model_type=kind,
-                model_config=model_config(self._folder, self._config, attention=attention, lora=lora),
+                model_config=model_config(
+                    self._folder, self._config, attention=attention, lora=lora, phase=self._phase
+                ),
                 engine_config=self._verl.engine,
                 optimizer_config=optimiser,
                 checkpoint_config=CheckpointConfig(),
@@ -169,7 +174,7 @@ class PpoEngine:
         if not kept:
             raise RunError(
                 f"step {step} has {len(samples)} samples, none with a peer in its group, as {config.adv_estimator} "
-                "needs: raise ppo.n, or use ppo.adv_estimator=reinforce_plus_plus"
+                f"needs: raise {self._phase}.n, or use {self._phase}.adv_estimator=reinforce_plus_plus"
             )
         batch = self._batch(kept)
         metrics: dict[str, float] = {}
@@ -211,7 +216,7 @@ class PpoEngine:
         if not old["log_probs"].isfinite().all():
             raise RunError(
                 f"step {step}: the model of {self._folder} gives log-probabilities that are not finite: its weights "
-                "are broken; continue from an earlier checkpoint with a smaller ppo.lr"
+                f"are broken; continue from an earlier checkpoint with a smaller {self._phase}.lr"
             )
         mode = self._config.loss_agg_mode
         metrics["actor/entropy"] = float(agg_loss(old["entropy"], batch.mask, mode))

@@ -7,6 +7,7 @@ has an effect in one process with one device. A key that a `ppo` key sets is ref
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,32 +117,34 @@ class VerlConfig:
     algorithm: "AlgoConfig"
 
 
-def check_verl(verl: Mapping[str, Any]) -> None:
-    """Check the names in `ppo.verl` without importing VeRL. Values are checked when the engine is built.
+def check_verl(verl: Mapping[str, Any], phase: str = "ppo") -> None:
+    """Check the names in the phase's `verl` without importing VeRL. Values are checked when the engine is built.
 
     Raises:
         ConfigError: A part or a key is unknown, has no effect here, or is set by one of our keys.
     """
     for part, values in verl.items():
         if part not in PASSED:
-            raise ConfigError(f"ppo.verl has no part {part!r}{_closest(part, PASSED)}: the parts are {_listed(PASSED)}")
+            raise ConfigError(
+                f"{phase}.verl has no part {part!r}{_closest(part, PASSED)}: the parts are {_listed(PASSED)}"
+            )
         if not isinstance(values, Mapping):
-            raise ConfigError(f"ppo.verl.{part} is {values!r}: it must be a mapping of VeRL's keys")
+            raise ConfigError(f"{phase}.verl.{part} is {values!r}: it must be a mapping of VeRL's keys")
         for key in values:
             if ours := OURS[part].get(key):
-                raise ConfigError(f"ppo.verl.{part}.{key} is set by ppo.{ours}: set that and leave this out")
+                raise ConfigError(f"{phase}.verl.{part}.{key} is set by {phase}.{ours}: set that and leave this out")
             if key not in PASSED[part]:
                 raise ConfigError(
-                    f"ppo.verl.{part}.{key} is unknown or has no effect here{_closest(key, PASSED[part])}: "
+                    f"{phase}.verl.{part}.{key} is unknown or has no effect here{_closest(key, PASSED[part])}: "
                     f"the keys are {_listed(PASSED[part])}"
                 )
 
 
-def make_config(config: PpoSettings, total_steps: int) -> VerlConfig:
-    """VeRL's configuration for these settings. VeRL must be loaded.
+def make_config(config: PpoSettings, total_steps: int, phase: str) -> VerlConfig:
+    """VeRL's configuration for these settings of the phase `phase`. VeRL must be loaded.
 
     Raises:
-        ConfigError: VeRL refuses a value in `ppo.verl`.
+        ConfigError: VeRL refuses a value in the phase's `verl`.
     """
     from verl.trainer.config import AlgoConfig
     from verl.workers.config import ActorConfig, CriticConfig, FSDPEngineConfig, FSDPOptimizerConfig
@@ -164,25 +167,27 @@ def make_config(config: PpoSettings, total_steps: int) -> VerlConfig:
         "reshard_after_forward": sharded,
     }
     algorithm = {key: getattr(config, key) for key in OURS["algorithm"]}
+    build = partial(_build, config, phase)
     return VerlConfig(
-        actor=_build(ActorConfig, "actor", config, {**shared, "shuffle": True, **actor}),
-        critic=_build(CriticConfig, "critic", config, {**shared, **critic}),
-        engine=_build(FSDPEngineConfig, "engine", config, engine),
-        actor_optim=_build(FSDPOptimizerConfig, "optim", config, {**optim, "lr": config.lr}),
-        critic_optim=_build(FSDPOptimizerConfig, "optim", config, {**optim, "lr": config.critic_lr}),
-        algorithm=_build(AlgoConfig, "algorithm", config, algorithm),
+        actor=build(ActorConfig, "actor", {**shared, "shuffle": True, **actor}),
+        critic=build(CriticConfig, "critic", {**shared, **critic}),
+        engine=build(FSDPEngineConfig, "engine", engine),
+        actor_optim=build(FSDPOptimizerConfig, "optim", {**optim, "lr": config.lr}),
+        critic_optim=build(FSDPOptimizerConfig, "optim", {**optim, "lr": config.critic_lr}),
+        algorithm=build(AlgoConfig, "algorithm", algorithm),
     )
 
 
-def model_config(folder: Path, config: PpoSettings, *, attention: str, lora: bool) -> "HFModelConfig":
+def model_config(folder: Path, config: PpoSettings, *, attention: str, lora: bool, phase: str) -> "HFModelConfig":
     """VeRL's configuration of the model in `folder`. VeRL must be loaded.
 
     Args:
         attention: The `attn_implementation` of transformers, unless `ppo.verl.model.override_config` names one.
         lora: True if the model gets the configured adapters.
+        phase: The phase's name, for errors.
 
     Raises:
-        ConfigError: VeRL refuses a value in `ppo.verl.model`.
+        ConfigError: VeRL refuses a value in `verl.model`.
     """
     from verl.workers.config import HFModelConfig
 
@@ -198,11 +203,11 @@ def model_config(folder: Path, config: PpoSettings, *, attention: str, lora: boo
         "lora_rank": config.lora_rank if lora else 0,
         "lora_alpha": config.lora_alpha,
     }
-    return _made(HFModelConfig, {**base, **passed}, "ppo.verl.model")
+    return _made(HFModelConfig, {**base, **passed}, f"{phase}.verl.model")
 
 
-def _build(kind: type[Any], part: str, config: PpoSettings, base: Mapping[str, Any]) -> Any:
-    return _made(kind, {**base, **config.verl.get(part, {})}, f"ppo.verl.{part}")
+def _build(config: PpoSettings, phase: str, kind: type[Any], part: str, base: Mapping[str, Any]) -> Any:
+    return _made(kind, {**base, **config.verl.get(part, {})}, f"{phase}.verl.{part}")
 
 
 def _made(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
 from chimera.config.loader import ConfigSection, effective, keys, sections, unused_keys, validate
+from chimera.config.names_elsewhere import NAMES, OPTIONS
 from chimera.config.sections.models import SLOTS
 from chimera.config.source import parse_overrides, parse_yaml, to_yaml
 from chimera.config.tree import Config, dump_config, load_config
@@ -32,15 +33,44 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 @given(
     st.text(st.characters(categories=["Ll"]), min_size=1), st.sampled_from(["", "data.", "models.junior.", "nothing."])
 )
-def test_any_unknown_key_names_a_valid_one(name: str, section: str):
+def test_any_unknown_key_names_a_valid_one_or_where_they_are_listed(name: str, section: str):
     known = {key.name for key in keys(Config())}
     assume(not any(f"{other}.".startswith(f"{section}{name}.") for other in known))
     assume("token" not in name and "secret" not in name and "key" not in name and "pass" not in name)
     with pytest.raises(ConfigError) as caught:
         load_config(None, [f"{section}{name}=1"])
     nearest = re.search(r"the nearest key is (\S+) ", str(caught.value))
-    assert nearest
-    assert nearest[1] in known
+    assert nearest[1] in known if nearest else "python -m chimera config" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("sft.learning_rate=1e-3", "the nearest key is pipeline.sft.lr "),
+        ("design.learning_rate=1e-3", "the nearest key is pipeline.design.lr "),
+        ("ppo.num_generations=4", "the nearest key is pipeline.ppo.n "),
+        ("ppo.epochs=2", "the nearest key is pipeline.ppo.ppo_epochs "),
+        ("ppo.mini_batch_size=8", "the nearest key is pipeline.ppo.ppo_mini_batch_size "),
+        ("sft.num_train_epochs=2", "the nearest key is pipeline.sft.epochs "),
+        ("gahter.tasks=2", "the nearest key is pipeline.gather.tasks "),
+        ("senior.path=x", "the nearest key is models.senior.path "),
+        ("data.columns.question=q", "the nearest key is data.columns.goal "),
+        ("evaluation.tasks=5", "is no setting but --limit N of python -m chimera.eval"),
+        ("sft.zzz=5", "no key is like it (python -m chimera config sft lists the keys of pipeline.sft)"),
+        ("zzz.qqq=5", "no key is like it (python -m chimera config lists all)"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_what_was_meant(override: str, hint: str):
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [override])
+    assert f"{override.partition('=')[0]} on the command line: " in str(caught.value)
+    assert hint in str(caught.value)
+
+
+def test_names_that_other_software_uses_lead_to_keys_that_exist():
+    lasts = {key.name.rpartition(".")[2] for key in keys(Config())}
+    assert set(NAMES.values()) <= lasts
+    assert not set(OPTIONS) & {key.name for key in keys(Config())}
 
 
 def test_every_key_is_read_by_some_code():

@@ -232,6 +232,10 @@ def test_resuming_records_changed_settings_and_refuses_other_tasks(config: Confi
     for override in ("seed=1", "data.size=50"):
         with pytest.raises(RunError, match=f"run 'a' was made with {override.partition('=')[0]}="):
             Run.create("a", load_config(None, [runs, override]), resume=True)
+    others = ["seed=1", "data.seed=2", "data.size=50", "gate.tasks=9", "reward.impact=2"]
+    said = r"with data\.seed=0 \(not 2\), data\.size=1000 \(not 50\), gate\.tasks=100 \(not 9\), and 2 more: keep them"
+    with pytest.raises(RunError, match=said):
+        Run.create("a", load_config(None, [runs, *others]), resume=True)
     assert Run.open("a", config.runs_dir).config == changed
 
 

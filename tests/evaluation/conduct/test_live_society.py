@@ -13,7 +13,7 @@ from agents.roles import ROLES
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.society import SocietyConfig
 from chimera.config.tree import load_config
-from chimera.core.errors import RoleError
+from chimera.core.errors import ModelError, RoleError
 from chimera.core.types import ResearchTask, Section
 from chimera.data.tasks import load
 from chimera.graph import diagram
@@ -102,14 +102,22 @@ def test_calls_to_this_machine_go_by_no_proxy(config, monkeypatch):
         assert os.environ["no_proxy"].startswith("intranet,127.0.0.1")
 
 
-def test_the_servers_log_stays_only_after_an_error(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with open_society(config):
-        assert list(tmp_path.glob("chimera-models-*.log"))
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(RoleError), open_society(config):
-        raise RoleError("Supervisor", "said nothing")
-    assert len(list(tmp_path.glob("chimera-models-*.log"))) == 1
+def test_the_servers_log_stays_only_where_an_error_names_it(config, tmp_path, monkeypatch):
+    own = tmp_path / "chimera-0123abcd"
+    own.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(own))  # It goes at the command's end, so the log lies beside it.
+
+    def named_error():
+        (logs,) = tmp_path.glob("chimera-models-*")
+        raise ModelError(f"the model server did not start. Its last log lines ({logs}/models.log): out of memory")
+
+    for error in (RoleError("Supervisor", "said nothing"), KeyboardInterrupt()):
+        with pytest.raises(type(error)), open_society(config):
+            raise error
+    assert list(tmp_path.iterdir()) == [own]
+    with pytest.raises(ModelError), open_society(config):
+        named_error()
+    assert [folder.name[:15] for folder in tmp_path.iterdir() if folder != own] == ["chimera-models-"]
 
 
 def test_a_step_is_shown_without_its_conversations():

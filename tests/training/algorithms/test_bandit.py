@@ -100,7 +100,7 @@ def test_in_hindsight_choices_that_were_never_good_teach_the_good_one(kind):
 
 def test_a_choice_without_hindsight_cannot_teach_in_hindsight():
     with pytest.raises(
-        RunError, match=r"task t0 was logged without the alignment .* set reward\.alignment .* bandit\.update=direct"
+        RunError, match=r"task t0 was logged without the alignment .* set reward\.alignment .* update=direct for"
     ):
         learned(badly_logged(1, 0), update="hindsight")
 
@@ -217,7 +217,7 @@ def test_doubly_robust_learning_survives_a_model_of_rewards_that_is_wrong():
 
 @pytest.mark.parametrize("update", ["ips", "dr"])
 def test_a_choice_without_propensities_cannot_be_weighted(update):
-    with pytest.raises(RunError, match=r"task t1 was logged without propensities: .*bandit.update=direct"):
+    with pytest.raises(RunError, match=r"task t1 was logged without propensities: .*update=direct"):
         learned([event("drug", "Geneticist", None, 1.0, "t1")], update=update)
     assert learned([event("drug", "Geneticist", None, 1.0, "t1")]).events == 1
 

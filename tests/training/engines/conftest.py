@@ -24,12 +24,13 @@ def engine(serving_model):
     """Opens one engine at a time; the last one is closed at the end."""
     opened: list[PpoEngine] = []
 
-    def open_(config=None, *, folder=None, seed=0, total_steps=20, temperature=1.0, **options):
+    def open_(config=None, *, folder=None, seed=0, total_steps=20, temperature=1.0, phase="ppo", **options):
         if opened:
             opened.pop().close()
         config = config or PpoSettings(**{"lr": 1e-3, "ppo_mini_batch_size": 8, "entropy_coeff": 0.01} | options)
         folder = folder or serving_model(seed=3)
-        opened.append(PpoEngine(folder, config, seed=seed, total_steps=total_steps, temperature=temperature))
+        of_phase = {"seed": seed, "total_steps": total_steps, "temperature": temperature, "phase": phase}
+        opened.append(PpoEngine(folder, config, **of_phase))
         return opened[0]
 
     yield open_

@@ -299,6 +299,16 @@ def test_wrong_names_for_verl_are_errors(passed, message):
         check_verl(passed)
 
 
+def test_wrong_names_for_verl_are_named_under_the_phase():
+    with pytest.raises(ConfigError, match=r"^design\.verl\.optim\.lr is set by design\.lr:"):
+        check_verl({"optim": {"lr": 0.1}}, "design")
+
+
+def test_samples_without_peers_are_an_error_with_the_phases_own_settings(engine):
+    with pytest.raises(RunError, match=r"^step 4 has 1 samples.*: raise design\.n, or use design\.adv_estimator="):
+        engine(phase="design", adv_estimator="grpo").update(some_samples(0, count=1, peers=1), 4)
+
+
 @pytest.mark.parametrize(
     ("passed", "message"),
     [

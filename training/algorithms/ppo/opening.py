@@ -31,6 +31,7 @@ def open_engine(
         "seed": bench.config.seed,
         "total_steps": settings.steps,
         "temperature": bench.config.models[plan.slot].temperature,
+        "phase": plan.name,
     }
     if settings.ranks == 1:
         from training.engines.local import PpoEngine

@@ -71,7 +71,7 @@ class Ppo:
                 f"{plan.name}.test_tasks={settings.test_tasks}, but there are {len(dataset.validation)} held-out "
                 "tasks: ask for fewer, or raise data.validation_share"
             )
-        check_verl(settings.verl)
+        check_verl(settings.verl, plan.name)
 
     async def learn(self, plan: PhasePlan, settings: PpoSettings, bench: Bench) -> Learned:
         """Run the remaining steps.

@@ -27,13 +27,17 @@ def step_line(phase: str, step: int, steps: int, metrics: Mapping[str, Any]) -> 
         value = metrics.get(name)
         return "" if value is None else f", {text} {value:{form}}"
 
+    prompts, informative = metrics.get("branches/states"), metrics.get("branches/informative")
+    if prompts is None and (prompts := metrics.get("group/count")) is not None:
+        informative = round(prompts * (1 - metrics["group/zero_variance"]))
     return (
         f"{phase}: step {step}/{steps}"
+        + figure("branches/value", "answers worth")
         + figure("reward/mean", "reward")
         + figure("alignment/mean", "aligned", ".0%")
         + figure("rollouts/good", "good rollouts", "d")
+        + ("" if prompts is None else f", {informative:.0f} of {prompts:.0f} prompts informative")
         + figure("actor/optimizer_steps", "optimiser steps", ".0f")
-        + figure("actor/ppo_kl", "KL", ".1e")
         + figure("actor/entropy", "entropy")
         + figure("val-core/reward/mean", "held-out reward")
         + figure("timing_s/step", "seconds", ".1f")

@@ -1,0 +1,57 @@
+"""`python -m chimera config`: which keys it prints, for programs and for people."""
+
+import sys
+
+import pytest
+
+from chimera.config.command import main
+from chimera.config.loader import keys
+from chimera.config.tree import Config
+from chimera.core.errors import ConfigError
+
+
+def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> list[str]:
+    main([*argv])
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_program_reads_one_line_a_key(capsys: pytest.CaptureFixture[str]):
+    lines = printed(capsys)
+    assert [line.split()[0] for line in lines] == [key.name for key in keys(Config(), examples=True)]
+    (line,) = (line for line in lines if line.startswith("pipeline.sft.lr "))
+    assert "  0.001  (number > 0 <= 10)  peak learning rate" in line
+
+
+@pytest.mark.parametrize(
+    ("part", "names"),
+    [
+        ("gate", {"gate.enabled", "gate.tasks"}),
+        ("ppo.", {"pipeline.ppo.lr", "pipeline.ppo.verl"}),
+        ("ppo.lr", {"pipeline.ppo.lr"}),
+        ("lr", {"pipeline.sft.lr", "pipeline.bandit.lr"}),
+    ],
+)
+def test_a_part_chooses_the_keys_that_have_it(capsys: pytest.CaptureFixture[str], part: str, names: set[str]):
+    shown = {line.split()[0] for line in printed(capsys, part)}
+    assert names <= shown
+    assert {name for name in shown if f".{part.strip('.')}." not in f".{name}."} == set()
+
+
+@pytest.mark.parametrize(
+    ("part", "near"), [("pppo", "'ppo'"), ("learning_rate", "'lr'"), ("gate.task", "'gate.tasks'")]
+)
+def test_an_unknown_part_is_answered_with_the_nearest(part: str, near: str):
+    with pytest.raises(ConfigError, match=f"no key has the part '{part}': did you mean {near}"):
+        main([part])
+    with pytest.raises(ConfigError, match="no key has the part 'qqzz': without it, all are listed"):
+        main(["qqzz"])
+
+
+def test_a_terminal_of_80_columns_shows_whole_words(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    lines = printed(capsys, "data")
+    assert max(map(len, lines)) <= 80
+    assert "    JSONL or Parquet file, a folder of them, or a data set of the hub as" in lines
