@@ -23,6 +23,7 @@ from chimera.config.sections.telemetry import TelemetryConfig
 from chimera.config.sections.tools import McpServer, ToolsConfig
 from chimera.config.source import COMMAND_LINE, Setting, parse_overrides, read_yaml, to_yaml
 from chimera.core.errors import ConfigError, suggestion
+from chimera.core.utf8 import check_utf8
 
 TAKEN = ("base", "final", "all", "ledger", "eval", "parts", "stages", "confusion")
 """Names of stages, metrics and files. No phase may have such a name."""
@@ -218,6 +219,8 @@ def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), *
     """
     file = {} if path is None else read_yaml(Path(path))
     given = parse_overrides(overrides)
+    for key, setting in (*file.items(), *given.items()):
+        check_utf8([key, setting.value], f"{key} {setting.place}", ConfigError)
     phases = _phases(file, given)
     file, given = _in_full(file, phases), _in_full(given, phases)
     tree = _shape(overlay(file, given), phases)
