@@ -53,8 +53,10 @@ def main(argv: list[str]) -> int | None:
     config = config_from(arguments, own_question=arguments.task is None, recorded=run is not None, reads=READS)
     if run is not None:
         from chimera.config.trust import check_trusted
+        from chimera.run.inputs import check_inputs
 
         check_trusted(config, run.config_file, "answers", arguments.trust, arguments.overrides)
+        check_inputs(run.events(), run.config, config)
     asked = _own_question(arguments, config) if arguments.task is None else _task(arguments, config)
 
     return answer(asked, config, _console(arguments), run, out=_out(arguments))
@@ -64,13 +66,16 @@ def _go_on(arguments: argparse.Namespace) -> int:
     """Continue a question that is kept, with the person's verdict if it waits for one."""
     from chimera.config.trust import check_trusted
     from chimera.run.directory import Run
+    from chimera.run.inputs import check_inputs
     from evaluation.conduct.kept import OWN_QUESTION, Kept
 
     runs_dir = config_from(arguments, own_question=True).runs_dir
     kept = Kept.open(runs_dir, arguments.go_on)
     check_trusted(kept.config, kept.path, "answers", arguments.trust)
-    asked = Asked(kept.brief) if kept.brief.id == OWN_QUESTION else _task_named(kept.brief.id, kept.config)
     run = Run.open(kept.run, runs_dir) if kept.run else None
+    if run is not None:
+        check_inputs(run.events(), run.config, kept.config)
+    asked = Asked(kept.brief) if kept.brief.id == OWN_QUESTION else _task_named(kept.brief.id, kept.config)
     said = _said(arguments)
     return answer(asked, kept.config, _console(arguments), run, kept=kept, said=said, out=_out(arguments))
 

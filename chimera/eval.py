@@ -48,11 +48,13 @@ def main(argv: list[str]) -> int | None:
     run, config = _open(arguments)
 
     from chimera.config.trust import check_trusted
+    from chimera.run.inputs import check_inputs
     from evaluation.measures.families import check as check_families
     from evaluation.verify.asked import AskedEvaluation
 
     asked = AskedEvaluation.of(arguments.split, arguments.limit, arguments.seeds, arguments.stages, config.data)
     check_trusted(config, run.config_file, "answers", arguments.trust)
+    check_inputs(run.events(), run.config)  # Also with other data: the run's own tell which tasks it has seen.
     check_families(config)
     plan, dataset = asked.plan(run, config.evaluation)
     lines = _lines(run, arguments.wandb)

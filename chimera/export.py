@@ -52,11 +52,13 @@ class LearnedRole:
 def main(argv: list[str]) -> int | None:
     arguments = _parse(argv)
     from chimera.run.directory import Run
+    from chimera.run.inputs import check_inputs
     from chimera.run.seals import checked
 
     given = Path(arguments.run)
     folder = Path(arguments.runs_dir or (given.parent if given.parent != Path() else "runs"))
     run = Run.latest(folder) if arguments.run == "latest" else Run.open(given.name, folder)
+    check_inputs(run.events(), run.config)
     learned = find_learned(run, arguments.role)
     out = Path(arguments.out or f"{run.name}-{learned.role}")
     check_free(out)

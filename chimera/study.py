@@ -150,6 +150,9 @@ def _begin(job: Job, config: "Config") -> None:
 
 def _make(job: Job, wanted: Wanted, place: str) -> None:
     """Train and evaluate one run; skips what is finished."""
+    from chimera.run.directory import Run
+    from chimera.run.inputs import check_inputs
+
     report = job.folder / wanted.name / "report" / "report.json"
     if not _trained(job, wanted):
         _child(job, wanted, place, "training", "chimera.train", _training_arguments(job, wanted))
@@ -157,6 +160,8 @@ def _make(job: Job, wanted: Wanted, place: str) -> None:
             raise RunError(
                 f"training of run {wanted.name} ended, but its ledger lacks phases of {', '.join(job.phases)}"
             )
+    run = Run.open(wanted.name, job.folder)
+    check_inputs(run.events(), run.config)
     if _evaluated(job, wanted, report):
         print(f"{place} {wanted.name}: finished before", flush=True)
         return

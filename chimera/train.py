@@ -65,6 +65,7 @@ def main(argv: list[str]) -> int | None:
     from chimera.serving.tls import check_tls
     from chimera.show.next import after_interruption, after_training, print_next
     from evaluation.measures.families import check as check_families
+    from evaluation.records.plan import check_ids
     from training.gate import check as check_gate
     from training.learning.plans import check_rollouts, choose_names, make_phases
     from training.session import train
@@ -98,6 +99,7 @@ def main(argv: list[str]) -> int | None:
         print(f"nothing was started: {', '.join(names)} can run on {dataset.describe()}")
         return 0
     with Run.create(name, config, resume=arguments.resume) as run:
+        check_ids(run, config, dataset)
         trial = arguments.quick or any(event.get("trial") for event in run.events())
         costs = expected_costs(phases, config)
         run.ledger("planned", phases=list(names), families=config.evaluation.families, trial=trial, costs=costs)
@@ -181,6 +183,7 @@ def _continued(arguments: argparse.Namespace, given: "Config") -> "tuple[str, st
     """
     from chimera.config.tree import load_config
     from chimera.run.directory import SAFE_NAME, Run, is_blank
+    from chimera.run.inputs import check_inputs
 
     name = arguments.name
     folder = given.runs_dir / name if name and SAFE_NAME.fullmatch(name) else None
@@ -198,6 +201,7 @@ def _continued(arguments: argparse.Namespace, given: "Config") -> "tuple[str, st
         recorded = load_config(run.config_file, arguments.overrides, recorded=True)
         check_trusted(recorded, run.config_file, "training", arguments.trust, arguments.overrides)
     config = load_config(arguments.config or run.config_file, arguments.overrides)
+    check_inputs(run.events(), run.config, config)
     # Use the folder in which the run was found, because it may have been moved.
     return run.name, phases, config.model_copy(update={"runs_dir": given.runs_dir})
 

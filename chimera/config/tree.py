@@ -34,6 +34,7 @@ from chimera.config.sections.tools import McpServer, ToolsConfig
 from chimera.config.source import COMMAND_LINE, Setting, parse_overrides, read_yaml, to_yaml
 from chimera.config.trial import FROM_TRIAL, trial_sizes
 from chimera.core.errors import ConfigError, suggestion
+from chimera.core.utf8 import check_utf8
 
 TAKEN = ("base", "final", "all", "ledger", "eval", "parts", "stages", "confusion")
 """Names of stages, metrics and files. No phase may have such a name."""
@@ -239,6 +240,8 @@ def load_config(
     """
     file = {} if path is None else read_yaml(Path(path))
     given = parse_overrides(overrides)
+    for key, setting in (*file.items(), *given.items()):
+        check_utf8([key, setting.value], f"{key} {setting.place}", ConfigError)
     phases = _phases(file, given)
     file, given = _in_full(file, phases), _in_full(given, phases)
     tree = _shape(overlay(file, given), phases, imports=not recorded)

@@ -15,6 +15,7 @@ from chimera.core.errors import ChimeraError, ConfigError, RunError, storage_fau
 from chimera.core.limits import out_of_memory
 from chimera.core.machine import check_machine
 from chimera.core.temporary import own_temporary_folder
+from chimera.core.utf8 import check_utf8
 
 if TYPE_CHECKING:
     from chimera.config.tree import Config
@@ -117,7 +118,12 @@ def count(text: str) -> int:
 
 
 def parse_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse `argv`, with overrides allowed before, between and after options."""
+    """Parse `argv`, with overrides allowed before, between and after options.
+
+    Raises:
+        ConfigError: An argument is not UTF-8, as one from a terminal with another encoding.
+    """
+    check_utf8(list(argv), "on the command line", ConfigError)
     return parser.parse_intermixed_args(list(argv))
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 YesNoMaybe = Literal["yes", "no", "maybe"]
 Label = str
@@ -101,6 +101,12 @@ class ResearchTask:
     def labels(self) -> tuple[Label, ...]:
         """The answers to choose from."""
         return tuple(option.name for option in self.options) or LABELS
+
+    def content(self) -> list[Any]:
+        """All that the task holds but its id and source, as plain JSON."""
+        context = [[section.label, section.text] for section in self.context]
+        options = [[option.name, option.text] for option in self.options]
+        return [self.goal, context, options, self.label, self.level, self.long_answer]
 
     def brief(self) -> Brief:
         """The part of the task that agents may see."""

@@ -3,14 +3,17 @@
 Each error names the file, the row and what to do.
 """
 
+import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from chimera.config.sections.data import FAILED, Columns, ColumnsConfig, DataConfig
 from chimera.core.errors import DataError, nearest
 from chimera.core.types import LABELS, Label, Option, ResearchTask, Section
+from chimera.core.utf8 import check_utf8
 from chimera.data.tables import Table, TableRow, open_table
 
 USUAL: Mapping[str, tuple[str, ...]] = {
@@ -25,6 +28,8 @@ USUAL: Mapping[str, tuple[str, ...]] = {
 """The columns that are taken for a part of a task unless `data.columns` names others; the first that exists counts."""
 REQUIRED = ("goal", "label")
 _SHOWN = 12
+ID_DIGITS = 12
+"""Hexadecimal digits of a row's hash in its id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +126,11 @@ def tasks_of(table: Table, columns: ColumnsConfig, labels: Sequence[Label] | Non
     reader = _Reader(table.place, Mapped.of(columns, table), tuple(labels) if labels else None)
     tasks: list[ResearchTask] = []
     rows: dict[str, str] = {}
+    same: Counter[str] = Counter()
     for row in table.rows(_heads(reader.columns.needed, table)):
         task = reader.task(row)
+        if not task.id:
+            task = replace(task, id=_content_id(task, same))
         if (first := rows.setdefault(task.id, row.where)) != row.where:
             raise DataError(
                 f"{table.place}: {row.where}: id {task.id!r} occurs in {first} too; ids must be unique: correct them, "
@@ -132,6 +140,18 @@ def tasks_of(table: Table, columns: ColumnsConfig, labels: Sequence[Label] | Non
     if not tasks:
         raise DataError(f"{table.place}: no records; expected one row for each question")
     return tasks
+
+
+def _content_id(task: ResearchTask, same: Counter[str]) -> str:
+    """The id of a row that has none: a hash of its content, so that it does not depend on the row's place.
+
+    The label is part of the content: with another label, it is another task. Rows with the same content are numbered;
+    `same` counts them.
+    """
+    content = json.dumps(task.content(), ensure_ascii=False)
+    digest = f"row-{hashlib.sha256(content.encode()).hexdigest()[:ID_DIGITS]}"
+    same[digest] += 1
+    return digest if same[digest] == 1 else f"{digest}-{same[digest]}"
 
 
 def _heads(names: Sequence[str], table: Table) -> list[str]:
@@ -152,7 +172,7 @@ class _Reader:
         """The task of one row; raises DataError if a part of it is missing or wrong."""
         options = self._options(row)
         names = tuple(option.name for option in options) or LABELS
-        return ResearchTask(
+        task = ResearchTask(
             id=self._id(row),
             goal=self._text(row, self.columns.goal, "question"),
             context=tuple(self._sections(row)),
@@ -162,10 +182,13 @@ class _Reader:
             level=self._level(row),
             options=options,
         )
+        check_utf8([task.id, task.content()], f"{self.place}: {row.where}", DataError)
+        return task
 
     def _id(self, row: TableRow) -> str:
+        """The row's id; empty if the table has none."""
         if self.columns.id is None:
-            return row.where.replace(" ", "-")
+            return ""
         value = self._value(row, self.columns.id)
         if isinstance(value, bool) or not isinstance(value, int | str) or not str(value).strip():
             raise self._fault(row, f"the id in column {self.columns.id!r} is {value!r}; give each row an id")

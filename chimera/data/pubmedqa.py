@@ -13,6 +13,7 @@ from typing import Any, cast
 from chimera.config.sections.data import ColumnsConfig
 from chimera.core.errors import DataError, boundary
 from chimera.core.types import LABELS, Label, ResearchTask, Section
+from chimera.core.utf8 import check_utf8
 
 HUB_NAME, HUB_CONFIG, HUB_SPLIT = "qiaojin/PubMedQA", "pqa_labeled", "train"
 
@@ -133,7 +134,7 @@ def to_task(record: Any, task_id: str, layout: Layout, place: str) -> ResearchTa
             layout.decision,
             f"is {decision!r}, which is no label; it must be one of {', '.join(LABELS)}",
         )
-    return ResearchTask(
+    task = ResearchTask(
         id=task_id,
         goal=text(field(record, layout.question, task_id, place), layout.question, task_id, place),
         context=tuple(Section(label, content) for label, content in zip(labels, contexts, strict=True)),
@@ -141,6 +142,8 @@ def to_task(record: Any, task_id: str, layout: Layout, place: str) -> ResearchTa
         source="pubmedqa",
         long_answer=text(field(record, layout.long_answer, task_id, place), layout.long_answer, task_id, place),
     )
+    check_utf8([task.id, task.content()], f"{place}: record {task_id}", DataError)
+    return task
 
 
 def field(record: Any, name: str, task_id: str, place: str) -> Any:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import DataError
+from chimera.core.utf8 import place_of_bad_byte
 from chimera.data.pubmedqa import check_file
 
 CSV, TSV, JSONL, PARQUET = ".csv", ".tsv", (".jsonl", ".ndjson"), ".parquet"
@@ -142,7 +143,8 @@ def _readable(file: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        raise DataError(f"{file}: not UTF-8 text (byte {error.start}: {error.reason}); save it as UTF-8") from error
+        where = place_of_bad_byte(file)
+        raise DataError(f"{file}: not UTF-8 text ({where}: {error.reason}); save it as UTF-8") from error
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {error.strerror}") from error
 

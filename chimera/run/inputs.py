@@ -32,15 +32,44 @@ def same_inputs(events: Iterable[Mapping[str, Any]], config: Config) -> set[str]
     Raises:
         RunError: A file's contents differ from when the run was made.
     """
-    before = next((event.get("inputs", {}) for event in events if event["event"] == CREATED), {})
-    now = hash_inputs(config) if before else {}
-    for key, path in _paths(config):
-        if key in before and key in now and now[key] != before[key]:
-            raise RunError(
-                f"{key}={path} is not what the run was made with, by the hash in its ledger: restore it, or make a new "
-                "run under another name"
+    recorded = _recorded(events)
+    if problem := next(_unlike(recorded, dict(_paths(config)) if recorded else {}), None):
+        raise RunError(problem)
+    now = hash_inputs(config) if recorded else {}
+    return {key for key in recorded if recorded[key] == now.get(key)}
+
+
+def changed_inputs(events: Iterable[Mapping[str, Any]], own: Config, config: Config | None = None) -> Iterator[str]:
+    """One sentence for each file whose contents differ from when the run was made, with the setting and the remedy.
+
+    A missing file is none: what reads it names it.
+
+    Args:
+        own: The run's configuration.
+        config: The configuration of a command on the run. A path that it sets otherwise is another input on purpose.
+    """
+    paths = dict(_paths(config or own))
+    yield from _unlike(_recorded(events), {key: path for key, path in _paths(own) if paths.get(key) == path})
+
+
+def check_inputs(events: Iterable[Mapping[str, Any]], own: Config, config: Config | None = None) -> None:
+    """Raise RunError with the first sentence of `changed_inputs`, if there is one."""
+    if problem := next(changed_inputs(events, own, config), None):
+        raise RunError(problem)
+
+
+def _recorded(events: Iterable[Mapping[str, Any]]) -> Mapping[str, str]:
+    """The hash of each input when the run was made, by its setting."""
+    return next((event.get("inputs", {}) for event in events if event["event"] == CREATED), {})
+
+
+def _unlike(recorded: Mapping[str, str], paths: Mapping[str, Path]) -> Iterator[str]:
+    for key, path in paths.items():
+        if key in recorded and path.exists() and _hash(path) != recorded[key]:
+            yield (
+                f"{key}={path} is not what the run was made with, by the hash in its ledger: restore it, or make a "
+                "new run under another name"
             )
-    return {key for key in before if before[key] == now.get(key)}
 
 
 def _paths(config: Config) -> Iterator[tuple[str, Path]]:

@@ -20,7 +20,7 @@ from chimera.run.hashes import hash_artifact
 from chimera.run.jsonl import read_lines
 from chimera.run.seals import history
 from evaluation.baselines.single_agent import ROLE
-from evaluation.records.plan import check_unseen, choose_stages, choose_tasks, learned_in
+from evaluation.records.plan import check_ids, check_unseen, choose_stages, choose_tasks, learned_in
 from evaluation.records.study import Plan, PlannedTask, Split
 from evaluation.report.conversations import FOLDER as CONVERSATIONS
 from evaluation.report.files import FILES, PLOTS
@@ -59,6 +59,7 @@ class AskedEvaluation:
         trained = run.config
         config = trained.model_copy(update={"data": DataConfig.model_validate(dict(self.data))})
         own = load(trained.data)
+        check_ids(run, trained, own)
         dataset = own if config.data == trained.data else load(config.data)
         tasks = choose_tasks(dataset, self.split, config, self.limit)
         check_unseen(tasks, own, self.split)

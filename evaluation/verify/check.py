@@ -17,6 +17,7 @@ from chimera.core.plain_json import parse_json
 from chimera.run.chain import Entry, read_chain
 from chimera.run.directory import LEDGER, Run
 from chimera.run.hashes import hash_artifact
+from chimera.run.inputs import changed_inputs
 from chimera.run.policies import WENT_LIVE
 from chimera.run.seals import history, unlike_disk
 from evaluation.records.recorded import load_study
@@ -81,8 +82,11 @@ def verify(report_file: Path, run: Run | None, *, expect: str | None = None) -> 
     problems += _unlike_bytes(file.parent, evaluated)
     then = RunThen.at(run, entries[: position + 1], evaluated.name)
     try:
+        changed = list(changed_inputs(run.events(), run.config))
+        if changed:  # Of other inputs, nothing could be computed again.
+            return Verification([*problems, *changed], len(entries), head)
         found = _computed(read_report(report_file), evaluated, then, file)
-    except RunError as error:
+    except ChimeraError as error:
         return Verification([*problems, str(error)], len(entries), head)
     return Verification([*problems, *found.problems], len(entries), head, found.rollouts, found.replayed)
 

@@ -28,7 +28,9 @@ class ColumnsConfig(ConfigSection):
         description="the abstract: a text, a list of texts, or texts by heading; or a list of columns, whose names are "
         "the headings; null: 'context' if there is one",
     )
-    id: str | None = Field(default=None, min_length=1, description="the task's id; null: 'id', or else row numbers")
+    id: str | None = Field(
+        default=None, min_length=1, description="the task's id; null: 'id', or else a hash of the row's content"
+    )
     options: Columns = Field(
         default=None,
         description="the answers to choose from: texts by name, or a list of texts that data.labels names; or a list "

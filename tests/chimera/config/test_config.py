@@ -51,6 +51,22 @@ def test_override_values_are_yaml(override: str, value: object):
     assert loaded == value
 
 
+HALF = r'"Be brief \ud800"'
+
+
+def test_half_a_character_is_refused_with_key_and_place(tmp_path: Path):
+    file = written(tmp_path, f"society:\n  guidance:\n    Juniors:\n      lessons: [{HALF}]\n")
+    for arguments, place in (
+        ((file,), f"society.guidance.Juniors.lessons at {file}:4"),
+        ((None, [f"society.guidance.Juniors.examples=[{{goal: {HALF}}}]"]), "examples on the command line"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_config(*arguments)
+        assert f"{place}: " in str(caught.value)
+        assert r"'\ud800'" in str(caught.value)
+        assert "write the text in UTF-8" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [

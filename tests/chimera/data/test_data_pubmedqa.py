@@ -153,6 +153,18 @@ def test_broken_field(write, field, value, problem):
         load_file(path)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("QUESTION", "Why \ud800?"), ("CONTEXTS", ["\udfff"]), ("LABELS", ["A\udc00"]), ("LONG_ANSWER", "\ud800")],
+)
+def test_half_a_character_is_refused_with_its_record(write, field, value):
+    records = deepcopy(RECORDS)
+    records["102"][field] = value
+    path = write(json.dumps(records))
+    with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: record 102: .*\\ud.*: write the text in UTF-8"):
+        load_file(path)
+
+
 def test_record_that_is_no_object(write):
     with pytest.raises(
         DataError, match=r"record 102: expected an object with field 'CONTEXTS', found a list of 1 entries"

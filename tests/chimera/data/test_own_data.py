@@ -133,9 +133,66 @@ def test_a_key_that_only_later_records_have_is_read_too(tmp_path):
     assert read(written(tmp_path, "d.jsonl", [first, *ROWS[:2]])) == [TASKS[2], *TASKS[:2]]
 
 
-def test_rows_without_ids_are_numbered_by_their_place(tmp_path):
-    path = written(tmp_path, "d.csv", "question,label\nOne?,yes\n\nTwo?,no\n")
-    assert [task.id for task in read(path)] == ["line-2", "line-4"]
+@pytest.mark.parametrize("name", ["d.csv", "d.jsonl", "d.parquet"])
+def test_ids_of_rows_without_ids_do_not_depend_on_their_place(tmp_path, name):
+    def ids(*rows):
+        content = csv_of(rows) if name == "d.csv" else list(rows)
+        return [task.id for task in read(written(tmp_path, name, content))]
+
+    one, two, three = ({key: value for key, value in row.items() if key != "id"} for row in ROWS)
+    assert ids(three, one, two) == [ids(three)[0], *ids(one, two)]
+    assert len({*ids(one, two, three)}) == 3
+
+
+def test_equal_rows_without_ids_are_different_tasks_and_so_is_a_row_with_another_label(tmp_path):
+    row = {"question": "Does tea help?", "label": "yes"}
+    first, second, other = (task.id for task in read(written(tmp_path, "d.jsonl", [row, row, {**row, "label": "no"}])))
+    assert second == f"{first}-2"
+    assert not other.startswith(first)
+
+
+HALF = "Does tea help \ud800?"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"id": "a", "question": HALF, "label": "yes"},
+        {"id": HALF, "question": "Why?", "label": "yes"},
+        {"question": "Why?", "context": {"RESULTS": HALF}, "label": "yes"},
+        {"question": "Why?", "context": {HALF: "It fell."}, "label": "yes"},
+        {"question": "Why?", "long_answer": HALF, "label": "yes"},
+        {"question": "Which?", "options": {"A": "iron", "B": HALF}, "label": "A"},
+    ],
+)
+def test_half_a_character_is_refused_with_its_row(tmp_path, row):
+    path = written(tmp_path, "d.jsonl", [row])
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path}: line 1: ")
+    assert r"'\ud800'" in str(caught.value)
+    assert "write the text in UTF-8" in str(caught.value)
+    str(caught.value).encode()
+
+
+def test_half_a_character_in_json_within_a_cell_is_refused_with_its_line(tmp_path):
+    path = written(tmp_path, "d.csv", 'question,options,label\nWhich?,"{""A"": ""x"", ""B"": ""\\udc00""}",A\n')
+    with pytest.raises(DataError, match=r"d\.csv: line 2: .*\\udc00.*: write the text in UTF-8"):
+        read(path)
+
+
+def test_a_whole_pair_of_surrogates_is_one_character(tmp_path):
+    (task,) = read(written(tmp_path, "d.jsonl", [{"question": "Does \U0001f375 help?", "label": "yes"}]))
+    assert task.goal == "Does \U0001f375 help?"
+
+
+@pytest.mark.parametrize("name", ["d.csv", "d.jsonl"])
+def test_a_byte_that_is_no_utf8_is_named_with_its_line(tmp_path, name):
+    rows = [{"question": f"Does {number} help?", "label": "yes"} for number in range(2000)]
+    content = (csv_of(rows) if name == "d.csv" else jsonl_of(rows)).encode().replace(b"Does 1500", b"Does \xe9500")
+    line, byte = (1502, 7) if name == "d.csv" else (1501, 20)
+    with pytest.raises(DataError, match=rf"not UTF-8 text \(line {line}, byte {byte}: .*\); save it as UTF-8$"):
+        read(written(tmp_path, name, content))
 
 
 @pytest.mark.parametrize(
@@ -291,7 +348,7 @@ FAULTS = [
     ),
     ("d.csv", 'question,label\n"Why?,yes\n', {}, r"line 2: unexpected end of data; is a quotation mark missing"),
     ("d.csv", "question,question\nWhy?,yes\n", {}, r"line 1: column 'question' occurs twice"),
-    ("d.csv", "question,label\nWhy?,yes\n".encode("utf-16"), {}, r"not UTF-8 text \(byte 0: .*\); save it as UTF-8$"),
+    ("d.csv", "question,label\nWhy?,yes\n".encode("utf-16"), {}, r"not UTF-8 text \(line 1, byte 1: .*\); save it as"),
     (
         "d.jsonl",
         '{"question": "Why?", "label": "yes"}\n{"question": \n',

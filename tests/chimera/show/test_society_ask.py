@@ -363,6 +363,8 @@ def test_ctrl_c_ends_it_at_once_without_a_traceback(answers, abstract):
         (["q"], ConfigError, "there is nothing to answer your question from"),
         (["q", "--context", "missing.txt", "society.max_tool_calls=0"], ConfigError, "no role may search"),
         (["q", "society.evidense=given"], ConfigError, "society.evidence"),
+        (["Does caf\udce9 help?"], ConfigError, r"on the command line: 'Does caf\udce9' ends with half a character"),
+        (["--task", "\ud800"], ConfigError, "write the text in UTF-8"),
     ],
 )
 def test_wrong_arguments_are_named_before_anything_starts(arguments, error, message):
