@@ -187,6 +187,21 @@ def test_a_number_leads_to_as_many_rollouts(client):
     assert "timed out after 17 s" in Page(shown(client, unescape(failed[1]))).text
 
 
+def test_who_lost_an_answer_stands_in_the_list_in_its_filter_and_on_the_rollouts_page(client):
+    listed = shown(client, "/runs/first/rollouts")
+    rows = dict(re.findall(r'rollouts/(ro-\w+)">.*?</th>.*?\?lost=(\w+)', listed, re.DOTALL))
+    assert '<option value="refiner">refiner (1)</option>' in listed
+    assert '<option value="failed">failed (1)</option>' in listed
+    assert "supervisor (" not in listed
+    assert "refiner" in rows.values()
+    chosen = shown(client, "/runs/first/rollouts?lost=refiner")
+    assert set(re.findall(r"/runs/first/rollouts/(ro-\w+)", chosen)) == {"ro-000000000004"}
+    text = Page(shown(client, "/runs/first/rollouts/ro-000000000004")).text
+    assert "Lost by refiner: the selected answer was right, the refined one is not" in text
+    for right_or_unknown in ("ro-000000000001", "ro-000000000002"):
+        assert "Lost by" not in Page(shown(client, f"/runs/first/rollouts/{right_or_unknown}")).text
+
+
 def test_a_point_of_a_curve_leads_to_its_rollouts(client):
     page = shown(client, "/runs/first")
     points = [unescape(link) for link in re.findall(r'<a href="([^"]+)"><circle', page)]
