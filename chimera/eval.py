@@ -67,7 +67,11 @@ def main(argv: list[str]) -> int | None:
     from training.watch.view import make_view
 
     console = Console(highlight=False)
-    with make_view(console, config.evaluation.concurrency) as view, view.doing("evaluating"), run.own() as owned:
+    with (
+        make_view(console, config.evaluation.concurrency) as view,
+        view.doing("evaluating"),
+        run.own(evaluates=True) as owned,
+    ):
         try:
             _fill(owned, plan, config, dataset, again, console, view)
         finally:

@@ -17,7 +17,7 @@ LEAST_SHARE = 0.1
 """A phase that takes longer than was expected is taken to have this share of it left."""
 
 PhaseState = Literal["waits", "runs", "stopped", "failed", "finished"]
-RunState = Literal["runs", "stopped", "failed", "finished", "empty"]
+RunState = Literal["runs", "evaluates", "stopped", "failed", "finished", "empty"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def shown_phases(
     """The planned phases of a run, and those that ran beside the last plan.
 
     Args:
-        running: True if a process writes it.
+        running: True if a process trains it.
         now: Seconds since 1970.
         earlier: Seconds that the phases took in other runs with the same settings.
     """
@@ -82,7 +82,9 @@ def shown_phases(
     return [replace(one, left=_left(one, {**expected, **(earlier or {})}.get(one.name))) for one in phases]
 
 
-def state_of(phases: Sequence[ShownPhase], *, running: bool) -> RunState:
+def state_of(phases: Sequence[ShownPhase], *, running: bool, evaluates: bool = False) -> RunState:
+    if evaluates:
+        return "evaluates"
     if running:
         return "runs"
     if not phases:

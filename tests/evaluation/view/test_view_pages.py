@@ -1,6 +1,8 @@
 """The viewer's pages over HTTP: who may see them, what they show, and that text never becomes markup."""
 
 import re
+import subprocess
+import sys
 from html import unescape
 from html.parser import HTMLParser
 
@@ -9,6 +11,7 @@ from starlette.testclient import TestClient
 from view_kit import HOST, KEY, ODD_FOLDER, PLANTED, PORT, make_runs, rollout
 
 from chimera.config.tree import Config
+from chimera.core.errors import RunError
 from chimera.run.directory import Run
 from evaluation.view.app import make_app
 from evaluation.view.guard import POLICY
@@ -245,6 +248,31 @@ def test_two_rollouts_and_two_runs_side_by_side(client):
     ):  # fmt: skip
         assert reason in unescape(client.get(address).text), address
         assert client.get(address).status_code in (400, 404)
+
+
+@pytest.mark.parametrize(("evaluates", "word"), [("False", "running"), ("True", "evaluating")])
+def test_a_run_that_is_evaluated_is_not_called_running(tmp_path, evaluates, word):
+    make_runs(tmp_path)
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom chimera.run.directory import Run\n"
+        f"with Run(Path(sys.argv[1])).own(evaluates={evaluates}):\n    print('owned', flush=True)\n    input()\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "first")]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer,
+        TestClient(make_app(tmp_path, key=KEY, port=PORT), base_url=HOST) as client,
+    ):
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "owned\n"
+        client.get(f"/?key={KEY}")
+        listed, page = Page(shown(client, "/")).text, Page(shown(client, "/runs/first")).text
+        with pytest.raises(RunError, match=rf"is being written by process {writer.pid}: wait"):
+            Run(tmp_path / "first").own()
+        writer.communicate("")
+    others = {"running", "evaluating"} - {word}
+    for text in (listed, page):
+        assert word in text
+        assert not any(other in text for other in others)
 
 
 def test_runs_are_found_by_name_and_by_setting(client):
