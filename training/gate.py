@@ -199,7 +199,8 @@ def table(rows: Sequence[tuple[Rivalry, str]]) -> Table:
         if number == 0 or rows[number - 1][0].after != one.after:
             failed = f", {one.failed[1]} failed" if any(one.failed) else ""
             reward = "-" if one.reward is None else f"{one.reward.after:z.3f}"
-            shown.add_row(one.after, reward, f"{100 * one.alignment.after:z.1f}", f"{fate}{failed}", style="bold")
+            right = "-" if one.failed[1] == one.alignment.n else f"{100 * one.alignment.after:z.1f}"
+            shown.add_row(one.after, reward, right, f"{fate}{failed}", style="bold")
         shown.add_row(f"  {one.before}", _cell(one.reward, 1, 3), _cell(one.alignment, 100, 1), one.verdict)
     return shown
 

@@ -288,10 +288,11 @@ def _row(phase: str, learners: Sequence[str], kind: str, comparison: str) -> dic
 
 
 def _baselines(study: Study) -> dict[str, Any]:
-    """Each baseline's results, and the reasons of its missing answers."""
+    """Each baseline's results, and the reasons of its missing answers. One without any answer has no results."""
     found: dict[str, Any] = {}
-    for name, answers in answers_by_baseline(study.baselines).items():
-        means = answer_metrics(answers, study.plan, study.config)
+    answered = answers_by_baseline(study.baselines)
+    for name in dict.fromkeys((*answered, *(one.baseline for one in study.baselines))):
+        means = answer_metrics(answered[name], study.plan, study.config) if name in answered else {}
         own = [one for one in study.baselines if one.baseline == name]
         errors = Counter(one.error or "no reason recorded" for one in own if one.answer is None)
         found[name] = {

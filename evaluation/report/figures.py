@@ -132,7 +132,10 @@ def answered(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     titles = stage_titles(report)
     rows = [(name, titles[name], one) for name, one in report["baselines"].items()]
     rows += [(name, f"the society, {titles[name]}", one) for name, one in report["stages"].items()]
-    return [{"name": name, "title": title, "means": one, **report["work"][name]} for name, title, one in rows]
+    unknown = {"calls": None, "tokens": None}
+    return [
+        {"name": name, "title": title, "means": one, **report["work"].get(name, unknown)} for name, title, one in rows
+    ]
 
 
 def standing(report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -168,6 +171,8 @@ def amount(value: float | None) -> str:
 
 
 def _answer_words(row: Mapping[str, Any]) -> str:
+    if "alignment" not in row["means"]:
+        return "gave no answer"
     right = shown(row["means"]["alignment"]["mean"], "share")
     return f"answers {right} % right with {amount(row['tokens'])} tokens a task"
 

@@ -98,7 +98,7 @@ def result_table(name: str, records: Sequence[RolloutRecord], seconds: float) ->
     parts = ", ".join(f"{part.replace('_', ' ')} {number(value)}" for part, value in figures["parts"].items())
     table.add_row("its parts", parts or "-")
     vetoed = f", {figures['vetoed']} protocols vetoed" if figures["vetoed"] else ""
-    table.add_row("right", f"{100 * figures['alignment_rate']:.1f} %{vetoed}" if records else "-")
+    table.add_row("right", f"{100 * figures['alignment_rate']:.1f} %{vetoed}" if figures["succeeded"] else "-")
     counts = ", ".join(
         f"{total / len(records):.1f} {key.replace('_', ' ')}" for key, total in figures["counts"].items()
     )

@@ -51,9 +51,15 @@ def outcome_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[
     """Small charts of rewards and of right answers."""
     drawn = (
         draw("Reward", _over(snapshot, lambda row: row.reward, "reward", address)),
-        draw("Answers right", _over(snapshot, lambda row: float(row.right or False), "right", address)),
+        draw("Answers right", _over(snapshot, _right_in(snapshot), "right", address)),
     )
     return [one for one in drawn if one is not None]
+
+
+def _right_in(snapshot: Snapshot) -> Callable[[RolloutRow], float | None]:
+    """1 for a right answer, else 0; None in a stage whose rollouts all failed."""
+    silent = {phase for phase, rows in snapshot.rows.items() if all(row.failed for row in rows)}
+    return lambda row: None if row.phase in silent else float(row.right or False)
 
 
 def part_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[LineChart]:

@@ -224,6 +224,7 @@ def test_figures_and_pairs():
     figures = Figures.of(left)
     assert (figures.rollouts, figures.right, figures.unscored) == (4, 1.0, 1)
     assert figures.reward == pytest.approx(4 / 3)
+    assert Figures.of([row(1, status="failed", error="late", answer=None)]).right is None
     assert Figures.of([]) == Figures(0, 0, 0, 0, None, None)
 
 
