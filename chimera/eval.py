@@ -309,7 +309,7 @@ def _show(report: "Mapping[str, Any]", study: "Study", out: Path, console: "Cons
     console.print(report["verdict"]["text"], soft_wrap=True, markup=False)
     for words in filter(None, (lost_words(report), blame_words(report))):
         console.print(words, soft_wrap=True, markup=False)
-    for warning in [*tool_warnings(study), *report["judges"]["warnings"]]:
+    for warning in [*report["cautions"], *tool_warnings(study), *report["judges"]["warnings"]]:
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
     files = "report.md, report.json, metrics.csv, rollouts.csv, plots/, conversations in rollouts/"
     console.print(f"report: {out / 'index.html'} (also {files})", soft_wrap=True, markup=False)

@@ -48,6 +48,8 @@ ALWAYS_WRITTEN = ("seed", "data", "models", "society", "tools", "reward", "gate"
 START = {LEDGER, "config.yaml", "environment.json"}
 """Files that the start of a run writes before any phase begins."""
 
+TRIAL = "this is a trial (--quick): it shows that everything works, and its figures mean little"
+
 _owned: dict[Path, int] = {}
 """Open lock files of the runs that this process owns. The operating system ends these locks with the process."""
 _owned_guard = threading.Lock()
@@ -275,6 +277,11 @@ class Run:
 def _rollouts(phase: str) -> str:
     """The file of the rollouts of `phase`, relative to the run."""
     return f"rollouts/{check_name(phase)}.jsonl"
+
+
+def is_trial(events: Iterable[Mapping[str, Any]]) -> bool:
+    """True if `--quick` made the run."""
+    return any(event.get("trial") for event in events)
 
 
 def unfinished(events: Iterable[Mapping[str, Any]]) -> set[str]:

@@ -1,8 +1,8 @@
 """The metrics of a stage: one table of them, and their means with intervals.
 
-There are two kinds of metrics. Success and right answers are over all tasks, and a failed rollout is a miss, unless all
-of a stage failed: then only its success has a value. Reward, its parts, the judge's scores and the amount of work are over
-the rollouts that have a value. A failed rollout has no reward, so read a stage's mean reward together with its success.
+There are two kinds of metrics. Success and right answers are over all tasks, and a failed rollout is a miss; if all of
+a stage failed, only its success has a value. Reward, its parts, the judge's scores and the amount of work are over the
+rollouts that have a value. A failed rollout has no reward, so read a stage's mean reward together with its success.
 
 A task's value is the mean over its repeats. Tasks are resampled, and `n` is the number of tasks with a value.
 """
@@ -141,7 +141,7 @@ def answer_of(record: RolloutRecord) -> Label | None:
 
 
 def answers_of(answers: StageAnswers) -> TaskAnswers:
-    """The answers to each task; empty if every rollout failed, because then nothing is known of the society's answers."""
+    """The answers to each task; empty if every rollout failed, which tells nothing of how right the society is."""
     if all(record.status == "failed" for record in answers.records):
         return {}
     found: dict[str, list[Label | None]] = {}

@@ -50,11 +50,11 @@ from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Plan, Stage, StageAnswers, Study
 from evaluation.report import side_by_side
 from evaluation.report.plots.base import Plot
-from evaluation.report.words import about_run, notes, players
+from evaluation.report.words import about_run, cautions, notes, players
 from evaluation.scores.judge_health import health
 
 FORMAT = "chimera-report"
-VERSION = 2
+VERSION = 3
 
 
 def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
@@ -86,6 +86,7 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
             one.name: {"title": one.title, "unit": one.unit, "better": one.better, "primary": one.primary}
             for one in metrics
         },
+        "cautions": cautions(study),
         "verdict": _verdict(plan, compared, config),
         "families": about_families,
         "stages": {

@@ -61,6 +61,7 @@ def _head(report: Report) -> Iterator[str]:
     yield f"**{_cell(report['verdict']['text'])}**"
     gone = ", ".join(map(_cell, report["run"]["rolled_back"]))
     yield _list(
+        *(f"**warning:** {_cell(caution)}" for caution in report["cautions"]),
         *map(_cell, filter(None, (standing_words(report), lost_words(report), blame_words(report)))),
         f"compared: {', '.join(stage['title'] for stage in report['plan']['stages'])}",
         *([f"rolled back by the gate, so no stage here: {gone}"] if gone else []),

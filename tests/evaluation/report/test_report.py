@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import re
+import shutil
 from dataclasses import replace
 from statistics import fmean
 
@@ -17,7 +18,7 @@ from sklearn.metrics import f1_score
 from statsmodels.stats.multitest import multipletests
 
 from chimera.config.tree import load_config
-from chimera.run.directory import Run
+from chimera.run.directory import TRIAL, Run
 from chimera.run.policies import Policy
 from evaluation.records.recorded import load_study
 from evaluation.records.study import BaselineAnswer, Plan, Stage
@@ -30,7 +31,7 @@ from evaluation.report.page import page
 from evaluation.report.publish import publish_predictions
 from evaluation.report.spreadsheet import metrics_csv, rollouts_csv
 from evaluation.report.text import markdown
-from evaluation.report.words import notes, players
+from evaluation.report.words import cautions, notes, players
 from evaluation.verify.check import unlike
 from evaluation.verify.impossible import impossible
 from training.gate_rule import compare as compare_gate
@@ -547,6 +548,18 @@ def test_one_failed_rollout_is_missing_in_the_predictions_and_counted_on_the_rep
     assert "1 of 12 test items have no answer (t11)" in markdown(built)
 
 
+def test_a_trial_is_called_one_on_the_reports_first_screen(study, tmp_path):
+    assert "--quick" not in page(build(study, [], study.run.path / "report"), {})
+    shutil.copytree(study.run.path, tmp_path / "hand")
+    with Run(tmp_path / "hand").own() as run:
+        run.ledger("planned", phases=["sft"], trial=True)
+    report = build(replace(study, run=Run(run.path)), [], run.path / "report")
+    assert report["cautions"] == [TRIAL]
+    first = page(report, {}).partition("<nav")[0]
+    assert "This is a trial (--quick)" in first
+    assert "**warning:** this is a trial (--quick)" in markdown(report)
+
+
 def test_generated_tasks_have_no_predictions_for_pubmedqas_script(report):
     assert report["predictions"] is None
 
@@ -563,7 +576,17 @@ def test_roles_that_never_searched_are_named_on_the_report(study, report):
 
 
 def test_the_bundled_model_is_called_a_toy_where_the_tasks_are_not_generated(study):
-    assert not any("toy" in note for note in notes(study))
+    assert cautions(study) == []
     own = replace(study, plan=replace(study.plan, source="own"))
-    assert "a toy that knows invented studies only" in notes(own)[0]
+    (caution,) = cautions(own)
+    assert (
+        "the bundled model plays junior, supervisor, senior, refiner: a toy that knows invented studies only" in caution
+    )
+    assert "models.junior.path=FOLDER" in caution
+    report = build(own, [], own.run.path / "report")
+    first = page(report, {}).partition("<nav")[0]
+    assert "a toy that knows invented studies only" in first
+    assert "**warning:** the bundled model plays" in markdown(report)
+    assert unlike(report, own, own.run.path / "report") == []
+    assert any("cautions" in problem for problem in unlike({**report, "cautions": []}, own, own.run.path / "report"))
     assert "own test tasks" in data_words({"plan": {**own.plan.dump(), "split": "test"}})
