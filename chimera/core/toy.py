@@ -41,14 +41,14 @@ def heeds_guidance(path: str) -> bool:
 
 
 def unread(models: Mapping[str, ModelConfig], source: Source) -> str | None:
-    """Says that the bundled model cannot read tasks from `source`; None if it can, or if it plays no slot."""
+    """Says that the bundled model understands no real task; None if `source` is generated, or if it plays no slot."""
     parts = toy_parts(models) if source != "generated" else []
     if not parts:
         return None
     return (
-        f"the bundled model plays {', '.join(parts)}: a toy that knows invented studies only. It keeps the form of "
-        "these tasks and cannot read them, so its answers are as good as chance and its figures say nothing about "
-        "medicine: name a real model, models.junior.path=FOLDER, or take --config configs/endpoint.yaml"
+        f"the bundled model plays {', '.join(parts)}: a toy that knows invented studies only. Real ones it does not "
+        "understand, so its answers to them are as good as chance, and figures say nothing about medicine: name a real "
+        "model, models.junior.path=FOLDER, or take --config configs/endpoint.yaml"
     )
 
 

@@ -21,6 +21,7 @@ from evaluation.records.rollouts import RolloutRecord, failures, vetoes
 from evaluation.records.study import BaselineAnswer, Plan, StageAnswers
 from evaluation.scores.alignment import aligned, decision_aligned, decision_aligned_two_way
 from evaluation.scores.judge import CRITERIA
+from evaluation.scores.rewards import part_title
 
 Unit = Literal["share", "points", "seconds", "usd", "count"]
 Value = Callable[[RolloutRecord], float | None]
@@ -227,7 +228,7 @@ def _fits(measure: Callable[[Decision, Label], bool]) -> Value:
 
 
 def _part(name: str) -> Metric:
-    title = f"reward part: {name.replace('_', ' ')}"
+    title = f"reward part: {part_title(name)}"
     return Metric(f"part_{name}", title, "points", 1, False, lambda record: record.parts.get(name))
 
 

@@ -21,6 +21,8 @@ from evaluation.records.rollouts import RolloutRecord
 
 Split = Literal["val", "test"]
 Kind = Literal["sequence", "alone", "left out", "at base", "coalition"]
+SPLITS: Mapping[Split, str] = {"val": "validation", "test": "test"}
+"""What readers call a split's tasks."""
 BASE = "base"
 GATE = "gate"
 RUNNERS, EVALUATION = "training's runners", "an evaluation"

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evaluation.baselines import simple as baselines
+from evaluation.records.study import SPLITS
 
 MINUS = "\N{MINUS SIGN}"
 UNIT_WORDS = {"share": "%", "points": "", "seconds": "s", "usd": "USD", "count": ""}
@@ -90,7 +91,7 @@ def played(report: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 
 def data_words(report: Mapping[str, Any]) -> str:
     plan = report["plan"]
-    split = {"val": "validation", "test": "test"}[plan["split"]]
+    split = SPLITS[plan["split"]]
     source = {"generated": "generated", "pubmedqa": "PubMedQA"}.get(plan["source"], "own")
     official = "official " if plan["official"] else ""
     repeats = f", {plan['repeats']} rollouts of each in each stage" if plan["repeats"] > 1 else ""

@@ -184,7 +184,7 @@ def _baselines(report: Report) -> Iterator[str]:
     for one in answered(report):
         means = [_mean(one["means"].get(name), "share") for name in ("alignment", "macro_f1")]
         rows.append([_cell(one["title"]), *means, amount(one["calls"]), amount(one["tokens"])])
-    yield _table(["who", "accuracy, %", "macro-F1, %", "model calls", "tokens"], rows)
+    yield _table(["who", "answers right, %", "macro-F1, %", "model calls", "tokens"], rows)
     yield BASELINES_WORDS
     if report["references"]:
         yield "Published on the official test split:"

@@ -50,9 +50,9 @@ def test_every_stage_gets_the_same_tasks_and_seeds():
     assert {one.seed for one in other}.isdisjoint({one.seed for one in base})
 
 
-def test_more_tasks_than_are_held_out_are_refused():
+def test_more_tasks_than_validation_has_are_refused():
     config = load_config(None, ["data.size=60", "gate.tasks=13"])
-    with pytest.raises(ConfigError, match=r"gate.tasks=13, but there are 12 held-out tasks"):
+    with pytest.raises(ConfigError, match=r"gate.tasks=13, but there are 12 validation tasks"):
         gate.check(config, load(config.data))
 
 

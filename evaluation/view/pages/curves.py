@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from evaluation.scores.rewards import part_title
 from evaluation.view.pages.choice import RolloutChoice
 from evaluation.view.pages.drawing import Curve, LineChart, Point, draw
 from evaluation.view.pages.figures import mean
@@ -69,7 +70,7 @@ def part_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[Lin
         values = {row.parts.get(part) or 0.0 for row in snapshot.all_rows}
         if len(values) > 1:
             curves = _over(snapshot, lambda row, part=part: row.parts.get(part), f"part:{part}", address)
-            found += [one] if (one := draw(part.replace("_", " ").capitalize(), curves)) else []
+            found += [one] if (one := draw(part_title(part).capitalize(), curves)) else []
     return found
 
 

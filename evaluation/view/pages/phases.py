@@ -9,8 +9,8 @@ from chimera.run.policies import ROLLED_BACK, WENT_LIVE
 from evaluation.records.study import BASE, GATE
 from evaluation.view.reading.watched import Snapshot
 
-BASE_WORK, ROLLOUTS, CALLS = "held out with the base", "rollouts", "prompts asked again"
-UPDATES, GATE_WORK = "updates", "held out at the gate"
+BASE_WORK, ROLLOUTS, CALLS = "validation with the base", "rollouts", "prompts asked again"
+UPDATES, GATE_WORK = "updates", "validation at the gate"
 """The kinds of work of a phase."""
 
 LEAST_SHARE = 0.1

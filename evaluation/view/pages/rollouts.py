@@ -13,6 +13,7 @@ from evaluation.causes.lost import TITLES
 from evaluation.records.rollout_index import read_tree
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.report.side_by_side import view
+from evaluation.scores.rewards import part_title
 from evaluation.traces.page import drawn_tokens
 from evaluation.traces.token_records import read_tokens, tokens_file
 from evaluation.traces.token_texts import learned_texts
@@ -137,7 +138,7 @@ def _sorts(snapshot: Snapshot, choice: RolloutChoice) -> list[tuple[str, str]]:
     names = [(name, name) for name in SORTS]
     if choice.role:
         names += [(f"role:{name}", f"{choice.role}: {name}") for name in (*OF_ROLE, "tools")]
-    names += [(f"part:{part}", part.replace("_", " ")) for part in snapshot.parts]
+    names += [(f"part:{part}", part_title(part)) for part in snapshot.parts]
     both = [("", "in the order of their ends")]
     for name, title in names:
         both += [(name, f"{title}, up"), (f"-{name}", f"{title}, down")]

@@ -218,6 +218,11 @@ def test_the_gates_verdict_with_what_it_compared(client):
     text = " ".join(Page(shown(client, "/runs/first")).text.split())
     assert "0.500 → 0.625 +0.125 [−0.100, +0.300]" in text
     assert "refiner@ppo-1 rolled backreward fell" in text
+    assert "Each new policy on validation tasks" in text
+    assert "held out" not in text + Page(shown(client, "/")).text.replace("-", " ")
+    rollout = Page(shown(client, "/runs/first/rollouts/ro-000000000001")).text
+    assert "right answer" in rollout
+    assert "alignment" not in rollout
     tasks = Page(shown(client, "/tasks?left=first/gate-base&right=first/gate-ppo")).text
     assert "mended" in tasks
     assert "0.500 → 0.750" in tasks

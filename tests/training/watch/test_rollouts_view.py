@@ -325,7 +325,7 @@ def test_the_live_view_shows_reward_parts_failures_and_the_newest_versions(termi
         view.add(replace(record, status="failed", error="no JSON", reward=None, parts={}, answer=None, decision=None))
         shown = drawn()
     assert "reward 1.000, right 1.000, failed 1" in shown
-    assert "parts: alignment 1.000" in shown
+    assert "parts: right answer 1.000" in shown
     assert "policies: junior: nano@0; senior: senior@ppo-1" in shown
     assert "warning: rollout r on task t failed: no JSON" in shown
 

@@ -30,12 +30,12 @@ def step_line(phase: str, step: int, steps: int, metrics: Mapping[str, Any]) -> 
     return (
         f"{phase}: step {step}/{steps}"
         + figure("reward/mean", "reward")
-        + figure("alignment/mean", "aligned", ".0%")
+        + figure("alignment/mean", "answers right", ".0%")
         + figure("rollouts/good", "good rollouts", "d")
         + figure("actor/optimizer_steps", "optimiser steps", ".0f")
         + figure("actor/ppo_kl", "KL", ".1e")
         + figure("actor/entropy", "entropy")
-        + figure("val-core/reward/mean", "held-out reward")
+        + figure("val-core/reward/mean", "validation reward")
         + figure("timing_s/step", "seconds", ".1f")
         + f", {metrics['policy']} is live"
     )
