@@ -9,7 +9,7 @@ from chimera.core.errors import ConfigError, suggestion
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("chimera.train", "run the phases: the society answers tasks, its roles learn from the traces"),
-    "eval": ("chimera.eval", "evaluate a run's stages on held-out tasks and write a report; verify one"),
+    "eval": ("chimera.eval", "evaluate a run's stages on test tasks and write a report; verify one"),
     "study": ("chimera.study", "train and evaluate with several seeds, and report over all of them"),
     "ask": ("chimera.ask", "put one question to the society and see how it decides"),
     "doctor": ("chimera.doctor", "try every model, tool and resource of a configuration before a run"),

@@ -61,6 +61,7 @@ def examine(config: "Config", tell: "Tell") -> None:
     """
     from chimera.core.errors import DataError
     from chimera.core.secrets import load_secrets
+    from chimera.core.toy import unread
     from chimera.data.tasks import load
     from evaluation.probes.machine import machine_findings
     from evaluation.probes.probed import Level, Probed
@@ -74,6 +75,8 @@ def examine(config: "Config", tell: "Tell") -> None:
         tell(Probed("data", config.data.path, Level.FAULT, f"{error} (so nothing else is tried)"))
         return
     tell(Probed("data", config.data.path, Level.OK, dataset.describe()))
+    if toy := unread(config.used(), dataset.source):
+        tell(Probed("models", "bundled model", Level.WARNING, toy))
     for one in _phases(config, dataset):
         tell(one)
     _models(config, dataset, secrets, tell)

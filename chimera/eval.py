@@ -69,7 +69,11 @@ def main(argv: list[str]) -> int | None:
     from training.watch.view import make_view
 
     console = Console(highlight=False)
-    with make_view(console, config.evaluation.concurrency) as view, view.doing("evaluating"), run.own() as owned:
+    with (
+        make_view(console, config.evaluation.concurrency) as view,
+        view.doing("evaluating"),
+        run.own(evaluates=True) as owned,
+    ):
         try:
             _fill(owned, plan, config, dataset, again, console, view)
         finally:
@@ -308,7 +312,7 @@ def _show(report: "Mapping[str, Any]", study: "Study", out: Path, console: "Cons
     console.print(report["verdict"]["text"], soft_wrap=True, markup=False)
     for words in filter(None, (standing_words(report), lost_words(report), blame_words(report))):
         console.print(words, soft_wrap=True, markup=False)
-    for warning in [*tool_warnings(study), *report["judges"]["warnings"]]:
+    for warning in [*report["cautions"], *tool_warnings(study), *report["judges"]["warnings"]]:
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
     files = "report.md, report.json, metrics.csv, rollouts.csv, plots/, conversations in rollouts/"
     console.print(f"report: {out / 'index.html'} (also {files})", soft_wrap=True, markup=False)

@@ -27,6 +27,9 @@ def main(argv: list[str]) -> int | None:
     load_secrets(run.config.secret_names())  # `redact` then hides them in all output.
     console = Console(highlight=False)
     records = recorded_rollouts(run, arguments.phase)
+    if arguments.wrong:
+        _list_wrong(console, run, records)
+        return None
     if arguments.rollout is None:
         _list(console, run, records)
         return None
@@ -43,6 +46,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("run", help="the run's name, or 'latest'")
     parser.add_argument("rollout", nargs="?", help="its id, the beginning of one, or a task's id; without it a list")
     parser.add_argument("--phase", help="only rollouts of this phase, such as gather, ppo or gate-base")
+    parser.add_argument(
+        "--wrong", action="store_true", help="list only the wrong answers, each with the step that lost it"
+    )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page instead")
     parser.add_argument("--messages", action="store_true", help="show what each model was sent, too")
     parser.add_argument(
@@ -64,6 +70,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         arguments.overrides.insert(0, arguments.rollout)
         arguments.rollout = None
     arguments.tokens = arguments.tokens or arguments.gradient
+    if arguments.wrong and arguments.rollout is not None:
+        raise ConfigError(f"--wrong lists a run's wrong answers: leave {arguments.rollout!r} out")
     if arguments.rollout is None:
         for name in ("html", "messages", "gradient", "tokens"):
             if getattr(arguments, name):
@@ -82,11 +90,30 @@ def _run(arguments: argparse.Namespace) -> "Run":
     return Run.latest(folder) if arguments.run == "latest" else Run.open(arguments.run, folder)
 
 
-def _list(console: "Console", run: "Run", records: "Sequence[RolloutRecord]") -> None:
-    """Print one line for each rollout, and the command that shows one."""
+def _list_wrong(console: "Console", run: "Run", records: "Sequence[RolloutRecord]") -> None:
+    """Print the wrong answers with who lost each, then how many each step lost."""
+    from evaluation.causes.lost import TITLES, who_lost
+    from evaluation.measures.metrics import answer_of
+
+    wrong = [record for record in records if answer_of(record) != record.label]
+    steps = [who_lost(record) for record in wrong]
+    if wrong:
+        _list(console, run, wrong, lost=[step or "not recorded" for step in steps])
+    print(f"{len(wrong)} of {len(records)} answers are wrong", file=console.file)
+    for step, title in TITLES.items():
+        if step in steps:
+            print(f"  {steps.count(step)} lost by {title}", file=console.file)
+
+
+def _list(
+    console: "Console", run: "Run", records: "Sequence[RolloutRecord]", *, lost: Sequence[str] | None = None
+) -> None:
+    """Print one line for each rollout, and the command that shows one; with `lost` the step that lost each, too."""
     from chimera.show.card import printable
 
     rows = [_HEADER, *map(_row, records)]
+    if lost is not None:
+        rows = [(*row[:-1], step, row[-1]) for row, step in zip(rows, ("lost by", *lost), strict=True)]
     widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
     for *cells, last in rows:
         line = "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from chimera.config.tree import Config
     from chimera.data.tasks import Dataset
 
-TRIAL = "this is a trial (--quick): it shows that everything works, and its figures mean little"
-
 
 def main(argv: list[str]) -> int | None:
     parser = argparse.ArgumentParser(prog="python -m chimera.train", description=__doc__)
@@ -56,10 +54,11 @@ def main(argv: list[str]) -> int | None:
     from chimera.config.trust import options_to_use
     from chimera.core.limits import allow_files
     from chimera.core.secrets import load_secrets
+    from chimera.core.toy import unread
     from chimera.data.tasks import load
     from chimera.data.told import check_told
     from chimera.run.chain import head
-    from chimera.run.directory import LEDGER, Run
+    from chimera.run.directory import LEDGER, TRIAL, Run, is_trial
     from chimera.run.seals import seal
     from chimera.serving.process import check_models
     from chimera.serving.tls import check_tls
@@ -95,12 +94,14 @@ def main(argv: list[str]) -> int | None:
     check_rollouts(phases, recorded=arguments.resume and _has_rollouts(name, config))
     if any(phase.learns for phase in phases):
         check_gate(config, dataset)
+    if toy := unread(config.used(), dataset.source):
+        print(f"warning: {toy}", flush=True)
     if arguments.check:
         print(f"nothing was started: {', '.join(names)} can run on {dataset.describe()}")
         return 0
     with Run.create(name, config, resume=arguments.resume) as run:
         check_ids(run, config, dataset)
-        trial = arguments.quick or any(event.get("trial") for event in run.events())
+        trial = arguments.quick or is_trial(run.events())
         costs = expected_costs(phases, config)
         run.ledger("planned", phases=list(names), families=config.evaluation.families, trial=trial, costs=costs)
         print(f"run {run.path}: {', '.join(names)} on {dataset.describe()}", flush=True)

@@ -17,6 +17,12 @@ PORT = 8765
 HOST = f"http://127.0.0.1:{PORT}"
 ANSWER = '{"evidence":["It fell."],"comparison":"c","claim":"d","answer":"yes"}'
 
+SAID = {"author": "Geneticist", "evidence": ["It fell."], "comparison": "c", "claim": "d"}
+LOST_BY_THE_REFINER = {
+    "research_goal": "Does t-1 work?", "initial_hypotheses": [{**SAID, "answer": "no"}, {**SAID, "answer": "yes"}],
+    "selected_hypothesis": {**SAID, "answer": "yes"}, "refined_hypothesis": {**SAID, "answer": "no"},
+}  # fmt: skip
+
 
 def rollout(number, phase, task, **changes):
     values = {
@@ -72,7 +78,7 @@ def make_runs(folder: Path) -> Path:
                     outputs={"research_goal": PLANTED, "final_rationale": PLANTED}),
             rollout(3, "gather", "t-3", status="failed", error=f"HypothesisRefiner: timed out after 17 s {PLANTED}",
                     answer=None, decision=None, reward=None, parts={}),
-            rollout(4, "gate-base", "t-1", reward=0.5, answer="no"),
+            rollout(4, "gate-base", "t-1", reward=0.5, answer="no", outputs=LOST_BY_THE_REFINER),
             rollout(5, "gate-ppo", "t-1", reward=0.75),
             rollout(6, "gate-ppo", "t-9", reward=0.5, decision="UNDECIDED"),
         ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The gate: compares each learned policy on held-out tasks, and keeps it live or rolls it back.
+"""The gate: compares each learned policy on validation tasks, and keeps it live or rolls it back.
 
 The new stage is compared with the stage before, the base and the best stage so far, on the same tasks and seeds.
 `training.gate_rule` decides. The tasks are validation tasks, so the gate's choice does not bias a report on test tasks.
@@ -36,16 +36,16 @@ LIVE, BACK = "live", "rolled back"
 
 
 def check(config: Config, dataset: Dataset) -> None:
-    """Raise ConfigError if there are fewer held-out tasks than the gate needs."""
+    """Raise ConfigError if there are fewer validation tasks than the gate needs."""
     if config.gate.enabled and config.gate.tasks > len(dataset.validation):
         raise ConfigError(
-            f"gate.tasks={config.gate.tasks}, but there are {len(dataset.validation)} held-out tasks: ask for fewer, "
+            f"gate.tasks={config.gate.tasks}, but there are {len(dataset.validation)} validation tasks: ask for fewer, "
             "or raise data.validation_share"
         )
 
 
 def inputs(dataset: Dataset, config: Config, stage: str) -> list[RolloutInput]:
-    """The held-out rollouts of `stage`. All stages of runs with equal seeds use the same tasks and seeds."""
+    """The rollouts of `stage` on validation tasks. All stages of runs with equal seeds use the same tasks and seeds."""
     return [
         replace(RolloutInput.of(task, GATE, 0, config.seed), phase=f"{GATE}-{stage}")
         for task in gate_tasks(dataset, config)
@@ -53,7 +53,7 @@ def inputs(dataset: Dataset, config: Config, stage: str) -> list[RolloutInput]:
 
 
 async def evaluate(lab: "Lab", stage: str) -> list[RolloutRecord]:
-    """Run the current society on the held-out tasks. The records are in the order of the tasks.
+    """Run the current society on the validation tasks. The records are in the order of the tasks.
 
     Raises:
         RunError: No rollout succeeded.
@@ -68,7 +68,7 @@ async def evaluate(lab: "Lab", stage: str) -> list[RolloutRecord]:
                 lab.view.add(record)
     records = [found[given.task.id] for given in wanted]
     if all(record.status == "failed" for record in records):
-        raise RunError(f"all {len(records)} held-out rollouts failed; the first: {records[0].error}")
+        raise RunError(f"all {len(records)} rollouts on validation tasks failed; the first: {records[0].error}")
     figures = {key: value for key, value in summarize(records).items() if not isinstance(value, dict)}
     lab.metrics.log(f"{GATE}-{stage}", None, figures)
     lab.metrics.protocols(f"{GATE}-{stage}", records)
@@ -172,7 +172,7 @@ class Gate:
         return [BASE, *(phase for phase, kept, _ in self._decisions() if kept)]
 
     def _records(self, stage: str) -> list[RolloutRecord]:
-        """The held-out rollouts of `stage`, in the order of the tasks; empty if some are missing."""
+        """The validation rollouts of `stage`, in the order of the tasks; empty if some are missing."""
         if stage not in self._stages:
             wanted = inputs(self._lab.dataset, self._lab.config, stage)
             found = {data["task_id"]: RolloutRecord.load(data) for data in self._lab.run.rollouts(wanted[0].phase)}
@@ -199,7 +199,8 @@ def table(rows: Sequence[tuple[Rivalry, str]]) -> Table:
         if number == 0 or rows[number - 1][0].after != one.after:
             failed = f", {one.failed[1]} failed" if any(one.failed) else ""
             reward = "-" if one.reward is None else f"{one.reward.after:z.3f}"
-            shown.add_row(one.after, reward, f"{100 * one.alignment.after:z.1f}", f"{fate}{failed}", style="bold")
+            right = "-" if one.failed[1] == one.alignment.n else f"{100 * one.alignment.after:z.1f}"
+            shown.add_row(one.after, reward, right, f"{fate}{failed}", style="bold")
         shown.add_row(f"  {one.before}", _cell(one.reward, 1, 3), _cell(one.alignment, 100, 1), one.verdict)
     return shown
 

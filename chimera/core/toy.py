@@ -1,10 +1,11 @@
-"""The bundled model is a toy that knows invented studies only. Users who ask it a real question are warned."""
+"""The bundled model is a toy that knows invented studies only. Users who give it real questions or tasks are warned."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 from chimera.config.sections.models import ModelConfig
 from chimera.core.plain_json import read_json_object
+from chimera.core.types import Source
 from chimera.serving.embedded.checkpoint import BUNDLED, NANO, locate
 from chimera.show.card import Card
 
@@ -37,6 +38,18 @@ def heeds_guidance(path: str) -> bool:
     template = locate(path) / TEMPLATE
     # A template may also stand in tokenizer_config.json, but not that of the bundled models.
     return not template.is_file() or FIRST_LINE not in template.read_text(encoding="utf-8")
+
+
+def unread(models: Mapping[str, ModelConfig], source: Source) -> str | None:
+    """Says that the bundled model understands no real task; None if `source` is generated, or if it plays no slot."""
+    parts = toy_parts(models) if source != "generated" else []
+    if not parts:
+        return None
+    return (
+        f"the bundled model plays {', '.join(parts)}: a toy that knows invented studies only. Real ones it does not "
+        "understand, so its answers to them are as good as chance, and figures say nothing about medicine: name a real "
+        "model, models.junior.path=FOLDER, or take --config configs/endpoint.yaml"
+    )
 
 
 def warning(parts: list[str], where: str) -> Card:

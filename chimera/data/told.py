@@ -1,4 +1,4 @@
-"""What roles are told must not hold the questions of held-out tasks, because an answer would stand beside them."""
+"""What roles are told must not hold questions of validation or test tasks: an answer would stand beside them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,11 +11,12 @@ from chimera.data.tasks import Dataset
 def check_told(society: SocietyConfig, dataset: Dataset) -> None:
     """Raise ConfigError if guidance holds the question of a validation or test task."""
     said = {name: list(texts(entry.model_dump())) for name, entry in society.guidance.items()}
-    for task in (*dataset.validation, *dataset.test) if said else ():
+    splits = {"validation": dataset.validation, "test": dataset.test} if said else {}
+    for split, task in ((split, task) for split, tasks in splits.items() for task in tasks):
         for name, found in said.items():
             if any(task.goal in text for text in found):
                 raise ConfigError(
-                    f"society.guidance.{name} holds the question of the held-out task {task.id}, so its figures would "
+                    f"society.guidance.{name} holds the question of the {split} task {task.id}, so its figures would "
                     "say nothing: take another task's"
                 )
 

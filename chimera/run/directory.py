@@ -32,6 +32,7 @@ from chimera.run.environment import describe_environment, now
 from chimera.run.hashes import hash_artifact
 from chimera.run.inputs import CREATED, hash_inputs, same_inputs
 from chimera.run.jsonl import append_line, read_lines
+from chimera.run.owner import EVALUATES
 
 LEDGER = "ledger.jsonl"
 LONGEST_NAME = 64
@@ -46,6 +47,8 @@ ALWAYS_WRITTEN = ("seed", "data", "models", "society", "tools", "reward", "gate"
 """Sections of every run's config.yaml, including the last one. A file without one of them was emptied or cut off."""
 START = {LEDGER, "config.yaml", "environment.json"}
 """Files that the start of a run writes before any phase begins."""
+
+TRIAL = "this is a trial (--quick): it shows that everything works, and its figures mean little"
 
 _owned: dict[Path, int] = {}
 """Open lock files of the runs that this process owns. The operating system ends these locks with the process."""
@@ -116,14 +119,17 @@ class Run:
             raise RunError(f"there is no run in {runs_dir}: make one with python -m chimera train")
         return runs[-1]
 
-    def own(self) -> "Run":
+    def own(self, *, evaluates: bool = False) -> "Run":
         """The same run, owned by this process and open for appending. Use it in a `with` block.
+
+        Args:
+            evaluates: True if the run is owned to evaluate it and not to train it, which others can then see.
 
         Raises:
             RunError: another process writes the run, or its folder cannot be written to.
         """
         try:
-            _take_ownership(self.path)
+            _take_ownership(self.path, EVALUATES if evaluates else "")
         except OSError as error:
             raise RunError(f"run {self.path} cannot be written to ({error.strerror}): copy it elsewhere") from error
         return Run(self.path, writable=True)
@@ -282,6 +288,11 @@ def _rollouts(phase: str) -> str:
     return f"rollouts/{check_name(phase)}.jsonl"
 
 
+def is_trial(events: Iterable[Mapping[str, Any]]) -> bool:
+    """True if `--quick` made the run."""
+    return any(event.get("trial") for event in events)
+
+
 def unfinished(events: Iterable[Mapping[str, Any]]) -> set[str]:
     """The phases that were started and not finished. They keep their settings, with which their records were made."""
     found: set[str] = set()
@@ -374,7 +385,7 @@ def _clear_start(path: Path) -> None:
         (path / name).unlink(missing_ok=True)
 
 
-def _take_ownership(path: Path) -> None:
+def _take_ownership(path: Path, work: str) -> None:
     key = path.resolve()
     with _owned_guard:
         if key in _owned:
@@ -384,11 +395,11 @@ def _take_ownership(path: Path) -> None:
             # A POSIX lock and not flock: forked runners do not inherit it, so a dead owner's run is free at once.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip().partition(" ")[0]
             os.close(descriptor)
             raise RunError(f"run {path.name!r} is being written by process {owner}: wait for it or stop it") from error
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(descriptor, f"{os.getpid()} {work}".strip().encode() + b"\n", 0)
         _owned[key] = descriptor
 
 

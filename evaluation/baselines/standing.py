@@ -64,7 +64,7 @@ def strongest(study: Study) -> str | None:
     rivals = {
         name: (fmean(hits), -tokens)
         for name, answers in answers_by_baseline(study.baselines).items()
-        if name.partition("@")[0] not in PARTS and any(answer is not None for row in answers.values() for answer in row)
+        if name.partition("@")[0] not in PARTS
         if (hits := _hits(answers, study.plan.tasks)) and (tokens := used[name]) is not None
         if limit is None or tokens <= limit
     }

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
+from chimera.core.types import Label
 from evaluation.measures.metrics import answer_of
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import StageAnswers
@@ -31,10 +32,19 @@ def first_wrong_step(record: RolloutRecord) -> Step | None:
     Raises:
         KeyError: The rollout succeeded, and its outputs lack one of `FIELDS`.
     """
-    label, outputs = record.label, record.outputs
-    if answer_of(record) == label:
+    return wrong_step(record.label, answer_of(record), record.outputs, failed=record.status == "failed")
+
+
+def who_lost(record: RolloutRecord) -> Step | None:
+    """`first_wrong_step`, and None too if the record does not hold the steps."""
+    return first_wrong_step(record) if recorded_steps([record]) else None
+
+
+def wrong_step(label: Label, answer: Label | None, outputs: Mapping[str, Any], *, failed: bool) -> Step | None:
+    """`first_wrong_step` of a rollout that is not a record; `outputs` are not read if it failed."""
+    if answer == label:
         return None
-    if record.status == "failed":
+    if failed:
         return "failed"
     initial, selected, refined = (outputs[name] for name in FIELDS)
     if all(one["answer"] != label for one in initial):
@@ -46,7 +56,11 @@ def first_wrong_step(record: RolloutRecord) -> Step | None:
 
 def recorded_steps(records: Iterable[RolloutRecord]) -> bool:
     """True if all rollouts that succeeded hold what `first_wrong_step` reads."""
-    return all(record.status == "failed" or all(name in record.outputs for name in FIELDS) for record in records)
+    return all(record.status == "failed" or holds_steps(record.outputs) for record in records)
+
+
+def holds_steps(outputs: Mapping[str, Any]) -> bool:
+    return all(name in outputs for name in FIELDS)
 
 
 def lost(answers: StageAnswers) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ from evaluation.measures.metrics import (
     TaskAnswers,
     answers_of,
     interval_settings,
+    measured,
     metrics_of,
     values_of,
 )
@@ -98,7 +99,7 @@ def compare(before: StageAnswers, after: StageAnswers, plan: Plan, config: Confi
     """
     found: dict[str, Comparison] = {}
     of_answers = compare_answers(answers_of(before), answers_of(after), plan, config)
-    for metric in metrics_of(config):
+    for metric in measured(config, before, after):
         if metric.name == LATENCY and not before.timed_like(after):
             continue
         if metric.name in of_answers:
@@ -114,7 +115,7 @@ def compare(before: StageAnswers, after: StageAnswers, plan: Plan, config: Confi
 
 
 def compare_answers(before: TaskAnswers, after: TaskAnswers, plan: Plan, config: Config) -> dict[str, Comparison]:
-    """Compare alignment and macro-F1 of two systems, not yet adjusted; empty if they share no task.
+    """Compare right answers and macro-F1 of two systems, not yet adjusted; empty if they share no task.
 
     Args:
         before: Answers of the first system by task id, one for each repeat. None is no answer and counts as a miss.
@@ -208,7 +209,7 @@ def too_few_permutations(adjusted: Comparisons, config: Config, main: str | None
 
 
 def verdict_sentence(before: str, after: str, found: Mapping[str, Comparison], config: Config) -> str:
-    """One sentence on the change in reward and alignment with intervals, and in success if rollouts failed.
+    """One sentence on the change in reward and right answers with intervals, and in success if rollouts failed.
 
     Failed rollouts have no reward, so failures could make the mean reward look better.
 
@@ -300,9 +301,14 @@ def _comparison(
     return Comparison(*values, low, high, p, None, n, mde, test, None, metric.primary, margin)
 
 
+CLAUSES = {"alignment": "answers right"}
+"""What the sentence calls a metric, if not by its name."""
+
+
 def _clause(name: str, one: Comparison | None, config: Config) -> str:
+    title = CLAUSES.get(name, name)
     if one is None:
-        return f"{name} has no value in both"
+        return f"{title} has no value in both"
     if one.p_adjusted is None:
         raise ValueError(f"the comparison of {name} is not adjusted, so it has no verdict: call adjust first")
     scale, digits, unit, points = (100, 1, " %", " points") if name in SHARES else (1, 3, "", "")
@@ -312,7 +318,7 @@ def _clause(name: str, one: Comparison | None, config: Config) -> str:
         around = f"{100 * config.evaluation.confidence:.4g} % interval {ends}"
     old, new = (f"{value * scale:z.{digits}f}" for value in (one.before, one.after))
     words = (
-        f"{name} {_verdict_words(one, scale, digits, points)}, from {old} to {new}{unit} "
+        f"{title} {_verdict_words(one, scale, digits, points)}, from {old} to {new}{unit} "
         f"({one.difference * scale:+z.{digits}f}{points}, {around}, "
         f"p = {one.p_adjusted:.2g}{'' if one.by_gate else ' after correction'}, n = {one.n})"
     )

@@ -1,8 +1,8 @@
 """The metrics of a stage: one table of them, and their means with intervals.
 
-There are two kinds of metrics. Success and alignment are over all tasks, and a failed rollout is a miss. Reward, its
-parts, the judge's scores and the amount of work are over the rollouts that have a value. A failed rollout has no
-reward, so read a stage's mean reward together with its success.
+There are two kinds of metrics. Success and right answers are over all tasks, and a failed rollout is a miss; if all of
+a stage failed, only its success has a value. Reward, its parts, the judge's scores and the amount of work are over the
+rollouts that have a value. A failed rollout has no reward, so read a stage's mean reward together with its success.
 
 A task's value is the mean over its repeats. Tasks are resampled, and `n` is the number of tasks with a value.
 """
@@ -21,6 +21,7 @@ from evaluation.records.rollouts import RolloutRecord, failures, vetoes
 from evaluation.records.study import BaselineAnswer, Plan, StageAnswers
 from evaluation.scores.alignment import aligned, decision_aligned, decision_aligned_two_way
 from evaluation.scores.judge import CRITERIA
+from evaluation.scores.rewards import part_title
 
 Unit = Literal["share", "points", "seconds", "usd", "count"]
 Value = Callable[[RolloutRecord], float | None]
@@ -28,6 +29,8 @@ TaskAnswers = Mapping[str, Sequence[Label | None]]
 """Answers by task id, one for each repeat; None is no answer."""
 
 MACRO_F1 = "macro_f1"
+OF_ANSWERS = ("alignment", MACRO_F1, "decision_alignment", "decision_two_way")
+"""Metrics of answers and decisions, in which a failed rollout is a miss."""
 LATENCY = "seconds"
 NONE = "none"
 """The answer and the decision of a failed rollout in counts."""
@@ -91,8 +94,9 @@ def metrics_of(config: Config) -> list[Metric]:
 def stage_metrics(answers: StageAnswers, plan: Plan, config: Config) -> dict[str, Mean]:
     """The metrics of a stage by name, without metrics that have no value."""
     found: dict[str, Mean] = {}
-    of_answers = answer_metrics(answers_of(answers), plan, config)
-    for metric in metrics_of(config):
+    given = answers_of(answers)
+    of_answers = answer_metrics(given, plan, config) if given else {}
+    for metric in measured(config, answers):
         if metric.value is None:
             found[metric.name] = of_answers[metric.name]
             continue
@@ -100,6 +104,12 @@ def stage_metrics(answers: StageAnswers, plan: Plan, config: Config) -> dict[str
         if values:
             found[metric.name] = bootstrap_mean(values, share=metric.unit == "share", **interval_settings(config))
     return found
+
+
+def measured(config: Config, *stages: StageAnswers) -> list[Metric]:
+    """The metrics that can have a value in all `stages`: without those of answers where all rollouts of one failed."""
+    silent = any(not answers_of(one) for one in stages)
+    return [one for one in metrics_of(config) if not (silent and one.name in OF_ANSWERS)]
 
 
 def answer_metrics(answers: TaskAnswers, plan: Plan, config: Config) -> dict[str, Mean]:
@@ -132,6 +142,9 @@ def answer_of(record: RolloutRecord) -> Label | None:
 
 
 def answers_of(answers: StageAnswers) -> TaskAnswers:
+    """The answers to each task; empty if every rollout failed, which tells nothing of how right the society is."""
+    if all(record.status == "failed" for record in answers.records):
+        return {}
     found: dict[str, list[Label | None]] = {}
     for record in answers.records:
         found.setdefault(record.task_id, []).append(answer_of(record))
@@ -139,10 +152,11 @@ def answers_of(answers: StageAnswers) -> TaskAnswers:
 
 
 def answers_by_baseline(answers: Iterable[BaselineAnswer]) -> dict[str, TaskAnswers]:
+    """The answers of each baseline to each task, without baselines that gave none, such as those without training."""
     found: dict[str, dict[str, list[Label | None]]] = {}
     for one in sorted(answers, key=lambda one: one.repeat):
         found.setdefault(one.baseline, {}).setdefault(one.task_id, []).append(one.answer)
-    return dict(found)
+    return {name: own for name, own in found.items() if any(one is not None for given in own.values() for one in given)}
 
 
 def values_of(value: Value, records: Iterable[RolloutRecord]) -> dict[tuple[str, int], float]:
@@ -214,7 +228,7 @@ def _fits(measure: Callable[[Decision, Label], bool]) -> Value:
 
 
 def _part(name: str) -> Metric:
-    title = f"reward part: {name.replace('_', ' ')}"
+    title = f"reward part: {part_title(name)}"
     return Metric(f"part_{name}", title, "points", 1, False, lambda record: record.parts.get(name))
 
 

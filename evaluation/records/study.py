@@ -21,6 +21,8 @@ from evaluation.records.rollouts import RolloutRecord
 
 Split = Literal["val", "test"]
 Kind = Literal["sequence", "alone", "left out", "at base", "coalition"]
+SPLITS: Mapping[Split, str] = {"val": "validation", "test": "test"}
+"""What readers call a split's tasks."""
 BASE = "base"
 GATE = "gate"
 """The gate records its rollouts of a stage as `gate-<stage>`. The seeds of all evaluations derive from this name."""

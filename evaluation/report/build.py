@@ -50,11 +50,11 @@ from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Plan, Stage, StageAnswers, Study
 from evaluation.report import side_by_side
 from evaluation.report.plots.base import Plot
-from evaluation.report.words import about_run, notes, players
+from evaluation.report.words import about_run, cautions, notes, players
 from evaluation.scores.judge_health import health
 
 FORMAT = "chimera-report"
-VERSION = 2
+VERSION = 3
 
 
 def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
@@ -86,6 +86,7 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
             one.name: {"title": one.title, "unit": one.unit, "better": one.better, "primary": one.primary}
             for one in metrics
         },
+        "cautions": cautions(study),
         "verdict": _verdict(plan, compared, config),
         "families": about_families,
         "stages": {
@@ -289,12 +290,13 @@ def _row(phase: str, learners: Sequence[str], kind: str, comparison: str) -> dic
 
 
 def _baselines(study: Study) -> dict[str, Any]:
-    """Each baseline's results, and the reasons of its missing answers."""
+    """Each baseline's results, and the reasons of its missing answers. One without any answer has no results."""
     found: dict[str, Any] = {}
     temperature, own = study.plan.final.temperature, study.config.models[study.plan.alone_slot].temperature
     sampled = own if temperature is None else min(own, temperature)
-    for name, answers in answers_by_baseline(study.baselines).items():
-        means = answer_metrics(answers, study.plan, study.config)
+    answered = answers_by_baseline(study.baselines)
+    for name in dict.fromkeys((*answered, *(row.baseline for row in study.baselines))):
+        means = answer_metrics(answered[name], study.plan, study.config) if name in answered else {}
         rows = [row for row in study.baselines if row.baseline == name]
         errors = Counter(row.error or "no reason recorded" for row in rows if row.answer is None)
         found[name] = {

@@ -34,7 +34,7 @@ class PhaseStretch:
     """Consecutive rollouts of one phase.
 
     Attributes:
-        phase: The phase; for held-out rollouts the stage, such as "base".
+        phase: The phase; for rollouts of validation the stage, such as "base".
         held_out: True if training's gate made them, on tasks that are not learned from.
     """
 

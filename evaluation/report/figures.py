@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from evaluation.records.study import SPLITS
+
 MINUS = "\N{MINUS SIGN}"
 UNIT_WORDS = {"share": "%", "points": "", "seconds": "s", "usd": "USD", "count": ""}
 """The unit after a metric's title in tables. Shares are shown in per cent."""
@@ -88,7 +90,7 @@ def played(report: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 
 def data_words(report: Mapping[str, Any]) -> str:
     plan = report["plan"]
-    split = {"val": "validation", "test": "test"}[plan["split"]]
+    split = SPLITS[plan["split"]]
     source = {"generated": "generated", "pubmedqa": "PubMedQA"}.get(plan["source"], "own")
     official = "official " if plan["official"] else ""
     repeats = f", {plan['repeats']} rollouts of each in each stage" if plan["repeats"] > 1 else ""
@@ -130,7 +132,10 @@ def answered(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     titles = stage_titles(report)
     rows = [(name, titles[name], one) for name, one in report["baselines"].items()]
     rows += [(name, f"the society, {titles[name]}", one) for name, one in report["stages"].items()]
-    return [{"name": name, "title": title, "means": one, **report["work"][name]} for name, title, one in rows]
+    unknown = {"calls": None, "tokens": None}
+    return [
+        {"name": name, "title": title, "means": one, **report["work"].get(name, unknown)} for name, title, one in rows
+    ]
 
 
 def standing(report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -170,6 +175,8 @@ def amount(value: float | None) -> str:
 
 
 def _answer_words(row: Mapping[str, Any]) -> str:
+    if "alignment" not in row["means"]:
+        return "gave no answer"
     right = shown(row["means"]["alignment"]["mean"], "share")
     return f"answers {right} % right with {amount(row['tokens'])} tokens a task"
 

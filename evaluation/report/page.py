@@ -49,6 +49,7 @@ from evaluation.report.repairs import HEAD, blame_rows, blame_words
 from evaluation.report.repairs import WORDS as REPAIRS_WORDS
 from evaluation.report.text import BASELINES_WORDS, LOST_WORDS
 from evaluation.scores.judge import CRITERIA
+from evaluation.scores.rewards import part_title
 from evaluation.verify.impossible import PART
 
 Report = Mapping[str, Any]
@@ -121,6 +122,7 @@ def _template() -> jinja2.Template:
     }
     environment.globals |= {
         "families_words": families_words,
+        "part_title": part_title,
         "shown": shown,
         "signed": signed,
         "two": two,

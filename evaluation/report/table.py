@@ -47,7 +47,7 @@ def beside(report: Mapping[str, Any]) -> Table:
             continue
         means = row["means"]
         right = _cell(means, {}, "alignment", 100, 1)
-        if (found := means["alignment"])["low"] is not None:
+        if (found := means.get("alignment")) and found["low"] is not None:
             right += f" [{100 * found['low']:z.1f}, {100 * found['high']:z.1f}]"
         name = f"society {row['name']}" if row["name"] in report["stages"] else row["name"]
         shown.add_row(name, right, _cell(means, {}, "macro_f1", 100, 1), amount(row["calls"]), amount(row["tokens"]))

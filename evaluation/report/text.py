@@ -62,6 +62,7 @@ def _head(report: Report) -> Iterator[str]:
     yield f"**{_cell(report['verdict']['text'])}**"
     gone = ", ".join(map(_cell, report["run"]["rolled_back"]))
     yield _list(
+        *(f"**warning:** {_cell(caution)}" for caution in report["cautions"]),
         *map(_cell, filter(None, (standing_words(report), lost_words(report), blame_words(report)))),
         f"compared: {', '.join(stage['title'] for stage in report['plan']['stages'])}",
         *([f"rolled back by the gate, so no stage here: {gone}"] if gone else []),
@@ -184,7 +185,7 @@ def _baselines(report: Report) -> Iterator[str]:
     for one in answered(report):
         means = [_mean(one["means"].get(name), "share") for name in ("alignment", "macro_f1")]
         rows.append([_cell(one["title"]), *means, amount(one["calls"]), amount(one["tokens"])])
-    yield _table(["who", "accuracy, %", "macro-F1, %", "model calls", "tokens"], rows)
+    yield _table(["who", "answers right, %", "macro-F1, %", "model calls", "tokens"], rows)
     yield BASELINES_WORDS
     if report["references"]:
         yield "Published on the official test split:"

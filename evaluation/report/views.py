@@ -17,6 +17,7 @@ from evaluation.records.rollout_index import find, read_tree, recorded_rollouts
 from evaluation.report.figures import change, shown, stage_titles
 from evaluation.report.files import DATA
 from evaluation.report.text import section
+from evaluation.scores.rewards import part_title
 from evaluation.traces.text import Outline, outline
 from evaluation.verify.check import read_report
 
@@ -214,7 +215,7 @@ def _changed(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> Iterator[str]:
-    yield f'<td style="{CELL}">{escape(row["field"].replace("_", " "))}</td>'
+    yield f'<td style="{CELL}">{escape(part_title(row["field"]))}</td>'
     for side in (row["before"], row["after"]):
         text = "<i>not there</i>" if side is None else "".join(map(_segment, side))
         yield f'<td style="{CELL}">{text}</td>'

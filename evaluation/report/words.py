@@ -6,8 +6,8 @@ from typing import Any
 from chimera.config.roles import JUDGE
 from chimera.config.sections.models import ModelConfig
 from chimera.config.tree import Config
-from chimera.core.toy import toy_parts
-from chimera.run.directory import Run
+from chimera.core.toy import unread
+from chimera.run.directory import TRIAL, Run, is_trial
 from chimera.run.policies import ROLLED_BACK
 from evaluation.conduct.silent_tools import silent_warnings
 from evaluation.measures import official
@@ -62,16 +62,16 @@ def tool_warnings(study: Study) -> list[str]:
     ]
 
 
+def cautions(study: Study) -> list[str]:
+    """What a reader must know before any figure: a trial, or a model that cannot read these tasks."""
+    toy = unread(study.config.used(), study.plan.source)
+    return [*([TRIAL] if is_trial(study.run.events()) else []), *([toy] if toy else [])]
+
+
 def notes(study: Study) -> list[str]:
     """The limits that a reader should know, one sentence each."""
     plan, config = study.plan, study.config
     found: list[str] = [ONE_SEED]
-    if plan.source != "generated" and (toys := toy_parts(config.used())):
-        found.insert(
-            0,
-            f"The bundled model plays {', '.join(toys)}: a toy that knows invented studies only. It keeps the form of "
-            "these tasks and does not understand them, so their figures say nothing about medicine.",
-        )
     if plan.source == "generated":
         found.append(
             "The tasks are generated: sentences in PubMedQA's form whose answer follows from the statistics that they "
@@ -138,7 +138,7 @@ def _missing(study: Study) -> list[str]:
         if failed:
             found.append(
                 f"{failed} of {len(answers.records)} rollouts of {name} failed: they count as misses in success and "
-                "alignment, and have no reward."
+                "right answers, and have no reward."
             )
         if answers.second_tries:
             found.append(

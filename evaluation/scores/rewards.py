@@ -42,6 +42,11 @@ class Reward:
         return tuple(name for name, value in self.parts.items() if value is None)
 
 
+def part_title(name: str) -> str:
+    """What readers call a part of the reward: the part `alignment` is that of a right answer."""
+    return "right answer" if name == "alignment" else name.replace("_", " ")
+
+
 def reward_names(config: RewardConfig) -> tuple[str, ...]:
     """The parts with a weight other than 0, in the order of the fields of `config`: the columns of every table."""
     return tuple(name for name in type(config).model_fields if getattr(config, name) != 0)

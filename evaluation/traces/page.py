@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evaluation.scores.rewards import part_title
 from evaluation.traces import text as trace_text
 from evaluation.traces.token_lines import GRADIENT_WORDS, HEAD, TokenLine, credit_line, token_lines
 from evaluation.traces.token_records import TokenRecord
@@ -128,6 +129,7 @@ _FUNCTIONS = (
     trace_text.selection_lines,
     trace_text.gist,
     trace_text.number,
+    part_title,
     credit_line,
 )
 """Functions for the template."""

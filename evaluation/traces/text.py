@@ -13,6 +13,7 @@ from agents.roles import SUPERVISOR
 from agents.visit.quoting import passage_text
 from chimera.show.ask import SEVERITY_COLOURS
 from chimera.show.card import printable
+from evaluation.scores.rewards import part_title
 from evaluation.traces.branches import Branch
 from evaluation.traces.token_lines import GRADIENT_WORDS, HEAD, credit_line, token_lines
 from evaluation.traces.token_records import TokenRecord
@@ -281,7 +282,7 @@ def _add_outcome(root: Outline, tree: Tree) -> None:
             node.below(str(outputs["final_rationale"]))
     node = root.below(f"reward {number(record.reward)}", "bold")
     for name, value in record.parts.items():
-        node.below(f"{name.replace('_', ' ')}: {number(value)}")
+        node.below(f"{part_title(name)}: {number(value)}")
 
 
 def _last(tree: Tree, role: str) -> ShownVisit:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evaluation.scores.rewards import part_title
 from evaluation.traces.token_loss import gradient_shares, is_clipped, loss, loss_shares, ratio
 from evaluation.traces.token_records import TokenRecord
 
@@ -103,7 +104,7 @@ def _clipped(record: TokenRecord, advantage: float, old: float, new: float | Non
 
 def credit_line(record: TokenRecord) -> str:
     """From the reward's parts to the call's share of loss and gradient, in one line."""
-    parts = " + ".join(f"{name.replace('_', ' ')} {value:z.3f}" for name, value in record.parts.items())
+    parts = " + ".join(f"{part_title(name)} {value:z.3f}" for name, value in record.parts.items())
     found = [f"credit {record.reward:z.3f}{f' = {parts}' if parts else ''}", _advantages(record)]
     objective = record.objective
     if objective is None:

@@ -97,14 +97,14 @@ def test_an_endpoint_s_model_may_hear_it() -> None:
     assert config.society.told("Pharmacologist").lessons == (LESSON,)
 
 
-def test_the_question_of_a_held_out_task_is_refused() -> None:
+def test_the_question_of_a_validation_or_test_task_is_refused() -> None:
     config = load_config(None, [HEARS])
     society, dataset = config.society, load(config.data)
-    for task, refused in ((dataset.test[0], True), (dataset.validation[0], True), (dataset.train[0], False)):
+    for task, refused in ((dataset.test[0], "test"), (dataset.validation[0], "validation"), (dataset.train[0], None)):
         example = {"goal": task.goal, "answer": "yes"}
         told = type(society).model_validate({"guidance": {"juniors": {"examples": [example]}}})
         if refused:
-            with pytest.raises(ConfigError, match=f"holds the question of the held-out task {task.id}"):
+            with pytest.raises(ConfigError, match=f"holds the question of the {refused} task {task.id}"):
                 check_told(told, dataset)
         else:
             check_told(told, dataset)

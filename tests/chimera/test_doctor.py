@@ -7,6 +7,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from chimera import doctor
+from chimera.config.tree import load_config
 from chimera.serving.client import Endpoint
 from evaluation.probes.context import told_context
 
@@ -35,6 +36,33 @@ def asked(scripted_openai, tmp_path, monkeypatch, capsys):
 
     yield run
     scripted_openai.hooks.clear()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_the_bundled_model_with_data_that_it_cannot_read_is_a_warning(tmp_path, own):
+    class Enough(Exception):
+        pass
+
+    found = []
+
+    def tell(one):
+        found.append(one)
+        if one.area == "pipeline":
+            raise Enough  # Models would be started next.
+
+    rows = [
+        f"Does drug {number} help?,Drug {number} helped {number}.,{'yes' if number % 2 else 'no'}"
+        for number in range(40)
+    ]
+    (tmp_path / "mine.csv").write_text("\n".join(["question,context,label", *rows]))
+    config = load_config(None, [f"data.path={tmp_path / 'mine.csv'}"] if own else [])
+    with pytest.raises(Enough):
+        doctor.examine(config, tell)
+    warnings = [one for one in found if one.what == "bundled model"]
+    assert [one.level for one in warnings] == (["warning"] if own else [])
+    for one in warnings:
+        assert "plays junior, supervisor, senior, refiner: a toy" in one.text
+        assert "models.junior.path=FOLDER" in one.text
 
 
 def test_servers_that_can_do_everything(asked):

@@ -95,6 +95,31 @@ def test_the_list_has_one_line_a_rollout_and_a_hint_that_works(runs, capsys):
     assert shown(capsys, *hint).startswith("ro-00000000abd3: Does t-2 work?")
 
 
+def test_the_wrong_answers_are_listed_with_who_lost_each(tmp_path, capsys):
+    outputs = {
+        "initial_hypotheses": [{"answer": "no"}, {"answer": "yes"}], "selected_hypothesis": {"answer": "no"},
+        "refined_hypothesis": {"answer": "no"},
+    }  # fmt: skip
+    with Run.create("mine", Config(runs_dir=tmp_path)) as run:
+        for one in (
+            rollout(1, "t-1", "gather"), replace(rollout(2, "t-2", "gather", answer="no"), outputs=outputs),
+            rollout(3, "t-3", "gather", answer="no"),
+            rollout(4, "t-4", "ppo", status="failed", error="late", answer=None, decision=None),
+        ):  # fmt: skip
+            run.append_rollout(one.dump(), phase=one.phase)
+    lines = shown(capsys, "mine", "--wrong", f"runs_dir={tmp_path}").splitlines()
+    assert lines[0].split()[-4:] == ["reward", "lost", "by", "status"]
+    assert [(line.split()[1][-1], line.split("1.500")[1].strip().split("  ")[0]) for line in lines[1:4]] == [
+        ("2", "supervisor"), ("3", "not recorded"), ("4", "failed"),
+    ]  # fmt: skip
+    assert "3 of 4 answers are wrong" in lines
+    assert "  1 lost by supervisor: a junior was right, another was selected" in lines
+    of_phase = shown(capsys, "mine", "--wrong", "--phase", "ppo", f"runs_dir={tmp_path}")
+    assert "1 of 1 answers are wrong" in of_phase
+    with pytest.raises(ConfigError, match=r"--wrong lists .* leave 'ro-1' out"):
+        trace.main(["mine", "ro-1", "--wrong", f"runs_dir={tmp_path}"])
+
+
 @pytest.mark.parametrize("place", ["--runs-dir", "runs_dir="])
 @pytest.mark.parametrize("run", ["mine", "latest"])
 def test_runs_are_found_by_name_and_the_latest_without(runs, capsys, place, run):

@@ -11,7 +11,7 @@ import pytest
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import load
-from chimera.train import TRIAL
+from chimera.run.directory import TRIAL
 from training.learning.plans import check_rollouts, choose_names, make_phases
 
 pytestmark = pytest.mark.whole
@@ -84,6 +84,23 @@ def test_a_trial_runs_all_phases(tmp_path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     events = [json.loads(line) for line in (tmp_path / "trial" / "ledger.jsonl").read_text().splitlines()]
     assert [event["phase"] for event in events if event["event"] == "phase_finished"] == list(load_config().pipeline)
+
+
+# --- the bundled model
+
+
+def test_the_bundled_model_with_data_that_it_cannot_read_is_a_warning_before_anything_starts(tmp_path):
+    rows = [
+        f"Does drug {number} help?,Drug {number} helped {number}.,{'yes' if number % 2 else 'no'}"
+        for number in range(40)
+    ]
+    (tmp_path / "mine.csv").write_text("\n".join(["question,context,label", *rows]))
+    ended = train("--check", f"data.path={tmp_path / 'mine.csv'}", "gather.tasks=4", "--phases", "gather")
+    assert ended.returncode == 0, ended.stderr
+    (warning,) = [line for line in ended.stdout.splitlines() if line.startswith("warning: ")]
+    assert "the bundled model plays junior, supervisor, senior, refiner: a toy" in warning
+    assert "models.junior.path=FOLDER" in warning
+    assert "warning" not in train("--check", "--phases", "gather").stdout
 
 
 # --- phases that learn from rollouts

@@ -12,7 +12,7 @@ from view_kit import make_runs, rollout
 from chimera import view
 from chimera.core.errors import ConfigError
 from chimera.run.directory import Run
-from chimera.run.owner import owner
+from chimera.run.owner import Owner, owner
 
 pytestmark = pytest.mark.whole
 
@@ -71,8 +71,8 @@ def test_the_process_that_writes_a_run_is_known_while_it_writes(tmp_path):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "owned\n"
-        assert owner(run) == writer.pid
-        assert owner(run) == writer.pid, "looking does not take the lock"
+        assert owner(run) == Owner(writer.pid)
+        assert owner(run) == Owner(writer.pid), "looking does not take the lock"
         writer.kill()
         writer.wait()
     assert owner(run) is None

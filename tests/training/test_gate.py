@@ -3,6 +3,7 @@
 import io
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -49,9 +50,9 @@ def test_every_stage_gets_the_same_tasks_and_seeds():
     assert {one.seed for one in other}.isdisjoint({one.seed for one in base})
 
 
-def test_more_tasks_than_are_held_out_are_refused():
+def test_more_tasks_than_validation_has_are_refused():
     config = load_config(None, ["data.size=60", "gate.tasks=13"])
-    with pytest.raises(ConfigError, match=r"gate.tasks=13, but there are 12 held-out tasks"):
+    with pytest.raises(ConfigError, match=r"gate.tasks=13, but there are 12 validation tasks"):
         gate.check(config, load(config.data))
 
 
@@ -204,6 +205,18 @@ def test_a_difference_of_almost_nothing_has_no_minus(tmp_path):
         console = Console(width=80, record=True, file=io.StringIO())
         console.print(gate.table([(compare(before, after, ("base", "sft"), lab.config), "live")]))
         assert "0.000 [0.000, 0.000]" in console.export_text()
+
+
+def test_rollouts_that_all_failed_are_not_zero_per_cent_right(tmp_path):
+    lab = FakeLab(tmp_path, {})
+    with lab.run:
+        before = [record(str(i), 1.0) for i in range(12)]
+        after = [replace(record(str(i), None), status="failed", error="late", answer=None) for i in range(12)]
+        console = Console(width=80, record=True, file=io.StringIO())
+        console.print(gate.table([(compare(before, after, ("base", "sft"), lab.config), "rolled back")]))
+        assert ["sft", "-", "-", "rolled", "back,", "12", "failed"] in [
+            line.split() for line in console.export_text().splitlines()
+        ]
 
 
 async def test_the_power_is_told_before_and_after(tmp_path):

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from evaluation.conduct.progress import Advance
 from evaluation.records.rollouts import RolloutRecord
+from evaluation.scores.rewards import part_title
 from training.summary import part_means
 from training.watch.progress import Activity, Rollouts, RunProgress, part_of
 from training.watch.view_text import (
@@ -183,7 +184,9 @@ class LiveView:
         lines.append(self._now(activities, width))
         if self._phases:
             rollouts, _ = self._phases[-1]
-            parts = ", ".join(f"{name} {number(value)}" for name, value in part_means(rollouts.records).items())
+            parts = ", ".join(
+                f"{part_title(name)} {number(value)}" for name, value in part_means(rollouts.records).items()
+            )
             lines += [
                 Text(f"  {running(rollouts.records)}"),
                 Text(f"  parts: {parts or '-'}", style="dim"),

@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table
 
 from evaluation.records.rollouts import RolloutRecord, failures
+from evaluation.scores.rewards import part_title
 from training.summary import aligned, mean, summarize
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -95,10 +96,10 @@ def result_table(name: str, records: Sequence[RolloutRecord], seconds: float) ->
     if figures["unscored"]:
         table.add_row("no reward", f"{figures['unscored']}, because a part is missing")
     table.add_row("reward", number(figures["reward"]))
-    parts = ", ".join(f"{part.replace('_', ' ')} {number(value)}" for part, value in figures["parts"].items())
+    parts = ", ".join(f"{part_title(part)} {number(value)}" for part, value in figures["parts"].items())
     table.add_row("its parts", parts or "-")
     vetoed = f", {figures['vetoed']} protocols vetoed" if figures["vetoed"] else ""
-    table.add_row("right", f"{100 * figures['alignment_rate']:.1f} %{vetoed}" if records else "-")
+    table.add_row("right", f"{100 * figures['alignment_rate']:.1f} %{vetoed}" if figures["succeeded"] else "-")
     counts = ", ".join(
         f"{total / len(records):.1f} {key.replace('_', ' ')}" for key, total in figures["counts"].items()
     )

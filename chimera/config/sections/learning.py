@@ -12,7 +12,7 @@ class GateConfig(ConfigSection):
     """The comparison after each learning phase: new policies with those live before, the base and the best stage."""
 
     enabled: bool = Field(default=True, description="false: new policies go live without being compared first")
-    tasks: int = Field(default=100, ge=2, le=1_000_000, description="held-out tasks, the same for all phases of a run")
+    tasks: int = Field(default=100, ge=2, le=1_000_000, description="validation tasks, the same for all its phases")
     margin: float = Field(
         default=0.1,
         gt=0,

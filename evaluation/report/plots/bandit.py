@@ -7,7 +7,7 @@ from evaluation.measures.comparison import Comparison, Comparisons
 from evaluation.measures.metrics import interval_settings
 from evaluation.measures.statistics import bootstrap_mean
 from evaluation.records.plan import ALONE
-from evaluation.records.study import BASE, Plan, Study
+from evaluation.records.study import BASE, SPLITS, Plan, Study
 from evaluation.report.curves import Forecast, Line, forecasts, rollouts
 from evaluation.report.plots.paper import BLUE, INK, ORANGE, Drawing, Row, intervals, stacked
 from evaluation.report.plots.stages import StageMeans
@@ -52,7 +52,7 @@ def reliability(
 def _values(
     study: Study, phase: str, lines: Sequence[Line], found: Sequence[Forecast], means: StageMeans
 ) -> list[Panel]:
-    """The first estimate beside the bandit's own rollouts, and the last one beside the held-out tasks."""
+    """The first estimate beside the bandit's own rollouts, and the last one beside the report's tasks."""
     own = [point.reward for point in rollouts(lines) if point.phase == phase and point.reward is not None]
     first = _panel("reward, estimated before its first choice", found[0])
     if own:
@@ -62,7 +62,7 @@ def _values(
     for stage in _around(study.plan, phase):
         if "reward" in means[stage]:
             mean = means[stage]["reward"]
-            last.happened[f"held out, {stage}"] = (mean.mean, mean.low, mean.high)
+            last.happened[f"{SPLITS[study.plan.split]}, {stage}"] = (mean.mean, mean.low, mean.high)
     return [first] if last is first else [first, last]
 
 
@@ -84,7 +84,7 @@ def _gains(plan: Plan, phase: str, found: Sequence[Forecast], comparisons: Compa
             panel.expected[f"estimated {when}"] = (gain.value, gain.low, gain.high)
     for pair in (":".join(_around(plan, phase)), f"{BASE}:{ALONE}{phase}"):
         if (one := _reward(comparisons, pair)) is not None:
-            panel.happened[f"held out, {pair.replace(':', ' to ')}"] = (one.difference, one.low, one.high)
+            panel.happened[f"{SPLITS[plan.split]}, {pair.replace(':', ' to ')}"] = (one.difference, one.low, one.high)
     return panel
 
 
@@ -102,9 +102,11 @@ def _reward(comparisons: Comparisons, pair: str) -> Comparison | None:
 
 
 def _caption(plan: Plan, phase: str, last: Forecast, comparisons: Comparisons) -> str:
+    split = SPLITS[plan.split]
     text = (
         "Blue was estimated from logged choices on training tasks, most of them made while other weights were live; "
-        "orange was earned. Held-out tasks are other tasks, so their level may differ and their gain should not. "
+        f"orange was earned. {split.capitalize()} tasks are other tasks, so their level may differ and their gain "
+        "should not. "
         f"The last estimate rests on {last.choices} choices, worth {last.ess:.0f} of the policy's own."
     )
     gain = last.estimates.get("gain")
@@ -114,6 +116,6 @@ def _caption(plan: Plan, phase: str, last: Forecast, comparisons: Comparisons) -
     apart = happened.high < gain.low or gain.high < happened.low
     return (
         f"{text} The last estimate of the gain is {gain.value:+z.3f} ({gain.low:+z.3f} to {gain.high:+z.3f}), on "
-        f"held-out tasks it was {happened.difference:+z.3f} ({happened.low:+z.3f} to {happened.high:+z.3f}): the "
+        f"{split} tasks it was {happened.difference:+z.3f} ({happened.low:+z.3f} to {happened.high:+z.3f}): the "
         f"intervals {'do not overlap, so the estimate cannot be relied on' if apart else 'overlap'}."
     )

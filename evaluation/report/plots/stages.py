@@ -17,7 +17,7 @@ StageMeans = Mapping[str, Mapping[str, Mean]]
 Confusion = Mapping[Label, Mapping[str, int]]
 """Number of rollouts by label and answer."""
 
-METRICS = {"reward": "reward", "alignment": "share right", "macro_f1": "macro-F1"}
+METRICS = {"reward": "reward", "alignment": "share of answers right", "macro_f1": "macro-F1"}
 """The metrics that are drawn, with their titles."""
 FULL = 0.55
 """Opacity of a cell with all tasks of its row. Text on it is legible on a white and on a black page."""

@@ -9,18 +9,19 @@ from matplotlib.ticker import MaxNLocator
 
 from evaluation.report.curves import Line, PhaseStretch, RolloutPoint, part_names, rollouts, running_mean, series, spans
 from evaluation.report.plots.paper import BLUE, INK, ORANGE, Drawing, panels
+from evaluation.scores.rewards import part_title
 
 WINDOW = 30
 LEAST = 10
 """Least number of rollouts in a running mean. With fewer, the mean depends too much on single rollouts."""
 FLAT = 1e-9
 LINES = (
-    f"Blue is training, its line the mean of the last {WINDOW} rollouts, anew in each phase. Orange is held out, its "
+    f"Blue is training, its line the mean of the last {WINDOW} rollouts, anew in each phase. Orange is validation, its "
     "line the mean of the stage: the same tasks with the same seeds each time, which training tasks are not."
 )
 PPO = {
     "reward/mean": "mean reward",
-    "alignment/mean": "share aligned",
+    "alignment/mean": "share of answers right",
     "actor/ppo_kl": "KL to the sampling policy",
     "actor/kl_loss": "KL to the reference",
     "actor/pg_clipfrac": "clip fraction",
@@ -85,19 +86,20 @@ def parts(lines: Sequence[Line]) -> Drawing | str:
     moving = [name for name in names if not _flat([point.parts.get(name) for point in points])]
     constant = [name for name in names if name not in moving]
     if not moving:
-        return f"No part of the reward ever changed: {', '.join(constant)} had the same value in every rollout."
+        names = ", ".join(map(part_title, constant))
+        return f"No part of the reward ever changed: {names} had the same value in every rollout."
     figure, grid = panels(len(moving), 2, 1.45)
     for axes, name in zip(grid, moving, strict=True):
         for span in spans(points):
             _mean_line(axes, span, [point.parts.get(name) for point in span.points])
         _mark_phases(axes, spans(points))
-        axes.set_title(name.replace("_", " "))
+        axes.set_title(part_title(name))
         axes.grid(axis="y")
         axes.yaxis.set_major_locator(MaxNLocator(3))
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     figure.supxlabel("rollout", fontsize=9.5)
     still = (
-        f" Not drawn, because the same in every rollout: {', '.join(constant).replace('_', ' ')}." if constant else ""
+        f" Not drawn, because the same in every rollout: {', '.join(map(part_title, constant))}." if constant else ""
     )
     return Drawing(
         figure,
@@ -111,7 +113,7 @@ def steps(lines: Sequence[Line], phase: str) -> Drawing | str:
         caption = "One point a step. Rewards are of the step's own training tasks, which differ from step to step."
         return _curves(phase, found, caption)
     if found := _metrics(lines, phase, SFT):
-        caption = "One point a step, on the conversations that are learned from; none are held out here."
+        caption = "One point a step, on the conversations that are learned from."
         return _curves(phase, found, caption)
     return f"{phase} has not run, or has not finished a step: the run's metrics have no line of it."
 
@@ -153,7 +155,7 @@ def _constant_words(constant: Mapping[str, float]) -> str:
 
 
 def _mean_line(axes: Axes, span: PhaseStretch, values: Sequence[float | None]) -> float | None:
-    """Draw the running mean of training rollouts. Held-out rollouts have no meaningful order: draw their mean."""
+    """Draw the running mean of training rollouts. Rollouts of validation have no meaningful order: draw their mean."""
     numbers = [point.number for point in span.points]
     means = running_mean(values, len(values) if span.held_out else WINDOW, 1 if span.held_out else LEAST)
     if span.held_out:
@@ -174,10 +176,10 @@ def _mark_phases(axes: Axes, found: Sequence[PhaseStretch]) -> None:
 
 
 def _name_phases(axes: Axes, found: Sequence[PhaseStretch]) -> None:
-    """Write the phases' names above the panel: training in one row, held-out stages in another."""
+    """Write the phases' names above the panel: training in one row, validation in another."""
     left, right = axes.get_xlim()
     names = [("training", False, left - 0.02 * (right - left), "right")]
-    names += [("held out", True, left - 0.02 * (right - left), "right")]
+    names += [("validation", True, left - 0.02 * (right - left), "right")]
     names += [(span.phase, span.held_out, _middle(span), "center") for span in found]
     for name, held_out, place, side in names:
         axes.annotate(

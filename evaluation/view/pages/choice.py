@@ -24,6 +24,7 @@ SORTS: Mapping[str, Key] = {
     "answer": lambda row: row.answer,
     "phase": lambda row: row.phase,
     "right": lambda row: row.right,
+    "lost": lambda row: row.lost,
 }
 """What rollouts can be sorted by, besides "part:NAME" and, of the chosen role, "role:visits", "role:calls",
 "role:tokens" and "role:tools"."""
@@ -39,6 +40,7 @@ class RolloutChoice:
         failure: `ANY`, `VETOED`, `UNSCORED` or a kind of error.
         decision: Their decision, or `NO_DECISION`.
         right: "yes" or "no": whether the answer is the label; no answer is not right.
+        lost: The step that lost the answer (`evaluation.causes.lost`).
         task: Part of a task's or a rollout's id.
         low: Least reward.
         high: Largest reward.
@@ -55,6 +57,7 @@ class RolloutChoice:
     failure: str = ""
     decision: str = ""
     right: str = ""
+    lost: str = ""
     task: str = ""
     low: float | None = None
     high: float | None = None
@@ -115,6 +118,7 @@ class RolloutChoice:
             and (not self.failure or _failed_so(row, self.failure))
             and self.decision in ("", row.decision or NO_DECISION)
             and self.right in ("", "yes" if row.right else "no")
+            and self.lost in ("", row.lost)
             and (not self.task or self.task in row.task_id or self.task in row.rollout_id)
             and (self.low is None or (row.reward is not None and row.reward >= self.low))
             and (self.high is None or (row.reward is not None and row.reward <= self.high))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from evaluation.scores.rewards import part_title
 from evaluation.view.pages.choice import RolloutChoice
 from evaluation.view.pages.drawing import Curve, LineChart, Point, draw
 from evaluation.view.pages.figures import mean
@@ -51,9 +52,15 @@ def outcome_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[
     """Small charts of rewards and of right answers."""
     drawn = (
         draw("Reward", _over(snapshot, lambda row: row.reward, "reward", address)),
-        draw("Answers right", _over(snapshot, lambda row: float(row.right or False), "right", address)),
+        draw("Answers right", _over(snapshot, _right_in(snapshot), "right", address)),
     )
     return [one for one in drawn if one is not None]
+
+
+def _right_in(snapshot: Snapshot) -> Callable[[RolloutRow], float | None]:
+    """1 for a right answer, else 0; None in a stage whose rollouts all failed."""
+    silent = {phase for phase, rows in snapshot.rows.items() if all(row.failed for row in rows)}
+    return lambda row: None if row.phase in silent else float(row.right or False)
 
 
 def part_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[LineChart]:
@@ -63,7 +70,7 @@ def part_drawings(snapshot: Snapshot, address: Callable[[str], str]) -> list[Lin
         values = {row.parts.get(part) or 0.0 for row in snapshot.all_rows}
         if len(values) > 1:
             curves = _over(snapshot, lambda row, part=part: row.parts.get(part), f"part:{part}", address)
-            found += [one] if (one := draw(part.replace("_", " ").capitalize(), curves)) else []
+            found += [one] if (one := draw(part_title(part).capitalize(), curves)) else []
     return found
 
 

@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
 from chimera.run.owner import owner
+from evaluation.causes.lost import TITLES
 from evaluation.report.figures import change, shown
 from evaluation.traces.page import words
 from evaluation.traces.tree import ShownVisit
@@ -150,6 +151,7 @@ def _environment() -> Environment:
         "count": count,
         "change": change,
         "strength": strength,
+        "lost_titles": TITLES,
     }
     environment.globals.update({**words(), **named})
     environment.tests["learned_from"] = learned_from

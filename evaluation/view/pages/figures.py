@@ -12,7 +12,7 @@ class Figures:
     """Figures about some rollouts. A mean of no values is None.
 
     Attributes:
-        right: Share of answers that are the label; a rollout without an answer counts as not right.
+        right: Share of answers that are the label; a rollout without an answer counts as not right. None if all failed.
         reward: Mean of the rewards that are known.
         unscored: Rollouts that succeeded and have no reward.
     """
@@ -31,7 +31,7 @@ class Figures:
             failed=sum(row.failed for row in rows),
             vetoed=sum(row.veto is not None for row in rows),
             unscored=sum(row.reward is None and not row.failed for row in rows),
-            right=mean(float(row.right or False) for row in rows),
+            right=None if all(row.failed for row in rows) else mean(float(row.right or False) for row in rows),
             reward=mean(row.reward for row in rows if row.reward is not None),
         )
 

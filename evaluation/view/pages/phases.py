@@ -9,15 +9,15 @@ from chimera.run.policies import ROLLED_BACK, WENT_LIVE
 from evaluation.records.study import BASE, GATE
 from evaluation.view.reading.watched import Snapshot
 
-BASE_WORK, ROLLOUTS, CALLS = "held out with the base", "rollouts", "prompts asked again"
-UPDATES, GATE_WORK = "updates", "held out at the gate"
+BASE_WORK, ROLLOUTS, CALLS = "validation with the base", "rollouts", "prompts asked again"
+UPDATES, GATE_WORK = "updates", "validation at the gate"
 """The kinds of work of a phase."""
 
 LEAST_SHARE = 0.1
 """A phase that takes longer than was expected is taken to have this share of it left."""
 
 PhaseState = Literal["waits", "runs", "stopped", "failed", "finished"]
-RunState = Literal["runs", "stopped", "failed", "finished", "empty"]
+RunState = Literal["runs", "evaluates", "stopped", "failed", "finished", "empty"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def shown_phases(
     """The planned phases of a run, and those that ran beside the last plan.
 
     Args:
-        running: True if a process writes it.
+        running: True if a process trains it.
         now: Seconds since 1970.
         earlier: Seconds that the phases took in other runs with the same settings.
     """
@@ -82,7 +82,9 @@ def shown_phases(
     return [replace(one, left=_left(one, {**expected, **(earlier or {})}.get(one.name))) for one in phases]
 
 
-def state_of(phases: Sequence[ShownPhase], *, running: bool) -> RunState:
+def state_of(phases: Sequence[ShownPhase], *, running: bool, evaluates: bool = False) -> RunState:
+    if evaluates:
+        return "evaluates"
     if running:
         return "runs"
     if not phases:

@@ -1,5 +1,6 @@
 """Lists of rollouts, one rollout, and two side by side."""
 
+from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
@@ -8,9 +9,11 @@ from starlette.responses import HTMLResponse
 
 from chimera.core.errors import ChimeraError, ConfigError, RunError
 from chimera.run.directory import check_name
+from evaluation.causes.lost import TITLES
 from evaluation.records.rollout_index import read_tree
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.report.side_by_side import view
+from evaluation.scores.rewards import part_title
 from evaluation.traces.page import drawn_tokens
 from evaluation.traces.token_records import read_tokens, tokens_file
 from evaluation.traces.token_texts import learned_texts
@@ -116,12 +119,14 @@ def _options(snapshot: Snapshot) -> dict[str, list[tuple[str, str]]]:
         VETOED: ("vetoed", sum(row.veto is not None for row in rows)),
         UNSCORED: ("no reward", sum(row.reward is None and not row.failed for row in rows)),
     }
+    lost = Counter(row.lost for row in rows)
     decisions = sorted({row.decision or NO_DECISION for row in rows})
     return {
         "phase": [(name, f"{name} ({len(found)})") for name, found in snapshot.rows.items()],
         "role": [(name, name) for name in snapshot.roles],
         "decision": [(name, name) for name in decisions],
         "right": [("yes", "right"), ("no", "not right")],
+        "lost": [(step, f"{step} ({lost[step]})") for step in TITLES if lost[step]],
         "failure": [
             *((name, f"{word} ({count})") for name, (word, count) in known.items()),
             *((kind, f"{kind} ({count})") for kind, count in sorted(failures.items(), key=lambda one: -one[1])),
@@ -133,7 +138,7 @@ def _sorts(snapshot: Snapshot, choice: RolloutChoice) -> list[tuple[str, str]]:
     names = [(name, name) for name in SORTS]
     if choice.role:
         names += [(f"role:{name}", f"{choice.role}: {name}") for name in (*OF_ROLE, "tools")]
-    names += [(f"part:{part}", part.replace("_", " ")) for part in snapshot.parts]
+    names += [(f"part:{part}", part_title(part)) for part in snapshot.parts]
     both = [("", "in the order of their ends")]
     for name, title in names:
         both += [(name, f"{title}, up"), (f"-{name}", f"{title}, down")]

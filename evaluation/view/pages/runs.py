@@ -82,7 +82,9 @@ def routes(desk: ViewDesk) -> APIRouter:
 
 def listed_run(watched: WatchedRun) -> ListedRun:
     """A run with what the list tells of it."""
-    snapshot, running = watched.look(), owner(watched.run.path) is not None
+    snapshot, writer = watched.look(), owner(watched.run.path)
+    evaluates = writer is not None and writer.evaluates
+    running = writer is not None and not evaluates
     phases = shown_phases(snapshot, running=running, now=time.time())
     kept = [one.phase for one in decisions(snapshot) if one.live]
     stages = [f"{GATE}-{name}" for name in (BASE, *kept) if snapshot.rows.get(f"{GATE}-{name}")]
@@ -91,7 +93,7 @@ def listed_run(watched: WatchedRun) -> ListedRun:
     return ListedRun(
         snapshot=snapshot,
         created=_created(watched),
-        state=state_of(phases, running=running),
+        state=state_of(phases, running=running, evaluates=evaluates),
         phases=phases,
         figures=Figures.of(snapshot.all_rows),
         stages=ends,
@@ -103,8 +105,9 @@ def listed_run(watched: WatchedRun) -> ListedRun:
 def _run_values(desk: ViewDesk, name: str) -> dict[str, Any]:
     stamp = desk.stamp(name)
     watched = desk.folder.open(name)
-    snapshot, process = watched.look(), owner(watched.run.path)
-    running = process is not None
+    snapshot, writer = watched.look(), owner(watched.run.path)
+    evaluates = writer is not None and writer.evaluates
+    running = writer is not None and not evaluates
     others = [one.run for one in desk.folder.runs()[0] if one.run.name != name]
     earlier = earlier_seconds(snapshot, [one.path for one in others]) if running else {}
     phases = shown_phases(snapshot, running=running, now=time.time(), earlier=earlier)
@@ -116,8 +119,8 @@ def _run_values(desk: ViewDesk, name: str) -> dict[str, Any]:
         "snapshot": snapshot,
         "run": name,
         "created": _created(watched),
-        "process": process,
-        "state": state_of(phases, running=running),
+        "process": None if writer is None else writer.process,
+        "state": state_of(phases, running=running, evaluates=evaluates),
         "phases": phases,
         "left": left,
         "unknown": unknown,

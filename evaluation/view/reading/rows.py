@@ -8,6 +8,7 @@ from typing import Any
 
 from chimera.core.errors import RunError
 from chimera.core.plain_json import parse_json
+from evaluation.causes.lost import Step, holds_steps, wrong_step
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.scores.alignment import aligned
 
@@ -22,6 +23,7 @@ class RolloutRow:
     Attributes:
         number: Its number in its phase, from 1.
         right: True if its answer is the label; None without an answer.
+        lost: The step that lost its wrong answer; None if it is right, or if the record does not hold the steps.
         parts: The reward's parts; a missing one is None.
         visits: Model calls and tokens by role and visit, as in the record.
         tools: Tool calls of each role that has tools.
@@ -41,6 +43,7 @@ class RolloutRow:
     answer: str | None
     decision: str | None
     right: bool | None
+    lost: Step | None
     reward: float | None
     parts: Mapping[str, float | None]
     visits: Mapping[str, Mapping[str, int]]
@@ -103,6 +106,7 @@ def row_of(line: bytes, phase: str, number: int, offset: int) -> RolloutRow:
             answer=answer,
             decision=data["decision"],
             right=None if answer is None else aligned(answer, label),
+            lost=_lost(line, data),
             reward=_number(data["reward"]),
             parts={str(name): _number(value) for name, value in data["parts"].items()},
             visits=data["visits"],
@@ -153,6 +157,16 @@ def _without_outputs(line: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise RunError("a line holds no JSON object: restore the file from a copy of the run")
     return data
+
+
+def _lost(line: bytes, data: Mapping[str, Any]) -> Step | None:
+    """The step that lost the answer. Only lines of wrong answers are parsed whole."""
+    if data["status"] == "failed":
+        return "failed"
+    if data["answer"] == data["label"]:
+        return None
+    outputs = parse_json(line).get("outputs", {})
+    return wrong_step(data["label"], data["answer"], outputs, failed=False) if holds_steps(outputs) else None
 
 
 def _number(value: Any) -> float | None:

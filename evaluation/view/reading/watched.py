@@ -3,7 +3,7 @@
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -14,7 +14,7 @@ from chimera.core.errors import ChimeraError, RunError
 from chimera.core.plain_json import parse_json, read_json_object
 from chimera.run.chain import read_events
 from chimera.run.directory import LEDGER, SAFE_NAME, Run
-from evaluation.records.study import GATE
+from evaluation.records.study import BASE, GATE
 from evaluation.view.reading.growing import GrowingFile
 from evaluation.view.reading.rows import RolloutRow, role_of, row_of
 
@@ -22,6 +22,8 @@ ROLLOUT = "rollout"
 """The value of "phase" in metrics.jsonl of a line about one rollout."""
 ROLLOUT_LINE, OF = b'"phase":"rollout",', re.compile(rb'"of":"([A-Za-z0-9._-]+)"')
 """Such a line, which is not parsed, and the stage of the rollout."""
+EVALUATED = re.compile(r"eval-(val|test)-")
+"""The beginning of the name of an evaluation's file of rollouts, with the split."""
 CALLS = "phases/*/calls.jsonl"
 """The files of calls that phases made outside rollouts."""
 FAULTS = 5
@@ -34,7 +36,8 @@ class Snapshot:
 
     Attributes:
         run: The run's folder.
-        rows: Its rollouts by phase, phases in the order of their first ends.
+        rows: Its rollouts by phase: those of training in the order of their first ends, which is the pipeline's, then
+            those of evaluations, of each split in the order of the pipeline too.
         lines: The lines of metrics.jsonl that are not about one rollout.
         gates: What the gate wrote of each phase.
         calls: Calls outside rollouts that each phase made, such as further answers to recorded prompts.
@@ -117,10 +120,11 @@ class WatchedRun:
                 events, faults = [], [f"{error}"]
             faults += [fault for phase in self._phases.values() for fault in phase.faults]
             self._seen = now
-            known = [*(name for name in self._order if name in self._phases), *self._phases]
+            unordered = sorted((name for name in self._phases if name not in self._order), key=_place(events))
+            known = [*(name for name in self._order if name in self._phases), *unordered]
             self._snapshot = Snapshot(
                 self.run.path,
-                {name: list(self._phases[name].rows.values()) for name in dict.fromkeys(known)},
+                {name: list(self._phases[name].rows.values()) for name in known},
                 events,
                 list(self._lines),
                 self._gates(faults),
@@ -193,6 +197,22 @@ class WatchedRun:
         except (ChimeraError, OSError) as error:
             faults.append(f"{error}")
             return {}
+
+
+def _place(events: Sequence[Mapping[str, Any]]) -> Callable[[str], tuple[bool, str, int, str]]:
+    """Sorts names of files of rollouts, such as "eval-test-sft-at-0.3", by what their stage is named after: the base,
+    then the phases in the order of the pipeline, then all that has several or none, such as "final-without-sft"."""
+    planned = [str(name) for event in events if event["event"] == "planned" for name in event["phases"]]
+    order = list(dict.fromkeys((BASE, *planned)))
+
+    def place(name: str) -> tuple[bool, str, int, str]:
+        of_evaluation = EVALUATED.match(name)
+        stage = name.removeprefix(of_evaluation[0] if of_evaluation else f"{GATE}-")
+        known = [one for one in order if stage == one or stage.startswith(f"{one}-")]
+        at = order.index(max(known, key=len)) if known else len(order)
+        return of_evaluation is not None, of_evaluation[1] if of_evaluation else "", at, name
+
+    return place
 
 
 @lru_cache(maxsize=512)

@@ -345,7 +345,7 @@ def test_the_sentence_names_both_with_intervals():
     }
     assert verdict_sentence("the base", "after ppo", found, CONFIG) == (
         "After ppo beside the base: reward better, from 1.000 to 1.250 (+0.250, 95 % interval +0.100 to +0.400, "
-        "p = 0.03 after correction, n = 10); alignment no difference shown, from 60.0 to 70.0 % (+10.0 points, "
+        "p = 0.03 after correction, n = 10); answers right no difference shown, from 60.0 to 70.0 % (+10.0 points, "
         "95 % interval -5.0 to +25.0, p = 1 after correction, n = 10), where 15.0 points or more would be found "
         "80 times in 100, before correction."
     )

@@ -137,8 +137,7 @@ def test_what_has_no_value_is_left_out():
     assert "part_overlong" not in found
     assert "cost" not in found
     alone = stage_metrics(answers(*(failed(task) for task in LABELS)), plan(), CONFIG)
-    assert set(alone) == {"success", "alignment", "decision_alignment", "decision_two_way", "macro_f1"}
-    assert {one.mean for one in alone.values()} == {0.0}
+    assert {name: one.mean for name, one in alone.items()} == {"success": 0.0}
 
 
 def test_judge_scores_that_are_missing_leave_the_rollout_out_of_theirs():

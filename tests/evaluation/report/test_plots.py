@@ -175,15 +175,15 @@ def test_the_same_data_give_the_same_bytes(plots, folder, study, tmp_path):
         assert (tmp_path / file).read_bytes() == (folder / file).read_bytes()
 
 
-def test_phases_are_marked_and_held_out_stages_have_their_mean(plots, folder):
+def test_phases_are_marked_and_stages_of_validation_have_their_mean(plots, folder):
     found = words(folder, plots["reward"])
-    assert {"training", "gather", "bandit", "held out", "base"} <= set(found)
+    assert {"training", "gather", "bandit", "validation", "base"} <= set(found)
     rewards = [line["reward"] for line in LINES if line.get("of") == "gate-base"]
     assert f"{sum(rewards) / len(rewards):.2f}" in found
 
 
 def test_parts_that_never_change_are_named_and_not_drawn(plots, folder):
-    assert "alignment" in words(folder, plots["parts"])
+    assert "right answer" in words(folder, plots["parts"])
     assert "clarity" not in words(folder, plots["parts"])
     assert "the same in every rollout: clarity." in plots["parts"].caption
 
@@ -218,12 +218,15 @@ def test_what_is_constant_by_design_is_not_drawn_and_explained(plots, folder):
 
 def test_the_bandits_last_estimate_is_held_against_what_happened(plots, folder, study):
     rows = words(folder, plots["bandit"])
-    for name in ("IPS", "SNIPS", "doubly robust", "its own rollouts", "held out, ppo to bandit"):
+    for name in ("IPS", "SNIPS", "doubly robust", "its own rollouts", "validation, ppo to bandit"):
         assert name in rows
     caption = plots["bandit"].caption
     assert "41 choices, worth 10 of the policy's own" in caption
-    assert "+0.500 (+0.400 to +0.600), on held-out tasks it was +0.500 (+0.500 to +0.500)" in caption
+    assert "+0.500 (+0.400 to +0.600), on validation tasks it was +0.500 (+0.500 to +0.500)" in caption
     assert "the intervals overlap." in caption
+    on_test = reliability_of(replace(study, plan=replace(study.plan, split="test")), LINES)
+    assert "test, ppo to bandit" in texts(on_test)
+    assert "orange was earned. Test tasks are other tasks" in on_test.caption
     far = reliability_of(study, [*LINES, estimate(2, -0.5)])
     assert "do not overlap, so the estimate cannot be relied on." in far.caption
 
@@ -238,7 +241,7 @@ def test_stages_of_one_policy_alone_are_drawn_too(study):
     drawn = stages(wider, means_of(wider), comparisons_of(wider))
     assert "only-bandit" in texts(drawn)
     assert "one learned policy alone" in drawn.caption
-    assert "held out, base to only-bandit" in texts(reliability_of(wider, LINES))
+    assert "validation, base to only-bandit" in texts(reliability_of(wider, LINES))
 
 
 def test_without_metrics_there_are_sentences_and_only_the_plots_of_the_rollouts(study, tmp_path):
@@ -253,7 +256,7 @@ def test_data_that_show_nothing_are_told_apart_from_no_data(study):
     failed = [{"phase": "rollout", "step": 1, "of": "gather", "reward": None, "parts": {}}]
     assert plots_training.reward(failed) == "None of the 1 rollouts in the run's metrics has a reward."
     still = plots_training.parts(list(rollouts("gather", 1, 1, 1.0)))
-    assert still == "No part of the reward ever changed: alignment, clarity had the same value in every rollout."
+    assert still == "No part of the reward ever changed: right answer, clarity had the same value in every rollout."
     unknown = reliability_of(study, [{"phase": "bandit", "step": 0, "choices": 3, "ess": 0.0}])
     assert unknown.startswith("bandit could estimate nothing: ")
 
@@ -270,4 +273,4 @@ def test_a_bandit_that_was_stopped_early_or_is_not_evaluated_is_still_drawn(stud
         "doubly robust",
         "all logged choices",
     ]
-    assert "on held-out tasks it was" not in drawn.caption
+    assert "on validation tasks it was" not in drawn.caption

@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import re
+import shutil
 from dataclasses import replace
 from html import unescape
 from statistics import fmean
@@ -12,15 +13,16 @@ from statistics import fmean
 import numpy as np
 import pytest
 from report_kit import DECISIONS, FAILURE, LABEL_OF, LABELS, MAJORITY, PLAN, SFT, STAGES, VETO, Reader, make_record
+from rich.console import Console
 from scipy import stats
 from sklearn.metrics import f1_score
 from statsmodels.stats.multitest import multipletests
 
 from chimera.config.tree import load_config
-from chimera.run.directory import Run
+from chimera.run.directory import TRIAL, Run
 from chimera.run.policies import Policy
 from evaluation.records.recorded import load_study
-from evaluation.records.study import Plan, Stage
+from evaluation.records.study import BaselineAnswer, Plan, Stage
 from evaluation.report import table as report_table
 from evaluation.report.build import build, compare_all, stage_pairs
 from evaluation.report.conversations import linked
@@ -30,8 +32,9 @@ from evaluation.report.page import page
 from evaluation.report.publish import publish_predictions
 from evaluation.report.spreadsheet import metrics_csv, rollouts_csv
 from evaluation.report.text import markdown
-from evaluation.report.words import notes, players
+from evaluation.report.words import cautions, notes, players
 from evaluation.verify.check import unlike
+from evaluation.verify.impossible import impossible
 from training.gate_rule import compare as compare_gate
 
 
@@ -148,6 +151,50 @@ def test_baselines_of_the_same_rollouts_and_of_as_many_tokens(report):
     assert work["sft"] == {"calls": pytest.approx(12 + 5.5), "tokens": pytest.approx(1405.5)}
     for name in report["baselines"]:
         assert "alignment" in report["comparisons"][f"{name}:sft"]
+
+
+def test_a_baseline_that_could_not_be_fitted_is_not_zero_per_cent_right_and_is_compared_with_nothing(study, run):
+    why = "all training tasks have the label 'yes'"
+    unfitted = tuple(BaselineAnswer("tfidf", task.id, 0, None, why) for task in PLAN.tasks)
+    report = build(replace(study, baselines=(*study.baselines, *unfitted)), [], run.path / "report")
+    title = "TF-IDF + logistic regression"
+    assert report["baselines"]["tfidf"] == {"title": title, "answered": 0, "errors": {why: 12}}
+    assert "tfidf:sft" not in report["comparisons"]
+    assert report["families"] == build(study, [], run.path / "report")["families"], "no test is counted for it"
+    assert not any("tfidf" in level["right"] for level in report["levels"].values())
+    rows = [line for line in markdown(report).splitlines() if line.startswith(f"| {title}")]
+    assert [line.split(" | ")[1:3] for line in rows] == [["–", "–"], ["–", "– |"]]
+    (row,) = re.findall(rf"<tr><th[^>]*>{re.escape(title)}</th>(?=.*{why[:8]})(.*?)</tr>", page(report, {}))
+    assert re.sub(r"<[^>]+>", " ", row).split()[:2] == ["–", "–"]
+    (line,) = [line for line in printed(report_table.beside(report)).splitlines() if "tfidf" in line]
+    assert line.replace("│", " ").split()[:3] == ["tfidf", "-", "-"]
+
+
+def test_a_stage_whose_rollouts_all_failed_is_not_zero_per_cent_right(study, run):
+    gone = {"status": "failed", "error": "late", "answer": None, "decision": None, "reward": None, "parts": {}}
+    failed = tuple(replace(one, **gone) for one in study.answers["sft"].records)
+    answers = {**study.answers, "sft": replace(study.answers["sft"], records=failed)}
+    broken = replace(
+        study, answers=answers, baselines=tuple(one for one in study.baselines if "sft" not in one.baseline)
+    )
+    report = build(broken, [], run.path / "report")
+    assert report["stages"]["sft"]["success"]["mean"] == 0.0
+    assert set(report["stages"]["sft"]).isdisjoint(("alignment", "macro_f1", "decision_alignment", "decision_two_way"))
+    assert "answers right has no value in both; success worse, from 91.7 to 0.0 %" in report["verdict"]["text"]
+    assert not any("sft" in level["right"] for level in report["levels"].values())
+    assert "The society, after sft, gave no answer" in markdown(report)
+    assert " 0.0 % right" not in markdown(report) + page(report, {})
+    (line,) = [line for line in printed(report_table.beside(report)).splitlines() if "society sft" in line]
+    assert line.replace("│", " ").split()[:4] == ["society", "sft", "-", "-"]
+    read = Reader(page(report, {}))
+    assert {link.removeprefix("#") for link in read.links if link.startswith("#")} <= set(read.ids)
+    assert impossible(report) == []
+
+
+def printed(table):
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text()
 
 
 def test_answers_by_level_are_those_of_the_level_s_tasks(report, study, run):
@@ -350,8 +397,6 @@ def test_a_phase_whose_policy_another_replaced_is_named(report):
 
 
 def test_the_terminal_s_tables_fit_80_columns_and_know_no_minus_zero(report):
-    from rich.console import Console
-
     report["comparisons"]["base:sft"]["reward"]["low"] = -0.0001
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(report_table.table(report))
@@ -523,6 +568,18 @@ def test_one_failed_rollout_is_missing_in_the_predictions_and_counted_on_the_rep
     assert "1 of 12 test items have no answer (t11)" in markdown(built)
 
 
+def test_a_trial_is_called_one_on_the_reports_first_screen(study, tmp_path):
+    assert "--quick" not in page(build(study, [], study.run.path / "report"), {})
+    shutil.copytree(study.run.path, tmp_path / "hand")
+    with Run(tmp_path / "hand").own() as run:
+        run.ledger("planned", phases=["sft"], trial=True)
+    report = build(replace(study, run=Run(run.path)), [], run.path / "report")
+    assert report["cautions"] == [TRIAL]
+    first = page(report, {}).partition("<nav")[0]
+    assert "This is a trial (--quick)" in first
+    assert "**warning:** this is a trial (--quick)" in markdown(report)
+
+
 def test_generated_tasks_have_no_predictions_for_pubmedqas_script(report):
     assert report["predictions"] is None
 
@@ -539,7 +596,17 @@ def test_roles_that_never_searched_are_named_on_the_report(study, report):
 
 
 def test_the_bundled_model_is_called_a_toy_where_the_tasks_are_not_generated(study):
-    assert not any("toy" in note for note in notes(study))
+    assert cautions(study) == []
     own = replace(study, plan=replace(study.plan, source="own"))
-    assert "a toy that knows invented studies only" in notes(own)[0]
+    (caution,) = cautions(own)
+    assert (
+        "the bundled model plays junior, supervisor, senior, refiner: a toy that knows invented studies only" in caution
+    )
+    assert "models.junior.path=FOLDER" in caution
+    report = build(own, [], own.run.path / "report")
+    first = page(report, {}).partition("<nav")[0]
+    assert "a toy that knows invented studies only" in first
+    assert "**warning:** the bundled model plays" in markdown(report)
+    assert unlike(report, own, own.run.path / "report") == []
+    assert any("cautions" in problem for problem in unlike({**report, "cautions": []}, own, own.run.path / "report"))
     assert "own test tasks" in data_words({"plan": {**own.plan.dump(), "split": "test"}})

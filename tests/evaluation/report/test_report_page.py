@@ -59,6 +59,16 @@ def test_the_first_screen_says_what_was_compared_on_what_by_whom_with_the_verdic
     assert row["verdict"].capitalize() in words
 
 
+def test_pages_say_answers_right_and_right_answer_and_never_alignment(report):
+    shown = re.sub(r"<[^>]+>", " ", page(report, {}).partition("</style>")[2].partition("<script")[0]) + markdown(
+        report
+    )
+    families = re.compile(r"(main|elsewhere|\*)/alignment|run/alignment")
+    assert "alignment" not in families.sub("", shown)
+    assert "answers right" in shown.lower()
+    assert "right answer" in shown
+
+
 def test_a_plot_that_is_missing_leaves_its_reason(report):
     for text in (page(report, {}), markdown(report)):
         assert "there are no metrics" in text

@@ -83,7 +83,7 @@ def test_each_token_of_a_branch_is_followed_from_the_reward_to_the_gradient(run)
     write_tokens(records, tokens_file(run, "ppo", 3))
     made = tree(record(), Story().visit("HypothesisRefiner", [{"answer": "yes"}]).end(), (), branches_of(run, "ro-1"))
     shown = str(outline(made, pieces={"r1/0": ["ye", "s"]}))
-    assert "credit 1.000 = alignment 1.000; advantage +0.500; 50.00% of the update's loss and" in shown
+    assert "credit 1.000 = right answer 1.000; advantage +0.500; 50.00% of the update's loss and" in shown
     assert "of its gradient, whose norm was 0.125" in shown
     shares = [f"{one / 4 / whole:.3%}" for one in pulls["r1/0"]]
     assert f"'ye'  1  +0.500  -0.105  -0.010  x1.100  25.000%  {shares[0]}" in shown

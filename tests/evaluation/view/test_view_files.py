@@ -123,6 +123,23 @@ def test_stages_stand_in_the_order_in_which_they_began(tmp_path):
     assert snapshot.faults == []
 
 
+def test_stages_of_evaluations_stand_in_the_order_of_the_pipeline_behind_those_of_training(tmp_path):
+    run = Run(make_runs(tmp_path) / "second")
+    stages = (
+        "gather", "gate-base", "gate-sft", "gate-ppo", "gate-ppo-2", "eval-test-base", "eval-test-sft",
+        "eval-test-sft-at-0.3", "eval-test-ppo", "eval-test-ppo-2", "eval-test-final-without-sft", "eval-val-ppo",
+    )  # fmt: skip
+    with run.own() as owned:
+        owned.ledger("planned", phases=["gather", "sft", "ppo", "ppo-2"])
+        for name in ("gate-base", "gate-sft", "gate-ppo", "gate-ppo-2"):
+            owned.append_metrics({"phase": "rollout", "step": 1, "rollout_id": "ro-1", "of": name})
+        for number, name in enumerate(sorted(stages), start=100):
+            owned.append_rollout(rollout(number, name, "t-1").dump(), phase=name)
+    snapshot = WatchedRun(run).look()
+    ordered = [name for name in snapshot.rows if name != "gather"]
+    assert ordered == list(stages[1:])
+
+
 def test_a_broken_ledger_is_told_and_rollouts_are_shown(tmp_path):
     run = Run(make_runs(tmp_path) / "first")
     ledger = run.path / "ledger.jsonl"
@@ -207,6 +224,7 @@ def test_figures_and_pairs():
     figures = Figures.of(left)
     assert (figures.rollouts, figures.right, figures.unscored) == (4, 1.0, 1)
     assert figures.reward == pytest.approx(4 / 3)
+    assert Figures.of([row(1, status="failed", error="late", answer=None)]).right is None
     assert Figures.of([]) == Figures(0, 0, 0, 0, None, None)
 
 
@@ -293,6 +311,7 @@ def test_states_of_phases_and_of_the_run(tmp_path):
         phases = shown_phases(replace(snapshot, events=[*snapshot.events, *more]), running=running, now=NOW)
         assert [one.state for one in phases] == states
         assert state_of(phases, running=running) == whole
+        assert state_of(phases, running=False, evaluates=True) == "evaluates"
     assert phases[0].seconds == 120
     assert state_of([], running=False) == "empty"
 

@@ -1,6 +1,8 @@
 """The viewer's pages over HTTP: who may see them, what they show, and that text never becomes markup."""
 
 import re
+import subprocess
+import sys
 from html import unescape
 from html.parser import HTMLParser
 
@@ -9,6 +11,7 @@ from starlette.testclient import TestClient
 from view_kit import HOST, KEY, ODD_FOLDER, PLANTED, PORT, make_runs, rollout
 
 from chimera.config.tree import Config
+from chimera.core.errors import RunError
 from chimera.run.directory import Run
 from evaluation.view.app import make_app
 from evaluation.view.guard import POLICY
@@ -187,6 +190,21 @@ def test_a_number_leads_to_as_many_rollouts(client):
     assert "timed out after 17 s" in Page(shown(client, unescape(failed[1]))).text
 
 
+def test_who_lost_an_answer_stands_in_the_list_in_its_filter_and_on_the_rollouts_page(client):
+    listed = shown(client, "/runs/first/rollouts")
+    rows = dict(re.findall(r'rollouts/(ro-\w+)">.*?</th>.*?\?lost=(\w+)', listed, re.DOTALL))
+    assert '<option value="refiner">refiner (1)</option>' in listed
+    assert '<option value="failed">failed (1)</option>' in listed
+    assert "supervisor (" not in listed
+    assert "refiner" in rows.values()
+    chosen = shown(client, "/runs/first/rollouts?lost=refiner")
+    assert set(re.findall(r"/runs/first/rollouts/(ro-\w+)", chosen)) == {"ro-000000000004"}
+    text = Page(shown(client, "/runs/first/rollouts/ro-000000000004")).text
+    assert "Lost by refiner: the selected answer was right, the refined one is not" in text
+    for right_or_unknown in ("ro-000000000001", "ro-000000000002"):
+        assert "Lost by" not in Page(shown(client, f"/runs/first/rollouts/{right_or_unknown}")).text
+
+
 def test_a_point_of_a_curve_leads_to_its_rollouts(client):
     page = shown(client, "/runs/first")
     points = [unescape(link) for link in re.findall(r'<a href="([^"]+)"><circle', page)]
@@ -200,6 +218,11 @@ def test_the_gates_verdict_with_what_it_compared(client):
     text = " ".join(Page(shown(client, "/runs/first")).text.split())
     assert "0.500 → 0.625 +0.125 [−0.100, +0.300]" in text
     assert "refiner@ppo-1 rolled backreward fell" in text
+    assert "Each new policy on validation tasks" in text
+    assert "held out" not in text + Page(shown(client, "/")).text.replace("-", " ")
+    rollout = Page(shown(client, "/runs/first/rollouts/ro-000000000001")).text
+    assert "right answer" in rollout
+    assert "alignment" not in rollout
     tasks = Page(shown(client, "/tasks?left=first/gate-base&right=first/gate-ppo")).text
     assert "mended" in tasks
     assert "0.500 → 0.750" in tasks
@@ -230,6 +253,31 @@ def test_two_rollouts_and_two_runs_side_by_side(client):
     ):  # fmt: skip
         assert reason in unescape(client.get(address).text), address
         assert client.get(address).status_code in (400, 404)
+
+
+@pytest.mark.parametrize(("evaluates", "word"), [("False", "running"), ("True", "evaluating")])
+def test_a_run_that_is_evaluated_is_not_called_running(tmp_path, evaluates, word):
+    make_runs(tmp_path)
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom chimera.run.directory import Run\n"
+        f"with Run(Path(sys.argv[1])).own(evaluates={evaluates}):\n    print('owned', flush=True)\n    input()\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "first")]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer,
+        TestClient(make_app(tmp_path, key=KEY, port=PORT), base_url=HOST) as client,
+    ):
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "owned\n"
+        client.get(f"/?key={KEY}")
+        listed, page = Page(shown(client, "/")).text, Page(shown(client, "/runs/first")).text
+        with pytest.raises(RunError, match=rf"is being written by process {writer.pid}: wait"):
+            Run(tmp_path / "first").own()
+        writer.communicate("")
+    others = {"running", "evaluating"} - {word}
+    for text in (listed, page):
+        assert word in text
+        assert not any(other in text for other in others)
 
 
 def test_runs_are_found_by_name_and_by_setting(client):

@@ -55,7 +55,7 @@ ONLINE = Path(__file__).parents[3] / "configs" / "online.yaml"
         (["ppo.start=junior", "models.senior.path=/mine"], r"ppo\.start=junior: .* another model .* ppo\.start=null"),
         (["ppo.n=1"], "ppo.n=1: grpo"),
         (["ppo.tasks_per_step=8"], "there are 7 training tasks"),
-        (["ppo.test_freq=1", "ppo.test_tasks=3"], "there are 2 held-out tasks"),
+        (["ppo.test_freq=1", "ppo.test_tasks=3"], "there are 2 validation tasks"),
         (["ppo.verl.actors={a: 1}"], "verl has no part 'actors'"),
         (["ppo.roles=[]"], r"pipeline\.ppo\.roles is empty"),
         (["ppo.roles=[Geneticist, Supervisor]"], "roles of several slots"),

@@ -18,5 +18,10 @@ def test_a_step_says_what_its_answers_were_worth_and_how_many_prompts_were_infor
     assert step_line("ppo", 2, 6, rollouts) == line
 
 
+def test_a_step_says_answers_right_and_validation_as_all_pages_do():
+    line = step_line("ppo", 1, 6, {"alignment/mean": 0.75, "val-core/reward/mean": 1.25, "policy": "refiner@ppo-1"})
+    assert line == "ppo: step 1/6, answers right 75%, validation reward 1.250, refiner@ppo-1 is live"
+
+
 def test_a_skipped_step_names_none():
     assert step_line("ppo", 3, 6, {"policy": "refiner@ppo-2"}) == "ppo: step 3/6, refiner@ppo-2 is live"

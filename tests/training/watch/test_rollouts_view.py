@@ -19,7 +19,7 @@ from training.watch import lines as lines_module
 from training.watch.forecast import TimeForecast, expected_costs
 from training.watch.progress import Activity
 from training.watch.view import make_view
-from training.watch.view_text import BARS, sparkline
+from training.watch.view_text import BARS, result_table, sparkline
 
 
 @pytest.fixture
@@ -325,9 +325,18 @@ def test_the_live_view_shows_reward_parts_failures_and_the_newest_versions(termi
         view.add(replace(record, status="failed", error="no JSON", reward=None, parts={}, answer=None, decision=None))
         shown = drawn()
     assert "reward 1.000, right 1.000, failed 1" in shown
-    assert "parts: alignment 1.000" in shown
+    assert "parts: right answer 1.000" in shown
     assert "policies: junior: nano@0; senior: senior@ppo-1" in shown
     assert "warning: rollout r on task t failed: no JSON" in shown
+
+
+def test_rollouts_that_all_failed_are_not_zero_per_cent_right(record):
+    failed = replace(record, status="failed", error="late", answer=None, decision=None, reward=None)
+    for records, words in (([failed, failed], "-"), ([failed, record], "50.0 %"), ([], "-")):
+        console = Console(width=80, record=True, file=io.StringIO())
+        console.print(result_table("gather", records, 1.0))
+        (line,) = [line for line in console.export_text().splitlines() if line.split()[:1] == ["right"]]
+        assert line.split(maxsplit=1)[1].strip() == words
 
 
 def test_brackets_in_texts_are_shown_as_they_are(terminal):

@@ -68,8 +68,8 @@ class Ppo:
                 )
         if settings.test_freq > 0 and settings.test_tasks > len(dataset.validation):
             raise ConfigError(
-                f"{plan.name}.test_tasks={settings.test_tasks}, but there are {len(dataset.validation)} held-out "
-                "tasks: ask for fewer, or raise data.validation_share"
+                f"{plan.name}.test_tasks={settings.test_tasks}, but there are {len(dataset.validation)} "
+                "validation tasks: ask for fewer, or raise data.validation_share"
             )
         check_verl(settings.verl, plan.name)
 

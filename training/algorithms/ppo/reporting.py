@@ -34,12 +34,12 @@ def step_line(phase: str, step: int, steps: int, metrics: Mapping[str, Any]) -> 
         f"{phase}: step {step}/{steps}"
         + figure("branches/value", "answers worth")
         + figure("reward/mean", "reward")
-        + figure("alignment/mean", "aligned", ".0%")
+        + figure("alignment/mean", "answers right", ".0%")
         + figure("rollouts/good", "good rollouts", "d")
         + ("" if prompts is None else f", {informative:.0f} of {prompts:.0f} prompts informative")
         + figure("actor/optimizer_steps", "optimiser steps", ".0f")
         + figure("actor/entropy", "entropy")
-        + figure("val-core/reward/mean", "held-out reward")
+        + figure("val-core/reward/mean", "validation reward")
         + figure("timing_s/step", "seconds", ".1f")
         + f", {metrics['policy']} is live"
     )

@@ -93,7 +93,7 @@ class PpoSettings(BranchSettings):
     test_freq: int = Field(
         default=-1, ge=-1, le=1_000_000, description="validate every so many steps; -1 only when the phase has ended"
     )
-    test_tasks: int = Field(default=20, ge=1, le=1_000_000, description="held-out tasks of such a validation")
+    test_tasks: int = Field(default=20, ge=1, le=1_000_000, description="validation tasks for it")
     save_freq: int = Field(
         default=1, ge=1, le=1_000_000, description="checkpoint every so many steps (and after the last)"
     )
