@@ -81,6 +81,21 @@ def test_a_server_that_refuses_schemas_cannot_work_unless_none_are_sent(asked):
     assert ("rollout", "one task") not in found
 
 
+@pytest.mark.parametrize(("name", "said"), [("", "4 had no id and 0"), ("same", "0 had no id and 3")])
+def test_ids_that_are_empty_or_repeat_are_one_line(asked, scripted_openai, name, said):
+    assert ("models.board", "response ids") not in asked()[1]
+    scripted_openai.response_id = name
+    try:
+        found = asked()[1]
+        litellm = asked("gateway.engine=litellm")[1]
+    finally:
+        scripted_openai.response_id = None
+    level, text = found["models.board", "response ids"]
+    assert (level, said in text) == ("note", True)
+    assert litellm["models.board", "response ids"][0] == "warning"
+    assert litellm["models.board", "response ids"][1].endswith("set gateway.engine=thin")
+
+
 def test_a_server_that_is_not_there_is_said_for_each_slot(asked):
     code, found = asked(url="http://127.0.0.1:9/v1")
     assert code == 1
