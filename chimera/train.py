@@ -47,6 +47,10 @@ def main(argv: list[str]) -> int | None:
         print("loading configuration, data and libraries ...", flush=True)
     config = config_from(arguments)
     name, phase_list = arguments.name, arguments.phases
+    if arguments.name is not None and not arguments.resume:
+        from chimera.run.directory import check_free
+
+        check_free(arguments.name, config.runs_dir)
 
     gc.disable()  # The collector would look through all that is loaded again and again: a third of the imports' time.
     from agents.seat import check_unattended
@@ -57,6 +61,7 @@ def main(argv: list[str]) -> int | None:
     from chimera.run.chain import head
     from chimera.run.directory import LEDGER, Run
     from chimera.run.seals import seal
+    from chimera.serving.embedded.checkpoint import check_trainable, locate
     from chimera.serving.process import check_models
     from chimera.serving.tls import check_tls
     from chimera.show.next import after_training, print_next
@@ -85,6 +90,8 @@ def main(argv: list[str]) -> int | None:
     check_told(config.society, dataset)
     check_families(config)
     phases = make_phases(names, config, dataset)
+    for path in {config.models[one.plan.slot].path for one in phases if one.algorithm.part == "weights"}:
+        check_trainable(locate(path))
     check_rollouts(phases, recorded=arguments.resume and _has_rollouts(name, config))
     if any(phase.learns for phase in phases):
         check_gate(config, dataset)

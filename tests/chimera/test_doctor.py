@@ -6,9 +6,14 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from agents.tools.toolbox import build_toolbox
 from chimera import doctor
+from chimera.config.tree import load_config
+from chimera.core.types import Brief
+from chimera.data.tasks import load
 from chimera.serving.client import Endpoint
 from evaluation.probes.context import told_context
+from evaluation.probes.tools import tool_findings
 
 SLOTS = ("junior", "supervisor", "senior", "board", "principal", "judge")
 
@@ -158,3 +163,11 @@ def test_the_bundled_model_works_as_configured(tmp_path, monkeypatch, capsys):
     assert "models.junior: token ids" in said
     # One rollout of a sampled model may need an answer twice, which is a warning.
     assert "the configured run can work; warnings: " in said
+
+
+@pytest.mark.parametrize("goal", ["word " * 200, "x" * 1000])
+async def test_a_question_that_is_longer_than_a_query_is_cut_for_a_search(goal):
+    config = load_config(overrides=["data.size=40"])
+    tools = build_toolbox(config.tools, load(config.data).documents(), {})
+    found = await tool_findings(config, tools, Brief("1", goal, ()))
+    assert {one.what: one.level for one in found if one.what == "literature_search"} == {"literature_search": "ok"}

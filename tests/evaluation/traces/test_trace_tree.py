@@ -47,7 +47,10 @@ class Story:
 
     def visit(self, role, answers, model="senior", visit=1, attempt=1, failed=False, weights="v1", payload=None):
         """Each answer is a dict (readable), a str (unreadable) or a list of tool calls (name, arguments, told)."""
-        messages = [{"role": "system", "content": f"You are the {role}."}, {"role": "user", "content": json.dumps(payload or {})}]
+        messages = [
+            {"role": "system", "content": f"You are the {role}."},
+            {"role": "user", "content": json.dumps(payload or {})},
+        ]
         ids = []
         repair = False
         for step, answer in enumerate(answers, start=1):

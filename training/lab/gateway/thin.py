@@ -56,8 +56,8 @@ class Reply:
 class ThinGateway:
     """The ASGI application. `Door` checks the key in front of it.
 
-    Traces join calls with their exchanges by the response's id. Some servers give none, or draw them from a small range,
-    so an answer of a server that is not ours gets an id of its own, which begins with the server's.
+    Traces join calls with their exchanges by the response's id. Some servers give none, or draw them from a small
+    range, so an answer of a server that is not ours gets an id of its own, which begins with the server's.
 
     Args:
         with_ids: Logical models whose servers are asked for token ids. Other servers may refuse the unknown option.
