@@ -48,6 +48,10 @@ def main(argv: list[str]) -> int | None:
 
     config = load_config(arguments.config, arguments.overrides, trial=arguments.quick)
     name, phase_list = arguments.name, arguments.phases
+    if arguments.name is not None and not arguments.resume:
+        from chimera.run.directory import check_free
+
+        check_free(arguments.name, config.runs_dir)
 
     gc.disable()  # The collector would look through all that is loaded again and again: a third of the imports' time.
     from agents.seat import check_unattended
@@ -60,6 +64,7 @@ def main(argv: list[str]) -> int | None:
     from chimera.run.chain import head
     from chimera.run.directory import LEDGER, TRIAL, Run, is_trial
     from chimera.run.seals import seal
+    from chimera.serving.embedded.checkpoint import check_trainable, locate
     from chimera.serving.process import check_models
     from chimera.serving.tls import check_tls
     from chimera.show.next import after_interruption, after_training, print_next
@@ -91,6 +96,8 @@ def main(argv: list[str]) -> int | None:
     check_told(config.society, dataset)
     check_families(config)
     phases = make_phases(names, config, dataset)
+    for path in {config.models[one.plan.slot].path for one in phases if one.algorithm.part == "weights"}:
+        check_trainable(locate(path))
     check_rollouts(phases, recorded=arguments.resume and _has_rollouts(name, config))
     if any(phase.learns for phase in phases):
         check_gate(config, dataset)

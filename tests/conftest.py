@@ -302,7 +302,7 @@ def serving_model(tmp_path_factory):
 class ScriptedOpenAI:
     """Answers every role over HTTP. `hooks` are asked first, in order: a hook takes the request and gives None (not
     mine), an answer (dict), raw text (str), (status, message) for an error, or `never()`. Every request is kept in
-    `requests`."""
+    `requests`. `response_id` is what all answers have as their id; None: each has its own."""
 
     never = staticmethod(never)
 
@@ -311,6 +311,11 @@ class ScriptedOpenAI:
         self.requests: list[dict[str, Any]] = []
         self.tokens: dict[str, tuple[list[int], list[int]]] = {}
         self.url = ""
+        self.response_id: str | None = None
+
+    def tokens_of(self, response_id):
+        """Prompt and answer of a response. Its id may have been made unique, which keeps the server's at its front."""
+        return self.tokens["-".join(response_id.split("-")[:2])]
 
     @staticmethod
     def goal(request):
@@ -346,7 +351,7 @@ class ScriptedOpenAI:
             "finish_reason": "tool_calls" if completion.tool_calls else "stop",
         }
         return 200, {
-            "id": name,
+            "id": name if self.response_id is None else self.response_id,
             "object": "chat.completion",
             "created": 1,
             "model": request["model"],

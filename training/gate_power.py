@@ -1,7 +1,10 @@
 """Operating characteristic of the gate's rule: how often it rolls back a policy with a given true change.
 
-The changes of the tasks are resampled and shifted to a true mean, and the rule is applied to each resample. "Worse" is
-decided by a t-test here, which agrees with the gate's tests for this number of tasks.
+Each task's answer becomes right with probability (c + t) / 2 and wrong with (c - t) / 2, where t is the true change in
+the share of right answers and c the share of answers that change; c is at least |t|. The rule is applied to draws of
+the gate's number of tasks. So no task changes by a fraction of an answer, which is what few tasks would turn on.
+A significant loss of reward is decided by a t-test here, which agrees with the gate's exchange test where that can
+reach the level at all.
 """
 
 from collections.abc import Sequence
@@ -11,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
+from scipy.special import bdtr, stdtrit
 
 from chimera.config.tree import Config
 from evaluation.records.rollouts import RolloutRecord
@@ -31,7 +34,7 @@ class Power:
 
     Attributes:
         tasks: Number of compared tasks.
-        deviation: Standard deviation of a task's change in right answers.
+        deviation: Standard deviation of a task's change in right answers when the true change is 0.
         rolled_back: Share of cases that are rolled back, by true change in the share of right answers.
     """
 
@@ -52,39 +55,9 @@ class Power:
         )
 
 
-def power(changes: NDArray[np.float64], config: Config) -> Power:
-    """The power of the rule against one rival.
-
-    Args:
-        changes: Shape (tasks, 2): change in right answers and change in reward of each task.
-        config: Has margins, confidence, and the reward of a right answer.
-
-    Raises:
-        ValueError: There are fewer than two tasks.
-    """
-    n = len(changes)
-    if n < 2:
-        raise ValueError(f"the gate's power needs two or more tasks, got {n}")
-    drawn = np.random.default_rng(config.seed).integers(n, size=(DRAWS, n))
-    centred = changes - changes.mean(axis=0)
-    means = np.stack([column[drawn].mean(axis=1) for column in centred.T], axis=1)
-    errors = np.stack([column[drawn].std(axis=1, ddof=1) for column in centred.T], axis=1) / sqrt(n)
-    margins = np.array([config.gate.margin_alignment, config.gate.margin])
-    critical = -float(stdtrit(n - 1, (1 - config.gate.confidence) / 2))
-    worth = np.array([1.0, config.reward.alignment])
-    found: dict[float, float] = {}
-    for true in (*(-loss for loss in LOSSES), *GAINS):
-        observed = means + true * worth
-        refused = (observed <= -margins) | (observed < -critical * errors)
-        found[true] = float(refused.any(axis=1).mean())
-    return Power(n, float(changes[:, 0].std(ddof=1)), found)
-
-
 def expected(tasks: int, config: Config) -> Power:
     """The expected power before any comparison, if as many answers change as in recorded runs."""
-    changed = round(tasks * TYPICAL_DEVIATION**2 / 2)
-    answers = np.repeat([1.0, -1.0, 0.0], [changed, changed, tasks - 2 * changed])
-    return power(np.stack([answers, config.reward.alignment * answers], axis=1), config)
+    return _power(tasks, TYPICAL_DEVIATION**2, np.zeros(1), config)
 
 
 def observed(before: Sequence[RolloutRecord], after: Sequence[RolloutRecord], config: Config) -> Power | None:
@@ -94,8 +67,47 @@ def observed(before: Sequence[RolloutRecord], after: Sequence[RolloutRecord], co
         for old, new in zip(before, after, strict=True)
         if old.reward is not None and new.reward is not None
     ]
-    varied = len({right for right, _ in changes}) > 1
-    return power(np.array(changes), config) if varied else None
+    if len(changes) < 2 or not any(answer for answer, _ in changes):
+        return None
+    answers, rewards = np.array(changes).T
+    others = rewards - config.reward.alignment * answers
+    return _power(len(changes), float(np.mean(answers != 0)), others - others.mean(), config)
+
+
+def _power(tasks: int, changed: float, others: NDArray[np.float64], config: Config) -> Power:
+    """The power of the rule against one rival.
+
+    Args:
+        tasks: Number of compared tasks, two or more.
+        changed: Share of answers that change when the true change is 0.
+        others: Changes of the rest of a task's reward, with mean 0; they are drawn apart from the answers' changes.
+    """
+    generator = np.random.default_rng(config.seed)
+    chances = generator.random((DRAWS, tasks))
+    noise = others[generator.integers(len(others), size=(DRAWS, tasks))]
+    shares: dict[float, float] = {}
+    for true in (*(-loss for loss in LOSSES), *GAINS):
+        moved = max(changed, abs(true))
+        answers = (chances >= 1 - (moved + true) / 2).astype(np.int8) - (chances < (moved - true) / 2)
+        rewards = config.reward.alignment * answers + noise
+        past = (answers.mean(axis=1) <= -config.gate.margin_alignment) | (rewards.mean(axis=1) <= -config.gate.margin)
+        level = 1 - config.gate.confidence
+        shares[true] = float((past | _fewer_right(answers, level) | _lower_reward(rewards, level)).mean())
+    return Power(tasks, sqrt(changed), shares)
+
+
+def _fewer_right(answers: NDArray[np.int8], level: float) -> NDArray[np.bool_]:
+    """Where McNemar's exact test, which the gate uses, shows that fewer answers are right."""
+    gained, lost = (answers > 0).sum(axis=1), (answers < 0).sum(axis=1)
+    return (lost > gained) & (2 * bdtr(np.minimum(gained, lost), gained + lost, 0.5) < level)
+
+
+def _lower_reward(rewards: NDArray[np.float64], level: float) -> NDArray[np.bool_]:
+    """Where a t-test shows a lower reward, and the gate's exchange of that many changes could show it."""
+    n = rewards.shape[1]
+    errors = rewards.std(axis=1, ddof=1) / sqrt(n)
+    within_reach = 2.0 ** (1 - np.count_nonzero(rewards, axis=1)) < level
+    return within_reach & (rewards.mean(axis=1) < float(stdtrit(n - 1, level / 2)) * errors)
 
 
 def _listed(values: Sequence[float]) -> str:

@@ -356,13 +356,22 @@ def _new_folder(runs_dir: Path) -> Path:
 
 def _named_folder(name: str, runs_dir: Path, resume: bool) -> Path:
     path = runs_dir / check_name(name)
+    if not resume:
+        check_free(name, runs_dir)
     runs_dir.mkdir(parents=True, exist_ok=True)
-    try:
-        path.mkdir()
-    except FileExistsError as error:
-        if not (resume or is_blank(path)):
-            raise _taken(path) from error
+    path.mkdir(exist_ok=True)
     return path
+
+
+def check_free(name: str, runs_dir: Path) -> None:
+    """Refuse, before anything is made, a name that a new run in `runs_dir` cannot have.
+
+    Raises:
+        RunError: it is unsafe, or another run has it.
+    """
+    path = runs_dir / check_name(name)
+    if path.exists() and not (path.is_dir() and is_blank(path)):
+        raise _taken(path)
 
 
 def _taken(path: Path) -> RunError:

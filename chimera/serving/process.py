@@ -24,7 +24,7 @@ from chimera.core.ports import LOOPBACK, check_sockets, listen
 from chimera.processes.child_environment import child_environment
 from chimera.processes.children import STOP_SECONDS, Command, stop
 from chimera.serving.client import NO_KEY, Endpoint
-from chimera.serving.embedded.checkpoint import locate
+from chimera.serving.embedded.checkpoint import check_checkpoint, check_trainable, locate
 from chimera.serving.embedded.service import CANDIDATE
 from chimera.serving.vllm.broadcast import transfer_of
 from chimera.serving.vllm.sharing import share
@@ -155,7 +155,7 @@ def check_models(
 
     Raises:
         ConfigError: an endpoint's key is not set, its provider's package is missing or refuses the settings, a
-            model's folder does not exist, or vLLM servers cannot be shared, or be sent weights, as configured.
+            model's folder cannot be used, or vLLM servers cannot be shared, or be sent weights, as configured.
     """
     share({key: one for key, one in models.items() if one.kind == "vllm"}, learning)
     for key, model in models.items():
@@ -174,8 +174,10 @@ def check_models(
                 from chimera.serving.providers import chat_model
 
                 chat_model(endpoint, f"models.{key}")
-        elif model.has_weights:
-            locate(model.path)
+    for model in {(one.path, one.dtype): one for one in models.values() if one.kind == "embedded"}.values():
+        check_checkpoint(model.path, model.dtype)
+    for path in {one.path for one in models.values() if one.kind == "vllm"}:
+        check_trainable(locate(path))
 
 
 @contextmanager

@@ -36,10 +36,10 @@ def cards(update: Mapping[str, Any], texts: Texts) -> Iterator[Card]:
     for hypothesis in update.get("initial_hypotheses", ()):
         yield Card(f"{hypothesis['author']}: {hypothesis['answer']}", hypothesis_lines(hypothesis, texts))
     if "selection" in update:
-        selection = update["selection"]
-        by = "" if selection["policy"] == BY_MODEL else f" by {selection['policy']}"
-        chosen = f"Supervisor selects the hypothesis of the {selection['author']}{by}"
-        yield Card(chosen, (("why", update["supervisor_justification"]),), "dark_orange3")
+        selection, who = update["selection"], chooser(update["selection"])
+        headline = f"{who[:1].upper()}{who[1:]} selects the hypothesis of the {selection['author']}"
+        why = choice_reason(selection, update["supervisor_justification"])
+        yield Card(f"{headline}: {update['selected_hypothesis']['answer']}", (("why", why),), "dark_orange3")
     if "refined_hypothesis" in update:
         refined = update["refined_hypothesis"]
         again = " (revised after a CRITICAL review)" if update.get("critical_revisions") else ""
@@ -64,6 +64,30 @@ def cards(update: Mapping[str, Any], texts: Texts) -> Iterator[Card]:
         yield _decision(update)
     if "final_evaluation" in update:
         yield Card("Judge", _scores(update["final_evaluation"]), "bright_black")
+
+
+def chooser(selection: Mapping[str, Any]) -> str:
+    """Who chose among the hypotheses in a recorded selection."""
+    policy = str(selection["policy"])
+    if policy == BY_MODEL:
+        return "the supervisor's model" if chosen_by_model(selection) else "a random draw (exploration)"
+    return f"the bandit ({policy})" if "@" in policy else f"the policy {policy!r}"
+
+
+def chosen_by_model(selection: Mapping[str, Any]) -> bool:
+    """True if the supervisor's model preferred what was chosen; its justification is then the reason of the choice."""
+    return selection["preferred"] == selection["author"]
+
+
+def choice_reason(selection: Mapping[str, Any], justification: str) -> str:
+    """The reason of a choice. The model's sentence on a choice that it was given is no reason."""
+    if chosen_by_model(selection):
+        return justification
+    share = (selection["propensities"] or {}).get(selection["author"])
+    drawn = "" if share is None else f"with a probability of {share:.0%}, "
+    if selection["preferred"] is None:
+        return f"chosen {drawn}before the supervisor's model was asked"
+    return f"chosen {drawn}though the supervisor's model preferred the {selection['preferred']}"
 
 
 def task_card(task: ResearchTask) -> Card:

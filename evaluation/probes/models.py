@@ -35,6 +35,7 @@ class ModelProbe:
         self._config, self._slot, self._endpoint, self._tools, self._goal = config, slot, endpoint, tools, goal
         self._area = f"models.{slot}"
         self._told: list[str] = []
+        self._response_ids: list[str] = []
 
     async def findings(self) -> list[Probed]:
         """All findings on the slot; if its server does not answer, only that."""
@@ -48,6 +49,7 @@ class ModelProbe:
         if searching:
             found.append(await self._searches(searching[0]))
         found += [await self._context(), await self._repeats(played[0]), await self._token_ids(played[0])]
+        found += self._ids()
         return found + [self._finding("fields", Level.WARNING, said) for said in dict.fromkeys(self._told)]
 
     async def _reached(self, role: Role | None) -> Probed:
@@ -159,6 +161,18 @@ class ModelProbe:
             return self._finding("token ids", Level.OK, "told, so traces show the model's own tokens")
         return self._finding("token ids", Level.NOTE, "not told: traces show text only, and no tokens can be learned")
 
+    def _ids(self) -> list[Probed]:
+        """A finding if the server's answers cannot be told apart by their ids, by which traces know them."""
+        empty = self._response_ids.count("")
+        repeated = len(self._response_ids) - empty - len({*self._response_ids} - {""})
+        if not empty and not repeated:
+            return []
+        text = f"of {len(self._response_ids)} answers {empty} had no id and {repeated} the id of another answer"
+        if self._config.gateway.engine == "litellm":
+            remedy = "traces of gateway.engine=litellm miss such calls: set gateway.engine=thin"
+            return [self._finding("response ids", Level.WARNING, f"{text}: {remedy}")]
+        return [self._finding("response ids", Level.NOTE, f"{text}; each gets an id of its own, so traces are whole")]
+
     async def _ask(
         self, role: Role | None, *, schema: bool = False, tools: Sequence[str] = (), seed: int | None = None
     ) -> Completion:
@@ -168,9 +182,11 @@ class ModelProbe:
         specs: list[dict[str, Any]] = self._tools.specs(tools) if tools else []
         form: Mapping[str, Any] | None = response_format(role) if role and schema else None
         try:
-            return await model.complete(self._slot, messages, tools=specs, response_format=form, seed=seed)
+            completion = await model.complete(self._slot, messages, tools=specs, response_format=form, seed=seed)
         finally:
             await model.aclose()
+        self._response_ids.append(completion.response_id)
+        return completion
 
     def _finding(self, what: str, level: Level, text: str) -> Probed:
         return Probed(self._area, what, level, text)

@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Mapping
+from textwrap import shorten
 
+from agents.tools.passages import MAX_QUERY
 from agents.tools.toolbox import Toolbox
 from chimera.config.tree import Config
 from chimera.core.types import Brief
@@ -27,7 +29,9 @@ async def tool_findings(config: Config, tools: Toolbox, brief: Brief) -> list[Pr
 async def _called(name: str, config: Config, tools: Toolbox, brief: Brief) -> Probed:
     (spec,) = tools.specs([name])
     (argument,) = spec["function"]["parameters"]["required"]
-    given = QUERIES.get(name, brief.goal)
+    # Models write short queries; a question may be longer than a tool takes.
+    question = shorten(brief.goal, MAX_QUERY, placeholder="") or brief.goal[:MAX_QUERY]
+    given = QUERIES.get(name, question)
     started = time.perf_counter()
     result = await tools.call(name, {argument: given}, brief=brief)
     seconds = time.perf_counter() - started

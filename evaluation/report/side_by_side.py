@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, Literal
 
+from chimera.show.ask import choice_reason, chooser
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Study
 
@@ -159,7 +160,10 @@ def _fields(record: RolloutRecord) -> Iterator[tuple[Name, str]]:
     for name in ORDER:
         if name not in outputs:
             continue
-        if name in TEXTS:
+        if name == "supervisor_justification" and (selection := outputs.get("selection")):
+            yield ("selection", "chosen by"), chooser(selection)
+            yield ("selection", "reason"), choice_reason(selection, outputs[name])
+        elif name in TEXTS:
             yield TEXTS[name], _text(outputs[name])
         else:
             yield from _answer(ANSWERS[name], outputs[name])

@@ -127,6 +127,7 @@ _FUNCTIONS = (
     trace_text.tool_texts,
     trace_text.field_lines,
     trace_text.selection_lines,
+    trace_text.shown_answer,
     trace_text.gist,
     trace_text.number,
     part_title,

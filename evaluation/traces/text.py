@@ -10,14 +10,18 @@ from rich.text import Text
 from rich.tree import Tree as RichTree
 
 from agents.roles import SUPERVISOR
+from agents.visit.prompting import read_payload
 from agents.visit.quoting import passage_text
-from chimera.show.ask import SEVERITY_COLOURS
+from chimera.show.ask import SEVERITY_COLOURS, chooser
 from chimera.show.card import printable
 from evaluation.scores.rewards import part_title
 from evaluation.traces.branches import Branch
 from evaluation.traces.token_lines import GRADIENT_WORDS, HEAD, credit_line, token_lines
 from evaluation.traces.token_records import TokenRecord
 from evaluation.traces.tree import ShownCall, ShownToolCall, ShownVisit, Tree
+
+GIVEN_NAMES = {"choice": "given choice", "justification": "sentence on the given choice"}
+"""Names of the answer's fields where the supervisor's model did not choose: a choice was given to it."""
 
 
 class Outline(RichTree):
@@ -154,7 +158,7 @@ def gist(answer: Mapping[str, Any] | None) -> str:
         return f"{answer['verdict']}, {answer['severity']}"
     if "decision" in answer:
         return f"answer: {answer['answer']}, {answer['decision']}"
-    for name in ("choice", "answer", "expected"):
+    for name in ("choice", GIVEN_NAMES["choice"], "answer", "expected"):
         if name in answer:
             return f"{name}: {answer[name]}"
     return ""
@@ -172,14 +176,22 @@ def field_lines(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
+def shown_answer(visit: ShownVisit) -> Mapping[str, Any] | None:
+    """A visit's answer. A choice that the supervisor's model was given, and its sentence on it, are named so."""
+    if visit.answer is None or visit.role != SUPERVISOR or not visit.calls or visit.calls[-1].exchange is None:
+        return visit.answer
+    given = any("chosen" in read_payload(message) for message in visit.calls[-1].exchange.messages)
+    return {GIVEN_NAMES[name]: value for name, value in visit.answer.items()} if given else visit.answer
+
+
 def selection_lines(selection: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Lines on who chose among the hypotheses, and with which probabilities."""
-    found = [("chosen", str(selection["author"])), ("policy", str(selection["policy"]))]
+    found = [("chosen", str(selection["author"])), ("chosen by", chooser(selection))]
     if selection["preferred"] is not None:
         found.append(("the model preferred", str(selection["preferred"])))
     propensities = selection["propensities"]
     known = propensities and ", ".join(f"{author} {share:.1%}" for author, share in propensities.items())
-    found.append(("probability of each", known or "not known: the supervisor's model chose"))
+    found.append(("probability of each", known or "not known"))
     return found
 
 
@@ -230,9 +242,9 @@ def _add_visit(root: Outline, visit: ShownVisit, tree: Tree, messages: bool, lea
                 answer = asked.below(branch_line(branch), style)
                 if learned is not None and branch.tokens is not None:
                     _add_tokens(answer, branch.tokens, branch.ids, learned)
-    if visit.answer is not None:
-        style = SEVERITY_COLOURS.get(str(visit.answer.get("severity")), "")
-        for name, text in field_lines(visit.answer):
+    if (shown := shown_answer(visit)) is not None:
+        style = SEVERITY_COLOURS.get(str(shown.get("severity")), "")
+        for name, text in field_lines(shown):
             node.below(f"{name}: {text}", style)
     if visit.role == SUPERVISOR and "selection" in tree.record.outputs and visit is _last(tree, visit.role):
         for name, text in selection_lines(tree.record.outputs["selection"]):

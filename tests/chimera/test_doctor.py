@@ -6,10 +6,14 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from agents.tools.toolbox import build_toolbox
 from chimera import doctor
 from chimera.config.tree import load_config
+from chimera.core.types import Brief
+from chimera.data.tasks import load
 from chimera.serving.client import Endpoint
 from evaluation.probes.context import told_context
+from evaluation.probes.tools import tool_findings
 
 SLOTS = ("junior", "supervisor", "senior", "board", "principal", "judge")
 
@@ -109,6 +113,21 @@ def test_a_server_that_refuses_schemas_cannot_work_unless_none_are_sent(asked):
     assert ("rollout", "one task") not in found
 
 
+@pytest.mark.parametrize(("name", "said"), [("", "4 had no id and 0"), ("same", "0 had no id and 3")])
+def test_ids_that_are_empty_or_repeat_are_one_line(asked, scripted_openai, name, said):
+    assert ("models.board", "response ids") not in asked()[1]
+    scripted_openai.response_id = name
+    try:
+        found = asked()[1]
+        litellm = asked("gateway.engine=litellm")[1]
+    finally:
+        scripted_openai.response_id = None
+    level, text = found["models.board", "response ids"]
+    assert (level, said in text) == ("note", True)
+    assert litellm["models.board", "response ids"][0] == "warning"
+    assert litellm["models.board", "response ids"][1].endswith("set gateway.engine=thin")
+
+
 def test_a_server_that_is_not_there_is_said_once_with_all_its_slots(asked, scripted_openai):
     code, found = asked(f"models.senior.base_url={scripted_openai.url}", url="http://127.0.0.1:9/v1")
     assert code == 1
@@ -173,3 +192,11 @@ def test_the_bundled_model_works_as_configured(tmp_path, monkeypatch, capsys):
     assert "models.junior: token ids" in said
     # One rollout of a sampled model may need an answer twice, which is a warning.
     assert "the configured run can work; warnings: " in said
+
+
+@pytest.mark.parametrize("goal", ["word " * 200, "x" * 1000])
+async def test_a_question_that_is_longer_than_a_query_is_cut_for_a_search(goal):
+    config = load_config(overrides=["data.size=40"])
+    tools = build_toolbox(config.tools, load(config.data).documents(), {})
+    found = await tool_findings(config, tools, Brief("1", goal, ()))
+    assert {one.what: one.level for one in found if one.what == "literature_search"} == {"literature_search": "ok"}

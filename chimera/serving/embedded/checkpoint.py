@@ -5,7 +5,7 @@ which saves seconds at start-up.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,17 +108,7 @@ def load_checkpoint(path: str, dtype: Precision = "float32") -> Checkpoint:
         ConfigError: a file is missing or broken, the engine does not compute the architecture, or memory cannot hold
             the weights.
     """
-    folder = locate(path)
-    refuse_adapter(folder)
-    settings = _read_json(folder / "config.json")
-    shape = read_shape(settings, folder)
-    language = load_language(folder)
-    size = language.tokenizer.get_vocab_size(with_added_tokens=True)
-    if size > shape.vocab:
-        raise ConfigError(
-            f"{folder / TOKENIZER_FILE} has {size} tokens, but the model in {folder} embeds only "
-            f"{shape.vocab}: use the tokenizer that the model was trained with"
-        )
+    folder, shape, language = _without_weights(path)
     return Checkpoint(
         name=path if path in BUNDLED else path.rstrip("/").rpartition("/")[-1],
         folder=folder,
@@ -129,6 +119,36 @@ def load_checkpoint(path: str, dtype: Precision = "float32") -> Checkpoint:
         eos=language.eos,
         marks=language.marks,
     )
+
+
+def check_checkpoint(path: str, dtype: Precision) -> None:
+    """Refuse what `load_checkpoint` refuses by the names and sizes of the weights, without reading them.
+
+    Raises:
+        ConfigError: see `load_checkpoint`.
+    """
+    folder, shape, _ = _without_weights(path)
+    sizes: dict[str, list[int]] = {}
+    for file in _weight_files(folder):
+        with _opened(file, "np") as tensors:
+            own = {name: tensors.get_slice(name).get_shape() for name in list(tensors.keys())}
+        _check_memory(list(own.values()), dtype, file)
+        sizes |= own
+    _check_sizes(sizes, shape, folder)
+
+
+def _without_weights(path: str) -> tuple[Path, Shape, Language]:
+    folder = locate(path)
+    refuse_adapter(folder)
+    shape = read_shape(_read_json(folder / "config.json"), folder)
+    language = load_language(folder)
+    size = language.tokenizer.get_vocab_size(with_added_tokens=True)
+    if size > shape.vocab:
+        raise ConfigError(
+            f"{folder / TOKENIZER_FILE} has {size} tokens, but the model in {folder} embeds only "
+            f"{shape.vocab}: use the tokenizer that the model was trained with"
+        )
+    return folder, shape, language
 
 
 def load_language(folder: Path) -> Language:
@@ -200,19 +220,23 @@ def load_weights(folder: Path, shape: Shape, dtype: Precision = "float32") -> "d
     """
     import torch
 
-    files = sorted(folder.glob(f"*{SUFFIX}"))
-    if not files:
-        raise ConfigError(_no_safetensors(folder))
     weights: dict[str, Tensor] = {}
-    for file in files:
+    for file in _weight_files(folder):
         with _opened(file, "pt") as tensors:
             names = list(tensors.keys())
             _check_memory([tensors.get_slice(name).get_shape() for name in names], dtype, file)
             # One at a time: a file's numbers are not in memory twice. Copied, because the file may be replaced.
             for name in names:
                 weights[name] = _plain(tensors.get_tensor(name), getattr(torch, dtype), name, file)
-    _check_sizes(weights, shape, folder)
+    _check_sizes({name: weight.shape for name, weight in weights.items()}, shape, folder)
     return weights
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    if not files:
+        raise ConfigError(_no_safetensors(folder))
+    return files
 
 
 def count_weights(folder: Path) -> int:
@@ -260,12 +284,12 @@ def _plain(tensor: "Tensor", dtype: "torch.dtype", name: str, file: Path) -> "Te
     return plain
 
 
-def _check_sizes(weights: "dict[str, Tensor]", shape: Shape, folder: Path) -> None:
-    for name, size in expected_tensors(shape, weights):
-        if name not in weights:
+def _check_sizes(sizes: Mapping[str, Sequence[int]], shape: Shape, folder: Path) -> None:
+    for name, size in expected_tensors(shape, sizes):
+        if name not in sizes:
             raise ConfigError(f"{folder} lacks the tensor {name}: was a whole model saved?")
-        if tuple(weights[name].shape) != size:
-            raise ConfigError(f"{folder}: {name} is {tuple(weights[name].shape)}, and config.json says {size}")
+        if tuple(sizes[name]) != size:
+            raise ConfigError(f"{folder}: {name} is {tuple(sizes[name])}, and config.json says {size}")
 
 
 def _template(folder: Path, tokenizer_settings: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ biases, in norms of queries and keys by head, and in how rotary positions are sc
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -183,7 +183,7 @@ def _sizes(settings: Mapping[str, Any], rope: Any, folder: Path) -> _Sizes:
         ) from error
 
 
-def expected_tensors(shape: Shape, weights: "Mapping[str, Tensor]") -> Iterator[tuple[str, tuple[int, ...]]]:
+def expected_tensors(shape: Shape, sizes: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and sizes of all tensors. A generator, because config.json can name more layers than memory holds."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
@@ -204,8 +204,7 @@ def expected_tensors(shape: Shape, weights: "Mapping[str, Tensor]") -> Iterator[
         yield f"{at}self_attn.o_proj.weight", (shape.hidden, q)
         if shape.out_bias:
             yield f"{at}self_attn.o_proj.bias", (shape.hidden,)
-        gate = weights.get(f"{at}mlp.gate_proj.weight")
-        inner = len(gate) if gate is not None and gate.dim() else 0
+        inner = next(iter(sizes.get(f"{at}mlp.gate_proj.weight", ())), 0)
         yield f"{at}mlp.gate_proj.weight", (inner, shape.hidden)
         yield f"{at}mlp.up_proj.weight", (inner, shape.hidden)
         yield f"{at}mlp.down_proj.weight", (shape.hidden, inner)

@@ -130,7 +130,7 @@ def test_a_question_with_an_abstract_from_hypotheses_to_sources(answers, abstrac
     assert headlines[0] == QUESTION
     assert sorted(headlines[1:4]) == ["Geneticist: yes", "Neurologist: maybe", "Pharmacologist: yes"]
     assert headlines[4:] == [
-        "Supervisor selects the hypothesis of the Pharmacologist",
+        "The supervisor's model selects the hypothesis of the Pharmacologist: yes",
         "Refined hypothesis: yes",
         "Protocol",
         "Peer review: APPROVE, severity NONE",
@@ -305,7 +305,7 @@ def test_a_trained_run_answers_with_its_weights_and_its_policy(tmp_path, capsys)
     main(["--task", task, "--run", "trained", f"runs_dir={tmp_path}"])
     output = " ".join(capsys.readouterr().out.split())
     assert "senior@ppo, Supervisor@bandit (run trained)" in output
-    assert re.search(r"Supervisor selects the hypothesis of the \w+ by Supervisor@bandit", output)
+    assert re.search(r"The bandit \(Supervisor@bandit\) selects the hypothesis of the \w+: (yes|no|maybe)", output)
     arrays = tmp_path / "trained" / supervisor.folder / "arrays.safetensors"
     arrays.write_bytes(arrays.read_bytes()[:-1] + b"?")
     with pytest.raises(RunError, match=r"bandit/arrays\.safetensors is not what the run wrote.*restore it from a copy"):
@@ -466,6 +466,33 @@ def test_cards_of_revisions_reviews_and_missing_scores():
     assert card.lines[0] == ("evidence", "“It fell by half.” [7]")
     (card,) = cards({"final_evaluation": {"scores": {"novelty": None, "impact": 0.5}, "error": "judge is away"}}, [])
     assert card.lines == (("novelty", "not scored"), ("impact", "0.50"), ("error", "judge is away"))
+
+
+@pytest.mark.parametrize(
+    ("policy", "preferred", "headline", "why"),
+    [
+        ("supervisor", "Geneticist", "The supervisor's model selects", "it supports yes"),
+        (
+            "Supervisor@bandit",
+            None,
+            "The bandit (Supervisor@bandit) selects",
+            "chosen with a probability of 75%, before the supervisor's model was asked",
+        ),
+        (
+            "supervisor",
+            "Neurologist",
+            "A random draw (exploration) selects",
+            "chosen with a probability of 75%, though the supervisor's model preferred the Neurologist",
+        ),
+    ],
+)
+def test_the_model_s_sentence_is_the_reason_only_of_its_own_choice(policy, preferred, headline, why):
+    propensities = {"Geneticist": 0.75, "Neurologist": 0.25}
+    selection = {"author": "Geneticist", "preferred": preferred, "policy": policy, "propensities": propensities}
+    update = {"selection": selection, "selected_hypothesis": {"answer": "no"}}
+    (card,) = cards({**update, "supervisor_justification": "it supports yes"}, [])
+    assert card.headline == f"{headline} the hypothesis of the Geneticist: no"
+    assert card.lines == (("why", why),)
 
 
 def test_help_names_the_command(capsys):

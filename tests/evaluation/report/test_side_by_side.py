@@ -105,6 +105,24 @@ def test_a_field_that_one_lacks_is_none_there():
     assert all(row["changed"] for row in rows.values())
 
 
+def test_who_chose_stands_beside_the_reason_and_a_sentence_on_a_given_choice_is_none():
+    by_model = {"author": "Geneticist", "preferred": "Geneticist", "policy": "supervisor", "propensities": None}
+    by_bandit = {**by_model, "preferred": None, "policy": "Supervisor@bandit"}
+    rows = rows_of(record("base", 0, 1.0, selection=by_model), record("bandit", 0, 1.0, selection=by_bandit))
+    shown = {
+        (field, side): "".join(part["text"] for part in row[side])
+        for (section, field), row in rows.items()
+        for side in ("before", "after")
+        if section == "selection"
+    }
+    assert shown == {
+        ("chosen by", "before"): "the supervisor's model",
+        ("reason", "before"): "its quote is real",
+        ("chosen by", "after"): "the bandit (Supervisor@bandit)",
+        ("reason", "after"): "chosen before the supervisor's model was asked",
+    }
+
+
 def test_the_same_rollout_differs_nowhere():
     one = record("base", 0, 1.0)
     rows = view(one, replace(one, rollout_id="other"))

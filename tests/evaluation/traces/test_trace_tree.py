@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from dataclasses import asdict, replace
+from html import unescape
 from html.parser import HTMLParser
 from io import StringIO
 
@@ -44,9 +45,12 @@ class Story:
         self.number += 1
         return Position("ro-1", "at-1", self.number, float(self.number), self.number + 0.5)
 
-    def visit(self, role, answers, model="senior", visit=1, attempt=1, failed=False, weights="v1"):
+    def visit(self, role, answers, model="senior", visit=1, attempt=1, failed=False, weights="v1", payload=None):
         """Each answer is a dict (readable), a str (unreadable) or a list of tool calls (name, arguments, told)."""
-        messages = [{"role": "system", "content": f"You are the {role}."}, {"role": "user", "content": "{}"}]
+        messages = [
+            {"role": "system", "content": f"You are the {role}."},
+            {"role": "user", "content": json.dumps(payload or {})},
+        ]
         ids = []
         repair = False
         for step, answer in enumerate(answers, start=1):
@@ -204,13 +208,48 @@ def test_the_outline_has_everything_a_reader_looks_for():
         "senior: v1",
         'literature_search {"query":"it"} -> found p-1', "[p-1] It fell.", "[system] You are the Neurologist.",
         "the one re-ask after an unreadable answer", "unread: no JSON", "probability of each: Geneticist 25.0%",
-        "chosen: Neurologist", "policy: Supervisor@bandit", "the model preferred: Geneticist",
+        "chosen: Neurologist", "chosen by: the bandit (Supervisor@bandit)", "the model preferred: Geneticist",
         "revision 1: sent back by PeerReviewer (MAJOR) and SafetyOfficer (CRITICAL)", "issues: an issue, MAJOR",
         "overlong: 0.000", "reward 1.250", "because", "5 + 3 tokens, 0.25 s",
     ):  # fmt: skip
         assert wanted in text, wanted
     assert "-0.000" not in text
     assert "advantage" not in text
+
+
+def chosen(policy, preferred, propensities=None):
+    """The supervisor's visits, and the record, of a rollout whose choice is the Geneticist."""
+    story, visit = Story(), 1
+    if preferred is not None:
+        story.visit("Supervisor", [{"choice": preferred, "justification": "supports yes"}], "supervisor")
+        visit = 2
+    if preferred != "Geneticist":
+        told = {"choice": "Geneticist", "justification": "supports maybe"}
+        story.visit("Supervisor", [told], "supervisor", visit=visit, payload={"chosen": "Geneticist"})
+    selection = {"author": "Geneticist", "preferred": preferred, "policy": policy, "propensities": propensities}
+    return tree(record(outputs={"selection": selection}), story.end())
+
+
+@pytest.mark.parametrize(
+    ("policy", "preferred", "who", "own", "told"),
+    [
+        ("Supervisor@bandit", None, "the bandit (Supervisor@bandit)", 0, 1),
+        ("supervisor", "Geneticist", "the supervisor's model", 1, 0),
+        ("supervisor", "Neurologist", "a random draw (exploration)", 1, 1),
+        ("mine", None, "the policy 'mine'", 0, 1),
+    ],
+)
+def test_a_sentence_stands_as_a_reason_only_with_the_model_s_own_choice(policy, preferred, who, own, told):
+    made = chosen(policy, preferred)
+    text = str(outline(made))
+    assert f"chosen by: {who}" in text
+    assert text.count("justification: supports yes") == own
+    assert text.count("given choice: Geneticist") == told
+    assert text.count("sentence on the given choice: supports maybe") == told
+    shown = unescape(page(made, run="mine", pieces={}))
+    assert who in shown
+    assert shown.count("<dt>sentence on the given choice</dt>") == told
+    assert "<dt>justification</dt>" in shown if own else "<dt>justification</dt>" not in shown
 
 
 def test_tokens_are_listed_on_demand():

@@ -160,6 +160,17 @@ async def test_other_servers_are_not_asked_for_what_they_may_not_know(gateway):
     assert "return_token_ids" not in json.loads(gateway.upstream.seen[0].body)
 
 
+@pytest.mark.parametrize("name", ["", None, "same"])
+async def test_answers_of_other_servers_get_ids_of_their_own(gateway, name):
+    gateway.upstream.reply = (200, {}, json.dumps({**ANSWER, "id": name}).encode())
+    answers = [await gateway.client.post(gateway.path, json={**ASKED, "model": "hasty"}) for _ in range(3)]
+    ids = [answer.json()["id"] for answer in answers]
+    assert len(set(ids)) == 3
+    assert all(one.startswith(f"{name or 'answer'}-") for one in ids)
+    assert [exchange["id"] for exchange in await recorded(gateway)] == ids
+    assert [answer.json()["choices"] for answer in answers] == [ANSWER["choices"]] * 3
+
+
 async def test_many_calls_at_once_are_all_recorded_once(gateway):
     async def call(number):
         answer = await gateway.client.post(gateway.path, json={**ASKED, "seed": number})

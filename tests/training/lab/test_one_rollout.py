@@ -26,6 +26,7 @@ from evaluation.records.rollouts import RolloutInput
 from evaluation.records.study import Stage
 from evaluation.traces.calls import model_calls
 from evaluation.traces.spans import EXCHANGE, OBJECT_JSON, OPERATION, RAW, read
+from evaluation.traces.tree import tree
 from training.learning.adapter import HierarchicalTraceAdapter
 from training.learning.episodes import Episode
 
@@ -120,7 +121,7 @@ def in_order(spans, server):
     for span in spans:
         attributes = dict(span.attributes)
         if span.name == EXCHANGE:
-            prompt_ids, response_ids = server.tokens[attributes[f"{RAW}id"]]
+            prompt_ids, response_ids = server.tokens_of(attributes[f"{RAW}id"])
             assert json.loads(attributes.pop(f"{RAW}prompt_token_ids")) == prompt_ids
             assert str(response_ids) in attributes[f"{RAW}choices"]
             attributes[f"{RAW}choices"] = attributes[f"{RAW}choices"].replace(str(response_ids), "ids")
@@ -198,3 +199,20 @@ async def test_models_of_the_run_are_asked_for_token_ids_directly_too(scripted_o
             assert call.response_ids
             assert [call.weights_version] == record.weights_versions["junior"]
             assert call.choice["finish_reason"] in ("stop", "tool_calls", "length")
+
+
+@pytest.mark.parametrize("name", ["", "same"])
+async def test_every_call_is_in_the_trace_of_a_server_whose_ids_are_empty_or_repeat(scripted_openai, tmp_path, name):
+    scripted_openai.response_id = name
+    asked = task("good")
+    try:
+        async with open_lab(scripted_openai.url, tmp_path, [asked], name="runner", runners=1) as lab:
+            (episode,) = [one async for one in lab.rollouts([RolloutInput.of(asked, "gather", 0, 3)])]
+    finally:
+        scripted_openai.response_id = None
+    spans = read(lab.run.path / episode.record.trace)
+    made = tree(episode.record, spans)
+    calls = [call for visit in made.visits for call in visit.calls]
+    assert episode.record.untraced_calls == 0
+    assert len(calls) == len(model_calls(spans)) == sum(span.name == EXCHANGE for span in spans)
+    assert not [call for call in calls if call.exchange is None or (call.record and call.record.repair)]

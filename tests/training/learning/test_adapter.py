@@ -332,7 +332,7 @@ def test_a_real_trace_gives_every_senior_call_with_the_servers_own_token_ids(rea
     ]
     assert [call.immediate for call in calls] == pytest.approx([0.15, 0.0, 0.0, 0.15, 0.15, 0.05])
     for call in calls:
-        prompt_ids, response_ids = real.server.tokens[call.response_id]
+        prompt_ids, response_ids = real.server.tokens_of(call.response_id)
         assert (call.prompt_ids, call.response_ids) == (tuple(prompt_ids), tuple(response_ids))
 
 

@@ -9,9 +9,10 @@ import json
 import re
 import sys
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -54,6 +55,9 @@ class Reply:
 
 class ThinGateway:
     """The ASGI application. `Door` checks the key in front of it.
+
+    Traces join calls with their exchanges by the response's id. Some servers give none, or draw them from a small
+    range, so an answer of a server that is not ours gets an id of its own, which begins with the server's.
 
     Args:
         with_ids: Logical models whose servers are asked for token ids. Other servers may refuse the unknown option.
@@ -124,6 +128,9 @@ class ThinGateway:
         if not isinstance(answer, dict):
             shown = reply.body[:100].decode("utf-8", "replace")
             return _said(502, f"{endpoint.place} answered 200 with what is no JSON object: {shown!r}")
+        if name not in self._with_ids and isinstance(answer.get("id"), str | None):
+            answer["id"] = f"{answer.get('id') or 'answer'}-{uuid.uuid4().hex[:12]}"
+            reply = replace(reply, body=json.dumps(answer).encode())
         exchange = Exchange(rollout_id, attempt_id, asked, answer, started, time.time_ns())
         try:
             await self._exchanges.record(exchange)

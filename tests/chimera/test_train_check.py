@@ -1,0 +1,86 @@
+"""`python -m chimera.train --check`: it refuses what the run itself would refuse, and makes nothing."""
+
+import json
+import shutil
+
+import pytest
+
+from chimera.core.errors import ConfigError, RunError
+from chimera.serving.embedded.checkpoint import NANO, load_checkpoint
+from chimera.train import main
+
+
+@pytest.fixture
+def check(tmp_path):
+    def run(*arguments):
+        return main(["--check", *arguments, f"runs_dir={tmp_path / 'runs'}"])
+
+    return run
+
+
+@pytest.fixture
+def model(tmp_path):
+    return shutil.copytree(NANO, tmp_path / "model")
+
+
+@pytest.mark.parametrize("name", ["../../x", "a b", "", "x" * 65])
+def test_a_name_that_no_run_can_have_is_refused_before_anything_else(check, name, tmp_path):
+    with pytest.raises(RunError, match="cannot name a run") as caught:
+        check("--name", name, "data.path=nofile.csv")
+    assert repr(name) in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_name_that_a_run_has_is_refused(check, tmp_path):
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "notes.txt").touch()
+    with pytest.raises(RunError, match=r"run 'mine' exists in .*: choose another name"):
+        check("--name", "mine")
+
+
+@pytest.mark.parametrize("slot", ["junior", "judge"])
+def test_a_folder_without_a_model_is_refused_as_the_run_does_it(check, slot, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        check(f"models.{slot}.kind=embedded", f"models.{slot}.path={tmp_path}")
+    with pytest.raises(ConfigError) as of_run:
+        load_checkpoint(str(tmp_path))
+    assert str(caught.value) == str(of_run.value)
+    assert f"{tmp_path / 'config.json'} is missing" in str(caught.value)
+
+
+def without(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def of_another_size(folder):
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "intermediate_size": 8, "num_hidden_layers": 99}))
+
+
+def cut(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+
+
+@pytest.mark.parametrize("break_it", [without("tokenizer.json"), without("model.safetensors"), of_another_size, cut])
+def test_a_broken_model_is_refused_as_the_run_does_it(check, model, break_it):
+    assert check(f"models.junior.path={model}") == 0
+    break_it(model)
+    with pytest.raises(ConfigError) as caught:
+        check(f"models.junior.path={model}")
+    with pytest.raises(ConfigError) as of_run:
+        load_checkpoint(str(model))
+    assert str(caught.value) == str(of_run.value)
+
+
+def test_weights_that_training_could_not_find_are_refused(check, model):
+    (model / "model.safetensors").rename(model / "other.safetensors")
+    assert check(f"models.judge.path={model}", "models.judge.kind=embedded") == 0
+    with pytest.raises(ConfigError, match=r"model has no \*\.safetensors file"):
+        check(f"models.junior.path={model}")
+
+
+def test_a_good_name_is_free_after_the_check(check, tmp_path, capsys):
+    assert check("--name", "mine") == 0
+    assert "nothing was started" in capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()
