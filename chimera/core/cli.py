@@ -41,10 +41,11 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
     gc.set_threshold(COLLECT_AFTER)
     keep_direct()
     logging.getLogger(HUB_LOGGER).addFilter(_said_once())
+    remove_temporary_folder: Callable[[], None] | None = None
     try:
         check_machine()
-        with own_temporary_folder():
-            code = main(list(sys.argv[1:] if argv is None else argv)) or 0
+        remove_temporary_folder = own_temporary_folder()
+        code = main(list(sys.argv[1:] if argv is None else argv)) or 0
         sys.stdout.flush()
     except ChimeraError as error:
         print(f"error: {redact(str(error))}", file=sys.stderr)
@@ -68,6 +69,8 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> NoReturn:
         # Python would also wait for threads that may never end, such as one that calls an unreachable server.
         logging.shutdown()
         sys.stderr.flush()
+        if remove_temporary_folder is not None:
+            remove_temporary_folder()
         os._exit(code)
     sys.exit(code)
 

@@ -4,35 +4,34 @@ Libraries leave folders behind (W&B its media, multiprocessing its sockets), bec
 the process at once. Paths stay short: a socket's may have 108 bytes.
 """
 
+import atexit
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 PREFIX = "chimera-"
 _OWN = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")
 
 
-@contextmanager
-def own_temporary_folder() -> Iterator[None]:
-    """Let this process and its children write to a folder of their own, which goes with the `with` block.
+def own_temporary_folder() -> Callable[[], None]:
+    """Let this process and its children write to a folder of their own. Returns what removes it.
 
-    A child is in its parent's folder already, and leaves it to the parent.
+    It is also removed at the interpreter's exit: after the folders of libraries that register theirs later, since the
+    last that is registered is called first. A child is in its parent's folder already, and leaves it to the parent.
     """
     system = tempfile.gettempdir()
     if _OWN.fullmatch(Path(system).name):
-        yield
-        return
+        return lambda: None
     os.environ.setdefault("RAY_TMPDIR", system)  # Where Ray notes the addresses of clusters on this machine.
     folder = tempfile.mkdtemp(prefix=PREFIX, dir=system)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-    try:
-        yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)  # Another process may be removing its own part of it.
+    remove = partial(shutil.rmtree, folder, ignore_errors=True)  # Another process may be removing its own part of it.
+    atexit.register(remove)
+    return remove
 
 
 def lasting_folder() -> Path:
