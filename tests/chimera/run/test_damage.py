@@ -344,7 +344,7 @@ def test_a_run_that_was_moved_is_continued_where_it_is(run, tmp_path):
     run.close()
     moved = tmp_path / "elsewhere"
     shutil.move(tmp_path / "runs", moved)
-    arguments = argparse.Namespace(name="mine", phases=None, config=None, overrides=[f"runs_dir={moved}"])
+    arguments = argparse.Namespace(name="mine", phases=None, config=None, trust=[], overrides=[f"runs_dir={moved}"])
     for overrides, given in (([f"runs_dir={moved}"], moved), ([], moved)):
         arguments.overrides = overrides
         name, phases, config = _continued(arguments, load_config(None, [f"runs_dir={given}"]))
