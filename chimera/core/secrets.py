@@ -29,6 +29,7 @@ SETTINGS: Mapping[str, str] = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "set to True unless you set it: LiteLLM then starts without asking the network",
     "WANDB_BASE_URL": "address of a Weights & Biases server of your own",
     "OMP_WAIT_POLICY": "set to PASSIVE unless you set it: waiting threads then leave the cores to other processes",
+    "RAY_TMPDIR": "folder of Ray's notes on this machine's clusters; set to the system's unless you set it",
     "CUDA_VISIBLE_DEVICES": "the GPUs that may be used; the juniors are fine-tuned on the first of them",
     "HTTP_PROXY": "proxy for the web (also HTTPS_PROXY and ALL_PROXY); calls to this machine never go through it",
     "NO_PROXY": "addresses that no proxy is used for; Chimera adds this machine's own",

@@ -135,7 +135,7 @@ def list_rollouts(here):
 
 
 def show_rollout(here):
-    record = next(iter(Run.open("evil").rollouts("eval-val-base")))
+    record = next(iter(Run.open("evil").rollouts("eval-val-base-at-0.3")))
     assert trace.main(["evil", record["rollout_id"], "--tokens", "--html", "page.html"]) is None
 
 
