@@ -19,7 +19,8 @@ def read(folder, name=REPORT):
 
 
 def rollouts(folder, stage="base"):
-    return f"rollouts/eval-{read(folder)['plan']['split']}-{stage}.jsonl"
+    plan = read(folder)["plan"]
+    return f"rollouts/eval-{plan['split']}-{stage}-at-{plan['stages'][0]['temperature']:g}.jsonl"
 
 
 def side(folder, name):

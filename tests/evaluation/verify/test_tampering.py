@@ -175,31 +175,31 @@ PLAIN = {
     "ledger: gone": (removed("ledger.jsonl"), "ledger.jsonl is missing"),
     "rollouts: a decision was changed": (
         recorded("decision", to="UNDECIDED"),
-        "rollouts/eval-val-base.jsonl was changed",
+        "rollouts/eval-val-base-at-0.3.jsonl was changed",
     ),
     "rollouts: a line was removed": (
         lambda folder: lines(folder, rollouts(folder), lambda given: given[1:]),
-        "rollouts/eval-val-base.jsonl was changed",
+        "rollouts/eval-val-base-at-0.3.jsonl was changed",
     ),
     "rollouts: a line was repeated": (
         lambda folder: lines(folder, rollouts(folder), lambda given: [*given, given[0]]),
-        "rollouts/eval-val-base.jsonl has lines after",
+        "rollouts/eval-val-base-at-0.3.jsonl has lines after",
     ),
     "rollouts: two lines were swapped": (
         lambda folder: lines(folder, rollouts(folder), lambda given: [given[1], given[0], *given[2:]]),
-        "rollouts/eval-val-base.jsonl was changed",
+        "rollouts/eval-val-base-at-0.3.jsonl was changed",
     ),
     "rollouts: a file was added": (
-        appended("rollouts/eval-val-better.jsonl"),
-        "rollouts/eval-val-better.jsonl is a file that",
+        appended("rollouts/eval-val-better-at-0.3.jsonl"),
+        "rollouts/eval-val-better-at-0.3.jsonl is a file that",
     ),
-    "rollouts: a file is gone": (removed(rollouts), "rollouts/eval-val-base.jsonl is missing"),
+    "rollouts: a file is gone": (removed(rollouts), "rollouts/eval-val-base-at-0.3.jsonl is missing"),
     "traces: an answer was changed": (
         lambda folder: answered(folder, "Geneticist", '"yes', '"no'),
-        "traces/eval-val-base/",
+        "traces/eval-val-base-at-0.3/",
     ),
     "traces: one is gone": (removed(trace_of), "jsonl.gz is missing"),
-    "traces: one was added": (appended("traces/eval-val-base/ev-0.jsonl.gz"), "ev-0.jsonl.gz is a file that"),
+    "traces: one was added": (appended("traces/eval-val-base-at-0.3/ev-0.jsonl.gz"), "ev-0.jsonl.gz is a file that"),
     "traces: two were swapped": (swap_traces, "jsonl.gz was changed"),
     "metrics: a value was changed": (
         lambda folder: replace(folder, "metrics.jsonl", "0.5", "0.1"),
