@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int | None:
 
     console = Console(highlight=False)
     with (
-        make_view(console, config.evaluation.concurrency) as view,
+        make_view(console, config.rollouts.concurrency) as view,
         view.doing("evaluating"),
         run.own(evaluates=True) as owned,
     ):
@@ -137,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
         help="with --verify: a hash of the run's ledger that was published; a ledger without it was rebuilt",
     )
     add_trust_argument(parser)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as evaluation.concurrency=4")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as rollouts.concurrency=4")
     return parser
 
 
@@ -186,8 +186,8 @@ def _fill(
     auditor_settings = {"auditor": config.evaluation.auditor.model_dump()}
     secrets = load_secrets((*config.secret_names(), *api_key_names(auditor_settings)))
     check_models(config.used(), secrets, learning=config.learning())
-    allow_files("evaluation.concurrency", config.evaluation.concurrency)
-    second = _second_judge(config.evaluation, secrets)
+    allow_files("rollouts.concurrency", config.rollouts.concurrency)
+    second = _second_judge(config, secrets)
     conductor = Conductor(
         run=run,
         plan=plan,
@@ -258,15 +258,16 @@ def _announce(run: "Run", plan: "Plan", missing: int, console: "Console") -> Non
     )
 
 
-def _second_judge(settings: "EvaluationConfig", secrets: "Mapping[str, str]") -> "HttpModel | None":
+def _second_judge(config: "Config", secrets: "Mapping[str, str]") -> "HttpModel | None":
     from chimera.config.sections.models import ModelConfig
     from chimera.serving.client import HttpModel
     from chimera.serving.process import user_endpoint
 
-    if settings.auditor.kind != "endpoint":
+    auditor = config.evaluation.auditor
+    if auditor.kind != "endpoint":
         return None
-    endpoint = user_endpoint("evaluation.auditor", ModelConfig(**settings.auditor.model_dump()), secrets)
-    return HttpModel({"auditor": endpoint}, max_retries=settings.retries)
+    endpoint = user_endpoint("evaluation.auditor", ModelConfig(**auditor.model_dump()), secrets)
+    return HttpModel({"auditor": endpoint}, max_retries=config.rollouts.retries)
 
 
 def _auditor(settings: "EvaluationConfig", second: "HttpModel | None") -> "Auditor | None":

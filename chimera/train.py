@@ -66,7 +66,6 @@ def main(argv: list[str]) -> int | None:
     from chimera.run.seals import seal
     from chimera.serving.embedded.checkpoint import check_trainable, locate
     from chimera.serving.process import check_models
-    from chimera.serving.tls import check_tls
     from chimera.show.next import after_interruption, after_training, print_next
     from evaluation.measures.families import check as check_families
     from evaluation.records.plan import check_ids
@@ -84,14 +83,11 @@ def main(argv: list[str]) -> int | None:
     if arguments.quick:
         config = _fitted(config, dataset, arguments)
     check_models(config.served(), secrets, learning=config.learning())
-    check_tls(config.cluster.tls, config.cluster.host)
     if config.roles.foreign():
         from agents.tools.toolbox import check_tools
 
-        check_tools(
-            config.tools, config.roles, secrets
-        )  # Here a mistake is one sentence; in runners it would be their end.
-    allow_files("rollouts.runners", config.rollouts.runners)
+        check_tools(config.tools, config.roles, secrets)
+    allow_files("rollouts.concurrency", config.rollouts.concurrency)
     check_unattended(config.society)
     check_told(config.society, dataset)
     check_families(config)

@@ -1,7 +1,6 @@
 """One run from start to end: starts the servers, runs the phases, and stops the servers in any case.
 
-This module imports little, so that the model server and the process from which runners are forked load their libraries
-while the main process loads its own.
+This module imports little, so that the model server loads its libraries while the main process loads its own.
 """
 
 import asyncio
@@ -17,14 +16,11 @@ from chimera.core.secrets import protect_logging
 from chimera.data.tasks import Dataset
 from chimera.processes import forks
 from chimera.run.directory import Run
-from chimera.run.policies import live
 from chimera.serving.process import serve
 from evaluation.telemetry.sender import telemetry
 from training.interrupt import interruptible
 from training.learning.plans import Phase
 from training.watch.view import make_view
-
-PRELOAD_CHOICE = "training.lab.runners.preload_choice"
 
 
 def train(run: Run, config: Config, dataset: Dataset, phases: Sequence[Phase], secrets: Mapping[str, str]) -> None:
@@ -34,22 +30,14 @@ def train(run: Run, config: Config, dataset: Dataset, phases: Sequence[Phase], s
         KeyboardInterrupt: The user stopped the run. Finished work is on disk.
         ChimeraError: A phase or a server failed.
     """
-    runners = config.rollouts.runners
-    print(f"starting model servers, gateway and {runners} runner{'s' * (runners > 1)} ...", flush=True)
+    print("starting model servers ...", flush=True)
     try:
-        forks.prepare(*([PRELOAD_CHOICE] if _chooses(run, phases) else []))
         _log_to(run.path / "logs" / "main.log")
         asyncio.run(_train(run, config, dataset, phases, secrets))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
         forks.finish()
-
-
-def _chooses(run: Run, phases: Sequence[Phase]) -> bool:
-    """True if a policy that was learned chooses a hypothesis in this run, now or later."""
-    parts = {phase.algorithm.part for phase in phases} | {part for part, _ in live(run.events())}
-    return "choice" in parts
 
 
 def _log_to(file: Path) -> None:
@@ -67,10 +55,9 @@ async def _train(
 ) -> None:
     task = asyncio.current_task()
     assert task is not None
-    runners = config.rollouts.runners
     with ExitStack() as stack:
-        view = stack.enter_context(make_view(Console(), runners))
-        stack.enter_context(view.doing("stopping model servers, gateway and runners"))
+        view = stack.enter_context(make_view(Console(), config.rollouts.concurrency))
+        stack.enter_context(view.doing("stopping model servers"))
         stack.enter_context(telemetry(run, config.telemetry, secrets, view.note))
         stack.enter_context(interruptible(task))
         log_file = run.path / "logs" / "models.log"
@@ -96,6 +83,6 @@ async def _train(
             metrics = stack.enter_context(Metrics(run, sinks, view.warn))
             servers = await starting
         async with AsyncExitStack() as doors:
-            with view.doing(f"starting the gateway and {runners} runner{'s' * (runners > 1)}"):
+            with view.doing("loading the society and its tools"):
                 lab = await doors.enter_async_context(Lab(run, config, dataset, servers, secrets, view, metrics))
             await Pipeline(phases, lab).run()

@@ -176,12 +176,14 @@ def check_keys(
     settings: Mapping[str, Setting],
     names_elsewhere: Mapping[str, str],
     options: Mapping[str, str],
+    gone: Mapping[str, str],
 ) -> dict[str, Setting]:
     """Check that `tree` has the keys; returns the settings without sections that are set to null or {}.
 
     Args:
         names_elsewhere: The last part of our key by the name that other software gives to the same thing.
         options: The option of a command by the key that somebody may take it for.
+        gone: What became of a key, or of all keys of a section, of an earlier version.
 
     Raises:
         ConfigError: an unknown key, with the nearest valid one; a value for a section; a section for a value.
@@ -208,6 +210,8 @@ def check_keys(
         else:
             if key in options:
                 raise ConfigError(f"unknown key {key} {setting.place}: it is no setting but {options[key]}")
+            if became := next((text for old, text in gone.items() if f"{key}.".startswith(f"{old}.")), None):
+                raise ConfigError(f"unknown key {key} {setting.place}: {became}")
             raise ConfigError(_unknown(key, setting, names, names_elsewhere))
     return checked
 

@@ -1,4 +1,4 @@
-"""The names that other software gives to our settings, and settings that are options of a command here."""
+"""The names that other software and earlier versions give to our settings, and options taken for settings."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ NAMES: Mapping[str, str] = {
     "model_name_or_path": "path",
     "api_base": "base_url",
     "max_new_tokens": "max_tokens",
-    "num_workers": "runners",
+    "num_workers": "concurrency",
     "output_dir": "runs_dir",
     "dataset": "path",
     "question": "goal",
@@ -37,3 +37,17 @@ OPTIONS: Mapping[str, str] = {
     "phases": "--phases A,B of python -m chimera.train",
 }
 """Options of commands by the key that somebody may take them for."""
+GONE: Mapping[str, str] = {
+    "rollouts.runners": "it is now rollouts.concurrency",
+    "rollouts.max_attempts": "it is gone, because rollouts need no processes of their own",
+    "evaluation.concurrency": "it is now rollouts.concurrency",
+    "evaluation.retries": "it is now rollouts.retries",
+    "gateway": "it is gone: the society calls the model servers itself",
+    "cluster.key_file": "it is gone with the runners that people started: set rollouts.on=ray",
+    "cluster.tls": "it is gone with the servers that it was for: Ray has its own TLS",
+    "cluster.store": "it is gone: rollouts are in the run's folder",
+    "cluster.store_port": "it is gone with the store's server",
+    "cluster.gateway_port": "it is gone with the gateway",
+    "cluster.cpus_per_runner": "it is now cluster.cpus_per_actor",
+}
+"""What became of the settings, and sections, of earlier versions."""

@@ -9,7 +9,7 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from chimera.config.loader import ConfigSection, check_keys, effective, overlay, validate, without_effect
-from chimera.config.names_elsewhere import NAMES, OPTIONS
+from chimera.config.names_elsewhere import GONE, NAMES, OPTIONS
 from chimera.config.pipeline import (
     DEFAULT,
     IMPORTS,
@@ -27,7 +27,7 @@ from chimera.config.sections.evaluation import EvaluationConfig
 from chimera.config.sections.guidance import Guidance
 from chimera.config.sections.learning import GateConfig, WandbConfig
 from chimera.config.sections.models import SLOTS, UNUSED_OF_KIND, ModelConfig, ServingConfig
-from chimera.config.sections.rollouts import GatewayConfig, RewardConfig, RolloutsConfig
+from chimera.config.sections.rollouts import RewardConfig, RolloutsConfig
 from chimera.config.sections.society import SocietyConfig
 from chimera.config.sections.telemetry import TelemetryConfig
 from chimera.config.sections.tools import McpServer, ToolsConfig
@@ -55,7 +55,6 @@ class Config(ConfigSection):
     tools: ToolsConfig = ToolsConfig()
     reward: RewardConfig = RewardConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
-    gateway: GatewayConfig = GatewayConfig()
     cluster: ClusterConfig = ClusterConfig()
     pipeline: Pipeline = Field(default=DEFAULT, validate_default=True, description="phases, in their order")
     gate: GateConfig = GateConfig()
@@ -67,15 +66,6 @@ class Config(ConfigSection):
     @classmethod
     def _with_usual_slots(cls, value: Any) -> Any:
         return {**SLOTS, **value} if isinstance(value, Mapping) else value
-
-    @model_validator(mode="after")
-    def _tls_has_a_server(self) -> Self:
-        if self.cluster.tls.on and self.gateway.engine != "thin":
-            raise ValueError(
-                f"cluster.tls is set with gateway.engine={self.gateway.engine}, which speaks plain HTTP only: set "
-                "gateway.engine=thin"
-            )
-        return self
 
     @model_validator(mode="after")
     def _names_are_known(self) -> Self:
@@ -102,14 +92,6 @@ class Config(ConfigSection):
         for name, model in self.models.items():
             if model.like is not None and model.like not in self.models:
                 raise ValueError(f"models.{name}.like is {model.like!r}, {_near(model.like, self.models)}")
-        foreign = [name for name, model in self.served().items() if model.kind == "endpoint" and model.provider]
-        if foreign and self.gateway.engine == "litellm":
-            raise ValueError(
-                "gateway.engine=litellm records only OpenAI-compatible servers, and "
-                f"models.{foreign[0]} has a provider: set gateway.engine=thin"
-            )
-        if self.rollouts.on == "cluster" and self.cluster.address is None:
-            raise ValueError("rollouts.on=cluster needs a Ray cluster: set cluster.address=HOST:PORT or auto")
         if near := self.evaluation.unknown_prices(set(self.models) - {self.roles.Judge.model}):
             raise ValueError(near)
         return self
@@ -247,7 +229,7 @@ def load_config(
     tree = _shape(overlay(file, given), phases, imports=not recorded)
     if trial:
         file |= trial_sizes(file, tree)
-    checked = [check_keys(tree, settings, NAMES, OPTIONS) for settings in (file, given)]
+    checked = [check_keys(tree, settings, NAMES, OPTIONS, GONE) for settings in (file, given)]
     settings = _inherit(overlay(*checked))
     config = validate(tree, settings, {IMPORTS: not recorded})
     for setting, sentence in without_effect(config, settings):

@@ -7,14 +7,14 @@ from chimera.core.errors import ConfigError
 FILES = 64
 """Open files (and sockets) of one process of a run, without those for each concurrent rollout."""
 FILES_EACH = 8
-"""Open files for each concurrent rollout: three calls at once, each in and out of the gateway, and the store's."""
+"""Open files for each concurrent rollout: calls of three juniors at once, and its tools'."""
 
 
 def allow_files(setting: str, rollouts: int) -> None:
     """Let this process and its children open as many files as `rollouts` concurrent rollouts need.
 
     Args:
-        setting: The setting of their number, such as "rollouts.runners".
+        setting: The setting of their number, such as "rollouts.concurrency".
         rollouts: Their number.
 
     Raises:
@@ -47,5 +47,5 @@ def out_of_memory(error: BaseException) -> str | None:
     said = str(seen).splitlines()[0] if str(seen) else type(seen).__name__
     return (
         f"the system gives no more memory or threads ({said}): raise the limits (ulimit -v, ulimit -u), or lower "
-        "rollouts.runners and serving.slots"
+        "rollouts.concurrency and serving.slots"
     )

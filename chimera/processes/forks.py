@@ -24,24 +24,11 @@ from chimera.core.errors import RunError
 from chimera.processes.child_environment import only_child_environment, reduce_environment
 from chimera.processes.children import KILL_SECONDS, Child
 
-PRELOAD = "training.lab.runners.preload"
-"""Module that the helper imports. If it does not exist, each child imports what it needs."""
 UNKNOWN = 255
 """The exit code that multiprocessing gives for a child whose fork server was killed."""
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([PRELOAD])
 _preparing = threading.Lock()
-
-
-def prepare(*more: str) -> None:
-    """Start the fork server; it imports agents and Agent Lightning while the caller continues. Call this early.
-
-    Args:
-        more: Names of further modules that it imports after `PRELOAD`, also when it is started again.
-    """
-    _context.set_forkserver_preload([PRELOAD, *more])
-    _ensure_running()
 
 
 def _ensure_running() -> None:

@@ -1,11 +1,12 @@
 """The client of every model call: takes a logical model name, returns a parsed chat completion.
 
-Embedded servers, the gateway and OpenAI-compatible servers are called directly, because LangChain's ChatOpenAI takes
+Embedded servers and OpenAI-compatible servers are called directly, because LangChain's ChatOpenAI takes
 twice the processor time of a call (6 against 3 ms) and drops what it does not know from an answer. Other providers are
 reached through their LangChain chat model (`chimera.serving.providers`). The society and the judge use only the `Model`
 protocol, so tests can replace servers by a scripted model.
 """
 
+import copy
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +20,6 @@ from chimera.core.errors import ModelError, UnreachableError
 from chimera.serving.refused import REFUSALS, RefusedFields, RefusedRequest
 
 if TYPE_CHECKING:
-    from ssl import SSLContext
-
     from chimera.serving.connections import Connections, HttpAnswer
     from chimera.serving.providers import ProviderModels
 
@@ -106,6 +105,15 @@ def _warn(sentence: str) -> None:
     logging.getLogger(__name__).warning(sentence)
 
 
+@dataclass(slots=True)
+class _Shared:
+    """What all views of one client share: connections, and what servers have refused."""
+
+    refused: RefusedFields = field(default_factory=RefusedFields)
+    providers: "ProviderModels | None" = None
+    connections: "Connections | None" = None
+
+
 class HttpModel:
     """`Model` over OpenAI-compatible HTTP, one `Endpoint` for each logical model."""
 
@@ -115,23 +123,18 @@ class HttpModel:
         *,
         max_retries: int = 2,
         tell: Callable[[str], None] = _warn,
-        tls: "SSLContext | None" = None,
     ) -> None:
-        """Call `endpoints`; `tell` is called with a sentence when a server does not take a field.
-
-        `tls` verifies servers that speak HTTPS; None: by aiohttp's default, the system's authorities.
-        """
-        self._tls = tls
+        """Call `endpoints`; `tell` is called with a sentence when a server does not take a field."""
         self.endpoints = dict(endpoints)
         self._max_retries = max_retries
         self._tell = tell
-        self._refused = RefusedFields()
-        self._providers: ProviderModels | None = None
-        self._connections: Connections | None = None
+        self._shared = _Shared()
 
-    def route(self, endpoints: Mapping[str, Endpoint]) -> None:
-        """Use other endpoints from now on. Connections are kept."""
-        self.endpoints = dict(endpoints)
+    def at(self, endpoints: Mapping[str, Endpoint]) -> "HttpModel":
+        """The models of other `endpoints`, through the same connections, which this object closes."""
+        model = copy.copy(self)
+        model.endpoints = dict(endpoints)
+        return model
 
     async def complete(
         self, key: str, messages: Sequence[Mapping[str, Any]], **options: Unpack[RequestOptions]
@@ -183,7 +186,7 @@ class HttpModel:
             request["response_format"] = response_format
         if seed is not None:
             request["seed"] = seed
-        return self._refused.without(endpoint.place, request | dict(endpoint.extra_body))
+        return self._shared.refused.without(endpoint.place, request | dict(endpoint.extra_body))
 
     async def ask(self, key: str, request: Mapping[str, Any]) -> bytes:
         """Send a request's body to the server of `key`; returns the body of its answer, not yet parsed.
@@ -196,11 +199,11 @@ class HttpModel:
         """
         place = self._endpoint(key).place
         while True:
-            sent = self._refused.without(place, request)
+            sent = self._shared.refused.without(place, request)
             try:
                 return await self._send(key, sent)
             except RefusedRequest as error:
-                lacking = self._refused.learn(place, sent, error.said, error.field)
+                lacking = self._shared.refused.learn(place, sent, error.said, error.field)
                 if lacking is None:
                     raise
                 self._tell(f"models.{key} {lacking}")
@@ -211,11 +214,11 @@ class HttpModel:
         from chimera.serving.connections import BadAnswerError, Connections, NoAnswerError
 
         endpoint, where = self._endpoint(key), self.where(key)
-        if self._connections is None:
-            self._connections = Connections(tls=self._tls)
+        if self._shared.connections is None:
+            self._shared.connections = Connections()
         url = f"{endpoint.base_url.rstrip('/')}/chat/completions"
         try:
-            answer = await self._connections.post(
+            answer = await self._shared.connections.post(
                 url, endpoint.api_key, request, limit_s=endpoint.timeout_s, retries=self._max_retries
             )
         except TimeoutError as error:
@@ -234,9 +237,9 @@ class HttpModel:
     async def _ask_provider(self, key: str, request: Mapping[str, Any]) -> bytes:
         from chimera.serving.providers import ProviderModels
 
-        if self._providers is None:
-            self._providers = ProviderModels(self._max_retries)
-        return json.dumps(await self._providers.answer(self._endpoint(key), request, self.where(key))).encode()
+        if self._shared.providers is None:
+            self._shared.providers = ProviderModels(self._max_retries)
+        return json.dumps(await self._shared.providers.answer(self._endpoint(key), request, self.where(key))).encode()
 
     def where(self, key: str) -> str:
         """The model of `key` and its address, as named in errors."""
@@ -249,10 +252,10 @@ class HttpModel:
         return self.endpoints[key]
 
     async def aclose(self) -> None:
-        if self._connections is not None:
-            await self._connections.aclose()
-        self._connections = None
-        self._providers = None
+        if self._shared.connections is not None:
+            await self._shared.connections.aclose()
+        self._shared.connections = None
+        self._shared.providers = None
 
 
 def _refused(answer: "HttpAnswer") -> str:

@@ -26,10 +26,11 @@ from evaluation.baselines.votes import affordable, with_consistency
 from evaluation.causes.blame import examined
 from evaluation.conduct.answering import answering
 from evaluation.conduct.at_once import at_once
-from evaluation.conduct.direct import DirectRollouts
+from evaluation.conduct.crew import Crew, new_id
 from evaluation.conduct.live import Live
 from evaluation.conduct.progress import ProgressView
 from evaluation.conduct.repairs import Repairs
+from evaluation.conduct.worker import Job, SocietyWorker
 from evaluation.records.recorded import baseline_answers, own_phase, recorded, repaired, repairs_phase, side_file
 from evaluation.records.repairs import Repair
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
@@ -129,8 +130,10 @@ class Conductor:
         """
         greedy = replace(servers.endpoints[self._alone], temperature=0.0)
         sampled = answering(servers.endpoints, self.config, self.config.evaluation.temperature)
-        model = HttpModel({**sampled, GREEDY_JUNIOR: greedy}, max_retries=self.config.evaluation.retries)
-        direct = DirectRollouts(self.run, self.config, model, self.toolbox, servers.check)
+        rollouts = self.config.rollouts
+        model = HttpModel({**sampled, GREEDY_JUNIOR: greedy}, max_retries=rollouts.retries)
+        workers = [SocietyWorker(self.config, model, self.toolbox) for _ in range(rollouts.concurrency)]
+        crew = Crew(self.run, workers, servers.check)
         alone = {stage.name for stage in self.single_stages()}
         live = await asyncio.to_thread(Live, self.run, self.config.models, servers)
         try:
@@ -140,34 +143,37 @@ class Conductor:
                     continue
                 with self.progress.part(stage.name):
                     await self._serve(live, stage)
-                    await self._of_stage(direct, live, stage, inputs)
+                    await self._of_stage(crew, live, model, stage, inputs)
                     if stage.name in alone:
                         await self._single(model, stage)
-            await self._examine(live, model)
+            await self._examine(crew, live, model)
             await self._try_canaries(Auditor.of_training(model, self.config.slot(JUDGE), self._judge_name()))
         finally:
             await model.aclose()
 
-    async def _of_stage(self, direct: DirectRollouts, live: Live, stage: Stage, inputs: Sequence[RolloutInput]) -> None:
+    async def _of_stage(
+        self, crew: Crew, live: Live, model: HttpModel, stage: Stage, inputs: Sequence[RolloutInput]
+    ) -> None:
         """Make the rollouts of a stage, which is being served."""
         if not inputs:
             return
         with self.progress.phase(own_phase(self.plan.split, stage), len(inputs), stage.versions, table=False):
+            jobs = [Job(new_id("ev"), one, model.endpoints, stage.versions, live.selector) for one in inputs]
             # Close the rollouts before the model: rollouts in progress must not fail on a closed model.
-            async with aclosing(direct.rollouts(inputs, stage, live.selector())) as records:
-                async for record in records:
+            async with aclosing(crew.rollouts(jobs)) as made:
+                async for record, _ in made:
                     self.progress.add(record)
 
-    async def _examine(self, live: Live, model: HttpModel) -> None:
+    async def _examine(self, crew: Crew, live: Live, model: HttpModel) -> None:
         """Replay the wrong answers of the last stage that are to be examined, each with its first wrong step right."""
         repairs, stage = self._repairs(), self.plan.final
         if not repairs:
             return
         await self._serve(live, stage)
         tasks, phase = {task.id: task for task in self._tasks()}, repairs_phase(self.plan)
-        replays = Repairs(self.run, self.config, model, self.toolbox, stage, phase)
+        replays = Repairs(self.run, self.config, crew, model.endpoints, stage, phase)
         with self.progress.phase(phase, len(repairs), stage.versions, table=False):
-            async with aclosing(replays.make(repairs, live.selector(), tasks.__getitem__)) as records:
+            async with aclosing(replays.make(repairs, live.selector, tasks.__getitem__)) as records:
                 async for record in records:
                     self.progress.add(record)
 
@@ -274,7 +280,7 @@ class Conductor:
         if not items:
             return
         with self.progress.work(title, len(items)) as advance:
-            async with aclosing(at_once(items, work, self.config.evaluation.concurrency)) as results:
+            async with aclosing(at_once(items, work, self.config.rollouts.concurrency)) as results:
                 number = 0
                 async for found in results:
                     self._write(file, found)

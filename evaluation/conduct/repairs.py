@@ -1,22 +1,24 @@
 """Replays of wrong answers with one step made right (see `evaluation.records.repairs`)."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agents.context import Candidates, Choice, Selector, Tools
+from agents.context import Candidates, Choice, Selector
 from agents.roles import SUPERVISOR
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.core.types import ResearchTask
 from chimera.run.directory import Run
-from chimera.serving.client import HttpModel
+from chimera.serving.client import Endpoint
 from evaluation.conduct.at_once import at_once
-from evaluation.conduct.direct import Seat
-from evaluation.conduct.rollout import Start, keep
+from evaluation.conduct.crew import Crew
+from evaluation.conduct.rollout import Start
+from evaluation.conduct.worker import Job
 from evaluation.records.repairs import REPAIR, Repair
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import Stage
@@ -47,23 +49,24 @@ class Repairs:
         phase: The phase under which the replays are recorded.
     """
 
-    def __init__(self, run: Run, config: Config, model: HttpModel, toolbox: Tools, stage: Stage, phase: str) -> None:
+    def __init__(
+        self, run: Run, config: Config, crew: Crew, endpoints: Mapping[str, Endpoint], stage: Stage, phase: str
+    ) -> None:
         self._run = run
+        self._crew = crew
+        self._endpoints = endpoints
         self._stage = stage
         self._phase = phase
         self._replay = Replay(config)
         self._rebuilding = asyncio.Lock()
-        self._seats: asyncio.Queue[Seat] = asyncio.Queue()
-        for _ in range(config.evaluation.concurrency):
-            self._seats.put_nowait(Seat(config, model, toolbox))
 
     async def make(
-        self, repairs: Sequence[Repair], selector: Selector, task_of: Callable[[str], ResearchTask]
+        self, repairs: Sequence[Repair], selector: Callable[[], Selector], task_of: Callable[[str], ResearchTask]
     ) -> AsyncGenerator[RolloutRecord, None]:
         """Replay each repair. Each replay, failed or not, is on disk when it is yielded.
 
         Args:
-            selector: Chooses among hypotheses where the repair does not.
+            selector: Gives who chooses among hypotheses where the repair does not.
 
         Raises:
             UnreachableError: A model server cannot be reached.
@@ -73,22 +76,19 @@ class Repairs:
         async def one(repair: Repair) -> RolloutRecord:
             return await self._one(repair, selector, task_of(repair.of.task_id))
 
-        async with aclosing(at_once(repairs, one, self._seats.qsize())) as made:
+        async with aclosing(at_once(repairs, one, self._crew.size)) as made:
             async for record in made:
                 yield record
 
-    async def _one(self, repair: Repair, selector: Selector, task: ResearchTask) -> RolloutRecord:
-        of = repair.of
-        chooser = GivenChoice(repair.author) if repair.step == "supervisor" and repair.author else selector
-        seat = await self._seats.get()
-        try:
-            async with self._rebuilding:
-                start = await start_of(repair, self._replay, self._run.path, task)
-            given = RolloutInput(task, self._phase, of.repeat, of.seed)
-            record, trace = await seat.rollout(repair.rollout_id, given, self._stage.versions, lambda: chooser, start)
-        finally:
-            self._seats.put_nowait(seat)
-        keep(self._run, record, trace)
+    async def _one(self, repair: Repair, selector: Callable[[], Selector], task: ResearchTask) -> RolloutRecord:
+        of, author = repair.of, repair.author
+        if repair.step == "supervisor" and author:
+            selector = partial(GivenChoice, author)
+        async with self._rebuilding:
+            start = await start_of(repair, self._replay, self._run.path, task)
+        input_ = RolloutInput(task, self._phase, of.repeat, of.seed)
+        job = Job(repair.rollout_id, input_, self._endpoints, self._stage.versions, selector, start=start)
+        record, _ = await self._crew.rollout(job)
         return record
 
 

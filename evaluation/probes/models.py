@@ -168,9 +168,6 @@ class ModelProbe:
         if not empty and not repeated:
             return []
         text = f"of {len(self._response_ids)} answers {empty} had no id and {repeated} the id of another answer"
-        if self._config.gateway.engine == "litellm":
-            remedy = "traces of gateway.engine=litellm miss such calls: set gateway.engine=thin"
-            return [self._finding("response ids", Level.WARNING, f"{text}: {remedy}")]
         return [self._finding("response ids", Level.NOTE, f"{text}; each gets an id of its own, so traces are whole")]
 
     async def _ask(

@@ -50,9 +50,7 @@ class LabBench:
 
     @cached_property
     def _replays(self) -> Replays:
-        replays = Replays(self._lab, self._phase)
-        self._closing.push_async_callback(replays.close)
-        return replays
+        return Replays(self._lab, self._phase)
 
     @property
     def versions(self) -> Mapping[str, str]:

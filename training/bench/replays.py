@@ -8,26 +8,21 @@ import asyncio
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from agents.policies.choice import make_selector
 from agents.roles import ROLES
-from chimera.core.errors import ChimeraError, RunError, UnreachableError
+from chimera.core.errors import ChimeraError, RunError
 from chimera.core.types import ResearchTask
 from chimera.run.jsonl import append_line
 from chimera.run.policies import Policy
-from chimera.serving.client import HttpModel
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.traces.calls import last_outcome, model_calls
 from training.learning.episodes import Episode
 
 if TYPE_CHECKING:
-    from agents.tools.toolbox import Toolbox
     from evaluation.conduct.rollout import Start
-    from training.bench.candidates import Beside
     from training.lab.lab import Lab
 
 REPLAYS = "replays.jsonl"
@@ -41,10 +36,7 @@ class Replays:
         self._lab = lab
         self._label = f"{phase}--replays"
         self._file = lab.run.path / "phases" / phase / REPLAYS
-        self._seats = asyncio.Semaphore(lab.config.evaluation.concurrency)
-        self._preparing = asyncio.Lock()
-        self._toolbox: Toolbox | None = None
-        self._model = HttpModel(lab.servers.endpoints, max_retries=lab.config.evaluation.retries)
+        self._starting = asyncio.Semaphore(lab.config.rollouts.concurrency)
         self._making: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks = {task.id: task for task in lab.dataset.tasks}
         self._known = {data["rollout_id"]: RolloutRecord.load(data) for data in lab.run.rollouts(self._label)}
@@ -68,15 +60,13 @@ class Replays:
         async with self._making[rollout_id]:
             if rollout_id in self._known:
                 return lab.episode(self._known[rollout_id])
-            async with self._seats, lab.candidates.serve(policies) as beside:
+            async with self._starting, lab.candidates.serve(policies) as beside:
                 start = await self._start(episode, at, instead)
                 self._note({"rollout_id": rollout_id, **about})
-                given = RolloutInput(self._task(record), self._label, record.repeat, record.seed)
-                self._known[rollout_id], made = await self._run(rollout_id, given, versions, beside, start)
+                input_ = RolloutInput(self._task(record), self._label, record.repeat, record.seed)
+                made = await lab.replay(rollout_id, input_, beside, start)
+                self._known[rollout_id] = made.record
                 return made
-
-    async def close(self) -> None:
-        await self._model.aclose()
 
     def spent(self) -> dict[str, float]:
         """How many replays the phase has made, and their tokens; the rebuilt part of each costs nothing."""
@@ -120,45 +110,6 @@ class Replays:
             raise RunError(f"rollout {record.rollout_id} cannot be replayed from {at}: {error}") from error
         state: Any = {**start.state, **instead}
         return replace(start, state=state)
-
-    async def _run(
-        self, rollout_id: str, given: RolloutInput, versions: Mapping[str, str], beside: "Beside", start: "Start"
-    ) -> tuple[RolloutRecord, Episode]:
-        from evaluation.conduct.direct import Seat
-        from evaluation.conduct.rollout import keep
-
-        lab = self._lab
-        selection = beside.chooser or lab.live.selection(lab.config.rollouts.exploration)
-        try:
-            async with self._reaching(beside.models) as model:
-                seat = Seat(lab.config, model, await self._tools())
-                record, trace = await seat.rollout(rollout_id, given, versions, lambda: make_selector(selection), start)
-        except UnreachableError:
-            lab.check()
-            raise
-        return record, lab.episode(record, keep(lab.run, record, trace))
-
-    @asynccontextmanager
-    async def _reaching(self, candidates: Mapping[str, str]) -> AsyncIterator[HttpModel]:
-        """What reaches the servers; slots in `candidates` are answered for by the model of that name."""
-        if not candidates:
-            yield self._model
-            return
-        endpoints = dict(self._lab.servers.endpoints)
-        for slot, name in candidates.items():
-            endpoints[slot] = replace(endpoints[slot], model=name)
-        model = HttpModel(endpoints, max_retries=self._lab.config.evaluation.retries)
-        try:
-            yield model
-        finally:
-            await model.aclose()
-
-    async def _tools(self) -> "Toolbox":
-        async with self._preparing:
-            if self._toolbox is None:
-                # The society's index of abstracts takes a second that nobody else should wait.
-                self._toolbox = await asyncio.to_thread(self._lab.toolbox)
-            return self._toolbox
 
     def _task(self, record: RolloutRecord) -> ResearchTask:
         if record.task_id not in self._tasks:

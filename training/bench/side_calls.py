@@ -58,8 +58,8 @@ class SideCalls:
         self._file = run.path / "phases" / phase / CALLS
         self._config = config
         self._check = check
-        self._model = HttpModel(endpoints, max_retries=config.evaluation.retries)
-        self._seats = asyncio.Semaphore(config.evaluation.concurrency)
+        self._model = HttpModel(endpoints, max_retries=config.rollouts.retries)
+        self._seats = asyncio.Semaphore(config.rollouts.concurrency)
         self._known = _recorded(self._file)
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 

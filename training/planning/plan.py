@@ -16,7 +16,6 @@ from training.algorithms.sft.settings import SftSettings
 from training.planning.machine import Machine
 from training.planning.needs import (
     BARE_LAB,
-    RUNNER,
     Need,
     ppo_disk,
     ppo_need,
@@ -160,8 +159,7 @@ def needs_of(
     }
     serving, processes = config.serving, _decoding(models, config, machine)
     return [
-        Need("lab and gateway", {"process": BARE_LAB}),
-        Need("each runner", {"process": RUNNER}, count=config.rollouts.runners),
+        Need("main process", {"process": BARE_LAB}),
         *(serving_needs(sets, serving.slots, serving.context_length, processes) if sets else ()),
         *vllm_needs(models, config),
         learner if machine.gpus else Need(learner.who, learner.parts, "cpu", learner.count),

@@ -59,13 +59,6 @@ class AuditorConfig(ConfigSection):
 class EvaluationConfig(ConfigSection):
     """How stages are evaluated and compared."""
 
-    concurrency: int = Field(default=16, ge=1, le=10_000, description="rollouts at a time")
-    retries: int = Field(
-        default=10,
-        ge=0,
-        le=100,
-        description="further tries of a model call after 429, 5xx or a time-out, with growing waits",
-    )
     temperature: float | None = Field(
         default=0.3,
         ge=0,

@@ -1,9 +1,9 @@
-"""Rollouts: the reward, the runners and the gateway."""
+"""Rollouts: the reward, and how they are made."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from chimera.config.loader import ConfigSection
 
@@ -32,20 +32,23 @@ class RewardConfig(ConfigSection):
 
 
 class RolloutsConfig(ConfigSection):
-    """The runner processes and the servers between them and the models."""
+    """How rollouts are made: in training, gates and evaluations."""
 
-    runners: int = Field(default=8, ge=1, le=1024, description="runner processes, each works on one rollout at a time")
-    on: Literal["here", "cluster"] = Field(
-        default="here", description="where runners work: on this machine, or on any node of the Ray cluster"
+    concurrency: int = Field(default=16, ge=1, le=10_000, description="rollouts at a time")
+    on: Literal["here", "ray"] = Field(
+        default="here", description="where the society works: in the main process, or in actors of a Ray cluster"
+    )
+    actors: int = Field(
+        default=8, ge=1, le=10_000, description="ray: processes, which share the rollouts at a time among them"
     )
     timeout_s: float = Field(
         default=300.0, gt=0, le=604_800, description="seconds after which a rollout counts as failed"
     )
-    max_attempts: int = Field(
-        default=3,
-        ge=1,
+    retries: int = Field(
+        default=10,
+        ge=0,
         le=100,
-        description="attempts of one rollout whose runner died or hung; a failed answer is not repeated",
+        description="further tries of a model call after 429, 5xx or a time-out, with growing waits",
     )
     exploration: float = Field(
         default=0.5,
@@ -54,38 +57,5 @@ class RolloutsConfig(ConfigSection):
         description="share of choices among hypotheses in training rollouts that are made evenly at random",
     )
 
-
-GatewayEngine = Literal["thin", "litellm"]
-"""The program that attributes, forwards and records model calls (`gateway.engine`)."""
-
-
-class GatewayConfig(ConfigSection):
-    """The processes that forward model calls from runners to models."""
-
-    engine: GatewayEngine = Field(
-        default="thin",
-        description="thin: our own; litellm: Agent Lightning's LLMProxy, which takes twenty times the processor time",
-    )
-    store_timeout_s: float = Field(
-        default=60.0,
-        gt=0,
-        le=604_800,
-        description="thin: seconds without the store, which records every call, that end the run",
-    )
-    processes: int = Field(
-        default=1,
-        ge=1,
-        le=4,
-        description="thin: processes behind the gateway's one address; more than one where one is busy all the time",
-    )
-
     def unused(self) -> Mapping[str, str]:
-        return {"store_timeout_s": "gateway.engine is 'litellm'"} if self.engine == "litellm" else {}
-
-    @model_validator(mode="after")
-    def _one_litellm(self) -> Self:
-        if self.engine == "litellm" and self.processes > 1:
-            raise ValueError(
-                f"gateway.processes={self.processes} with engine=litellm, which is one process: set gateway.processes=1"
-            )
-        return self
+        return {} if self.on == "ray" else {"actors": "rollouts.on is 'here'"}

@@ -14,7 +14,7 @@ from evaluation.view.reading.watched import Snapshot
 
 LOOKED_AT = 12
 """The number of other runs that are looked at, the newest."""
-ALSO = ("gate.tasks", "rollouts.runners")
+ALSO = ("gate.tasks", "rollouts.concurrency")
 """Settings outside a phase's own that change how long it takes."""
 
 

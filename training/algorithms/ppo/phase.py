@@ -94,11 +94,6 @@ def _check_ahead(plan: PhasePlan, settings: PpoSettings, config: Config) -> None
             f"{plan.name}.ahead=1 makes rollouts while the update is computed, and with {sleepers[0]}=true vLLM's "
             "servers answer nothing meanwhile: set one of them, not both"
         )
-    if not settings.states and config.gateway.engine != "thin":
-        raise ConfigError(
-            f"gateway.engine={config.gateway.engine} does not ask for tokens' probabilities, which {plan.name}.ahead=1 "
-            f"needs: set gateway.engine=thin, or {plan.name}.ahead=0"
-        )
 
 
 def _check_start(plan: PhasePlan, start: str, config: Config) -> None:

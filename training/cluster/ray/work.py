@@ -31,7 +31,7 @@ class NodeWork:
         if log.parent.is_dir():
             _write_to(log)
         try:
-            _be_rank(**given) if kind == "rank" else _be_runner(**given, shared=shared or "")
+            _be_rank(**given)
         except ChimeraError as error:
             return str(error)
         except Exception as error:  # noqa: BLE001  whatever it is, it ends this actor, and its text is the reason
@@ -59,21 +59,6 @@ def _be_rank(environment: Mapping[str, str], address: str, key: str, log: str) -
     from training.cluster.rank import run_rank
 
     run_rank(address, key)
-
-
-def _be_runner(doors: Mapping[str, str], number: int, log: str, shared: str) -> None:
-    """Be one of a run's runners.
-
-    Raises:
-        RunError: The run is of another version of Chimera.
-    """
-    import training  # noqa: F401  before Agent Lightning, which so leaves LiteLLM out
-    from chimera.core.plain_json import parse_json
-    from training.lab.runners.runner import Doors, serve
-    from training.lab.runners.visitors import spec_here
-
-    told: Any = parse_json(shared)
-    serve(spec_here(told, Doors(**doors)), number, ends=True)
 
 
 def _interface(address: str) -> str | None:

@@ -1,0 +1,90 @@
+"""The workers of one run: each rollout takes one that is free, and is on disk before anybody hears of it."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+
+from chimera.core.errors import UnreachableError
+from chimera.run.directory import Run
+from evaluation.conduct.rollout import keep
+from evaluation.conduct.worker import Job, Result, Worker
+
+LOOK_SECONDS = 1.0
+"""Interval of the checks that the model server is alive: a server that ends sends no notice."""
+
+
+class Crew:
+    """Makes and records rollouts of one run's society, for any number of callers at a time.
+
+    Args:
+        run: The run that records them; owned by this process.
+        workers: As many rollouts are made at a time.
+        check: Raises an error that makes all further rollouts fail, such as the end of the model server.
+    """
+
+    def __init__(self, run: Run, workers: Iterable[Worker], check: Callable[[], None] = lambda: None) -> None:
+        self._run = run
+        self._check = check
+        self._free: asyncio.Queue[Worker] = asyncio.Queue()
+        for worker in workers:
+            self._free.put_nowait(worker)
+        self.size = self._free.qsize()
+
+    async def rollout(self, job: Job) -> Result:
+        """Make a rollout when a worker is free; returns its record and its trace as they are on disk.
+
+        Raises:
+            UnreachableError: A model server cannot be reached; nothing is recorded.
+            ChimeraError: `check` found a reason to stop; a rollout that failed is not recorded then.
+        """
+        worker = await self._free.get()
+        try:
+            record, trace = await worker.rollout(job)
+        except UnreachableError:
+            self._check()
+            raise
+        finally:
+            self._free.put_nowait(worker)
+        if record.status == "failed":  # What a server that has ended makes fail says nothing about the society.
+            self._check()
+        return record, keep(self._run, record, trace)
+
+    async def rollouts(self, jobs: Sequence[Job]) -> AsyncGenerator[Result, None]:
+        """Make all `jobs` and yield each in the order of their ends. Close the generator when you stop early.
+
+        Raises:
+            ChimeraError: As `rollout`. Rollouts that have ended are recorded.
+        """
+        waiting = iter(jobs)
+        ended: asyncio.Queue[Result | Exception] = asyncio.Queue()
+
+        async def work() -> None:
+            try:
+                for job in waiting:
+                    ended.put_nowait(await self.rollout(job))
+            except Exception as error:  # noqa: BLE001  raised by the one who waits
+                ended.put_nowait(error)
+
+        tasks = [asyncio.create_task(work()) for _ in range(min(len(jobs), self.size))]
+        try:
+            for _ in jobs:
+                result = await self._next(ended)
+                if isinstance(result, Exception):
+                    raise result
+                yield result
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _next(self, ended: "asyncio.Queue[Result | Exception]") -> Result | Exception:
+        while True:
+            try:
+                return await asyncio.wait_for(ended.get(), LOOK_SECONDS)
+            except TimeoutError:
+                self._check()
+
+
+def new_id(prefix: str) -> str:
+    """A new rollout's id: what it is for, and twelve hexadecimal digits."""
+    return f"{prefix}-{uuid.uuid4().hex[:12]}"

@@ -1,0 +1,81 @@
+"""The society as an Agent Lightning agent, and a worker whose rollouts go through Agent Lightning 0.3.0.
+
+Its runner takes one rollout at a time from nobody: the worker hands it over. Store, tracer and hooks are Agent
+Lightning's own, in this process, so that whatever is written for them works here.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import agentlightning as agl
+
+from chimera.core.errors import ChimeraError
+from evaluation.conduct.worker import Job, Result, Worker
+from training.lab.tracer import RolloutTracer, record
+
+SPAN_MEMORY_BYTES = 64 * 2**20
+"""Spans beyond it are evicted, oldest first; they are on disk."""
+
+
+class RolloutFailed(ChimeraError):
+    """Tells Agent Lightning that a rollout failed; the record on disk says why."""
+
+
+class SocietyAgent(agl.LitAgent[dict[str, Any]]):
+    """Works on one task at a time.
+
+    Attributes:
+        job: What is to be done next.
+        result: What came of it; None if nothing did.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self._worker = worker
+        self.job: Job | None = None
+        self.result: Result | None = None
+
+    async def rollout_async(self, task: dict[str, Any], resources: agl.NamedResources, rollout: agl.Rollout) -> None:
+        """Do the job; `task` describes it to hooks and readers of the store, without keys."""
+        assert self.job is not None
+        self.result = outcome, trace = await self._worker.rollout(self.job)
+        record(trace)
+        if outcome.status == "failed":
+            raise RolloutFailed(str(outcome.error))
+
+
+class LightningWorker:
+    """An `evaluation.conduct.worker.Worker` that works through Agent Lightning.
+
+    Args:
+        number: Its number among the workers, from 0.
+        worker: Runs the society.
+        hooks: Are told of every rollout.
+    """
+
+    def __init__(self, number: int, worker: Worker, store: agl.LightningStore, hooks: Sequence[agl.Hook] = ()) -> None:
+        self._agent = SocietyAgent(worker)
+        # With a heartbeat each runner would start two threads.
+        self._runner = agl.LitAgentRunner[dict[str, Any]](RolloutTracer(), heartbeat_interval=0)
+        self._runner.init(self._agent, hooks=hooks)
+        self._runner.init_worker(number, store)
+
+    async def rollout(self, job: Job) -> Result:
+        """See `Worker.rollout`."""
+        agent = self._agent
+        agent.job, agent.result = job, None
+        with suppress(RolloutFailed):  # The record says so.
+            await self._runner.step({"rollout_id": job.rollout_id, **job.input.dump()}, mode=job.mode)
+        assert agent.result is not None
+        return agent.result
+
+
+async def open_store() -> agl.InMemoryLightningStore:
+    """A store in this process, in which rollouts can begin."""
+    # The store's own estimate of a span's size takes most of the time of adding one.
+    store = agl.InMemoryLightningStore(
+        eviction_memory_threshold=SPAN_MEMORY_BYTES, span_size_estimator=lambda span: 2000 + 100 * len(span.attributes)
+    )
+    await store.add_resources({})  # A runner begins no rollout without: jobs say where the models are.
+    return store

@@ -1,1 +1,0 @@
-"""The processes that run the society, on this machine or another. Read `pool` first, then `runner` and `agent`."""
