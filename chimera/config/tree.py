@@ -209,7 +209,7 @@ class Config(ConfigSection):
         if model.has_weights and not heeds_guidance(model.path):
             return (
                 f"the weights of models.{slot}.path={model.path} see only the first line of a system prompt and were "
-                "not made to heed lessons (nano_steerable was)"
+                "not made to heed lessons; name a model that was"
             )
         return None
 

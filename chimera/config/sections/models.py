@@ -43,7 +43,7 @@ class ModelConfig(ConfigSection):
     path: str = Field(
         default="nano",
         min_length=1,
-        description="embedded, vllm: a folder, a hub name, or a bundled model (nano, nano_synthesis, nano_steerable)",
+        description="embedded, vllm: a folder, a hub name, or a bundled model (nano, nano_synthesis)",
     )
     dtype: Precision = Field(
         default="float32",

@@ -1,4 +1,4 @@
-"""`python -m training.nano`: make the bundled small model again, from the generator to the model card.
+"""`python -m recipes.nano`: make the bundled small model again, from the generator to the model card.
 
 Two parts: first faultless transcripts, so that reading is learned, then transcripts with planted habits, so that the
 model is mediocre in a way that training can mend. Everything follows from the seed.
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from chimera.config.roles import JUNIORS, OWN_TOOLS
 from chimera.data.generated import synthesis as synthesis_tasks
 from chimera.data.generated.tasks import GeneratedTask, generate
-from training.nano import steering, synthesis
-from training.nano.fit import NanoShape, Schedule, TokenizedTranscript, encode
-from training.nano.transcripts import TOOLS, Habits, Transcript, careful, junior, stream
+from recipes.nano import synthesis
+from recipes.nano.fit import NanoShape, Schedule, TokenizedTranscript, encode
+from recipes.nano.transcripts import TOOLS, Habits, Transcript, careful, junior, stream
 
 FAULTLESS_READERS = Habits(0.0, 0.0, 0.0)
 """Who reads is faultless; the designer is vague, which it learns to mend in its own phase."""
@@ -30,14 +30,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 ASSETS = Path(__file__).parents[2] / "chimera" / "assets" / "nano"
-STEERABLE = ASSETS.with_name("nano_steerable")
 BLOCK = 500
 TRAIN_SEED, EXAM_SEED = 7_000_003, 9_000_011
 """Seeds of the generator that no configuration default uses, so that users' tasks are new to the model."""
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m training.nano", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m recipes.nano", description=__doc__)
     parser.add_argument("--out", type=Path, default=ASSETS, help="folder to write (default: the bundled model's)")
     parser.add_argument("--steps", type=int, default=8500, help="updates on faultless transcripts")
     parser.add_argument("--habit-steps", type=int, default=260, help="updates on transcripts with planted habits")
@@ -45,9 +44,6 @@ def parser() -> argparse.ArgumentParser:
         "--synthesis-steps", type=int, default=0, help="updates on both families, after the others (default 0)"
     )
     parser.add_argument("--synthesis-share", type=float, default=0.9, help="share of the family synthesis in these")
-    parser.add_argument(
-        "--steering-steps", type=int, default=0, help="updates on conversations with guidance, last (default 0)"
-    )
     parser.add_argument("--done", type=int, default=0, help="with --start: updates of the last kind made before a stop")
     parser.add_argument("--warm-up", type=int, default=2000, help="updates on the copy task")
     parser.add_argument("--batch", type=int, default=64, help="transcripts per update")
@@ -104,12 +100,6 @@ def of_both(
         yield encode(tokenizer, next(of_several if rng.random() < share else of_one))
 
 
-def of_guidance(tokenizer: "PreTrainedTokenizerFast", seed: int, levels: list[int]) -> Iterator[TokenizedTranscript]:
-    """Endless encoded transcripts with guidance."""
-    items = (item for block in itertools.count() for item in generate(50, seed=seed + block, levels=levels))
-    return (encode(tokenizer, transcript) for transcript in steering.stream(items, seed))
-
-
 def synthesis_exams(levels: list[int], count: int) -> dict[str, list[Transcript]]:
     """Transcripts of held-out tasks of several studies, by who reads: one junior, all tools, or the refiner."""
     items = synthesis_tasks.generate(count, seed=EXAM_SEED, levels=levels)
@@ -136,10 +126,10 @@ def main(argv: list[str]) -> int:
     import torch
     from transformers import AutoTokenizer, Qwen2ForCausalLM
 
-    from training.nano.exam import examine
-    from training.nano.fit import Fitter, new_model, save
-    from training.nano.tokenizer import read_chat_template, train_tokenizer
-    from training.nano.transcripts import text_of
+    from recipes.nano.exam import examine
+    from recipes.nano.fit import Fitter, new_model, save
+    from recipes.nano.tokenizer import read_chat_template, train_tokenizer
+    from recipes.nano.transcripts import text_of
 
     torch.set_num_threads(options.threads)
     shape = NanoShape(**{name: getattr(options, name) for name in asdict(NanoShape())})
@@ -191,16 +181,6 @@ def main(argv: list[str]) -> int:
         log.append({"part": len(parts), "steps": schedule.steps, "line": examine(model, tokenizer, exam).line()})
         for reader, asked in synthesis_exams(options.levels, options.exam).items():
             log.append({"part": len(parts), "reads": reader, "line": examine(model, tokenizer, asked).line()})
-    if options.steering_steps:
-        tokenizer.chat_template = read_chat_template(STEERABLE)
-        schedule = Schedule(options.steering_steps, options.batch, 0, adamw_rate=2e-3, muon_rate=0.01)
-        fitter = Fitter(model, schedule, options.seed + len(parts) + 1, device=options.device)
-        seed = TRAIN_SEED + 100_000 * (len(parts) + 1) + options.done
-        fitter.fit(of_guidance(tokenizer, seed, options.levels), report, done=options.done)
-        save_copy()
-        for told, asked in steering.exams(generate(options.exam, seed=EXAM_SEED, levels=options.levels)).items():
-            marks = examine(model, tokenizer, asked, temperature=1.0, batch=50)
-            log.append({"part": len(parts) + 1, "told": told, "line": marks.line()})
     print(json.dumps(log, indent=1))
     return 0
 

@@ -16,11 +16,11 @@ from chimera.config.tree import load_config
 from chimera.data.generated.synthesis import decide, generate
 from chimera.data.tasks import Dataset
 from chimera.rubric.coherence import implied_answers
-from training.nano.synthesis import of_junior, of_solo, read, refiner, researcher, stream
-from training.nano.transcripts import TOOLS, Habits
+from recipes.nano.synthesis import of_junior, of_solo, read, refiner, researcher, stream
+from recipes.nano.transcripts import TOOLS, Habits
 
 ITEMS = generate(40, seed=31)
-CONFIG = load_config(Path(__file__).parents[3] / "configs" / "synthesis.yaml")
+CONFIG = load_config(Path(__file__).parents[2] / "configs" / "synthesis.yaml")
 
 
 async def test_a_rollout_sends_what_the_transcripts_hold(society_kit) -> None:

@@ -1,4 +1,4 @@
-"""Makes conversations on tasks of the family `synthesis`, in the form of the society (see `training.nano.transcripts`).
+"""Makes conversations on tasks of the family `synthesis`, in the form of the society (see `recipes.nano.transcripts`).
 
 Each junior searches in its own way, so that no junior sees all studies of a task but together they see every one. The
 refiner has all passages before it and applies the rule to them. A researcher with all tools makes every search itself.
@@ -19,7 +19,7 @@ from chimera.core.types import YesNoMaybe, abstract_text
 from chimera.data.generated.synthesis import FoundStudy, SynthesisTask, decide, decisive
 from chimera.data.generated.text import Direction, write_question
 from chimera.data.generated.vocabulary import Subject
-from training.nano.transcripts import TOOLS, Habits, Transcript, designer, feedback, supervisor
+from recipes.nano.transcripts import TOOLS, Habits, Transcript, designer, feedback, supervisor
 
 PLANS: dict[str, tuple[str, ...]] = dict(zip(JUNIORS, ((LITERATURE,), (TRIALS,), (LITERATURE, TRIALS)), strict=True))
 """The tools that each junior asks by the subject's name. With one tool, it also asks it by the second name."""

@@ -23,8 +23,8 @@ from chimera.data.tasks import Dataset
 from chimera.serving.embedded.checkpoint import load_checkpoint
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
-from training.nano.__main__ import examples, main
-from training.nano.transcripts import (
+from recipes.nano.__main__ import examples, main
+from recipes.nano.transcripts import (
     EXPERT,
     Habits,
     Transcript,
@@ -39,7 +39,7 @@ from training.nano.transcripts import (
 
 pytestmark = pytest.mark.whole
 
-NANO = Path(__file__).parents[3] / "chimera" / "assets" / "nano"
+NANO = Path(__file__).parents[2] / "chimera" / "assets" / "nano"
 
 
 def transcripts_of(role: str) -> list[Transcript]:
@@ -110,7 +110,7 @@ def test_habits_make_experts_better_than_others() -> None:
 def test_loss_is_taken_on_exactly_the_assistants_tokens() -> None:
     from transformers import AutoTokenizer
 
-    from training.nano.fit import encode
+    from recipes.nano.fit import encode
 
     tokenizer = AutoTokenizer.from_pretrained(NANO)
     transcript = next(t for t in transcripts_of("Geneticist") if len(t.messages) == 5)
@@ -129,9 +129,7 @@ def test_the_bundled_model_is_small_and_its_card_says_what_it_is() -> None:
     weights = NANO / "model.safetensors"
     assert weights.stat().st_size <= 10_000_000
     card = (NANO / "README.md").read_text(encoding="utf-8")
-    assert all(
-        word in card for word in ("python -m training.nano", "generated tasks", "Mediocre on purpose", "Licence")
-    )
+    assert all(word in card for word in ("python -m recipes.nano", "generated tasks", "Mediocre on purpose", "Licence"))
     config = json.loads((NANO / "config.json").read_text())
     assert config["architectures"] == ["Qwen2ForCausalLM"]
 
@@ -175,7 +173,7 @@ def _ask_nano(items: list[GeneratedTask]) -> list[tuple[GeneratedTask, str]]:
 
 def test_the_recipe_makes_a_model_that_the_server_serves(tmp_path: Path) -> None:
     shape = "--hidden-size 32 --layers 1 --heads 2 --kv-heads 1 --intermediate-size 32"
-    steps = "--steps 1 --habit-steps 1 --synthesis-steps 1 --steering-steps 1 --warm-up 1"
+    steps = "--steps 1 --habit-steps 1 --synthesis-steps 1 --warm-up 1"
     main(f"--out {tmp_path} {steps} --batch 2 --exam 2 --levels 1 {shape}".split())
     assert load_checkpoint(str(tmp_path)).shape.vocab == 1536
     service = Service({"junior": ModelConfig(path=str(tmp_path))}, ServingConfig(slots=2))

@@ -49,16 +49,11 @@ class Habits:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """One conversation. Its assistant messages have a loss. `tools` are the names of the offered tools.
-
-    `others` are answers that could have stood in place of the last one: if there are any, only the tokens at which
-    they part from each other have a loss, so that a choice among them is learned and nothing else.
-    """
+    """One conversation. Its assistant messages have a loss. `tools` are the names of the offered tools."""
 
     role: str
     messages: tuple[Message, ...]
     tools: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
 
 
 def careful(item: GeneratedTask) -> Hypothesis:
@@ -71,13 +66,8 @@ FAULTS = ("outcome", "direction", "significance")
 
 
 def careless(item: GeneratedTask, rng: random.Random) -> Hypothesis:
-    """A hypothesis with one typical fault."""
-    return with_fault(item, rng.choice(FAULTS), rng)
-
-
-def with_fault(item: GeneratedTask, fault: str, rng: random.Random) -> Hypothesis:
-    """A hypothesis with `fault`; without a finding about another outcome, that fault is ignored significance."""
-    facts = item.facts
+    """A hypothesis with one typical fault; without a finding about another outcome, that is ignored significance."""
+    fault, facts = rng.choice(FAULTS), item.facts
     others = [finding for finding in facts.findings if finding.role == "other endpoint"]
     if fault == "outcome" and others:
         finding = rng.choice(others)

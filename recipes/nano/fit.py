@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from training.nano.tokenizer import END, PAD
+from recipes.nano.tokenizer import END, PAD
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-    from training.nano.transcripts import Transcript
+    from recipes.nano.transcripts import Transcript
 
 WARM_UP_TOKENS = 256
 
@@ -74,23 +74,7 @@ def encode(tokenizer: "PreTrainedTokenizerFast", transcript: "Transcript") -> To
         append(prompt[len(rendered) :], False)
         append(answered[len(prompt) :].removesuffix("\n"), True)
         rendered = answered.removesuffix("\n")
-    if transcript.others:
-        answers = [tokenizer.encode(one, add_special_tokens=False) for one in transcript.others]
-        last = tokenizer.encode(str(transcript.messages[-1]["content"]), add_special_tokens=False)
-        learned = [False] * len(learned)
-        start = len(tokens) - 1 - len(last)
-        for place in partings(last, answers):
-            learned[start + place] = True
     return TokenizedTranscript(tokens, learned)
-
-
-def partings(tokens: Sequence[int], others: Sequence[Sequence[int]]) -> list[int]:
-    """The places in `tokens` at which one of `others`, equal up to there, goes on in another way."""
-    return [
-        place
-        for place, token in enumerate(tokens)
-        if any(list(one[:place]) == list(tokens[:place]) and one[place : place + 1] != [token] for one in others)
-    ]
 
 
 def render(tokenizer: "PreTrainedTokenizerFast", transcript: "Transcript", count: int, *, generation: bool) -> str:
@@ -139,7 +123,7 @@ class Fitter:
     def __init__(self, model: "Qwen2ForCausalLM", schedule: Schedule, seed: int, *, device: str = "cpu") -> None:
         import torch
 
-        from training.nano.muon import FloatMuon
+        from recipes.nano.muon import FloatMuon
 
         self.model = model.to(device)  # pyright: ignore[reportArgumentType] - transformers' wrapper hides nn.Module.to
         self.schedule = schedule

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from agents.schemas import Hypothesis
 from chimera.core.types import LABELS
-from training.nano.fit import render
-from training.nano.transcripts import Transcript
+from recipes.nano.fit import render
+from recipes.nano.transcripts import Transcript
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
@@ -45,7 +45,6 @@ def examine(
     tokenizer: "PreTrainedTokenizerFast",
     transcripts: Sequence[Transcript],
     *,
-    temperature: float = 0.0,
     batch: int = 200,
 ) -> Marks:
     """Let the model write each transcript's last turn, and compare it with the transcript."""
@@ -55,7 +54,7 @@ def examine(
     given: dict[int, Hypothesis | None] = {}
     for start in range(0, len(order), batch):
         rows = order[start : start + batch]
-        for row, text in zip(rows, _generate(model, tokenizer, [prompts[i] for i in rows], temperature), strict=True):
+        for row, text in zip(rows, _generate(model, tokenizer, [prompts[i] for i in rows]), strict=True):
             given[row] = _read(text)
     pairs = [(given[i], truth[i]) for i in range(len(truth))]
     per_label = {
@@ -84,14 +83,11 @@ def _read(text: str) -> Hypothesis | None:
         return None
 
 
-def _generate(
-    model: "Qwen2ForCausalLM", tokenizer: "PreTrainedTokenizerFast", prompts: Sequence[str], temperature: float
-) -> list[str]:
+def _generate(model: "Qwen2ForCausalLM", tokenizer: "PreTrainedTokenizerFast", prompts: Sequence[str]) -> list[str]:
     import torch
 
     encoded = tokenizer(list(prompts), return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
     model.eval()
-    sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
     with torch.inference_mode():
         output = model.generate(  # pyright: ignore[reportAttributeAccessIssue] - transformers 5's protocol rejects its own class
             input_ids=encoded["input_ids"].to(model.device),
@@ -99,7 +95,7 @@ def _generate(
             max_new_tokens=512,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
-            **sampling,
+            do_sample=False,
         )
     model.train()
     width = encoded["input_ids"].shape[1]
