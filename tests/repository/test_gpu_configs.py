@@ -78,7 +78,7 @@ def test_a_cache_without_room_for_one_request_is_told_with_its_tokens(sized):
 
 
 def test_the_dockerfiles_copy_what_there_is_and_install_what_is_pinned():
-    gpu, vllm = ((ROOT / "configs" / "docker" / f"{name}.Dockerfile").read_text() for name in ("gpu", "vllm"))
+    gpu, vllm = ((ROOT / "recipes" / "docker" / f"{name}.Dockerfile").read_text() for name in ("gpu", "vllm"))
     for line in re.findall(r"^COPY (.*)$", gpu, re.MULTILINE):
         *sources, _ = line.split()
         assert all((ROOT / source).exists() for source in sources)

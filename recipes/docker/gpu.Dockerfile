@@ -1,5 +1,5 @@
 # Chimera with its GPU set (constraints-gpu.txt). NOT YET BUILT: written from the pins. From the repository's root:
-#   docker build -f configs/docker/gpu.Dockerfile -t chimera-gpu .
+#   docker build -f recipes/docker/gpu.Dockerfile -t chimera-gpu .
 #   docker run --gpus all --ipc=host -v $PWD/runs:/chimera/runs chimera-gpu python -m chimera doctor
 FROM nvidia/cuda:13.0.1-cudnn-devel-ubuntu24.04
 

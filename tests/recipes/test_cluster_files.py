@@ -13,8 +13,8 @@ import yaml
 
 from chimera.config.tree import load_config
 
-CONFIGS = Path(__file__).parents[2] / "configs"
-LAUNCHER, SBATCH = CONFIGS / "ray-cluster.yaml", CONFIGS / "slurm.sbatch"
+RECIPES = Path(__file__).parents[2] / "recipes"
+LAUNCHER, SBATCH = RECIPES / "ray" / "ray-cluster.yaml", RECIPES / "slurm" / "slurm.sbatch"
 
 
 def test_ray_s_launcher_takes_the_file():
