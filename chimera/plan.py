@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from training.planning import Machine, Room
 
 GB, MB = 2**30, 2**20
+MACHINE = re.compile(r"(?:(\d{1,4})x(\d{1,6}(?:\.\d{1,3})?)GB,)?(\d{1,6}(?:\.\d{1,3})?)GB")
 
 
 def main(argv: list[str]) -> int | None:
@@ -48,8 +49,7 @@ def read_machine(text: str) -> tuple[int, tuple[int, ...]]:
     Raises:
         ConfigError: It is not written like 8x80GB,1024GB or 64GB.
     """
-    size = r"(\d{1,6}(?:\.\d+)?)GB"
-    found = re.fullmatch(rf"(?:(\d{{1,4}})x{size},)?{size}", text)
+    found = MACHINE.fullmatch(text)
     if found is None:
         raise ConfigError(
             f"--machine {text!r} is no machine: give GPUs x memory of each and the main memory, such as "

@@ -70,7 +70,7 @@ class Machine:
         return cls(memory, gpus, disk, len(os.sched_getaffinity(0)))
 
 
-class Model:
+class Architecture:
     """A model's numbers, by the shapes of its tensors."""
 
     def __init__(self, given: Mapping[str, Any], folder: Path) -> None:
@@ -160,19 +160,23 @@ class Room:
 
 def plan_run(config: Config, machine: Machine) -> list[Room]:
     """Each phase that trains weights, in the order of the run."""
-    models = {slot: Model.of(one) for slot, one in config.served().items() if one.has_weights}
+    models = {slot: Architecture.of(one) for slot, one in config.served().items() if one.has_weights}
     others = [*_run_and_servers(models, config, machine), *_vllm(models, config)]
     return [
         _room(name, settings, models[slot], others, config, machine)
         for name, settings in config.pipeline.items()
         if isinstance(settings, PpoSettings | SftSettings)
-        for slot in [config.slot(expand(settings.roles, f"pipeline.{name}.roles")[0])]
+        for slot in _slots(config, name)[:1]
         if slot in models
     ]
 
 
+def _slots(config: Config, name: str) -> list[str]:
+    return [config.slot(role) for role in expand(config.pipeline[name].roles, f"pipeline.{name}.roles")]
+
+
 def _room(
-    name: str, settings: Settings, model: Model, others: Sequence[Need], config: Config, machine: Machine
+    name: str, settings: Settings, model: Architecture, others: Sequence[Need], config: Config, machine: Machine
 ) -> Room:
     def faults(tried: Settings) -> list[str]:
         return _lacking([*others, _learner(model, tried, len(machine.gpus))], machine)
@@ -192,14 +196,14 @@ def _room(
     return Room(name, needs, disk, tuple(found), tuple(f"pipeline.{name}.{key}={changes[key]}" for key in changes))
 
 
-def _run_and_servers(models: Mapping[str, Model], config: Config, machine: Machine) -> Iterator[Need]:
+def _run_and_servers(models: Mapping[str, Architecture], config: Config, machine: Machine) -> Iterator[Need]:
     """The run's own processes, and the embedded server: all sets of weights, and the largest twice while it changes."""
     yield Need("lab and gateway", {"process": LAB})
     yield Need("each runner", {"process": RUNNER}, config.rollouts.runners)
     slots, serving = [slot for slot in models if config.models[slot].kind == "embedded"], config.serving
     if not slots:
         return
-    learning = {config.slot(role) for name in config.pipeline for role in expand(config.pipeline[name].roles, name)}
+    learning = {slot for name in config.pipeline for slot in _slots(config, name)}
     sets = {slot if slot in learning else config.models[slot].path: slot for slot in slots}
     at_first = {config.models[slot].path: models[slot].parameters for slot in slots}  # Then slots of one path share.
     processes = decoding_processes(serving, sum(at_first.values()), machine.cores)
@@ -211,7 +215,7 @@ def _run_and_servers(models: Mapping[str, Model], config: Config, machine: Machi
     yield Need("model server, each decoding process", parts, processes)
 
 
-def _vllm(models: Mapping[str, Model], config: Config) -> Iterator[Need]:
+def _vllm(models: Mapping[str, Architecture], config: Config) -> Iterator[Need]:
     """The vLLM servers that the run starts. Their head is apart from the embedding (`chimera.serving.vllm.weights`)."""
     served = {slot: one for slot, one in config.served().items() if one.kind == "vllm" and one.python}
     for slots in share(served, config.learning()):
@@ -234,7 +238,7 @@ def _vllm(models: Mapping[str, Model], config: Config) -> Iterator[Need]:
         yield Need(who, parts, settings.replicas * shards, gpus, *rests)
 
 
-def _learner(model: Model, settings: Settings, gpus: int) -> Need:
+def _learner(model: Architecture, settings: Settings, gpus: int) -> Need:
     """Each process that updates weights. PPO's only one is in the lab's process.
 
     Ranks of PPO with `shards: fsdp` split weights, gradients and moments (ZeRO-3, Rajbhandari et al. 2020), and gather
@@ -273,7 +277,7 @@ def _learner(model: Model, settings: Settings, gpus: int) -> Need:
     return Need("each rank" if ranks > 1 else "PPO, in the lab's process", named, ranks, places, *rests)
 
 
-def _disk(model: Model, settings: Settings) -> int:
+def _disk(model: Architecture, settings: Settings) -> int:
     """Most that a phase keeps: its weights, and of PPO also checkpoints with one that is being written, each exported.
 
     A head that is tied to the embedding is stored once more in a checkpoint.
@@ -284,7 +288,7 @@ def _disk(model: Model, settings: Settings) -> int:
     return weights + (settings.max_actor_ckpt_to_keep + 1) * (weights + checkpoint_bytes(model, settings))
 
 
-def checkpoint_bytes(model: Model, settings: PpoSettings) -> int:
+def checkpoint_bytes(model: Architecture, settings: PpoSettings) -> int:
     adapters = model.adapters(settings.lora_rank)
     actor = model.parameters + adapters + model.tied * model.embedding + ADAM * (adapters or model.parameters)
     return FLOAT32 * (actor + (1 + ADAM) * model.critic * (settings.adv_estimator == "gae"))

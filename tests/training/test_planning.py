@@ -19,7 +19,7 @@ from chimera.core.errors import ConfigError
 from chimera.plan import main
 from chimera.serving.embedded.checkpoint import NANO, load_checkpoint
 from training.algorithms.ppo.settings import PpoSettings
-from training.planning import RANK, Machine, Model, checkpoint_bytes, plan_run
+from training.planning import RANK, Architecture, Machine, checkpoint_bytes, plan_run
 
 GB = 2**30
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def learner(room):
 
 
 def model_of(folder):
-    return Model.of(ModelConfig(path=str(folder)))
+    return Architecture.of(ModelConfig(path=str(folder)))
 
 
 MEASURE = """
