@@ -179,9 +179,6 @@ class Config(ConfigSection):
         if not any(self.lora_ranks(name) for name in taking):  # Slots inherit it, and may learn otherwise.
             reason = "no phase trains LoRA adapters of these weights (lora_rank)"
             found |= {f"models.{name}.adapter_rank": reason for name in taking}
-        sent = {name for name, one in self.served().items() if one.kind == "vllm" and one.transfer != "files"}
-        if sent and not sent & self.learning():  # Slots inherit it, and may stay as they are.
-            found |= {f"models.{name}.transfer": "no phase trains these weights" for name in sent}
         if self.society.max_tool_calls == 0:
             reason = "society.max_tool_calls is 0"
             found |= {f"tools.{key}": reason for key in ToolsConfig.model_fields}
