@@ -10,9 +10,8 @@ tokens, and as many embeddings as the true model. Its answers mean nothing: with
 long as its limit.
 
 The step `mismatch` compares log-probabilities: the server's in float32 and bfloat16 with those of transformers in
-float32, of the same tokens. The step `beside` serves both and asks them by turns, so that what else the machine does
-slows both alike; so does `beside-vllm` with vLLM's server. Memory is the sum over a step's processes, looked at ten
-times a second.
+float32, of the same tokens. The step `beside-vllm` asks this server and vLLM's by turns, so that what else the machine
+does slows both alike. Memory is the sum over a step's processes, looked at ten times a second.
 """
 
 import argparse
@@ -26,14 +25,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import psutil
 from rich.console import Console
 from rich.table import Table
 
+from agents.roles import ROLES
+from agents.visit.prompting import response_format
 from benchmarks.random_model import SIZES, make
 from chimera.config.sections.models import ModelConfig, Precision, ServingConfig
 
@@ -143,7 +144,6 @@ def serve_bfloat16(folder: Path, load: Load) -> dict[str, Any]:
 
 
 def _serve(folder: Path, load: Load, dtype: Precision) -> dict[str, Any]:
-    from benchmarks.serving import ask, free, schema
     from chimera.serving.process import serve
 
     models = {"asked": ModelConfig(path=str(folder), dtype=dtype)}
@@ -172,38 +172,8 @@ def _serve(folder: Path, load: Load, dtype: Precision) -> dict[str, Any]:
     return figures
 
 
-def beside(folder: Path, load: Load) -> dict[str, Any]:
-    """Tokens a second, wall and processor time, of float32 and bfloat16 by turns; the better of 2 turns."""
-    from benchmarks.serving import ask, free, timed
-    from chimera.serving.process import serve
-
-    dtypes: tuple[Precision, ...] = ("float32", "bfloat16")
-    models = {dtype: ModelConfig(path=str(folder), dtype=dtype) for dtype in dtypes}
-    counts: dict[str, list[tuple[int, float, float]]] = {}
-    with serve(
-        models, ServingConfig(slots=8, threads=load.threads), {}, log_file=folder.parent / "server.log"
-    ) as servers:
-        server = psutil.Process(servers.pid)
-        texts = prompts(folder, 19)
-        for dtype in dtypes:
-            asyncio.run(ask(servers.endpoints[dtype], texts[:1], concurrency=1, form=free))
-        for turn in range(2):
-            for at_once, some in ((1, texts[1 + turn : 2 + turn]), (8, texts[3 + 8 * turn : 11 + 8 * turn])):
-                for dtype in dtypes:
-                    work = partial(ask, servers.endpoints[dtype], some, concurrency=at_once, form=free)
-                    found = timed(server, lambda: asyncio.run(work()))  # noqa: B023 - run at once
-                    counts.setdefault(f"{dtype}, {at_once} at once", []).append(found)
-    figures: dict[str, Any] = {}
-    for name, some in counts.items():
-        wall = max(tokens / seconds for tokens, seconds, _ in some)
-        processor = max(tokens / seconds for tokens, _, seconds in some)
-        figures[name] = f"{wall:.1f} tokens/s, {processor:.1f} of processor time"
-    return figures
-
-
 def beside_vllm(folder: Path, load: Load) -> dict[str, Any]:
     """Tokens a second of the embedded server and of vLLM by turns, in float32 and bfloat16; the better of 2 turns."""
-    from benchmarks.serving import ask, free
     from chimera.serving.process import serve
 
     serving = ServingConfig(slots=8, threads=load.threads)
@@ -225,6 +195,41 @@ def beside_vllm(folder: Path, load: Load) -> dict[str, Any]:
                         key = f"{dtype}, {at_once} at once, {name}"
                         best[key] = max(best.get(key, 0.0), tokens / (time.perf_counter() - start))
     return {name: f"{rate:.1f} tokens/s" for name, rate in best.items()}
+
+
+def free(prompt: str) -> dict[str, Any]:
+    return {}
+
+
+def schema(prompt: str) -> dict[str, Any]:
+    """Answers in a role's JSON schema."""
+    return {"response_format": response_format(ROLES["Geneticist"])}
+
+
+async def ask(
+    endpoint: "Endpoint",
+    prompts: list[str],
+    *,
+    concurrency: int,
+    form: Callable[[str], dict[str, Any]],
+    socket: Path | None = None,
+) -> int:
+    """Ask all prompts, `concurrency` at a time, through a Unix socket if one is named; returns the generated tokens."""
+    gate = asyncio.Semaphore(concurrency)
+
+    async def one(client: httpx.AsyncClient, prompt: str) -> int:
+        body = {"model": endpoint.model, "messages": [{"role": "user", "content": prompt}], "max_tokens": NEW}
+        async with gate:
+            response = await client.post("/chat/completions", json=body | form(prompt))
+        response.raise_for_status()
+        return response.json()["usage"]["completion_tokens"]
+
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    way = httpx.AsyncHTTPTransport(uds=str(socket)) if socket else None
+    async with httpx.AsyncClient(
+        base_url=endpoint.base_url, headers=headers, timeout=600, trust_env=False, transport=way
+    ) as client:
+        return sum(await asyncio.gather(*[one(client, prompt) for prompt in prompts]))
 
 
 @contextmanager
@@ -262,7 +267,6 @@ def prompts(folder: Path, count: int) -> list[str]:
 
 def mismatch(folder: Path, load: Load) -> dict[str, Any]:
     """How far the server's log-probabilities are from transformers' in float32."""
-    import httpx
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -414,7 +418,6 @@ Step = Callable[[Path, Load], dict[str, Any]]
 STEPS: Mapping[str, Step] = {
     "serve-float32": serve_float32,
     "serve-bfloat16": serve_bfloat16,
-    "beside": beside,
     VLLM: beside_vllm,
     "mismatch": mismatch,
     "society": society,

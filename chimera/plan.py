@@ -1,57 +1,80 @@
-"""`python -m chimera.plan`: what a configuration needs of memory, disk and time, before it is run."""
+"""`python -m chimera.plan`: what a configuration needs of memory and disk, before it is run."""
 
 import argparse
 import json
+import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from chimera.core.cli import add_config_arguments, config_from, parse_arguments, run_command
+from chimera.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from training.planning.machine import Machine
-    from training.planning.plan import PhaseRoom
+    from training.planning import Machine, Room
+
+GB, MB = 2**30, 2**20
+MACHINE = re.compile(r"(?:(\d{1,4})x(\d{1,6}(?:\.\d{1,3})?)GB,)?(\d{1,6}(?:\.\d{1,3})?)GB")
 
 
 def main(argv: list[str]) -> int | None:
-    """Run the command; exit code 1 if a phase does not fit on this machine."""
+    """Run the command; exit code 1 if a phase does not fit on the machine."""
     parser = argparse.ArgumentParser(prog="python -m chimera.plan", description=__doc__)
-    parser.add_argument("--prompt-tokens", type=int, default=600, help="tokens of a typical prompt (600)")
-    parser.add_argument("--response-tokens", type=int, default=120, help="tokens of a typical answer (120)")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON, in bytes and seconds")
+    parser.add_argument(
+        "--machine",
+        metavar="8x80GB,1024GB",
+        help="compare with this machine (GPUs x memory of each, main memory; 64GB has no GPU), not with the one here",
+    )
+    parser.add_argument("--json", action="store_true", help="print everything as JSON, in bytes")
     add_config_arguments(parser)
     arguments = parse_arguments(parser, argv)
+    named = read_machine(arguments.machine) if arguments.machine is not None else None
     config = config_from(arguments)
 
-    from training.planning.machine import this_machine
-    from training.planning.plan import Lengths, plan_run
+    from training.planning import Machine, plan_run
 
-    machine = this_machine(config.runs_dir)
-    rooms = plan_run(config, machine, Lengths(arguments.prompt_tokens, arguments.response_tokens))
+    machine = Machine(*named) if named else Machine.here(config.runs_dir)
+    rooms = plan_run(config, machine)
     if arguments.json:
         print(json.dumps({"machine": asdict(machine), "phases": [asdict(room) for room in rooms]}, indent=2))
     else:
-        _show(rooms, machine)
+        _show(rooms, machine, "the machine that --machine names" if named else "this machine")
     return 1 if any(room.faults for room in rooms) else 0
 
 
-def _show(rooms: "list[PhaseRoom]", machine: "Machine") -> None:
+def read_machine(text: str) -> tuple[int, tuple[int, ...]]:
+    """Bytes of main memory, and of each GPU.
+
+    Raises:
+        ConfigError: It is not written like 8x80GB,1024GB or 64GB.
+    """
+    found = MACHINE.fullmatch(text)
+    if found is None:
+        raise ConfigError(
+            f"--machine {text!r} is no machine: give GPUs x memory of each and the main memory, such as "
+            "8x80GB,1024GB, or 64GB for a machine without a GPU"
+        )
+    count, each, memory = (float(number or 0) for number in found.groups())
+    return int(memory * GB), (int(each * GB),) * int(count)
+
+
+def _show(rooms: "list[Room]", machine: "Machine", name: str) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    gpus = ", ".join(f"{name} with {size / 2**30:.0f} GB free" for name, size in machine.gpus) or "no GPU"
-    console.print(
-        f"this machine: {machine.cores} cores, {machine.memory / 2**30:.1f} GB of memory and "
-        f"{machine.disk / 2**30:.0f} GB of disk free, {gpus}"
-    )
+    sizes = sorted(set(machine.gpus))
+    gpus = " and ".join(f"{machine.gpus.count(size)} x {size / GB:.0f} GB" for size in sizes)
+    here = [f"{machine.memory / GB:.1f} GB of memory", f"GPUs with {gpus}" if gpus else "no GPU"]
+    here += [f"{machine.disk / GB:.0f} GB of disk"] if machine.disk is not None else []
+    console.print(f"free on {name}: {', '.join(here)}", soft_wrap=True)
     if not rooms:
         console.print("no phase trains weights that are here")
     for room in rooms:
         _show_phase(room, console)
 
 
-def _show_phase(room: "PhaseRoom", console: "Console") -> None:
+def _show_phase(room: "Room", console: "Console") -> None:
     from rich.table import Table
 
     table = Table(title=room.phase, title_justify="left")
@@ -60,20 +83,15 @@ def _show_phase(room: "PhaseRoom", console: "Console") -> None:
         table.add_column(name, justify="right")
     table.add_column("of it, MB")
     for need in room.needs:
-        parts = ", ".join(f"{name} {size / 2**20:,.0f}" for name, size in need.parts.items())
-        table.add_row(need.who, str(need.count), f"{need.each / 2**20:,.0f}", parts)
+        parts = ", ".join(f"{name} {size / MB:,.0f}" for name, size in need.parts.items())
+        table.add_row(need.who, str(need.count), f"{need.each / MB:,.0f}", parts)
     console.print(table)
-    console.print(f"on disk at most {room.disk / 2**20:,.0f} MB")
-    if (pace := room.pace) is not None:
-        console.print(
-            f"{pace.steps} steps of {pace.calls} calls; as fast as this machine computes now, each takes at least "
-            f"{pace.sample_s:.1f} s to sample and {pace.update_s:.1f} s to update; the update keeps up with "
-            f"{pace.needed:,.0f} sampled tokens a second, and the server gives at most {pace.expected:,.0f}"
-        )
+    console.print(f"on disk at most {room.disk / MB:,.0f} MB")
     for fault in room.faults:
-        console.print(f"[bold red]does not fit[/]: it needs {fault}")
+        console.print(f"[bold red]does not fit[/]: it needs {fault}", soft_wrap=True)
     if room.changes:
-        console.print(f"it fits with {' '.join(room.changes)}", markup=False)
+        changes = " ".join(f"'{one}'" if " " in one else one for one in room.changes)
+        console.print(f"it fits with {changes}", markup=False, soft_wrap=True)
     elif room.faults:
         console.print("no settings are known with which it fits: take a smaller model or a larger machine")
     else:

@@ -69,7 +69,6 @@ async def _train(
             log_file=log_file,
             learning=learning,
             on_warning=view.warn,
-            host=config.cluster.host,
         )
         starting = asyncio.create_task(asyncio.to_thread(stack.enter_context, serving))
         await asyncio.sleep(0)

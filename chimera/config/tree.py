@@ -161,9 +161,6 @@ class Config(ConfigSection):
         if not any(self.lora_ranks(name) for name in taking):  # Slots inherit it, and may learn otherwise.
             reason = "no phase trains LoRA adapters of these weights (lora_rank)"
             found |= {f"models.{name}.adapter_rank": reason for name in taking}
-        sent = {name for name, one in self.served().items() if one.kind == "vllm" and one.transfer != "files"}
-        if sent and not sent & self.learning():  # Slots inherit it, and may stay as they are.
-            found |= {f"models.{name}.transfer": "no phase trains these weights" for name in sent}
         if self.society.max_tool_calls == 0:
             reason = "society.max_tool_calls is 0"
             found |= {f"tools.{key}": reason for key in ToolsConfig.model_fields}
@@ -191,7 +188,7 @@ class Config(ConfigSection):
         if model.has_weights and not heeds_guidance(model.path):
             return (
                 f"the weights of models.{slot}.path={model.path} see only the first line of a system prompt and were "
-                "not made to heed lessons (nano_steerable was)"
+                "not made to heed lessons; name a model that was"
             )
         return None
 

@@ -29,9 +29,9 @@ def is_bundled(path: str) -> bool:
 
 
 def heeds_guidance(path: str) -> bool:
-    """False for the bundled model, and what was trained from it, unless it was made to heed what a role is told.
+    """False for the bundled models, and what was trained from them, unless their chat template was changed.
 
-    Its chat template shows only the first line of a system prompt, and it never saw lessons, examples or skills.
+    It shows only the first line of a system prompt, and they never saw lessons, examples or skills.
     """
     if not is_bundled(path):
         return True

@@ -20,13 +20,12 @@ import httpx
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, ModelError, RunError
-from chimera.core.ports import LOOPBACK, check_sockets, listen
+from chimera.core.ports import check_sockets, listen
 from chimera.processes.child_environment import child_environment
 from chimera.processes.children import STOP_SECONDS, Command, stop
 from chimera.serving.client import NO_KEY, Endpoint
 from chimera.serving.embedded.checkpoint import check_checkpoint, check_trainable, locate
 from chimera.serving.embedded.service import CANDIDATE
-from chimera.serving.vllm.broadcast import transfer_of
 from chimera.serving.vllm.sharing import share
 
 SERVER = "chimera.serving.embedded.__main__"
@@ -155,7 +154,7 @@ def check_models(
 
     Raises:
         ConfigError: an endpoint's key is not set, its provider's package is missing or refuses the settings, a
-            model's folder cannot be used, or vLLM servers cannot be shared, or be sent weights, as configured.
+            model's folder cannot be used, or vLLM servers cannot be shared as configured.
     """
     share({key: one for key, one in models.items() if one.kind == "vllm"}, learning)
     for key, model in models.items():
@@ -166,8 +165,6 @@ def check_models(
                     f"models.{key}.python={model.python} is no program: give the absolute path of the Python of an "
                     "environment that has vLLM"
                 )
-            if key in learning:
-                transfer_of(model, key, LOOPBACK)
         if model.kind == "endpoint":
             endpoint = user_endpoint(f"models.{key}", model, secrets)
             if endpoint.provider is not None:
@@ -189,7 +186,6 @@ def serve(
     log_file: Path,
     learning: Collection[str] = (),
     on_warning: Callable[[str], None] | None = None,
-    host: str = LOOPBACK,
 ) -> Iterator[ModelServers]:
     """Serve all slots for the duration of a `with` block.
 
@@ -199,7 +195,6 @@ def serve(
         learning: the slots whose weights may change: each has vLLM servers of its own.
         on_warning: called, in a thread, with a sentence for the user when a vLLM server is started again; None: such
             sentences go to the log.
-        host: `cluster.host`, where vLLM servers that the run did not start find it when it sends them weights.
 
     Raises:
         ConfigError: an endpoint's key is not set, or a model's folder cannot be used.
@@ -217,7 +212,7 @@ def serve(
     with ExitStack() as stack:
         # vLLM takes longer to start, so it begins first.
         if of_vllm:
-            front = _vllm_front(of_vllm, serving, secrets, log_file, learning, on_warning, host)
+            front = _vllm_front(of_vllm, serving, secrets, log_file, learning, on_warning)
             stack.callback(front.stop)
             servers |= dict.fromkeys(of_vllm, front)
         if own:
@@ -242,10 +237,8 @@ def _vllm_front(
     log_file: Path,
     learning: Collection[str],
     on_warning: Callable[[str], None] | None,
-    host: str,
 ) -> "ServerProcess":
     further = {
-        "host": host,
         "learning": sorted(set(learning) & set(models)),
         "keys": {key: vllm_key(key, one, secrets) for key, one in models.items()},
     }

@@ -18,7 +18,8 @@ LESSON = "Check the p-value."
 SKILL = {"name": "significance", "when": "a result has a p-value", "do": "compare it with 0.05"}
 EXAMPLE = {"goal": "Does tea raise sleep?", "answer": "no"}
 OWN = "You are the Geneticist.\nBe brief."
-HEARS = "models.junior.path=nano_steerable"
+HEARS = [f"models.junior.{one}" for one in ("kind=endpoint", "base_url=http://127.0.0.1:1/v1", "model=m")]
+"""What the bundled model does not hear, an endpoint's may."""
 
 
 async def test_prompts_of_the_role_begin_with_what_it_is_told(society_kit) -> None:
@@ -40,7 +41,7 @@ def test_a_role_s_own_entry_goes_before_its_group_s() -> None:
     society = load_config(
         None,
         [
-            HEARS,
+            *HEARS,
             f"society.guidance.juniors.lessons=[{LESSON}]",
             "society.guidance.juniors.prompt=all",
             "society.guidance.Geneticist.prompt=own",
@@ -52,7 +53,7 @@ def test_a_role_s_own_entry_goes_before_its_group_s() -> None:
 
 
 def test_a_configuration_with_guidance_is_read_again_as_it_was_written(tmp_path: Path) -> None:
-    config = load_config(None, [HEARS, f"society.guidance.juniors.lessons=[{LESSON}]"])
+    config = load_config(None, [*HEARS, f"society.guidance.juniors.lessons=[{LESSON}]"])
     file = tmp_path / "config.yaml"
     file.write_text(dump_config(config))
     assert load_config(file) == config
@@ -92,13 +93,12 @@ def test_a_model_of_nano_s_sizes_without_a_template_s_file_may_hear_it(tmp_path:
 
 
 def test_an_endpoint_s_model_may_hear_it() -> None:
-    endpoint = [f"models.junior.{one}" for one in ("kind=endpoint", "base_url=http://127.0.0.1:1/v1", "model=m")]
-    config = load_config(None, [*endpoint, f"society.guidance.juniors.lessons=[{LESSON}]"])
+    config = load_config(None, [*HEARS, f"society.guidance.juniors.lessons=[{LESSON}]"])
     assert config.society.told("Pharmacologist").lessons == (LESSON,)
 
 
 def test_the_question_of_a_validation_or_test_task_is_refused() -> None:
-    config = load_config(None, [HEARS])
+    config = load_config(None, HEARS)
     society, dataset = config.society, load(config.data)
     for task, refused in ((dataset.test[0], "test"), (dataset.validation[0], "validation"), (dataset.train[0], None)):
         example = {"goal": task.goal, "answer": "yes"}
@@ -111,6 +111,6 @@ def test_the_question_of_a_validation_or_test_task_is_refused() -> None:
 
 
 def test_an_exported_role_has_what_it_was_told() -> None:
-    config = load_config(None, [HEARS, f"society.guidance.juniors.lessons=[{LESSON}]"])
+    config = load_config(None, [*HEARS, f"society.guidance.juniors.lessons=[{LESSON}]"])
     assert role_settings("Geneticist", config)["lessons"] == [LESSON]
     assert "lessons" not in role_settings("Supervisor", config)

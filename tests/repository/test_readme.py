@@ -30,7 +30,7 @@ def test_the_readme_is_short() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_every_path_that_a_page_names_exists(page: Path) -> None:
     linked = [page.parent / path for path in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", PAGES[page])]
-    folders = "chimera|agents|training|evaluation|configs|benchmarks|examples|tests"
+    folders = "chimera|agents|training|evaluation|configs|benchmarks|recipes|examples|tests"
     named = re.findall(rf"`((?:{folders})/[\w./]+)`", PAGES[page])
     missing = [path for path in (*linked, *(ROOT / name for name in named)) if not path.exists()]
     assert not missing

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import shutil
 
 import pytest
 import recipe_kit as kit
@@ -52,6 +53,9 @@ def test_a_role_that_is_added_speaks_and_is_heard(checkout):
 
 def test_what_a_role_is_told_stands_in_its_prompts(checkout):
     ask, train = recipe("docs/extending.md", "Tell a role something", checkout)
+    shutil.copytree(checkout / "chimera/assets/nano", checkout / "my-model")
+    template = checkout / "my-model" / "chat_template.jinja"
+    template.write_text(template.read_text(encoding="utf-8").replace(".split('\\n')[0]", ""), encoding="utf-8")
     assert re.search(r"Geneticist: (yes|no|maybe)", kit.run(ask, checkout))
     kit.run(train, checkout, *SMALLER)
     assert [one["status"] for one in rollouts(checkout, "told")] == ["succeeded"] * 4

@@ -25,8 +25,6 @@ def variable_name(value: str | None) -> str | None:
 
 Precision = Literal["float32", "bfloat16"]
 """The numbers that a model computes with."""
-TransferKind = Literal["files", "gloo", "nccl"]
-"""How new weights get into vLLM servers."""
 
 
 class ModelConfig(ConfigSection):
@@ -43,7 +41,7 @@ class ModelConfig(ConfigSection):
     path: str = Field(
         default="nano",
         min_length=1,
-        description="embedded, vllm: a folder, a hub name, or a bundled model (nano, nano_synthesis, nano_steerable)",
+        description="embedded, vllm: a folder, a hub name, or a bundled model (nano, nano_synthesis)",
     )
     dtype: Precision = Field(
         default="float32",
@@ -101,12 +99,6 @@ class ModelConfig(ConfigSection):
         default=False,
         description="vllm: its servers give their GPUs' memory away while a phase of the run computes an update, and "
         "answer nothing meanwhile (vLLM's sleep mode, which needs GPUs)",
-    )
-    transfer: TransferKind = Field(
-        default="files",
-        description="vllm: how new weights get into its servers: each reads their folder, which it must see at the "
-        "same path (files), or the run sends them, into the main memory (gloo) or from GPU to GPU (nccl, which has not "
-        "yet been run: no GPU was at hand)",
     )
     args: list[str] = Field(
         default=[], description="vllm with python: further arguments of its servers, such as [--enforce-eager]"
@@ -177,13 +169,6 @@ class ModelConfig(ConfigSection):
             )
         if self.sleep and self.python and not self.gpus:
             raise ValueError("sleep needs gpus: vLLM on a processor keeps its memory whatever it is told")
-        if self.transfer == "nccl" and self.python and not self.gpus:
-            raise ValueError("transfer 'nccl' needs gpus: servers on a processor take weights by gloo or files")
-        if self.transfer != "files" and self.adapter_rank:
-            raise ValueError(
-                f"transfer {self.transfer!r} sends whole weights, and adapter_rank={self.adapter_rank} asks for "
-                "adapters alone, which vLLM reads from files: set one of them only"
-            )
         return self
 
     @property
@@ -225,7 +210,7 @@ OF_ENDPOINTS = (
     *("max_completion_tokens", "reasoning_effort", "extra_body"),
 )
 OF_OWN_VLLM = ("replicas", "gpus", "cache_gib", "args")
-OF_VLLM = ("python", "urls", *OF_OWN_VLLM, "adapter_rank", "sleep", "transfer", "start_timeout_s")
+OF_VLLM = ("python", "urls", *OF_OWN_VLLM, "adapter_rank", "sleep", "start_timeout_s")
 UNUSED_OF_KIND: Mapping[str, tuple[str, ...]] = {
     "embedded": (*OF_ENDPOINTS, *OF_VLLM),
     "vllm": tuple(key for key in OF_ENDPOINTS if key != "api_key_env"),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ASSETS = Path(__file__).parents[2] / "assets"
 NANO = ASSETS / "nano"
-BUNDLED = ("nano", "nano_synthesis", "nano_steerable")
+BUNDLED = ("nano", "nano_synthesis")
 """The names of the bundled models."""
 TOKENIZER_FILE = "tokenizer.json"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
@@ -73,10 +73,7 @@ def locate(path: str) -> Path:
     """
     if path in BUNDLED:
         if not (ASSETS / path / "config.json").is_file():
-            raise ConfigError(
-                f"the bundled model is missing from {ASSETS / path}: reinstall the package or run python -m "
-                "training.nano"
-            )
+            raise ConfigError(f"the bundled model is missing from {ASSETS / path}: reinstall the package")
         return ASSETS / path
     folder = Path(path).expanduser()
     if folder.is_dir():

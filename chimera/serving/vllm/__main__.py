@@ -31,14 +31,12 @@ from chimera.processes.children import stop
 from chimera.processes.programs import Program
 from chimera.run.jsonl import append_line
 from chimera.serving.embedded.checkpoint import locate
-from chimera.serving.vllm.broadcast import transfer_of
 from chimera.serving.vllm.engine import start_engine
 from chimera.serving.vllm.front import Front, create_front
 from chimera.serving.vllm.probe import preload
 from chimera.serving.vllm.publish import Loaded, ServedWeights
 from chimera.serving.vllm.ready import ServerPlace, wait_for
 from chimera.serving.vllm.sharing import share
-from chimera.serving.vllm.transfer import Transfer
 from chimera.serving.vllm.weights import prepare
 
 GRACE_S = 1
@@ -89,10 +87,9 @@ def main(argv: list[str]) -> None:
             model = models[slots[0]]
             if slots[0] not in settings["learning"]:
                 # Its weights stay as they are.
-                model = model.model_copy(update={"adapter_rank": 0, "transfer": "files"})
+                model = model.model_copy(update={"adapter_rank": 0})
             groups.append(_start(slots, model, serving, sockets, logs, settings["keys"][slots[0]]))
-        transfers = [transfer_of(group.model, group.slots[0], settings["host"]) for group in groups]
-        asyncio.run(_serve(groups, transfers, models, serving, settings["api_key"], options.fd, logs, tell))
+        asyncio.run(_serve(groups, models, serving, settings["api_key"], options.fd, logs, tell))
     finally:
         stop(_programs(groups), seconds=STOP_S)
         shutil.rmtree(sockets, ignore_errors=True)
@@ -121,7 +118,6 @@ def _start(
 
 async def _serve(
     groups: Sequence[Sharing],
-    transfers: Sequence[Transfer],
     models: Mapping[str, ModelConfig],
     serving: ServingConfig,
     key: str,
@@ -131,9 +127,8 @@ async def _serve(
 ) -> None:
     weights: dict[str, ServedWeights] = {}
     started = time.monotonic()
-    for group, transfer in zip(groups, transfers, strict=True):
+    for group in groups:
         replicas = [await wait_for(place, started + group.model.start_timeout_s) for place in group.places]
-        await transfer.check(replicas)
         one = ServedWeights(
             " and ".join(group.slots),
             replicas,
@@ -141,7 +136,6 @@ async def _serve(
             group.model.dtype,
             group.folder,
             adapters=group.model.adapter_rank > 0,
-            transfer=transfer,
         )
         if group.model.urls:
             await one.check()

@@ -23,10 +23,6 @@ USUAL = (
 """What all servers are told; settings of a slot (`args`) come later and win."""
 FOREIGN = ("PYTHON", "VIRTUAL_ENV")
 """Starts of variables that belong to this project's Python and would mislead another."""
-RECEIVER = Path(__file__).parent / "receiver"
-"""The folder in vLLM's PYTHONPATH."""
-RECEIVER_CLASS = "chimera_receiver.WeightReceiver"
-"""What takes weights there that are sent (`models.X.transfer`)."""
 
 
 def start_engine(
@@ -60,7 +56,6 @@ def arguments(model: ModelConfig, serving: ServingConfig, folder: Path, socket: 
         *(() if place else ("--enforce-eager",)),
         *switches(model.adapter_rank),
         *(("--enable-sleep-mode",) if model.sleep else ()),
-        *(("--worker-extension-cls", RECEIVER_CLASS) if model.transfer != "files" else ()),
         *USUAL,
         *model.args,
     ]
@@ -76,7 +71,6 @@ def _environment(model: ModelConfig, serving: ServingConfig, place: str, key: st
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if model.adapter_rank else {}),
-        **({"PYTHONPATH": str(RECEIVER)} if model.transfer != "files" else {}),
     }
     if place:
         return {**found, "CUDA_VISIBLE_DEVICES": place}

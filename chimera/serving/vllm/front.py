@@ -95,8 +95,7 @@ class Front:
             done = await weights.publish(folder, version)
         except ChimeraError as error:
             raise BadRequest(str(error), param="folder") from error
-        how = {"seconds": done.seconds, "apart": done.apart, "transfer": done.transfer}
-        self._note({"slot": slot, "version": version, **how})
+        self._note({"slot": slot, "version": version, "seconds": done.seconds, "apart": done.apart})
         return done
 
     async def rest(self, *, asleep: bool) -> None:

@@ -23,13 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chimera.config.sections.models import Precision, TransferKind
+from chimera.config.sections.models import Precision
 from chimera.core.errors import ConfigError, ModelError
 from chimera.serving.connections import HttpAnswer
 from chimera.serving.vllm.adapters import ServedAdapter, base_of, copy_adapter, load, unload
 from chimera.serving.vllm.probe import Expected, Learner, Probe, learner_log_probs
 from chimera.serving.vllm.replicas import Replica, ask_all, least_busy
-from chimera.serving.vllm.transfer import FILES, Transfer
 from chimera.serving.vllm.weights import prepare
 
 SLEEP, WAKE = "/sleep?level=1&mode=wait", "/wake_up"
@@ -40,11 +39,10 @@ ROUTE_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a publish did: seconds by stage, how far each replica's probe is from the learner's, how weights came."""
+    """What a publish did: seconds by stage, and how far each replica's probe is from the learner's."""
 
     seconds: Mapping[str, float]
     apart: Sequence[float]
-    transfer: TransferKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,6 @@ class ServedWeights:
         folder: Where folders for vLLM are made.
         learner: Computes the learner's log-probabilities.
         adapters: True if LoRA adapters are loaded beside the weights that they change.
-        transfer: How the replicas get weights.
 
     Attributes:
         live: The weights that answer.
@@ -101,10 +98,8 @@ class ServedWeights:
         learner: Learner = learner_log_probs,
         *,
         adapters: bool = False,
-        transfer: Transfer = FILES,
     ) -> None:
         self.name = name
-        self._transfer = transfer
         self._replicas = list(replicas)
         self.live = first
         self._folder = folder
@@ -277,7 +272,7 @@ class ServedWeights:
             else:
                 found = await self._put_whole(new, expected, seconds)
             rounded = {stage: round(spent, 3) for stage, spent in seconds.items()}
-            return Published(rounded, found, self._transfer.kind)
+            return Published(rounded, found)
 
     def _prepared(self, source: Path, version: str) -> Loaded:
         """Write what vLLM is to read: an adapter if the servers take one and `source` has one, else all weights."""
@@ -362,7 +357,8 @@ class ServedWeights:
 
         await stage("pause", all_told("/pause?mode=wait"))
         await self._until_ended()  # What paused servers have answered is on its way.
-        await stage("reload", self._transfer.load(new.prepared, self._replicas))
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(new.prepared)}}
+        await stage("reload", all_told("/collective_rpc", reload))
         await stage("cache", all_told("/reset_prefix_cache"))
         await stage("version", all_told("/update_weight_version", {"new_version": new.version}))
         await stage("resume", all_told("/resume"))

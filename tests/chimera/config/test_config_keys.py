@@ -121,7 +121,7 @@ def test_the_local_configuration_spells_out_the_defaults():
     assert set(parse_yaml((CONFIGS / "local.yaml").read_text(), "local.yaml")) == expected
 
 
-OURS = sorted(file for file in CONFIGS.glob("*.yaml") if file.name != "ray-cluster.yaml")  # Which is Ray's.
+OURS = sorted(CONFIGS.glob("*.yaml"))
 
 
 @pytest.mark.parametrize("file", OURS, ids=lambda file: file.name)

@@ -10,7 +10,7 @@ from chimera.core.errors import ModelError, UnreachableError
 from chimera.data.generated.synthesis import generate
 from chimera.data.tasks import Dataset
 from evaluation.baselines.tool_agent import all_tools, tool_agent
-from training.nano.synthesis import SOLO, of_solo, read
+from recipes.nano.synthesis import SOLO, of_solo, read
 
 ITEM, *OTHERS = generate(12, seed=21, levels=(4,))
 CONFIG = load_config(None, ["evaluation.agent_tool_calls=3"])

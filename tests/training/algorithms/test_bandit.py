@@ -21,9 +21,9 @@ from chimera.core.errors import RunError
 from chimera.core.reading import Passages, direction, significance, stems
 from chimera.core.types import LABELS, abstract_text
 from chimera.data.generated.tasks import generate
+from recipes.nano.transcripts import EXPERT, Habits, propose
 from training.algorithms.bandit.settings import BanditSettings
 from training.algorithms.bandit.value import estimate
-from training.nano.transcripts import EXPERT, Habits, propose
 
 
 def settings_for(**changes):

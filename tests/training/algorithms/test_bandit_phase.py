@@ -23,12 +23,12 @@ from chimera.data.tasks import Dataset
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
+from recipes.nano.transcripts import Habits, propose
 from training.algorithms.bandit.phase import Bandit, draw_tasks
 from training.algorithms.bandit.settings import BanditSettings
 from training.learning.base import PhasePlan
 from training.learning.episodes import Episode
 from training.learning.plans import make_phases
-from training.nano.transcripts import Habits, propose
 
 TASKS = {item.task.id: item for item in generate(260, seed=7)}
 HALF = SelectionSpec(None, None, 0.5)

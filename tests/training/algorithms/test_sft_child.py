@@ -25,6 +25,7 @@ from chimera.serving.embedded.checkpoint import NANO, load_checkpoint, load_weig
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
 from evaluation.records.rollouts import RolloutRecord
+from recipes.nano.transcripts import careful, junior
 from training.algorithms.sft import child as sft_child
 from training.algorithms.sft import phase as sft
 from training.algorithms.sft.phase import Sft
@@ -34,7 +35,6 @@ from training.bench.lab_bench import LabBench
 from training.learning import traces
 from training.learning.base import PhasePlan
 from training.learning.episodes import Episode
-from training.nano.transcripts import careful, junior
 
 pytestmark = pytest.mark.whole
 
