@@ -1,4 +1,4 @@
-"""Reads a run's metrics from Weights & Biases as the lines of metrics.jsonl that `wandb_mirror` showed there.
+"""Reads a run's metrics from Weights & Biases as the lines of metrics.jsonl that `rows` showed there.
 
 W&B keeps one row for each line: row n is line n, with the phase before each key and flattened mappings. Values that
 were None, artifacts and tables of protocols are missing.
@@ -12,7 +12,7 @@ from chimera.core.errors import ConfigError, RunError
 from chimera.core.secrets import redact
 from evaluation.records.study import GATE
 from training.watch.metrics import PROTOCOLS
-from training.watch.wandb_steps import step_key
+from training.watch.wandb.rows import step_key
 
 if TYPE_CHECKING:
     from wandb.apis.public import Run
