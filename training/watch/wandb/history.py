@@ -4,6 +4,7 @@ W&B keeps one row for each line: row n is line n, with the phase before each key
 were None, artifacts and tables of protocols are missing.
 """
 
+import textwrap
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -68,11 +69,8 @@ def lines_from(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _phase(row: Mapping[str, Any]) -> str | None:
     """The phase of a row; None if the row is not a line of metrics.jsonl."""
-    for key in row:
-        phase = key.partition("/")[0]
-        if phase != PROTOCOLS and key == step_key(phase) and row[key] is not None:
-            return phase
-    return None
+    phases = (key.partition("/")[0] for key in row)
+    return next((phase for phase in phases if phase != PROTOCOLS and row.get(step_key(phase)) is not None), None)
 
 
 def _values(row: Mapping[str, Any], phase: str) -> dict[str, Any]:
@@ -104,5 +102,4 @@ def _reason(error: BaseException) -> str:
     """The original cause of an error: W&B often reports a dead network as a wrong key."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = " ".join(redact(f"{type(error).__name__}: {error}").split())
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return textwrap.shorten(redact(f"{type(error).__name__}: {error}"), LONGEST, placeholder="...")
