@@ -14,7 +14,7 @@ from chimera.processes.children import KILL_SECONDS
 from chimera.run.directory import Run
 from training.watch.metrics import Sink
 from training.watch.wandb.mirror import Mirror, lines_in_files, reason
-from training.watch.wandb.service import Service
+from training.watch.wandb.service import WandbService
 
 if TYPE_CHECKING:
     import wandb
@@ -59,7 +59,7 @@ class WandbSink:
         self._run, self._config, self._key, self._notify = run, config, key, notify
         self._folder = run.path / "wandb"
         self._closing, self._abandoned = threading.Event(), threading.Event()
-        self._service: Service | None = None
+        self._service: WandbService | None = None
         self._rest = "metrics.jsonl has it all"
         self._thread = threading.Thread(target=self._work, args=(modes,), name="wandb", daemon=True)
         self._thread.start()
@@ -95,7 +95,7 @@ class WandbSink:
 
     def _start(self, mode: Mode) -> "tuple[wandb.Run, Mirror]":
         """Start or continue the W&B run; raises whatever wandb raises."""
-        self._service = Service(self._run)
+        self._service = WandbService(self._run)
         before = lines_in_files(self._folder)
         shown = self._service.start(run_id(self._run), self._config, online=mode == "online", key=self._key)
         if shown.offline:
