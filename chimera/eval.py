@@ -328,7 +328,7 @@ def _lines(run: "Run", wandb: str | None) -> "list[dict[str, Any]]":
     if wandb is None:
         return list(run.metrics())
     from chimera.core.secrets import load_secrets
-    from training.watch.wandb_history import lines_of
+    from training.watch.wandb.history import lines_of
 
     return lines_of(wandb, load_secrets())
 

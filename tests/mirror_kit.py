@@ -11,7 +11,7 @@ from record_kit import scored
 from chimera.config.tree import Config
 from chimera.run.policies import Policy
 from training.watch.metrics import Metrics
-from training.watch.wandb_run import open_sinks
+from training.watch.wandb.sink import open_sinks
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 WAIT_SECONDS = 600.0

@@ -7,9 +7,11 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+STATUS = {"": 200, "down": 500, "refusing": 401, "silent": 500}
+
 
 class FakeWandb:
-    """As much of W&B's server as one run needs; `down` makes it answer 500, `silent` not at all."""
+    """As much of W&B's server as one run needs; in `trouble` it answers 500 or 401, or if it is silent not at all."""
 
     def __init__(self):
         self.rows: dict[int, dict] = {}
@@ -89,7 +91,7 @@ class FakeWandbHandler(BaseHTTPRequestHandler):
         if self.fake.trouble == "silent":
             self.fake.end.wait()
         answer = json.dumps(self.fake.answer(self.path, body) if not self.fake.trouble else {}).encode()
-        self.send_response(500 if self.fake.trouble else 200)
+        self.send_response(STATUS[self.fake.trouble])
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(answer)))
         self.end_headers()

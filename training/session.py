@@ -76,7 +76,7 @@ async def _train(
             from training.lab.lab import Lab
             from training.pipeline import Pipeline
             from training.watch.metrics import Metrics
-            from training.watch.wandb_run import open_sinks
+            from training.watch.wandb.sink import open_sinks
 
             sinks = await asyncio.to_thread(open_sinks, run, config, secrets, view.note)
             metrics = stack.enter_context(Metrics(run, sinks, view.warn))

@@ -69,7 +69,7 @@ from chimera.run.directory import Run
 from chimera.serving.process import serve
 from chimera.processes import forks
 from training.algorithms.sft.process import SftProcess
-from training.watch.wandb_run import open_sinks
+from training.watch.wandb.sink import open_sinks
 
 folder = Path(sys.argv[1])
 found = {}
@@ -115,8 +115,7 @@ def main():
         (sink,) = open_sinks(run, config, {}, lambda text: told.append(text))
         while not told:
             pass
-        for process in psutil.Process(sink.pid).children(recursive=True):
-            note(f"W&B's {process.name()}", process.pid)
+        note("W&B's service", sink.pid)
         sink.close(interrupted=False)
     helper = psutil.Process(vars(vars(forks.forkserver)["_forkserver"])["_forkserver_pid"])
     helper.kill()

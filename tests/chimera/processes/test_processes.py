@@ -20,7 +20,7 @@ from chimera.processes.children import Command, stop
 from training import interrupt
 from training.algorithms.ppo import loop as ppo
 from training.lab import store
-from training.watch import wandb_run
+from training.watch.wandb import sink as wandb_sink
 
 ROOT = Path(__file__).parents[3]
 PARENT = """
@@ -244,7 +244,7 @@ def test_the_limits_of_all_steps_of_a_stop_are_within_the_limit_of_the_stop():
         *3 * [children.STOP_SECONDS + children.KILL_SECONDS],  # runners, then the gateway, at last the model server
         ppo.STOP_SECONDS,
         store.CLOSE_SECONDS,
-        wandb_run.INTERRUPTED_SECONDS + wandb_run.KILL_SECONDS,
+        wandb_sink.INTERRUPTED_SECONDS + wandb_sink.KILL_SECONDS,
     ]
     assert sum(one_by_one) < interrupt.STOP_SECONDS < 10
 

@@ -5,16 +5,16 @@ import functools
 import gzip
 import json
 import threading
-from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 import wandb
 
 from chimera.core.errors import ConfigError, RunError
 from training.watch.metrics import ARTIFACT, PROTOCOLS
-from training.watch.wandb_history import lines_from, lines_of
-from training.watch.wandb_steps import PhaseSteps
+from training.watch.wandb.history import lines_from, lines_of
+from training.watch.wandb.rows import Rows
 
 KEY = "fedcba9876543210" * 2 + "76543210"
 PATH = "me/chimera/abc"
@@ -46,28 +46,11 @@ LINES = [
 ]
 
 
-class CapturedRun:
-    """As much of a W&B run as gets rows."""
-
-    def __init__(self):
-        self.rows = []
-
-    def define_metric(self, *arguments, **options):
-        pass
-
-    def log(self, values, *, step, commit):
-        self.rows.append({"_step": step, **values})
-
-
 def shown(lines):
-    """The rows that `wandb_mirror` sends for `lines`."""
-    run = CapturedRun()
-    steps = PhaseSteps(run)
-    for row, one in enumerate(lines):
-        values = {key: value for key, value in one.items() if key not in ("phase", "step", "time")}
-        if one["phase"] not in (PROTOCOLS, ARTIFACT):
-            steps.log(one["phase"], one["step"], values, row=row, time=datetime.fromisoformat(one["time"]))
-    return json.loads(json.dumps(run.rows))
+    """W&B's rows of `lines`."""
+    rows = Rows(SimpleNamespace(define_metric=lambda *arguments, **options: None))
+    kept = [(number, line) for number, line in enumerate(lines) if line["phase"] not in (PROTOCOLS, ARTIFACT)]
+    return json.loads(json.dumps([{"_step": number, **rows.row(line)} for number, line in kept]))
 
 
 def test_what_the_mirror_shows_comes_back_as_the_same_lines():

@@ -16,9 +16,9 @@ from chimera.processes import forks
 from chimera.run.directory import Run
 from evaluation.scores.rewards import Reward
 from training.lab.runners.agent import emit_parts
-from training.watch.wandb_hook import WandbLoggingHook
-from training.watch.wandb_mirror import COLUMNS, protocol_rows
-from training.watch.wandb_run import open_sinks
+from training.watch.wandb.hook import WandbLoggingHook
+from training.watch.wandb.rows import COLUMNS, protocol_rows
+from training.watch.wandb.sink import open_sinks
 
 pytestmark = pytest.mark.whole
 
@@ -93,7 +93,7 @@ async def test_a_hook_that_fails_says_so_once_and_rollouts_go_on(caplog):
     statuses = await run_with(WandbLoggingHook(broken), ["plain", "plain", "plain"])
     assert statuses == ["succeeded"] * 3
     assert broken.calls == 1
-    assert [record.message for record in caplog.records if record.name == "training.watch.wandb_hook"] == [
+    assert [record.message for record in caplog.records if record.name == "training.watch.wandb.hook"] == [
         "rollouts are no longer logged to W&B: OSError: W&B is gone"
     ]
 

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,12 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from mirror_kit import POLICY, assert_rows, config_for, mirrored, offline_files, read_offline, wait_for
+from mirror_kit import KEY, POLICY, assert_rows, config_for, mirrored, offline_files, read_offline, wait_for
 
-from chimera.processes import forks
 from chimera.run.directory import Run
-from training.watch.wandb_mirror import COLUMNS
-from training.watch.wandb_run import run_id
+from training.watch.wandb.rows import COLUMNS
+from training.watch.wandb.sink import run_id
 
 pytestmark = pytest.mark.whole
 
@@ -27,7 +27,6 @@ def offline(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     notes: list[str] = []
     config = config_for(folder, protocols=2)
-    forks.prepare()
     with Run.create("shown", config) as run:
         mirrored(run, config, {}, notes)
     (file,) = offline_files(run)
@@ -59,7 +58,7 @@ def test_the_first_section_is_an_overview_and_most_metrics_have_no_chart_of_thei
     assert rows[2]["1 overview/reward, last 30 rollouts"] == pytest.approx(0.625)
     assert rows[2]["1 overview/failed, last 30 rollouts"] == pytest.approx(1 / 3)
     held_out = [
-        (row["1 overview/stage"], row["1 overview/held-out reward by stage"])
+        (row["1 overview/stage"], row["1 overview/validation reward by stage"])
         for row in rows.values()
         if "1 overview/stage" in row
     ]
@@ -117,33 +116,72 @@ def test_the_user_is_told_how_to_watch_and_how_to_send(offline):
     watch, send = offline.notes
     folder = Path(re.search(r"wandb leet (\S+)$", watch).group(1))
     assert (folder / "latest-run").resolve().is_dir()
-    latest = Path(re.search(r"wandb sync (\S+)$", send).group(1))
-    assert list(latest.glob("run-*.wandb"))
+    unsent = Path(re.search(r"wandb sync (\S+)$", send).group(1))
+    assert list(unsent.glob("offline-run-*/run-*.wandb")) == offline_files(offline.run)
     help_text = subprocess.run(
         [sys.executable, "-m", "wandb", "leet", "--help"], capture_output=True, text=True, check=True
     ).stdout
     assert "wandb leet ./wandb" in help_text
 
 
-def test_the_file_can_be_watched_before_it_is_full_and_a_resumed_run_is_the_same_and_complete(tmp_path):
+def test_the_file_can_be_watched_before_it_is_full(tmp_path):
     config = config_for(tmp_path, mode="offline")
 
     def watched(run, metrics):
         metrics.log("gather", None, {"reward": 0.5})
         wait_for(lambda: any(file.stat().st_size > 1000 for file in offline_files(run)))
         assert read_offline(*offline_files(run)).history[0]["gather/reward"] == 0.5
-        metrics.log("sft", 1, {"loss": 0.5})
-
-    def resumed(run, metrics):
-        metrics.log("sft", 2, {"loss": 0.25})
-        wait_for(lambda: len(offline_files(run)) == 2 and offline_files(run)[1].stat().st_size > 1000)
 
     with Run.create("again", config) as run:
         mirrored(run, config, {}, [], watched)
+
+
+@pytest.mark.parametrize("sent_between", [True, False])
+def test_a_second_start_writes_only_new_rows_so_that_wandb_gets_each_once(sent_between, server, tmp_path):
+    config = config_for(tmp_path, mode="offline")
+
+    def first(run, metrics):
+        metrics.log("sft", 30, {"loss": 0.5})
+        for stage in ("base", "sft"):
+            metrics.log(f"gate-{stage}", None, {"reward": 1.0})
+
+    def second(run, metrics):
+        metrics.log("sft", None, {"conversations": 12})
+        metrics.log("gate-ppo", None, {"reward": 1.5})
+
+    with Run.create("again", config) as run:
+        mirrored(run, config, {}, [], first)
+    if sent_between:
+        send(run)
+        assert sorted(server.rows) == sorted(read_offline(*offline_files(run)).history)
     with Run.create("again", config, resume=True) as run:
-        mirrored(run, config, {}, [], resumed)
-    first, second = map(read_offline, offline_files(run))
-    assert first.run[0].run_id == second.run[0].run_id
-    assert [row.get("sft/loss") for row in first.history.values()] == [None, 0.5]
-    assert [row.get("sft/loss") for row in second.history.values()] == [None, 0.5, 0.25]
-    assert second.history[0]["gather/reward"] == 0.5
+        mirrored(run, config, {}, [], second)
+    before, after = map(read_offline, offline_files(run))
+    assert before.run[0].run_id == after.run[0].run_id
+    conversations, validation = after.history.values()
+    assert conversations["sft/step"] == 30, "the phase's last step, which only the first start has written"
+    assert validation["1 overview/stage"] == 2
+    send(run)
+    assert server.refused == 0
+    assert sorted(server.rows) == sorted([*before.history, *after.history])
+
+
+def test_what_a_killed_start_left_torn_is_written_again(tmp_path):
+    config = config_for(tmp_path, mode="offline")
+    with Run.create("again", config) as run:
+        mirrored(run, config, {}, [], lambda run, metrics: metrics.log("gather", None, {"reward": 0.5}))
+        (file,) = offline_files(run)
+        file.write_bytes(file.read_bytes()[:900])
+    with Run.create("again", config, resume=True) as run:
+        mirrored(run, config, {}, [], lambda run, metrics: metrics.log("gate", None, {"stage": "sft"}))
+    _, again = offline_files(run)
+    again = read_offline(again).history
+    assert {row: values.get("gather/reward") for row, values in again.items()} == {0: 0.5, 1: None}
+
+
+def send(run):
+    """What the user is told to type."""
+    command = [sys.executable, "-m", "wandb", "sync", str(run.path / "wandb")]
+    environment = {**os.environ, "WANDB_API_KEY": KEY, "WANDB_SILENT": "false"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=run.path)
+    assert done.returncode == 0, done.stderr

@@ -1,6 +1,7 @@
 """W&B online, with no server that answers, and after a kill."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,21 +22,12 @@ from mirror_kit import (
     wait_for,
     wandb_processes,
 )
-from wandb_kit import FakeWandb
 
 from chimera.run.directory import Run
 from training.watch.metrics import Metrics
-from training.watch.wandb_run import open_sinks, run_id
+from training.watch.wandb.sink import open_sinks, run_id
 
 pytestmark = pytest.mark.whole
-
-
-@pytest.fixture
-def server(monkeypatch):
-    fake = FakeWandb()
-    monkeypatch.setenv("WANDB_BASE_URL", fake.url)
-    yield fake
-    fake.close()
 
 
 def test_online_rows_arrive_once_each_also_those_of_a_time_without_wandb(server, tmp_path):
@@ -61,7 +53,7 @@ def test_online_rows_arrive_once_each_also_those_of_a_time_without_wandb(server,
     assert [path for path in files if KEY.encode() in path.read_bytes()] == []
 
 
-@pytest.mark.parametrize("trouble", ["closed", "down", "silent"])
+@pytest.mark.parametrize("trouble", ["closed", "down", "refusing", "silent"])
 def test_without_a_server_that_answers_the_run_is_written_offline(trouble, server, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
     server.trouble = trouble
@@ -111,6 +103,84 @@ def test_an_interrupted_run_does_not_wait_for_a_silent_server(server, tmp_path):
     assert notes == ["W&B was not done in time; metrics.jsonl has it all"]
 
 
+def test_without_wandb_a_run_says_so_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    notes: list[str] = []
+    config = config_for(tmp_path)
+    with Run.create("shown", config) as run:
+        mirrored(run, config, {"WANDB_API_KEY": KEY}, notes, lambda run, metrics: log_and_wait(run, metrics, notes, 2))
+    assert [note.partition(":")[0] for note in notes] == ["W&B cannot be used online", "W&B cannot be used offline"]
+    assert len(list(run.metrics())) == len(EXPECTED)
+
+
+def log_and_wait(run, metrics, notes, number):
+    log_a_run(run, metrics)
+    wait_for(lambda: len(notes) >= number)
+
+
+def test_a_server_that_dies_midway_costs_the_run_nothing_and_gets_the_rest_at_the_next_start(
+    server, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WANDB_FINISH_TIMEOUT", "1")
+    notes: list[str] = []
+    config = config_for(tmp_path)
+
+    def dies(run, metrics):
+        metrics.log("sft", 1, {"loss": 0.5})
+        wait_for(lambda: server.started)
+        server.trouble = "down"
+        metrics.log("sft", 2, {"loss": 0.25})
+
+    with Run.create("shown", config) as run:
+        mirrored(run, config, {"WANDB_API_KEY": KEY}, notes, dies)
+    assert notes[1].startswith("W&B did not take everything (TimeoutError")
+    assert notes[1].endswith("a start with --resume sends the rest")
+    server.trouble = ""
+    monkeypatch.delenv("WANDB_FINISH_TIMEOUT")
+    with Run.create("shown", config, resume=True) as run:
+        mirrored(run, config, {"WANDB_API_KEY": KEY}, notes, lambda run, metrics: metrics.log("ppo", 1, {"a": 1}))
+    assert server.refused == 0
+    assert [row.get("sft/loss") for _, row in sorted(server.rows.items())] == [0.5, 0.25, None]
+
+
+def test_a_start_online_sends_what_starts_offline_have_written_and_wandb_sync_not_again(server, tmp_path):
+    with Run.create("shown", config_for(tmp_path)) as run:
+        mirrored(run, config_for(tmp_path), {}, [], lambda run, metrics: metrics.log("sft", 1, {"loss": 0.5}))
+    with Run.create("shown", config_for(tmp_path), resume=True) as run:
+        online = {"WANDB_API_KEY": KEY}
+        mirrored(run, config_for(tmp_path), online, [], lambda run, metrics: metrics.log("sft", 2, {"loss": 0.25}))
+    assert sorted(server.rows) == [0, 1]
+    command = [sys.executable, "-m", "wandb", "sync", str(run.path / "wandb")]
+    environment = {**os.environ, "WANDB_API_KEY": KEY, "WANDB_SILENT": "false"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert "Skipped 1 synced run(s)" in done.stderr
+    assert server.refused == 0
+
+
+def test_a_hanging_wandb_is_given_up_after_the_time_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.watch.wandb.sink.CLOSE_SECONDS", 1.0)
+    notes: list[str] = []
+    config = config_for(tmp_path)
+
+    def hangs(run, metrics):
+        wait_for(lambda: notes)
+        (process,) = wandb_processes()
+        process.suspend()
+        processes.append(process)
+        log_a_run(run, metrics)
+
+    processes: list[psutil.Process] = []
+    with Run.create("shown", config) as run:
+        mirrored(run, config, {}, notes, hangs)
+    assert psutil.wait_procs(processes, timeout=WAIT_SECONDS)[1] == []
+    assert len(notes) == 2
+    assert re.fullmatch(r"W&B was not done in time; send the run to W&B with: wandb sync \S+", notes[1])
+    assert len(list(run.metrics())) == len(EXPECTED)
+    with Run.create("shown", config, resume=True) as run:
+        mirrored(run, config, {}, notes, lambda run, metrics: None)
+    assert_rows(read_offline(offline_files(run)[-1]).history)
+
+
 def test_a_killed_wandb_is_told_and_stops_nothing(tmp_path):
     notes: list[str] = []
     config = config_for(tmp_path)
@@ -130,13 +200,11 @@ MAIN = """
 import sys
 from pathlib import Path
 from chimera.config.tree import Config
-from chimera.processes import forks
 from chimera.run.directory import Run
 from training.watch.metrics import Metrics
-from training.watch.wandb_run import open_sinks
+from training.watch.wandb.sink import open_sinks
 
 if __name__ == "__main__":
-    forks.PRELOAD = "chimera.processes.parent"
     config = Config.model_validate({"runs_dir": Path(sys.argv[1])})
     run = Run.create("killed", config)
     metrics = Metrics(run, open_sinks(run, config, {}, lambda text: print(text, flush=True)))

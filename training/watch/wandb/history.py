@@ -1,9 +1,10 @@
-"""Reads a run's metrics from Weights & Biases as the lines of metrics.jsonl that `wandb_mirror` showed there.
+"""Reads a run's metrics from Weights & Biases as the lines of metrics.jsonl that `rows` showed there.
 
 W&B keeps one row for each line: row n is line n, with the phase before each key and flattened mappings. Values that
 were None, artifacts and tables of protocols are missing.
 """
 
+import textwrap
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from chimera.core.errors import ConfigError, RunError
 from chimera.core.secrets import redact
 from evaluation.records.study import GATE
 from training.watch.metrics import PROTOCOLS
-from training.watch.wandb_steps import step_key
+from training.watch.wandb.rows import step_key
 
 if TYPE_CHECKING:
     from wandb.apis.public import Run
@@ -68,11 +69,8 @@ def lines_from(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _phase(row: Mapping[str, Any]) -> str | None:
     """The phase of a row; None if the row is not a line of metrics.jsonl."""
-    for key in row:
-        phase = key.partition("/")[0]
-        if phase != PROTOCOLS and key == step_key(phase) and row[key] is not None:
-            return phase
-    return None
+    phases = (key.partition("/")[0] for key in row)
+    return next((phase for phase in phases if phase != PROTOCOLS and row.get(step_key(phase)) is not None), None)
 
 
 def _values(row: Mapping[str, Any], phase: str) -> dict[str, Any]:
@@ -104,5 +102,4 @@ def _reason(error: BaseException) -> str:
     """The original cause of an error: W&B often reports a dead network as a wrong key."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = " ".join(redact(f"{type(error).__name__}: {error}").split())
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return textwrap.shorten(redact(f"{type(error).__name__}: {error}"), LONGEST, placeholder="...")

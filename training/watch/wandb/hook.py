@@ -2,8 +2,7 @@
 
     trainer = agl.Trainer(..., hooks=[WandbLoggingHook(project="my-agents", group="run-7")])
 
-The keys are those of Chimera's own runs (`wandb_mirror`): `rollout/reward` and `rollout/parts/<name>` over
-`rollout/index`.
+The keys are those of Chimera's own runs: `rollout/reward` and `rollout/parts/<name>` over `rollout/index`.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ from agentlightning.semconv import AGL_ANNOTATION
 from agentlightning.types import SpanLike
 
 from training.watch.metrics import ROLLOUT
-from training.watch.wandb_steps import PhaseSteps
+from training.watch.wandb.rows import flat, step_key
 
 if TYPE_CHECKING:
     import wandb
@@ -41,18 +40,12 @@ class WandbLoggingHook(agl.Hook):
 
     def __init__(self, run: "wandb.Run | None" = None, **init: Any) -> None:
         super().__init__()
-        self._init = init
-        self._steps = None if run is None else PhaseSteps(run)
+        self._run, self._init = run, init
         self._count = 0
         self._failed = False
 
     async def on_rollout_end(
-        self,
-        *,
-        agent: agl.LitAgent[Any],
-        runner: agl.Runner[Any],
-        rollout: agl.Rollout,
-        spans: Sequence[SpanLike],
+        self, *, agent: agl.LitAgent[Any], runner: agl.Runner[Any], rollout: agl.Rollout, spans: Sequence[SpanLike]
     ) -> None:
         reward, parts = rewards(spans)
         values = {"rollout_id": rollout.rollout_id, "mode": rollout.mode, "reward": reward, "parts": parts}
@@ -63,10 +56,11 @@ class WandbLoggingHook(agl.Hook):
         if self._failed:
             return
         try:
-            if self._steps is None:
-                self._steps = PhaseSteps(_start(self._init))
+            self._run = self._run or _start(self._init)
+            if not self._count:
+                self._run.define_metric(f"{ROLLOUT}/*", step_metric=step_key(ROLLOUT))
             self._count += 1
-            self._steps.log(ROLLOUT, self._count, values)
+            self._run.log({step_key(ROLLOUT): self._count, **flat(values, f"{ROLLOUT}/")})
         except Exception as error:  # noqa: BLE001  whatever is wrong with W&B, rollouts go on without it
             self._failed = True
             logger.warning("rollouts are no longer logged to W&B: %s: %s", type(error).__name__, error)
