@@ -15,7 +15,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("chimera.doctor", "try every model, tool and resource of a configuration before a run"),
     "view": ("chimera.view", "look at runs on a web page of this machine, also while they go on"),
     "plan": ("chimera.plan", "say what a configuration needs of memory and disk, and what to change"),
-    "runner": ("chimera.runner", "work on rollouts of a run that is under way, here or on another machine"),
     "trace": ("chimera.trace", "show what happened in a rollout, call by call and token by token"),
     "export": ("chimera.export", "write what a role has learned as a folder that other programs load"),
     "data": ("chimera.data.tasks", "show the tasks: source, splits and a sample"),

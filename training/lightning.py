@@ -1,7 +1,7 @@
 """Agent Lightning without LiteLLM, which it would load for its class `LLMProxy`.
 
-Of the eight processor seconds that `import agentlightning` (0.3.0) takes, LiteLLM's proxy takes seven. A run imports it
-twice: in the main process, and in the process that its runners are forked from. Only `gateway.engine=litellm` uses it.
+Of the eight processor seconds that `import agentlightning` (0.3.0) takes, LiteLLM's proxy takes seven, and no run uses
+it: the society calls the model servers itself.
 """
 
 import sys

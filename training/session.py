@@ -14,7 +14,6 @@ from rich.console import Console
 from chimera.config.tree import Config
 from chimera.core.secrets import protect_logging
 from chimera.data.tasks import Dataset
-from chimera.processes import forks
 from chimera.run.directory import Run
 from chimera.serving.process import serve
 from evaluation.telemetry.sender import telemetry
@@ -36,8 +35,6 @@ def train(run: Run, config: Config, dataset: Dataset, phases: Sequence[Phase], s
         asyncio.run(_train(run, config, dataset, phases, secrets))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-    finally:
-        forks.finish()
 
 
 def _log_to(file: Path) -> None:

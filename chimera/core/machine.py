@@ -25,7 +25,7 @@ def check_machine() -> None:
     """
     if os.name == "nt":
         raise ConfigError(
-            "Chimera does not run on Windows, because it forks the processes of a run: use WSL 2 or a Linux machine"
+            "Chimera does not run on Windows, because the processes of a run need POSIX: use WSL 2 or a Linux machine"
         )
     version = sys.version_info[:2]
     if not OLDEST <= version <= NEWEST:

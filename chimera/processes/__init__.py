@@ -1,5 +1,5 @@
 """The child processes of a run: each has a log and few variables, and ends with its parent. Read `children` first.
 
-`forks` is the other way to start one; `programs` and `guard` start programs of others; `parent` ends a child with its
-parent, and `child_environment` chooses a child's variables.
+`programs` and `guard` start programs of others; `parent` ends a child with its parent, and `child_environment` chooses
+a child's variables.
 """

@@ -1,8 +1,7 @@
 """The manager of all child processes: each has a log and an environment without secrets, and ends with its parent.
 
-There are two ways to start one: `Command` starts a new interpreter, `chimera.processes.forks.Fork` copies a process
-that has its libraries loaded. A terminal sends Ctrl-C to all processes of a session, but it ends no child: only the
-main process decides when they stop.
+A terminal sends Ctrl-C to all processes of a session, but it ends no child: only the main process decides when they
+stop.
 """
 
 import os
@@ -10,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +23,7 @@ ERROR = "error: "
 """Start of the line that reports a `ChimeraError` (`chimera.core.cli.run_command`)."""
 
 
-class Child(ABC):
+class Child:
     """A child process: ends it, and tells its exit code and the last lines of its log.
 
     Attributes:
@@ -33,6 +31,7 @@ class Child(ABC):
     """
 
     pid: int
+    _process: "subprocess.Popen[bytes]"
     _itself: psutil.Process | None = None  # psutil does not mistake a later process with the same id for it.
 
     def __init__(self, name: str, log_file: Path) -> None:
@@ -42,19 +41,20 @@ class Child(ABC):
         log_file.touch()
         self._log_start = log_file.stat().st_size
 
-    def _started(self, pid: int) -> None:
-        self.pid = pid
+    def _started(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process, self.pid = process, process.pid
         with suppress(psutil.NoSuchProcess):  # It has ended already.
-            self._itself = psutil.Process(pid)
+            self._itself = psutil.Process(self.pid)
 
     @property
-    @abstractmethod
     def exit_code(self) -> int | None:
         """The exit code: negative for a signal, None while the process runs."""
+        return self._process.poll()
 
-    @abstractmethod
     def join(self, seconds: float | None = None) -> None:
         """Wait until the process has ended, at most `seconds` seconds."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
 
     def alive(self) -> bool:
         return self.exit_code is None
@@ -90,21 +90,7 @@ class Child(ABC):
         return separator.join(told[-1:] or written[-lines:]) or "its log is empty"
 
 
-class Spawned(Child):
-    """A process that `subprocess` starts."""
-
-    _process: "subprocess.Popen[bytes]"
-
-    @property
-    def exit_code(self) -> int | None:
-        return self._process.poll()
-
-    def join(self, seconds: float | None = None) -> None:
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
-
-
-class Command(Spawned):
+class Command(Child):
     """`python -m module arguments` in its own session. Its stdin stays open until `tell` is called.
 
     Args:
@@ -129,7 +115,7 @@ class Command(Spawned):
     ) -> None:
         super().__init__(name, log_file)
         with log_file.open("ab") as log:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "chimera.processes.child", str(os.getpid()), module, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if reports else log,
@@ -138,7 +124,7 @@ class Command(Spawned):
                 env=dict(environment),
                 start_new_session=True,
             )
-        self._started(self._process.pid)
+        self._started(process)
 
     def tell(self, text: str) -> None:
         """Send `text`, which may hold secrets, to its stdin, and close stdin."""

@@ -6,8 +6,7 @@ because every process that the parent forks also holds its write end.
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 
 CHECK_S = 0.2
 
@@ -18,27 +17,10 @@ def end_with(parent: int) -> None:
     Args:
         parent: The parent's process id, passed by the parent: it may have ended by now.
     """
-    threading.Thread(target=_watch, args=(parent, threading.Event()), name="parent-watch", daemon=True).start()
+    threading.Thread(target=_watch, args=(parent,), name="parent-watch", daemon=True).start()
 
 
-@contextmanager
-def ends_with_parent() -> Iterator[None]:
-    """End this process if its parent ends during the block. Both must be in one session. No thread stays afterwards."""
-    parent = os.getppid()
-    if os.getsid(parent) != os.getsid(0):
-        os._exit(1)  # The parent has ended already, and another process has adopted this one.
-    stop = threading.Event()
-    watch = threading.Thread(target=_watch, args=(parent, stop), name="parent-watch", daemon=True)
-    watch.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        watch.join()
-
-
-def _watch(parent: int, stop: threading.Event) -> None:
+def _watch(parent: int) -> None:
     while os.getppid() == parent:
-        if stop.wait(CHECK_S):
-            return
+        time.sleep(CHECK_S)
     os._exit(1)

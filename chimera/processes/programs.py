@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from chimera.processes import follow
-from chimera.processes.children import Spawned
+from chimera.processes.children import Child
 
 
-class Program(Spawned):
+class Program(Child):
     """A foreign program in its own session, with nothing on stdin.
 
     It watches no parent itself, so the kernel does, and sends SIGTERM when the *thread* that started it ends: start it
@@ -26,7 +26,7 @@ class Program(Spawned):
     def __init__(self, name: str, command: Sequence[str], log_file: Path, environment: Mapping[str, str]) -> None:
         super().__init__(name, log_file)
         with log_file.open("ab") as log:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-S", str(Path(follow.__file__).absolute()), str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -34,7 +34,7 @@ class Program(Spawned):
                 env=dict(environment),
                 start_new_session=True,
             )
-        self._started(self._process.pid)
+        self._started(process)
 
     def clear(self) -> None:
         """End what a program that has ended has left running: all of it is in one session."""

@@ -401,7 +401,7 @@ def _take_ownership(path: Path, work: str) -> None:
             raise RunError(f"run {path.name!r} is already being written by this process")
         descriptor = os.open(key / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            # A POSIX lock and not flock: forked runners do not inherit it, so a dead owner's run is free at once.
+            # A POSIX lock and not flock: children do not inherit it, so a dead owner's run is free at once.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip().partition(" ")[0]

@@ -1,6 +1,6 @@
 """HTTP for the live tools: one time limit, retries that wait, and every failure as one sentence without secrets.
 
-Each search opens its own connection: runner processes fork and may run several event loops, so they cannot share a pool
+Each search opens its own connection: tools run in threads and several event loops, so they cannot share a pool
 of connections. Keys are sent in headers or bodies only, because httpx logs addresses.
 """
 
