@@ -1,4 +1,4 @@
-"""A lab for tests: the real store, gateway and runners, with a scripted OpenAI server behind them."""
+"""A lab for tests: the real society and store, with a scripted OpenAI server behind them."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -8,7 +8,6 @@ from rich.console import Console
 from chimera.config.tree import Config
 from chimera.core.types import ResearchTask, Section
 from chimera.data.tasks import Dataset
-from chimera.processes import forks
 from chimera.run.directory import Run
 from chimera.serving.process import serve
 from evaluation.records.rollouts import RolloutInput
@@ -40,7 +39,7 @@ def config_for(url, folder, **rollouts):
             "runs_dir": folder,
             "models": models,
             "society": {"node_retries": 0, "node_timeout_s": PATIENCE},
-            "rollouts": {"runners": 2, "timeout_s": PATIENCE, "exploration": 0.0, **rollouts},
+            "rollouts": {"concurrency": 2, "timeout_s": PATIENCE, "exploration": 0.0, **rollouts},
         }
     )
 
@@ -54,13 +53,12 @@ async def open_lab(url, folder, tasks, name="run", config=None, **rollouts):
     config = config or config_for(url, folder, **rollouts)
     dataset = Dataset(tuple(tasks), (), (), "generated", "test")
     secrets = {"TEST_KEY": SECRET}
-    forks.prepare()
     with (
         Run.create(name, config) as run,
         serve(config.models, config.serving, secrets, log_file=run.path / "logs" / "models.log") as servers,
         (run.path / "view.txt").open("w") as output,
     ):
-        view = make_view(Console(file=output, width=120), config.rollouts.runners)
+        view = make_view(Console(file=output, width=120), config.rollouts.concurrency)
         async with Lab(run, config, dataset, servers, secrets, view, Metrics(run)) as lab:
             yield lab
 
@@ -71,7 +69,7 @@ async def collect(lab, tasks, phase="gather"):
 
 
 class AllAtOnce:
-    """Every rollout waits in its first call until all have begun, so that no runner gets two, and `go` is set."""
+    """Every rollout waits in its first call until all have begun, so that no worker gets two, and `go` is set."""
 
     def __init__(self, openai, names):
         self.begun, self.together, self.go = set(), asyncio.Event(), asyncio.Event()

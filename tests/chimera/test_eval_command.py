@@ -57,7 +57,7 @@ def obedient(server):
 
 def evaluate(run, *arguments):
     return main(
-        ["--run", run.name, "--split", "val", f"runs_dir={run.path.parent}", "evaluation.concurrency=2", *arguments]
+        ["--run", run.name, "--split", "val", f"runs_dir={run.path.parent}", "rollouts.concurrency=2", *arguments]
     )
 
 
@@ -192,7 +192,7 @@ def test_a_server_that_is_gone_ends_the_evaluation_and_what_was_made_stays(train
     text = config.read_text()
     config.write_text(text.replace(server.url, "http://127.0.0.1:9/v1"))
     with pytest.raises(ModelError, match="cannot be reached"):
-        evaluate(trained, "--stages", "base", "evaluation.retries=0")
+        evaluate(trained, "--stages", "base", "rollouts.retries=0")
     config.write_text(text)
     assert len(records(trained, "base")) == 1
     evaluate(trained, "--stages", "base")
@@ -262,7 +262,7 @@ def test_without_the_training_stack_and_through_an_interruption(trained, server)
         return None
 
     server.hooks.append(slow)
-    process = started(trained, "--stages", "base", "evaluation.concurrency=1")
+    process = started(trained, "--stages", "base", "rollouts.concurrency=1")
     arrived.wait()
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()

@@ -47,7 +47,7 @@ def start_training(scripted_openai, tmp_path_factory):
     config = {
         "runs_dir": str(folder),
         "models": dict.fromkeys(("junior", "supervisor", "senior"), endpoint),
-        "rollouts": {"runners": 2, "timeout_s": 3600, "exploration": 0.0},
+        "rollouts": {"concurrency": 2, "timeout_s": 3600, "exploration": 0.0},
         "society": {"node_timeout_s": 3600},
         "data": {"size": 50},
         "gather": {"tasks": 4},
@@ -263,10 +263,10 @@ def test_too_low_a_limit_of_open_files_is_one_sentence_and_a_soft_one_is_raised(
     run_command(told)
     """
     call = [sys.executable, "-c", textwrap.dedent(script)]
-    options = ["--name", "taken", "rollouts.runners=5", "gather.tasks=601", f"runs_dir={tmp_path}/runs"]
+    options = ["--name", "taken", "rollouts.concurrency=5", "gather.tasks=601", f"runs_dir={tmp_path}/runs"]
     low = subprocess.run([*call, "100", *options], capture_output=True, text=True, check=False)
     expected = (
-        "rollouts.runners=5 needs 104 open files, and a process may open 100 here: raise the limit (ulimit -n 104)"
+        "rollouts.concurrency=5 needs 104 open files, and a process may open 100 here: raise the limit (ulimit -n 104)"
     )
     assert (low.returncode, low.stderr) == (2, f"error: {expected}, or lower rollouts.runners\n")
     assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,7 @@ from training.learning.plans import check_rollouts, choose_names, make_phases
 pytestmark = pytest.mark.whole
 
 ROOT = Path(__file__).parents[2]
-SMALLER = ("data.size=60", "rollouts.runners=2", "wandb.mode=disabled")
+SMALLER = ("data.size=60", "rollouts.concurrency=2", "wandb.mode=disabled")
 
 
 def train(*arguments):

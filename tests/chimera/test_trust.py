@@ -83,7 +83,7 @@ def recorded(scripted_openai, scripted_run_in, tmp_path_factory):
     return own
 
 
-EVAL = ["--split=val", "--stages=base", "--limit=2", "evaluation.concurrency=2"]
+EVAL = ["--split=val", "--stages=base", "--limit=2", "rollouts.concurrency=2"]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import recipe_kit as kit
 
 pytestmark = pytest.mark.whole
 
-SMALLER = ("rollouts.runners=2", "data.size=60")
+SMALLER = ("rollouts.concurrency=2", "data.size=60")
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_tool_that_is_added_is_offered_to_its_role_only(checkout):
 
 def test_an_algorithm_that_is_added_trains_its_roles(checkout):
     (train,) = recipe("docs/extending.md", "Add an algorithm", checkout)
-    said = kit.run(train, checkout, "rollouts.runners=2")
+    said = kit.run(train, checkout, "rollouts.concurrency=2")
     assert "conversations are above the mean" in said
     events = [json.loads(line) for line in (checkout / "runs/mine/ledger.jsonl").read_text().splitlines()]
     (learned,) = [event for event in events if event["event"] == "phase_learned"]
@@ -115,7 +115,7 @@ def test_data_of_your_own_are_read_and_played(checkout):
     said = kit.run(ask, checkout)
     assert "answer key: yes" in said
     assert "Answer: " in said
-    kit.run(train, checkout, "rollouts.runners=2")
+    kit.run(train, checkout, "rollouts.concurrency=2")
     done = rollouts(checkout, "my-data")
     assert [(one["source"], one["status"]) for one in done] == [("own", "succeeded")] * 3
 

@@ -28,7 +28,7 @@ CODES = {
     "--check --config configs/endpoint.yaml": {2},
 }
 """Exit codes other than 0, by a part of the command."""
-SETTINGS = {"ask": ["society.node_timeout_s=600"], "chimera.train": ["rollouts.runners=2"]}
+SETTINGS = {"ask": ["society.node_timeout_s=600"], "chimera.train": ["rollouts.concurrency=2"]}
 """What a busy machine needs, by the command's word."""
 DEAD = "models: {junior: {kind: endpoint, model: x, base_url: 'http://127.0.0.1:9/v1', api_key_env: null}}\n"
 CALLS = {

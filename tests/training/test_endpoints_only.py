@@ -37,7 +37,7 @@ def test_the_check_names_the_phases_that_need_weights_and_its_command_trains_the
         "gather.tasks=16",
         "bandit.tasks=2",
         "bandit.min_events=4",
-        "rollouts.runners=2",
+        "rollouts.concurrency=2",
     ]
     few += ["society.quotes=free", "society.refiner=trusts", "wandb.mode=disabled", f"runs_dir={tmp_path}"]
     code, said = train("--check", *models, *few)

@@ -18,7 +18,7 @@ IN_PLACE = ["data.path=generated", "models.junior.kind=embedded", "models.junior
 SMALL = [
     *(
         "data.size=60",
-        "rollouts.runners=2",
+        "rollouts.concurrency=2",
         "gate.enabled=false",
         "gather.tasks=8",
         "bandit.tasks=2",

@@ -17,8 +17,8 @@ from chimera.run.seals import history, unlike_disk
 
 pytestmark = pytest.mark.whole
 
-FEW = ["data.size=60", "rollouts.runners=2", "gate.tasks=4", "gate.margin=9", "gate.margin_alignment=0.9",
-       "evaluation.concurrency=1", "evaluation.auditor.kind=none",
+FEW = ["data.size=60", "rollouts.concurrency=2", "gate.tasks=4", "gate.margin=9", "gate.margin_alignment=0.9",
+       "rollouts.concurrency=1", "evaluation.auditor.kind=none",
        "wandb.mode=disabled"]  # fmt: skip
 SETTINGS = [
     *FEW, "gather.tasks=12", "sft.min_examples=1", "sft.epochs=3", "sft.batch_size=8", "sft.micro_batch_size=8",

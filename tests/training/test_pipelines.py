@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 SMALL = """
 data: {size: 60}
-rollouts: {runners: 2}
+rollouts: {concurrency: 2}
 gate: {enabled: false}
 wandb: {mode: disabled}
 evaluation: {resamples: 200, permutations: 200, self_consistency: false}

@@ -36,7 +36,7 @@ REPOSITORY = Path(__file__).parents[2]
 PATIENT = """
 data: {size: 80}
 society: {node_timeout_s: 3600}
-rollouts: {runners: 2, timeout_s: 3600}
+rollouts: {concurrency: 2, timeout_s: 3600}
 gate: {enabled: false}
 wandb: {mode: disabled}
 """
@@ -52,7 +52,7 @@ OF_ADAPTERS = (
     SETTINGS.replace("max_tokens: 256", "max_tokens: 256, temperature: 1.3, adapter_rank: 4")
     .replace("tasks: 8", "tasks: 16")
     .replace("tasks: 4", "tasks: 16")
-    .replace("runners: 2", "runners: 4")
+    .replace("concurrency: 2", "concurrency: 4")
     .replace(
         "states: 6, n: 4, steps: 1, reward: {alignment: 1.0}", "states: 16, n: 6, steps: 2, lora_rank: 4, lr: 3.0e-3"
     )

@@ -52,7 +52,7 @@ def evaluated(evaluated_once, scripted_openai, scripted_key, tmp_path):
 
 
 def evaluate(run, *arguments):
-    given = ["--run", run.name, "--split", "val", f"runs_dir={run.path.parent}", "evaluation.concurrency=2"]
+    given = ["--run", run.name, "--split", "val", f"runs_dir={run.path.parent}", "rollouts.concurrency=2"]
     main([*given, *arguments])
 
 
@@ -132,7 +132,7 @@ def test_what_failed_is_made_again_by_resume_alone(run, server):
 
 def test_a_second_judge_that_cannot_be_reached_ends_the_evaluation(run):
     with pytest.raises(ModelError, match="cannot be reached"):
-        evaluate(run, "--judge", "other@http://127.0.0.1:9/v1", "evaluation.retries=0")
+        evaluate(run, "--judge", "other@http://127.0.0.1:9/v1", "rollouts.retries=0")
     assert list(read_lines(side(run, "audit"))) == []
     assert len(list(run.rollouts("eval-val-base-at-0.3"))) == 4
 

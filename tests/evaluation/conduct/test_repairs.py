@@ -17,7 +17,7 @@ LABELS = ("yes", "no", "maybe")
 
 
 def evaluate(run, *arguments):
-    given = ["--run", run.name, "--split", "val", f"runs_dir={run.path.parent}", "evaluation.concurrency=2"]
+    given = ["--run", run.name, "--split", "val", f"runs_dir={run.path.parent}", "rollouts.concurrency=2"]
     main([*given, *ASKED, *arguments])
 
 

@@ -48,7 +48,7 @@ pytestmark = pytest.mark.whole
 
 def evaluate(run, *arguments):
     return main(
-        ["--run", run.name, f"runs_dir={run.path.parent}", "--split=val", "evaluation.concurrency=2", *arguments]
+        ["--run", run.name, f"runs_dir={run.path.parent}", "--split=val", "rollouts.concurrency=2", *arguments]
     )
 
 

@@ -49,7 +49,7 @@ def config_for(url, folder, *overrides, embedded=(), rubric=()):
         }.items()
     ]
     kinds = [f"models.{key}.kind=embedded" for key in embedded] + [f"models.{key}.kind=rubric" for key in rubric]
-    few = ["data.size=60", "gate.tasks=6", "society.node_retries=0", "rollouts.runners=1", "evaluation.retries=1"]
+    few = ["data.size=60", "gate.tasks=6", "society.node_retries=0", "rollouts.concurrency=1", "rollouts.retries=1"]
     return load_config(None, [*models, *kinds, *few, *overrides, f"runs_dir={folder}"])
 
 
@@ -115,7 +115,7 @@ async def test_the_gate_keeps_the_answering_temperature_that_the_run_began_with(
 
 async def test_stopping_keeps_what_has_ended_and_loses_nothing_of_it(server, tmp_path):
     """As Ctrl-C does: the task that iterates is cancelled while other rollouts wait for a model."""
-    config = config_for(server.url, tmp_path, "evaluation.concurrency=3")
+    config = config_for(server.url, tmp_path, "rollouts.concurrency=3")
     with Run.create("run", config) as run:
         async with held_out(config, run) as (maker, _, dataset):
             wanted = gate.inputs(dataset, config, "base")
@@ -142,7 +142,7 @@ async def test_stopping_keeps_what_has_ended_and_loses_nothing_of_it(server, tmp
 
 
 async def test_the_end_of_the_model_server_ends_them_and_is_named(server, tmp_path):
-    config = config_for(server.url, tmp_path, "evaluation.retries=10", rubric=("board",))
+    config = config_for(server.url, tmp_path, "rollouts.retries=10", rubric=("board",))
     with Run.create("run", config) as run:
         async with held_out(config, run) as (maker, servers, dataset):
             wanted = gate.inputs(dataset, config, "base")
@@ -163,7 +163,7 @@ async def test_the_end_of_the_model_server_ends_them_and_is_named(server, tmp_pa
 
 
 async def test_an_endpoint_that_cannot_be_reached_ends_them_too(server, tmp_path):
-    config = config_for(server.url, tmp_path, "models.junior.base_url=http://127.0.0.1:9/v1", "evaluation.retries=0")
+    config = config_for(server.url, tmp_path, "models.junior.base_url=http://127.0.0.1:9/v1", "rollouts.retries=0")
     with Run.create("run", config) as run:
         async with held_out(config, run) as (maker, _, dataset):
             with pytest.raises(UnreachableError, match="model 'junior'"):

@@ -293,7 +293,7 @@ def real(scripted_openai, tmp_path_factory):
         {
             "runs_dir": folder,
             "models": dict.fromkeys(keys, model),
-            "rollouts": {"runners": 1, "exploration": 0},
+            "rollouts": {"concurrency": 1, "exploration": 0},
         }
     )
     context = (Section("RESULTS", "The rate of it was lower (p=0.01) in this group."),)
