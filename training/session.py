@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from chimera.config.tree import Config
+from chimera.core.ports import LOOPBACK
 from chimera.core.secrets import protect_logging
 from chimera.data.tasks import Dataset
 from chimera.run.directory import Run
@@ -66,6 +67,7 @@ async def _train(
             log_file=log_file,
             learning=learning,
             on_warning=view.warn,
+            host=config.cluster.host if config.rollouts.on == "ray" else LOOPBACK,
         )
         starting = asyncio.create_task(asyncio.to_thread(stack.enter_context, serving))
         await asyncio.sleep(0)

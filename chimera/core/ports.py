@@ -18,46 +18,6 @@ def listen(*, host: str = LOOPBACK, backlog: int | None = None) -> socket.socket
         raise RunError(f"no port of {host} can be opened ({error.strerror}): {_remedy(host)}") from error
 
 
-def reserve(port: int = 0, *, host: str = LOOPBACK, shared: bool = False) -> socket.socket:
-    """A socket that holds a port of `host`, by default a free one, for a server of this run: bound, not listening.
-
-    The server, also one that is started again, listens there with SO_REUSEADDR, as uvicorn and asyncio do. As long as
-    this socket is open, the system gives the port to no program that asks for a free one.
-
-    Args:
-        port: The port; 0 is a free one.
-        shared: True if several servers listen there, each with `listen_together`.
-
-    Raises:
-        RunError: No port can be opened.
-    """
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if shared:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        held.bind((host, port))
-    except OSError as error:
-        held.close()
-        what = f"port {port} of {host} cannot" if port else f"no port of {host} can"
-        raise RunError(f"{what} be opened ({error.strerror}): {_remedy(host)}") from error
-    return held
-
-
-def listen_together(port: int, *, host: str = LOOPBACK) -> socket.socket:
-    """A socket that listens on a port of `host` beside those of other processes of this user.
-
-    The system gives each connection to one of them (SO_REUSEPORT), and none to a process that has ended.
-
-    Raises:
-        RunError: The port cannot be opened.
-    """
-    try:
-        return socket.create_server((host, port), reuse_port=True)
-    except OSError as error:
-        raise RunError(f"port {port} of {host} cannot be opened ({error.strerror}): {_remedy(host)}") from error
-
-
 def free_port() -> int:
     """A port of 127.0.0.1 that no process uses now; raises RunError if no port can be opened."""
     with listen() as listener:

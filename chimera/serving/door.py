@@ -2,37 +2,25 @@
 
 import hmac
 import json
-import re
-from collections.abc import Collection, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
-def hosts_of(host: str) -> frozenset[str]:
-    """The names of a server that listens at `host` of this machine."""
-    return LOOPBACK | {host}
-
-
 class Door:
-    """Passes requests that hold the key and name this machine; refuses all others.
+    """Passes requests that hold the key and name the address that they came to; refuses all others.
 
     A web page can send requests to a loopback port under any host name (DNS rebinding), so the host name in a request
     is checked too. Refusals have the form of OpenAI's errors.
 
     Args:
         key: The bearer token that a request must hold.
-        hosts: Host names, without port, that are allowed in the Host header.
-        routes: Pattern of the allowed "METHOD /path"; other routes seem not to exist. None allows all routes.
     """
 
-    def __init__(
-        self, app: Any, key: str, hosts: Collection[str] = LOOPBACK, routes: re.Pattern[str] | None = None
-    ) -> None:
+    def __init__(self, app: Any, key: str) -> None:
         self._app = app
         self._expected = f"Bearer {key}".encode()
-        self._hosts = frozenset(hosts)
-        self._routes = routes
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         """Serve one ASGI connection."""
@@ -44,13 +32,12 @@ class Door:
             return
         headers = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1")
-        if _without_port(host) not in self._hosts:
+        own, _ = scope.get("server") or (None, None)
+        if _without_port(host) not in LOOPBACK | {own}:
             await _refuse(send, 421, "wrong_host", f"this server is not {host!r}: use the address that the run uses")
         elif not hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
             text = "wrong or missing API key: send the run's key as a bearer token"
             await _refuse(send, 401, "invalid_api_key", text)
-        elif self._routes is not None and not self._routes.fullmatch(route := f"{scope['method']} {scope['path']}"):
-            await _refuse(send, 404, "not_found", f"{route}: there is no such route")
         else:
             await self._app(scope, receive, send)
 

@@ -1,7 +1,7 @@
 """Start and stop the model servers: one child process serves every embedded and rubric model of a run, and one more
 stands before the vLLM servers, if there are any (`chimera.serving.vllm`).
 
-A child listens on a loopback socket that its parent opened, so no other process can take the port in between. It gets
+A child listens on a socket that its parent opened, so no other process can take the port in between. It gets
 its configuration and key through stdin, so neither is in the process list or the environment. It ends when its parent
 ends, for whatever reason.
 """
@@ -20,7 +20,7 @@ import httpx
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, ModelError, RunError
-from chimera.core.ports import check_sockets, listen
+from chimera.core.ports import LOOPBACK, check_sockets, listen
 from chimera.processes.child_environment import child_environment
 from chimera.processes.children import STOP_SECONDS, Command, stop
 from chimera.serving.client import NO_KEY, Endpoint
@@ -186,6 +186,7 @@ def serve(
     log_file: Path,
     learning: Collection[str] = (),
     on_warning: Callable[[str], None] | None = None,
+    host: str = LOOPBACK,
 ) -> Iterator[ModelServers]:
     """Serve all slots for the duration of a `with` block.
 
@@ -195,6 +196,7 @@ def serve(
         learning: the slots whose weights may change: each has vLLM servers of its own.
         on_warning: called, in a thread, with a sentence for the user when a vLLM server is started again; None: such
             sentences go to the log.
+        host: the address of this machine at which the run's own servers listen.
 
     Raises:
         ConfigError: an endpoint's key is not set, or a model's folder cannot be used.
@@ -212,11 +214,11 @@ def serve(
     with ExitStack() as stack:
         # vLLM takes longer to start, so it begins first.
         if of_vllm:
-            front = _vllm_front(of_vllm, serving, secrets, log_file, learning, on_warning)
+            front = _vllm_front(of_vllm, serving, secrets, log_file, learning, on_warning, host)
             stack.callback(front.stop)
             servers |= dict.fromkeys(of_vllm, front)
         if own:
-            server = ServerProcess(own, serving, log_file)
+            server = ServerProcess(own, serving, log_file, host=host)
             stack.callback(server.stop)
             servers |= dict.fromkeys(own, server)
         for server in dict.fromkeys(reversed(servers.values())):
@@ -237,6 +239,7 @@ def _vllm_front(
     log_file: Path,
     learning: Collection[str],
     on_warning: Callable[[str], None] | None,
+    host: str,
 ) -> "ServerProcess":
     further = {
         "learning": sorted(set(learning) & set(models)),
@@ -252,6 +255,7 @@ def _vllm_front(
         start_timeout_s=max(one.start_timeout_s for one in models.values()) + START_TIMEOUT_S,
         stop_s=VLLM_STOP_S,
         on_warning=on_warning,
+        host=host,
     )
 
 
@@ -281,14 +285,15 @@ class ServerProcess:
         start_timeout_s: float = START_TIMEOUT_S,
         stop_s: float = STOP_SECONDS,
         on_warning: Callable[[str], None] | None = None,
+        host: str = LOOPBACK,
     ) -> None:
         self.name = name
         self._start_timeout_s, self._stop_s = start_timeout_s, stop_s
         self.api_key = random_secrets.token_urlsafe(24)
         self._headers = {"Authorization": f"Bearer {self.api_key}"}
         environment = {**child_environment(), **CHILD_ENVIRONMENT, "OMP_NUM_THREADS": str(serving.threads)}
-        with listen(backlog=512) as listener:
-            self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with listen(host=host, backlog=512) as listener:
+            self.url = "http://{}:{}".format(*listener.getsockname())
             descriptor = listener.fileno()
             self._child = Command(
                 name,

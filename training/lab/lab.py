@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from agents.policies.choice import make_selector
 from agents.tools.own import TOOL_KEYS
-from agents.tools.toolbox import Toolbox, build_toolbox
+from agents.tools.toolbox import build_toolbox
 from chimera.config.roles import expand
 from chimera.config.tree import Config
 from chimera.core.secrets import register_secret
@@ -28,7 +28,7 @@ from evaluation.conduct.crew import Crew, new_id
 from evaluation.conduct.live import Live
 from evaluation.conduct.rollout import Start
 from evaluation.conduct.silent_tools import Watch
-from evaluation.conduct.worker import Job, SocietyWorker
+from evaluation.conduct.worker import Job, SocietyWorker, Worker
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.traces.spans import Span
 from training.bench.candidates import Beside, ServedCandidates, phase_of
@@ -37,6 +37,9 @@ from training.lab.records import Records, identity
 from training.learning.episodes import Episode
 from training.watch.metrics import Metrics
 from training.watch.view import View
+
+if TYPE_CHECKING:
+    from training.scale.actors import RolloutActors
 
 
 class Lab:
@@ -72,6 +75,7 @@ class Lab:
         self._scored = _scored(config)
         self._records = Records(run, config.reward)
         self._watch = Watch(config)
+        self._actors: RolloutActors | None = None
         self._closing = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -82,12 +86,9 @@ class Lab:
                 self.servers.endpoints, max_retries=self.config.rollouts.retries, tell=self.view.warn
             )
             opening.push_async_callback(self.model.aclose)
-            # The index of abstracts takes a second, in which the view goes on.
-            toolbox = await asyncio.to_thread(self._toolbox)
             self.store = await open_store()
-            concurrency = self.config.rollouts.concurrency
-            societies = [SocietyWorker(self.config, self.model, toolbox) for _ in range(concurrency)]
-            workers = [LightningWorker(number, one, self.store) for number, one in enumerate(societies)]
+            societies = await self._societies(opening)
+            workers = [LightningWorker(number, society, self.store) for number, society in enumerate(societies)]
             self.crew = Crew(self.run, workers, self.check)
             self.live = await asyncio.to_thread(Live, self.run, self.config.models, self.servers)
             await self.restore(policies.live(self.run.events()).values())
@@ -97,18 +98,31 @@ class Lab:
     async def __aexit__(self, *_: object) -> None:
         await self._closing.aclose()
 
-    def _toolbox(self) -> Toolbox:
-        """The tools of the society, which get fingerprints of the tasks' conclusions and no keys of models."""
+    async def _societies(self, opening: AsyncExitStack) -> Sequence[Worker]:
+        """As many workers as rollouts are made at a time. Their tools get no keys of models."""
         config, dataset = self.config, self.dataset
         names = (*TOOL_KEYS, *config.tools.secret_names())
         secrets = {name: self._secrets[name] for name in names if name in self._secrets}
-        return build_toolbox(
-            config.tools, dataset.documents(), secrets, roles=config.roles, conclusions=dataset.conclusions()
+        toolbox = partial(
+            build_toolbox,
+            *(config.tools, dataset.documents(), secrets),
+            roles=config.roles,
+            conclusions=dataset.conclusions(),
         )
+        if config.rollouts.on == "ray":
+            from training.scale.actors import open_actors
+
+            self._actors = await opening.enter_async_context(open_actors(config, toolbox))
+            return self._actors.workers
+        # The index of abstracts takes a second, in which the view goes on.
+        tools = await asyncio.to_thread(toolbox)
+        return [SocietyWorker(config, self.model, tools) for _ in range(config.rollouts.concurrency)]
 
     def check(self) -> None:
         """Raise what keeps all further rollouts from succeeding, if there is anything."""
         self.servers.check()
+        if self._actors is not None:
+            self._actors.check()
 
     async def put_live(self, policy: Policy) -> None:
         """Have rollouts that begin from now on use `policy`.

@@ -1,19 +1,25 @@
-"""Ranks and runners on two nodes of a Ray cluster, one of which is killed. What nodes cost is paid once."""
+"""Ranks and rollouts on two nodes of a Ray cluster, one of which is killed. What nodes cost is paid once."""
 
 import asyncio
 import os
 import signal
 import threading
+from dataclasses import asdict
+from functools import partial
 
+import psutil
 import pytest
 from engine_kit import exported, some_samples
 from lab_kit import AllAtOnce, collect, config_for, open_lab, task
 from ray_kit import HEAD, SECOND, LoopbackCluster
-from tls_kit import LACKING, made_files
 
+from agents.tools.toolbox import build_toolbox
+from chimera.config.sections.tools import ToolsConfig
+from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, RunError
 from training.cluster.ray.process import RayProcess
 from training.cluster.ray.ranks import team_on_ray
+from training.scale.actors import open_actors
 
 pytestmark = [
     pytest.mark.whole,
@@ -22,19 +28,40 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def nodes():
-    made = LoopbackCluster()
-    yield made
-    made.close()
+def clusters():
+    started = [LoopbackCluster()]
+    yield started
+    for one in started:
+        one.close()
 
 
 @pytest.fixture
-def cluster(nodes):
-    """Two nodes, also after a test that has killed one."""
+def cluster(clusters):
+    """Two nodes, also after a test that has killed one; another cluster after one that has killed the head."""
+    if clusters[-1].nodes and HEAD not in clusters[-1].nodes:
+        clusters[-1].close()
+        clusters.append(LoopbackCluster())
     for address in (HEAD, SECOND):
-        if address not in nodes.nodes:
-            nodes.start(address)
-    return nodes
+        if address not in clusters[-1].nodes:
+            clusters[-1].start(address)
+    return clusters[-1]
+
+
+def actors():
+    """The processes of this machine's actors that make rollouts."""
+    return [process.pid for process in psutil.process_iter() if "RolloutActor" in process.name()]
+
+
+async def checked_for_ever(actors):
+    while True:
+        actors.check()
+        await asyncio.sleep(0.1)
+
+
+def plainly(record):
+    """What was answered, said and rewarded; not when, and under which id."""
+    apart = {"rollout_id", "trace", "worker", "seconds"}
+    return {key: value for key, value in asdict(record).items() if key not in apart}
 
 
 def apart(found, expected):
@@ -85,23 +112,16 @@ def test_a_step_in_which_a_node_dies_is_made_again_by_the_rank_there_is_room_for
 
 
 async def test_a_node_that_dies_during_rollouts_loses_none(cluster, scripted_openai, tmp_path):
-    """The rollouts that have ended stay, and the one that the node worked on is made again by another runner."""
+    """What has ended stays, what the node worked on is made again, and all are what one process makes."""
     scripted_openai.hooks.clear()
     early, late = [task("alpha"), task("beta")], [task("gamma"), task("delta")]
-    config = config_for(scripted_openai.url, tmp_path, runners=2)
-    tls = cluster.config.tls if LACKING else made_files(tmp_path / "tls")
-    placed = {
-        "cluster": cluster.config.model_copy(update={"tls": tls}),
-        "rollouts": config.rollouts.model_copy(update={"on": "cluster"}),
-    }
-    config = config.model_copy(update=placed)
+    config = config_for(scripted_openai.url, tmp_path, concurrency=2, on="ray", actors=2)
+    config = config.model_copy(update={"cluster": cluster.config})
     async with open_lab(scripted_openai.url, tmp_path, [*early, *late], config=config) as lab:
-        assert lab.store.endpoint.startswith(f"{tls.scheme}://")
         first = AllAtOnce(scripted_openai, ["alpha", "beta"])
         collecting = asyncio.create_task(collect(lab, early))
         await first.together.wait()
-        pids = lab.pool.pids()
-        assert sorted(map(cluster.node_of, pids.values())) == [HEAD, SECOND]
+        assert sorted(map(cluster.node_of, actors())) == [HEAD, SECOND]
         first.go.set()
         records = await collecting
         second = AllAtOnce(scripted_openai, ["gamma", "delta"])
@@ -110,16 +130,15 @@ async def test_a_node_that_dies_during_rollouts_loses_none(cluster, scripted_ope
         await asyncio.to_thread(cluster.kill, SECOND)
         second.go.set()
         records |= await collecting
-        attempts = {name: await lab.store.get_latest_attempt(one.rollout_id) for name, one in records.items()}
-        view = (lab.run.path / "view.txt").read_text()
-    assert {one.status for one in records.values()} == {"succeeded"}
-    assert len({one.reward for one in records.values()}) == 1
-    assert sorted(attempts[name].sequence_id for name in ("alpha", "beta")) == [1, 1]
-    assert sorted(attempts[name].sequence_id for name in ("gamma", "delta")) == [1, 2]
-    assert f"on node {SECOND}) was lost" in " ".join(view.split())
+    async with open_lab(scripted_openai.url, tmp_path, [*early, *late], name="here") as lab:
+        here = await collect(lab, [*early, *late])
+    assert {name: plainly(record) for name, record in records.items()} == {
+        name: plainly(record) for name, record in here.items()
+    }
 
 
 def test_who_has_another_token_is_told_that_the_cluster_cannot_be_joined(cluster, tmp_path):
+    """Ranks and rollouts join in processes of their own, with the same token."""
     wrong = tmp_path / "token"
     wrong.touch(0o600)
     wrong.write_text("0" * 64)
@@ -139,3 +158,38 @@ def test_a_cluster_that_loses_its_head_is_said_in_a_sentence(cluster, tmp_path):
     with pytest.raises(RunError, match=r"--resume"):
         process.hear(wait=True)
     process.close()
+
+
+async def test_actors_for_which_there_is_no_room_are_refused_with_their_settings(cluster, monkeypatch):
+    monkeypatch.setattr("training.scale.actors.START_S", 10.0)
+    large = cluster.config.model_copy(update={"cpus_per_actor": 3.0})
+    config = Config().model_copy(update={"cluster": large})
+    with pytest.raises(ConfigError) as refused:
+        async with open_actors(config, list):
+            pass
+    for text in ("rollouts.actors=8", "0 of 8 actors with 3 CPUs", "cluster.cpus_per_actor"):
+        assert text in str(refused.value)
+
+
+async def test_a_tool_that_a_node_cannot_use_is_said_as_it_would_be_here(cluster, tmp_path):
+    database = tmp_path / "database.sqlite"
+    database.write_text("no database")
+    toolbox = partial(build_toolbox, ToolsConfig(database=database), (), {})
+    with pytest.raises(ConfigError) as here:
+        toolbox()
+    config = Config().model_copy(update={"cluster": cluster.config})
+    with pytest.raises(ConfigError) as there:
+        async with open_actors(config, toolbox):
+            pass
+    assert str(there.value) == str(here.value)
+
+
+async def test_rollouts_end_with_a_sentence_when_the_head_is_lost(cluster, monkeypatch):
+    monkeypatch.setattr("training.scale.cluster.HEAD_S", 2.0)
+    config = Config().model_copy(update={"cluster": cluster.config})
+    async with open_actors(config, dict) as actors:
+        actors.check()
+        await asyncio.to_thread(cluster.kill, HEAD)
+        with pytest.raises(RunError) as lost:
+            await checked_for_ever(actors)
+    assert all(text in str(lost.value) for text in (cluster.config.address, "--resume"))

@@ -24,6 +24,7 @@ from chimera.core.errors import RunError
 from training.cluster.ray.start import Orders
 from training.cluster.ray.work import NodeWork
 from training.cluster.wire import Channel
+from training.scale.cluster import first_line
 
 PLACE_S = 45.0
 """How long to wait for room before one rank fewer is asked for: longer than Ray counts a node that is gone as alive."""
@@ -87,7 +88,7 @@ class Driver:
             ray.init(address=address, log_to_driver=False, configure_logging=False)
         except (OSError, ValueError, RuntimeError, RayError) as error:
             raise RunError(
-                f"the Ray cluster at cluster.address={address} cannot be joined ({_first_line(error)}): start a "
+                f"the Ray cluster at cluster.address={address} cannot be joined ({first_line(error)}): start a "
                 "node of it on this machine (ray start), and see cluster.token_file"
             ) from error
         if address == "auto":
@@ -115,8 +116,8 @@ class Driver:
             else:
                 raise RunError(
                     f"the Ray cluster has no room for a rank with {_phrase(need)} (free: "
-                    f"{_phrase(ray.available_resources())}): add nodes, or lower cluster.cpus_per_rank, "
-                    "cluster.gpus_per_rank or rollouts.runners"
+                    f"{_phrase(ray.available_resources())}): add nodes, or lower cluster.cpus_per_rank or "
+                    "cluster.gpus_per_rank"
                 )
 
     def _start(self, name: str, kind: str, given: Mapping[str, Any], need: Mapping[str, float], bundle: int) -> None:
@@ -138,7 +139,7 @@ class Driver:
         def ended(found: Any) -> None:
             self._actors.pop(name, None)
             error = found.exception()
-            text = found.result() if error is None else _first_line(error)
+            text = found.result() if error is None else first_line(error)
             lost = isinstance(error, LOST) and not isinstance(error, RayTaskError)
             self._say("ended", name=name, lost=lost, text=text)
 
@@ -167,12 +168,6 @@ def _room(need: Mapping[str, float]) -> int:
 
 def _phrase(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{resources.get(name, 0):g} {name}s" for name in ("CPU", "GPU") if name in resources) or "nothing"
-
-
-def _first_line(error: BaseException) -> str:
-    """What matters of Ray's long messages, in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:400]
 
 
 def _watch(head: str) -> None:

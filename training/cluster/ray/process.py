@@ -1,6 +1,5 @@
 """The main process's side of the process that speaks with Ray (`driver.py`)."""
 
-import os
 import selectors
 import socket
 from collections.abc import Mapping
@@ -9,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from chimera.config.sections.cluster import ClusterConfig
-from chimera.core.errors import ConfigError, RunError
+from chimera.core.errors import RunError
 from chimera.processes.child_environment import child_environment
 from chimera.processes.children import Command
 from training.cluster.wire import Channel
+from training.scale.cluster import token_variables
 
 CLOSE_S = 5.0
 """How long the process may take to leave the cluster. It is killed then, and Ray notices that."""
@@ -54,7 +54,11 @@ class RayProcess:
     """
 
     def __init__(self, cluster: ClusterConfig, log_file: Path) -> None:
-        environment = {**child_environment("RAY_*"), **_token(cluster.token_file), "RAY_USAGE_STATS_ENABLED": "0"}
+        environment = {
+            **child_environment("RAY_*"),
+            **token_variables(cluster.token_file),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
         ours, theirs = socket.socketpair()
         with theirs:
             self._child = Command(
@@ -175,22 +179,3 @@ class RayProcess:
 
 def _positive(need: Mapping[str, float]) -> dict[str, float]:
     return {name: count for name, count in need.items() if count > 0}
-
-
-def _token(file: Path | None) -> dict[str, str]:
-    """The variables that make Ray show the token in a file.
-
-    Raises:
-        ConfigError: There is none, or other users can read it.
-    """
-    if file is None:
-        return {}
-    try:
-        mode = file.stat().st_mode
-        with file.open("rb"):
-            pass
-    except OSError as error:
-        raise ConfigError(f"cluster.token_file={file} cannot be read ({error.strerror}): copy the cluster's") from error
-    if mode & 0o077:
-        raise ConfigError(f"other users can read cluster.token_file={file}: run chmod 600 {file}")
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": os.path.abspath(file)}

@@ -1,0 +1,158 @@
+"""Rollouts in actors of a Ray cluster: a job goes in, record and trace come back, and this process alone writes.
+
+What actors are told, keys of models and tools too, travels through Ray. A node needs this version of Chimera in the
+Python that its Ray runs in, and sees `runs_dir` at the same path once a policy of a run is a folder.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from agents.context import Tools
+from chimera.config.tree import Config
+from chimera.core.errors import ConfigError, RunError
+from chimera.serving.client import HttpModel
+from evaluation.conduct.worker import Job, Result, SocietyWorker
+from training.scale.cluster import Membership, first_line, join
+
+START_S = 120.0
+"""How long actors may take to start: Python loads the society's libraries in each."""
+RETRIES = 3
+"""How often a rollout whose actor was lost is made again by another one."""
+
+
+class RolloutActor:
+    """What runs on a node: societies that share their tools and connections, one for each rollout at a time."""
+
+    def __init__(self, config: Config, toolbox: Callable[[], Tools]) -> None:
+        self._config = config
+        self._toolbox, self._tools = toolbox, None
+        self._model = HttpModel({}, max_retries=config.rollouts.retries)
+        self._idle: list[SocietyWorker] = []
+
+    async def ready(self) -> None:
+        """Return when rollouts can begin; raises ConfigError if a tool cannot be used."""
+        self._open()
+
+    async def rollout(self, job: Job) -> Result:
+        """See `Worker.rollout`."""
+        worker = self._idle.pop() if self._idle else SocietyWorker(self._config, self._model, self._open())
+        try:
+            return await worker.rollout(job)
+        finally:
+            self._idle.append(worker)
+
+    def _open(self) -> Tools:
+        if self._tools is None:
+            self._tools = self._toolbox()
+        return self._tools
+
+
+class RayWorker:
+    """An `evaluation.conduct.worker.Worker` in an actor."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    async def rollout(self, job: Job) -> Result:
+        """See `Worker.rollout`.
+
+        Raises:
+            RunError: Actors were lost `RETRIES` times with this rollout, or the cluster is.
+        """
+        import ray
+        from ray.exceptions import RayError, RayTaskError
+
+        answer = self._actor.rollout.remote(job)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            ray.cancel(answer)
+            raise
+        except RayTaskError as error:
+            raise error.cause from None
+        except RayError as error:
+            raise RunError(
+                f"a rollout's actor on the Ray cluster was lost ({first_line(error)}): look at its nodes, and continue "
+                "with --resume"
+            ) from error
+
+
+class RolloutActors:
+    """The actors of one run.
+
+    Attributes:
+        workers: `rollouts.concurrency` workers, spread evenly over the actors.
+    """
+
+    def __init__(self, membership: Membership, workers: list[RayWorker]) -> None:
+        self._membership = membership
+        self.workers = workers
+
+    def check(self) -> None:
+        """Raise RunError if the cluster is lost."""
+        self._membership.check()
+
+
+@asynccontextmanager
+async def open_actors(config: Config, toolbox: Callable[[], Tools]) -> AsyncIterator[RolloutActors]:
+    """Join the cluster and start the actors, which end with the block.
+
+    Args:
+        toolbox: Makes the tools, in each actor; what it holds is sent to each node once.
+
+    Raises:
+        ConfigError: The token file or a tool's setting cannot be used, or the cluster has no room.
+        RunError: The cluster cannot be joined, or an actor does not start.
+    """
+    membership = await asyncio.to_thread(join, config.cluster)
+    try:
+        yield RolloutActors(membership, await _start(config, toolbox))
+    finally:
+        await asyncio.to_thread(membership.leave)
+
+
+async def _start(config: Config, toolbox: Callable[[], Tools]) -> list[RayWorker]:
+    import ray
+    from ray.exceptions import RayActorError, RayTaskError
+
+    rollouts, cpus = config.rollouts, config.cluster.cpus_per_actor
+    count = min(rollouts.actors, rollouts.concurrency)
+    remote: Any = ray.remote
+    actor = remote(
+        num_cpus=cpus,
+        max_concurrency=rollouts.concurrency + 1,
+        max_restarts=-1,
+        max_task_retries=RETRIES,
+        scheduling_strategy="SPREAD",
+    )(RolloutActor)
+    shared = ray.put(toolbox)
+    actors = [actor.remote(config, _Shared(shared)) for _ in range(count)]
+    started = [one.ready.remote() for one in actors]
+    try:
+        ready, missing = await asyncio.to_thread(ray.wait, started, num_returns=count, timeout=START_S)
+        await asyncio.gather(*ready)
+    except RayTaskError as error:
+        raise error.cause from None
+    except RayActorError as error:
+        raise RunError(f"an actor for rollouts does not start on the Ray cluster: {first_line(error)}") from error
+    if missing:
+        raise ConfigError(
+            f"rollouts.actors={rollouts.actors}: the Ray cluster has started {len(ready)} of {count} actors with "
+            f"{cpus:g} CPUs each in {START_S:g} s: add nodes, or lower rollouts.actors or cluster.cpus_per_actor"
+        )
+    return [RayWorker(actors[number % count]) for number in range(rollouts.concurrency)]
+
+
+class _Shared:
+    """A toolbox in Ray's store: an actor that is started again finds it there."""
+
+    def __init__(self, reference: Any) -> None:
+        self._reference = reference
+
+    def __call__(self) -> Tools:
+        import ray
+
+        toolbox: Any = ray.get(self._reference)
+        return toolbox()
