@@ -3,15 +3,18 @@
 Agent Lightning 0.3.0's `OtelTracer` knows one rollout in a process, and its `DummyTracer` has no trace.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 import agentlightning as agl
+from agentlightning.types import OtelResource, TraceStatus
 
 from evaluation.traces.spans import Span
+
+RESOURCE = OtelResource(attributes={}, schema_url="")
 
 _recorded: ContextVar[list[Span]] = ContextVar("recorded")
 """The current rollout's trace."""
@@ -36,10 +39,20 @@ class RolloutTracer(agl.DummyTracer):
         try:
             yield
         finally:
-            ours = {"resource": {"attributes": {}, "schema_url": ""}, "context": None, "parent": None}
-            spans = [agl.Span.model_validate({**asdict(span), **ours, **ids}) for span in trace]
-            _stored.set(list(await self._store.add_many_spans(spans)))
+            _stored.set(list(await self._store.add_many_spans([_stored_span(span, ids) for span in trace])))
 
     def get_last_trace(self) -> list[agl.Span]:
         """The spans of the rollout that has just ended."""
         return _stored.get()
+
+
+def _stored_span(span: Span, ids: Mapping[str, Any]) -> agl.Span:
+    """`span` as Agent Lightning's. Its types hold by construction; to check them takes longer than to store it."""
+    given: dict[str, Any] = {field.name: getattr(span, field.name) for field in fields(Span)}
+    given |= ids | {
+        "context": None,
+        "parent": None,
+        "resource": RESOURCE,
+        "status": TraceStatus.model_validate(span.status),
+    }
+    return agl.Span.model_construct(**given)
