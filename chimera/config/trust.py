@@ -16,7 +16,7 @@ from chimera.core.errors import ConfigError
 from chimera.core.named import is_installed
 
 Work = Literal["rollouts", "answers", "training"]
-"""Uses of a configuration: rollouts alone, as a runner makes them, need tools; answers need models too; training also
+"""Uses of a configuration: rollouts alone need tools; answers need models too; training also
 algorithms and optimisers, and may ask all models."""
 
 

@@ -79,7 +79,7 @@ class Live:
         return self._run.path / policy.folder if policy else locate(self._models[slot].path)
 
     def selection(self, exploration: float) -> SelectionSpec:
-        """Who chooses among hypotheses in training rollouts, as data for runners."""
+        """Who chooses among hypotheses in training rollouts, as data."""
         chooser = self._chooser()
         folder = str((self._run.path / chooser.folder).absolute()) if chooser else None
         return SelectionSpec(chooser.version if chooser else None, folder, exploration)

@@ -1,7 +1,6 @@
 """One rollout: the society works on one task, the judge scores the result, and the reward is computed.
 
-Runners of Agent Lightning (`training.lab.runners.agent`) and the main process (`evaluation.conduct.direct`) run the
-same code. They differ only in the transport: how a model is reached, and where spans go.
+A transport says how a model is reached, and where spans go (`evaluation.conduct.worker`).
 """
 
 import asyncio

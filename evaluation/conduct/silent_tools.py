@@ -71,7 +71,7 @@ class Watch:
     def add(self, record: RolloutRecord) -> list[str]:
         """The warnings about the record's phase, if this record completes its first `ENOUGH` rollouts; else none.
 
-        Rollouts without recorded tool calls do not count: their runner died, or an earlier version made them.
+        Rollouts without recorded tool calls do not count: an earlier version made them.
         """
         first = self._first.setdefault(record.phase, [])
         if not record.tool_calls or len(first) == ENOUGH:

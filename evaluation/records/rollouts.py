@@ -20,7 +20,7 @@ Status = Literal["succeeded", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class RolloutInput:
-    """Input of a runner: the task without its conclusion, and the seed of this rollout.
+    """Input of a rollout: the task without its conclusion, and the seed of this rollout.
 
     The label is for the reward. The society gets only the task's `brief()`.
     """
@@ -68,7 +68,7 @@ class RolloutInput:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A runner's report on one attempt: one object span in the rollout's trace.
+    """A worker's report on a rollout: one object span in the rollout's trace.
 
     Attributes:
         error: Why the attempt failed; None if it succeeded.

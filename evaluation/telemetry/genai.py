@@ -22,7 +22,7 @@ from evaluation.traces.spans import EXCHANGE, OPERATION, RESPONSE_IDS, Span
 SOCIETY = "chimera"
 """The name of the whole society as an agent."""
 PROVIDER = "chimera"
-"""`gen_ai.provider.name`: models are asked by the run's own names of slots, through its own servers or gateway."""
+"""`gen_ai.provider.name`: models are asked by the run's own names of slots, through its own servers."""
 
 Attributes = Mapping[str, Any]
 
@@ -194,7 +194,7 @@ def _tool(call: Mapping[str, Any], number: int, visit: GenAiSpan, now: float, co
 
 
 def _exchanges_alone(operation: Span, visit: GenAiSpan, exchanges: Mapping[str, Span]) -> Iterator[GenAiSpan]:
-    """The model calls of a visit whose attempt reported no outcome, because its runner was killed."""
+    """The model calls of a visit whose attempt reported no outcome."""
     for response in operation.attributes.get(RESPONSE_IDS, ()):
         found = exchanges.get(str(response))
         if found is not None and found.start_time is not None and found.end_time is not None:

@@ -1,8 +1,7 @@
 """The model calls in a trace with token ids and roles, and the outcomes of its attempts.
 
-A trace holds two kinds of spans. We make one for each visit of a role, with the ids of its responses. The gateway makes
-one for each exchange, with messages, token ids and the response id. They are joined by this id, never by time or by a
-framework's names.
+A trace holds two kinds of spans: one for each visit of a role, with the ids of its responses, and one for each exchange,
+with messages, token ids and the response id. They are joined by this id, never by time or by a framework's names.
 """
 
 import ast
@@ -61,7 +60,7 @@ def visits(spans: Iterable[SpanLike]) -> Iterator[tuple[SpanLike, list[str]]]:
 def model_calls(
     spans: Sequence[SpanLike], *, roles: Collection[str] | None = None, attempt_id: str | None = None
 ) -> list[TracedCall]:
-    """Every attributed model call of a trace, once each, in the order of the gateway's sequence numbers.
+    """Every attributed model call of a trace, once each, in the order of their sequence numbers.
 
     A call whose exchange is not in the trace is left out. So are all calls that share a response id within an attempt
     (some servers draw ids from a small range), because their exchanges cannot be told apart.
@@ -87,13 +86,13 @@ def model_calls(
 
 
 def untraced(spans: Sequence[SpanLike]) -> set[str]:
-    """Response ids of visits whose exchange is not in the trace (yet: the gateway may write it just after)."""
+    """Response ids of visits whose exchange is not in the trace."""
     exchanges = {span.attributes.get(RESPONSE_ID) for span in spans if span.name == EXCHANGE}
     return {response for _, responses in visits(spans) for response in responses} - exchanges
 
 
 def outcome(spans: Sequence[SpanLike], attempt_id: str) -> dict[str, Any] | None:
-    """The outcome that the runner reported of this attempt; None if it reported none, for example if it was killed."""
+    """The outcome of this attempt; None if it reported none."""
     for span in reversed(spans):
         if span.attempt_id == attempt_id and _is_outcome(span):
             return json.loads(span.attributes[OBJECT_JSON])
@@ -101,7 +100,7 @@ def outcome(spans: Sequence[SpanLike], attempt_id: str) -> dict[str, Any] | None
 
 
 def last_outcome(spans: Sequence[SpanLike]) -> tuple[str, dict[str, Any]] | None:
-    """Id and outcome of the last attempt that reported one; None when every attempt's runner was killed.
+    """Id and outcome of the last attempt that reported one; None when no attempt has reported one.
 
     The store numbers the spans of a rollout through all its attempts, so the largest number is the last.
     """

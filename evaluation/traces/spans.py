@@ -1,8 +1,7 @@
 """Reads, writes and makes the spans of a rollout's trace.
 
-A rollout through Agent Lightning's runners has the spans of its tracer and of the gateway; one that the main process
-makes has the same spans, made here. Both are written in one form. The names are those of agentlightning 0.3.0
-(`agentlightning.semconv`), which is not needed to read them.
+The names are those of agentlightning 0.3.0 (`agentlightning.semconv`) and its proxy, which are not needed to read them:
+a trace that its Trainer and LLMProxy have made reads alike.
 """
 
 import gzip
@@ -20,7 +19,7 @@ from chimera.core.plain_json import parse_json
 from chimera.core.secrets import redact_tree
 
 EXCHANGE = "raw_gen_ai_request"
-"""The gateway's span that holds request and response as the model's server saw them."""
+"""The span that holds request and response as the model's server saw them."""
 OPERATION = "agentlightning.operation"
 """Our span of one visit of a role."""
 ANNOTATION = "agentlightning.annotation"

@@ -1,6 +1,6 @@
 """One rollout as a tree: visits of roles in the order of their beginning, their model calls, and tool calls.
 
-Three sources are put together: the trace (messages, token ids, times), the runner's own record of each call (it is in
+Three sources are put together: the trace (messages, token ids, times), the worker's own record of each call (it is in
 the trace's outcome) and, for a rollout that PPO learned from, the token records of its update.
 """
 
@@ -26,7 +26,7 @@ REVIEWERS = (PEER_REVIEWER, SAFETY_OFFICER)
 
 @dataclass(frozen=True, slots=True)
 class ShownToolCall:
-    """One tool call: the runner's record of it, and what the model was told, None when no later call shows it."""
+    """One tool call: the worker's record of it, and what the model was told, None when no later call shows it."""
 
     use: ToolUse
     answer: str | None
@@ -38,8 +38,8 @@ class ShownCall:
 
     Attributes:
         step: Which call of its visit's try, from 1.
-        exchange: What the gateway saw; None when it is not in the trace.
-        record: What the runner noted; None when it was killed.
+        exchange: Request and answer; None when it is not in the trace.
+        record: What the worker noted; None in a trace without an outcome.
         new: The messages that the visit's earlier calls had not had.
         answer: The answer as the role's schema reads it; None when it is none.
         tokens: What PPO learned from; None when it did not learn from this call.
@@ -178,7 +178,7 @@ def _records(
 ) -> tuple[
     dict[str, ModelCall], dict[tuple[str, int, int], list[ModelCall]], dict[tuple[str, int, int, int], list[ToolUse]]
 ]:
-    """The runner's records: answers by response id, calls that got none by visit, tool calls by their model call."""
+    """The outcome's records: answers by response id, calls that got none by visit, tool calls by their model call."""
     answered: dict[str, ModelCall] = {}
     failed: dict[tuple[str, int, int], list[ModelCall]] = defaultdict(list)
     uses: dict[tuple[str, int, int, int], list[ToolUse]] = defaultdict(list)
@@ -285,8 +285,7 @@ def _notes(record: RolloutRecord, spans: Sequence[Span], reported: bool, learned
     elif not reported:
         exchanges = sum(span.name == EXCHANGE for span in spans)
         notes.append(
-            "Its runner was killed before it could report: which role asked for the exchanges in the trace "
-            f"({exchanges}) is not known."
+            f"Its trace has no outcome, so which role asked for the exchanges in it ({exchanges}) is not known."
         )
     if record.untraced_calls:
         notes.append(f"{record.untraced_calls} of its model calls never reached the trace.")

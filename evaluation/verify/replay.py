@@ -274,7 +274,7 @@ def _check_rubric(
 
 
 def _plain(messages: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    """What counts of messages: gateways add empty fields."""
+    """What counts of messages: proxies add empty fields."""
     return [
         (
             message["role"],

@@ -104,7 +104,7 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
         for call in _token_calls(spans, roles, attempt_id):
             if (record := records.get(call.response_id)) is None:
                 raise RunError(
-                    f"rollout {spans[0].rollout_id}: the runner's outcome does not mention the answer "
+                    f"rollout {spans[0].rollout_id}: its outcome does not mention the answer "
                     f"{call.response_id!r} to {call.role}, so its reward is not known: leave this rollout out"
                 )
             finished = call.attempt == last_try[call.role, call.visit]
@@ -159,7 +159,7 @@ class HierarchicalTraceAdapter(agl.TraceAdapter[list[agl.Triplet]]):
 
 
 def _records(outcome: Mapping[str, Any]) -> tuple[dict[str, ModelCall], dict[_Step, list[ToolUse]]]:
-    """The runner's records: model calls by response id, tool calls by the model call that asked for them."""
+    """The outcome's records: model calls by response id, tool calls by the model call that asked for them."""
     calls: dict[str, ModelCall] = {}
     uses: dict[_Step, list[ToolUse]] = defaultdict(list)
     for data in outcome["calls"]:
@@ -203,7 +203,7 @@ def _token_calls(spans: Sequence[SpanLike], roles: Collection[str], attempt_id: 
                     raise RunError(
                         f"rollout {span.rollout_id}: the answer {response!r} to {span.attributes['role']} has no "
                         "exchange of its own in the trace: leave out rollouts with untraced calls, and if there are "
-                        f"many, look in logs/gateway.log and whether the server of model "
+                        f"many, look whether the server of model "
                         f"{span.attributes.get('model')!r} gives every answer an id of its own"
                     )
     for call in calls:

@@ -15,8 +15,8 @@ from evaluation.records.study import BASE, GATE
 if TYPE_CHECKING:
     from training.learning.plans import Phase
 
-GATE_ROLLOUT = 0.5
-"""Cost of a gate's rollout, which has no gateway to go through."""
+GATE_ROLLOUT = 1.0
+"""Cost of a gate's rollout."""
 ANSWER = 0.1
 """Cost of one more answer to a recorded prompt, with what is learned from it."""
 EXAMPLE = 0.16

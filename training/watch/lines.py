@@ -26,9 +26,9 @@ LONG_SECONDS = 60.0
 class LineView:
     """Plain log lines."""
 
-    def __init__(self, console: Console, runners: int) -> None:
+    def __init__(self, console: Console, concurrency: int) -> None:
         self._console = console
-        self._progress = RunProgress(runners)
+        self._progress = RunProgress(concurrency)
         self._phases: list[tuple[Rollouts, Activity]] = []
         self._told: dict[int, float] = {}
         self._last = time.monotonic()

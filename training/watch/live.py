@@ -40,9 +40,9 @@ class LiveView:
     Notes and tables are printed above it. It is there while the view is open, or while something is counted.
     """
 
-    def __init__(self, console: Console, runners: int) -> None:
+    def __init__(self, console: Console, concurrency: int) -> None:
         self._console = console
-        self._progress = RunProgress(runners)
+        self._progress = RunProgress(concurrency)
         self._plan: dict[str, str] = {}
         self._phases: list[tuple[Rollouts, Activity]] = []
         self._spinner = Spinner("dots")

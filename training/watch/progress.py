@@ -51,13 +51,13 @@ class Activity:
 class RunProgress:
     """The activities of a run, innermost last, and its forecast. It is thread-safe."""
 
-    def __init__(self, runners: int) -> None:
+    def __init__(self, concurrency: int) -> None:
         self.forecast = TimeForecast()
         self.started = time.monotonic()
         self.rewards: list[float] = []
         self.latest: RolloutRecord | None = None
         self.decided = ""
-        self._runners = runners
+        self._concurrency = concurrency
         self._lock = threading.Lock()
         self._activities: list[Activity] = []
 
@@ -70,7 +70,7 @@ class RunProgress:
     @contextmanager
     def doing(self, text: str, total: int = 0, *, rollouts: bool = False) -> Iterator[Activity]:
         """Something goes on while the `with` block runs."""
-        found = Activity(text, time.monotonic(), total, least=self._runners if rollouts else 1)
+        found = Activity(text, time.monotonic(), total, least=self._concurrency if rollouts else 1)
         with self._lock:
             self._activities.append(found)
         begun = bool(total) and self.forecast.begin(text)

@@ -44,13 +44,13 @@ class View(ProgressView, Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-def make_view(console: Console, runners: int) -> View:
+def make_view(console: Console, concurrency: int) -> View:
     """The view that fits the console.
 
-    It shows no remaining time until `runners` rollouts have ended. The first ends show the duration of a rollout, but
+    It shows no remaining time until `concurrency` rollouts have ended. The first ends show the duration of a rollout, but
     not yet the rate.
     """
     from training.watch.lines import LineView
     from training.watch.live import LiveView
 
-    return LiveView(console, runners) if console.is_terminal else LineView(console, runners)
+    return LiveView(console, concurrency) if console.is_terminal else LineView(console, concurrency)
