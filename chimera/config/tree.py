@@ -92,6 +92,8 @@ class Config(ConfigSection):
         for name, model in self.models.items():
             if model.like is not None and model.like not in self.models:
                 raise ValueError(f"models.{name}.like is {model.like!r}, {_near(model.like, self.models)}")
+        if self.rollouts.on == "ray" and self.cluster.address is None:
+            raise ValueError("rollouts.on=ray needs a Ray cluster: set cluster.address=HOST:PORT or auto")
         if near := self.evaluation.unknown_prices(set(self.models) - {self.roles.Judge.model}):
             raise ValueError(near)
         return self
