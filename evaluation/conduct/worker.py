@@ -35,7 +35,7 @@ class Job:
         input: The task with its seed, and the phase under which it is recorded.
         endpoints: Where each slot's model answers.
         versions: What is live, or works as a candidate: the policy versions that the record will name.
-        selector: Gives who chooses among hypotheses; called within the rollout.
+        selector: Gives who chooses among hypotheses; called within the rollout, perhaps in another process.
         scored: Slots whose models are asked how likely each token was.
         start: Where the society begins; None for the whole task.
         mode: "train" for rollouts to learn from, "val" for held-out tasks.

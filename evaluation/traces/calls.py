@@ -1,7 +1,8 @@
 """The model calls in a trace with token ids and roles, and the outcomes of its attempts.
 
-A trace holds two kinds of spans: one for each visit of a role, with the ids of its responses, and one for each exchange,
-with messages, token ids and the response id. They are joined by this id, never by time or by a framework's names.
+A trace holds two kinds of spans: one for each visit of a role, with the ids of its responses, and one for each
+exchange, with messages, token ids and the response id. They are joined by this id, never by time or by a framework's
+names.
 """
 
 import ast

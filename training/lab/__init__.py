@@ -1,1 +1,1 @@
-"""Where rollouts run: workers, Agent Lightning's store, records. Read `lab` first. An algorithm sees `training.bench`."""
+"""Where rollouts run: workers, Agent Lightning's store, records. An algorithm sees `training.bench`."""

@@ -165,9 +165,10 @@ class Lab:
         """
         sampled = answering(self.servers.endpoints, self.config, self.run.gate_temperature)
         versions = dict(self.policy_versions)
+        selector = partial(make_selector, self.live.selection(0.0), greedy=True)
 
         def job(input_: RolloutInput) -> Job:
-            return Job(new_id("ev"), input_, sampled, versions, self.live.selector)
+            return Job(new_id("ev"), input_, sampled, versions, selector)
 
         async with aclosing(self._made(inputs, job)) as made:
             async for record, _ in made:

@@ -47,8 +47,8 @@ class View(ProgressView, Protocol):
 def make_view(console: Console, concurrency: int) -> View:
     """The view that fits the console.
 
-    It shows no remaining time until `concurrency` rollouts have ended. The first ends show the duration of a rollout, but
-    not yet the rate.
+    It shows no remaining time until `concurrency` rollouts have ended. The first ends show the duration of a rollout,
+    but not yet the rate.
     """
     from training.watch.lines import LineView
     from training.watch.live import LiveView

@@ -17,6 +17,7 @@ from agents.tools.toolbox import build_toolbox
 from chimera.config.sections.tools import ToolsConfig
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, RunError
+from evaluation.records.rollouts import RolloutInput
 from training.cluster.ray.process import RayProcess
 from training.cluster.ray.ranks import team_on_ray
 from training.scale.actors import open_actors
@@ -56,6 +57,11 @@ async def checked_for_ever(actors):
     while True:
         actors.check()
         await asyncio.sleep(0.1)
+
+
+async def held_out(lab, one):
+    (record,) = [record async for record in lab.held_out([RolloutInput.of(one, "gate-base", 0, 0)], "base")]
+    return record
 
 
 def plainly(record):
@@ -130,8 +136,10 @@ async def test_a_node_that_dies_during_rollouts_loses_none(cluster, scripted_ope
         await asyncio.to_thread(cluster.kill, SECOND)
         second.go.set()
         records |= await collecting
+        records["held out"] = await held_out(lab, early[0])
     async with open_lab(scripted_openai.url, tmp_path, [*early, *late], name="here") as lab:
         here = await collect(lab, [*early, *late])
+        here["held out"] = await held_out(lab, early[0])
     assert {name: plainly(record) for name, record in records.items()} == {
         name: plainly(record) for name, record in here.items()
     }
