@@ -121,8 +121,9 @@ async def test_a_node_that_dies_during_rollouts_loses_none(cluster, scripted_ope
     """What has ended stays, what the node worked on is made again, and all are what one process makes."""
     scripted_openai.hooks.clear()
     early, late = [task("alpha"), task("beta")], [task("gamma"), task("delta")]
-    config = config_for(scripted_openai.url, tmp_path, concurrency=2, on="ray", actors=2)
-    config = config.model_copy(update={"cluster": cluster.config})
+    config = config_for(scripted_openai.url, tmp_path, concurrency=2)
+    on_ray = config.rollouts.model_copy(update={"on": "ray", "actors": 2})
+    config = config.model_copy(update={"cluster": cluster.config, "rollouts": on_ray})
     async with open_lab(scripted_openai.url, tmp_path, [*early, *late], config=config) as lab:
         first = AllAtOnce(scripted_openai, ["alpha", "beta"])
         collecting = asyncio.create_task(collect(lab, early))
