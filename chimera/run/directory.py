@@ -40,7 +40,7 @@ SAFE_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}")
 FIXED_ON_RESUME = ("seed", "data.", "models.", "society.", "tools.", "reward.", "gate.")
 """Settings that a resumed run keeps. Other tasks, models or rewards would mix two experiments under one name."""
 
-FREE_ON_RESUME = (".ranks", ".shards", ".restarts")
+FREE_ON_RESUME = (".ranks", ".shards")
 """Settings of a begun phase that may change all the same: they say where it is computed, not what."""
 
 ALWAYS_WRITTEN = ("seed", "data", "models", "society", "tools", "reward", "gate", "evaluation")

@@ -1,1 +1,1 @@
-"""Work on the nodes of a Ray cluster: `cluster` joins it, `actors` makes rollouts there."""
+"""Several processes, here or on the nodes of a Ray cluster: `ranks` share an update, `actors` make rollouts."""

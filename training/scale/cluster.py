@@ -17,9 +17,10 @@ CONNECT_S, LOOK_S = 5.0, 1.0
 
 
 class Membership:
-    """A member's view of its cluster."""
+    """This process's place in its cluster; whoever has called `join` leaves it again."""
 
     def __init__(self, address: str) -> None:
+        self.users = 1
         self._address = address
         self._lost: str | None = None
         self._left = threading.Event()
@@ -34,12 +35,18 @@ class Membership:
             )
 
     def leave(self) -> None:
-        """Leave the cluster, which ends the actors that this process has started there."""
+        """Leave the cluster with the last user, which ends the actors that this process has started there."""
+        global _membership
         import ray
 
-        self._left.set()
-        with suppress(Exception):  # A cluster that is gone cannot be left.
-            ray.shutdown()
+        with _lock:
+            self.users -= 1
+            if self.users:
+                return
+            _membership = None
+            self._left.set()
+            with suppress(Exception):  # A cluster that is gone cannot be left.
+                ray.shutdown()
 
     def _watch(self) -> None:
         host, _, port = self._address.rpartition(":")
@@ -54,14 +61,31 @@ class Membership:
                     return
 
 
+_lock = threading.Lock()
+_membership: Membership | None = None
+
+
 def join(cluster: ClusterConfig) -> Membership:
     """Make this process a member, so that `ray.remote` works in it. Ray is imported here, not before.
+
+    A process is a member of one cluster: the next caller gets the same membership.
 
     Raises:
         ConfigError: The token file cannot be used.
         RunError: The cluster cannot be joined.
     """
-    with _variables({"RAY_USAGE_STATS_ENABLED": "0", **token_variables(cluster.token_file)}):
+    global _membership
+    with _lock:
+        if _membership is None:
+            _membership = Membership(_join(cluster))
+        else:
+            _membership.users += 1
+        return _membership
+
+
+def _join(cluster: ClusterConfig) -> str:
+    """Returns the head's address."""
+    with _variables({"RAY_USAGE_STATS_ENABLED": "0", **_token(cluster.token_file)}):
         import ray
         from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportAttributeAccessIssue]
         from ray.exceptions import RayError
@@ -76,10 +100,10 @@ def join(cluster: ClusterConfig) -> Membership:
                 f"the Ray cluster at cluster.address={cluster.address} cannot be joined ({first_line(error)}): start a "
                 "node of it on this machine (ray start), and see cluster.token_file"
             ) from error
-        return Membership(ray.get_runtime_context().gcs_address)
+        return ray.get_runtime_context().gcs_address
 
 
-def token_variables(file: Path | None) -> dict[str, str]:
+def _token(file: Path | None) -> dict[str, str]:
     """The variables that make Ray show the token in a file.
 
     Raises:

@@ -91,15 +91,6 @@ class Checkpoints:
         folder = checked(self._run, f"{self._name}/{steps[-1]}", remedy)
         return folder / ENGINE, self._progress(folder)
 
-    def newest_engine(self) -> Path | None:
-        """The engine's folder of the newest checkpoint; None if there is none.
-
-        Raises:
-            RunError: It differs from what the run wrote.
-        """
-        steps = self._steps()
-        return checked(self._run, f"{self._name}/{steps[-1]}") / ENGINE if steps else None
-
     def write(self, progress: Progress, save_engine: Callable[[Path], None]) -> None:
         """Write the checkpoint of `progress.step` and its hashes, and remove old checkpoints."""
         from training.learning.weights import whole_folder

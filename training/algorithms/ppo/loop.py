@@ -253,7 +253,7 @@ class PpoLoop:
         """Import VeRL and load the model. This takes seconds, while the first rollouts run."""
         # Works only before torch is loaded. Idle OpenMP threads that spin would slow the model server down manyfold.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        self._engine = open_engine(self._first_weights, self._plan, self._settings, self._bench, self._checkpoints)
+        self._engine = open_engine(self._first_weights, self._plan, self._settings, self._bench)
         if checkpoint is not None:
             self._engine.load(checkpoint)
 

@@ -6,21 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chimera.core.errors import ConfigError
-from training.algorithms.ppo.checkpoints import Checkpoints
 from training.algorithms.ppo.settings import PpoSettings
 from training.learning.base import Bench, PhasePlan
 
 if TYPE_CHECKING:
-    from training.cluster.team import Team
     from training.engines.base import TrainingEngine
+    from training.scale.ranks import Ranks
 
 RANKS_STARTED = "ranks_started"
-"""The ledger's event: `ranks` processes with `shards` were started, at first or after a loss."""
+"""The ledger's event: `ranks` processes with `shards` were started."""
 
 
-def open_engine(
-    weights: Path, plan: PhasePlan, settings: PpoSettings, bench: Bench, checkpoints: Checkpoints
-) -> "TrainingEngine":
+def open_engine(weights: Path, plan: PhasePlan, settings: PpoSettings, bench: Bench) -> "TrainingEngine":
     """The engine that begins with `weights`. This takes seconds.
 
     Raises:
@@ -37,37 +34,27 @@ def open_engine(
         from training.engines.local import PpoEngine
 
         return PpoEngine(weights, settings, **options)
-    from training.cluster.team_engine import TeamEngine
+    from training.scale.ranks import RanksEngine
 
-    place = _here if bench.config.cluster.address is None else _on_ray
-    start_team = place(plan, settings, bench)
-
-    def start() -> "Team":
-        team = start_team()
-        bench.run.ledger(RANKS_STARTED, phase=plan.name, ranks=team.ranks, shards=settings.shards)
-        if team.ranks < settings.ranks:
-            note(f"the Ray cluster has room for {team.ranks} of {settings.ranks} ranks, which work alone")
-        return team
-
-    def note(text: str) -> None:
-        bench.view.warn(f"{plan.name}: {text}")
-
-    return TeamEngine(weights, settings, team=start, newest=checkpoints.newest_engine, note=note, **options)
+    start = _here(plan, settings, bench) if bench.config.cluster.address is None else _placed(settings, bench)
+    engine = RanksEngine(weights, settings, start, **options)
+    bench.run.ledger(RANKS_STARTED, phase=plan.name, ranks=settings.ranks, shards=settings.shards)
+    return engine
 
 
-def _here(plan: PhasePlan, settings: PpoSettings, bench: Bench) -> "Callable[[], Team]":
+def _here(plan: PhasePlan, settings: PpoSettings, bench: Bench) -> "Callable[[], Ranks]":
     """Starts the ranks on this machine; raises ConfigError if there are fewer GPUs than ranks."""
     import torch
 
-    from training.cluster.team import Team
+    from training.scale.here import LocalRanks
 
     if 0 < (gpus := torch.cuda.device_count()) < settings.ranks:
         raise ConfigError(f"{plan.name}.ranks={settings.ranks}: each rank needs a GPU, and {gpus} can be seen here")
-    return partial(Team, settings.ranks, bench.run.path / "logs", plan.name)
+    return partial(LocalRanks, settings.ranks, bench.run.path / "logs", plan.name)
 
 
-def _on_ray(plan: PhasePlan, settings: PpoSettings, bench: Bench) -> "Callable[[], Team]":
-    """Starts as many of the ranks as there is room for on the cluster."""
-    from training.cluster.ray.ranks import team_on_ray
+def _placed(settings: PpoSettings, bench: Bench) -> "Callable[[], Ranks]":
+    """Starts the ranks on the cluster's nodes."""
+    from training.scale.placed import PlacedRanks
 
-    return partial(team_on_ray, bench.config.cluster, settings.ranks, bench.run.path / "logs", plan.name)
+    return partial(PlacedRanks, bench.config.cluster, settings.ranks, bench.run.path)

@@ -10,7 +10,7 @@ from training.learning.groups import BranchSettings
 
 ROLLOUT_KEYS = ("tasks_per_step", "credit", "sub_goal_weight", "role_baseline", "step_timeout_s", "min_good_share")
 BRANCH_KEYS = ("tasks", "value", "curriculum")
-TEAM_KEYS = ("shards", "restarts")
+TEAM_KEYS = ("shards",)
 AHEAD_KEYS = ("rollout_is", "rollout_is_threshold")
 CRITIC_KEYS = ("critic_lr", "critic_warmup", "cliprange_value", "lam")
 
@@ -122,9 +122,6 @@ class PpoSettings(BranchSettings):
     )
     shards: Literal["copy", "fsdp"] = Field(
         default="copy", description="copy: each rank has all weights; fsdp: weights and optimiser are split over ranks"
-    )
-    restarts: int = Field(
-        default=2, ge=0, le=1000, description="how often the ranks are started again for a step in which one died"
     )
     ahead: int = Field(
         default=0,

@@ -1,9 +1,7 @@
 """Updates by two ranks: those of one rank, whatever is learned; checkpoints for any number; a rank that dies."""
 
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,9 +14,7 @@ from engine_kit import exported, some_samples
 
 from chimera.core.errors import RunError
 from training.algorithms.ppo.batch import Sample
-from training.cluster.launching import Meeting, place
-from training.cluster.team import Team
-from training.cluster.wire import Channel
+from training.scale.here import LocalRanks
 
 pytestmark = [
     pytest.mark.whole,
@@ -78,7 +74,6 @@ def test_two_ranks_learn_what_one_learns(one, two, tmp_path, options):
         batches = [[sampled(one) for one in batch] for batch in batches]
     metrics, seen, weights = learned(one(**options), tmp_path / "one", batches)
     engine = two(**options)
-    assert engine.team.pids != [os.getpid()] * 2
     others, witnessed, found = learned(engine, tmp_path / "two", batches)
     for own, other in zip(metrics, others, strict=True):
         kept = {name: value for name, value in own.items() if not name.startswith(("perf/", "timing_s/"))}
@@ -102,7 +97,7 @@ def test_micro_batches_and_ranks_without_rows_change_nothing(one, two, tmp_path)
     assert max(float((weights[name] - found[name]).abs().max()) for name in weights) < 1e-5
 
 
-def test_what_cannot_be_learned_is_said_as_by_one_rank_and_the_team_goes_on(two):
+def test_what_cannot_be_learned_is_said_as_by_one_rank_and_the_ranks_go_on(two):
     engine = two()
     with pytest.raises(RunError, match="none with a peer"):
         engine.update(some_samples(0, peers=1), 0)
@@ -112,25 +107,8 @@ def test_what_cannot_be_learned_is_said_as_by_one_rank_and_the_team_goes_on(two)
 # --- checkpoints
 
 
-def torchrun(ranks, key_file, logs, stop):
-    """Starts ranks as a user of torchrun would: with a meeting point of torchrun's own."""
-
-    def launch(meeting: Meeting):
-        key_file.write_text(meeting.key)
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone"]
-        command += ["-m", "training.cluster.rank", meeting.address, "--key-file", str(key_file)]
-        names = ("GLOO_SOCKET_IFNAME",)
-        environment = os.environ | {name: place(meeting, 0)[name] for name in names} | {"OMP_NUM_THREADS": "1"}
-        with (logs / "torchrun.log").open("wb") as log:
-            process = subprocess.Popen(command, env=environment | {"PYTHONPATH": os.getcwd()}, stderr=log, stdout=log)
-        stop.append(process)
-        return []
-
-    return launch
-
-
 def test_a_checkpoint_fits_any_number_of_ranks(one, two, tmp_path):
-    """Saved by two, it is continued by two bit for bit, by one in this process, and by three that torchrun started."""
+    """Saved by two, it is continued by two bit for bit, by one in this process, and by three."""
     import torch
 
     options = {"adv_estimator": "gae", "shards": "fsdp", "lora_rank": 4, "verl": SCHEDULE}
@@ -153,8 +131,7 @@ def test_a_checkpoint_fits_any_number_of_ranks(one, two, tmp_path):
     assert {name: metrics[name] for name in same} == {name: expected[0][name] for name in same}
     assert all(torch.equal(weights[name], value) for name, value in expected[1].items())
     alone.load(checkpoint)
-    started = []
-    three = two(**options, team=lambda: Team(3, tmp_path, "three", torchrun(3, tmp_path / "key", tmp_path, started)))
+    three = two(**options, start=lambda: LocalRanks(3, tmp_path, "three"))
     three.load(checkpoint)
     for engine, name in ((alone, "one"), (three, "three")):
         assert engine.update(some_samples(2), 2)["actor/lr"] == expected[0]["actor/lr"]
@@ -162,92 +139,69 @@ def test_a_checkpoint_fits_any_number_of_ranks(one, two, tmp_path):
         found = exported(engine, tmp_path / name)
         assert max(float((found[key] - value).abs().max()) for key, value in expected[1].items()) < 1e-5
     three.close()
-    assert started[0].wait(60) == 0
 
 
 # --- a rank that dies
 
 
-def test_a_step_in_which_a_rank_is_killed_is_made_again(two, tmp_path):
-    """The update before it had no checkpoint; both are made again, to the same weights bit for bit."""
+def test_a_rank_that_is_killed_is_named_and_its_step_can_be_made_again(two, ranks, tmp_path):
+    """As `--resume` does: new ranks go on from the last checkpoint, to the same weights bit for bit."""
     import torch
 
-    checkpoint, notes = tmp_path / "checkpoint", []
+    checkpoint = tmp_path / "checkpoint"
     straight = two(shards="fsdp")
     for step in range(3):
         straight.update(some_samples(step), step)
     expected = exported(straight, tmp_path / "straight")
-    engine = two(shards="fsdp", newest=lambda: checkpoint if checkpoint.exists() else None, note=notes.append)
+    engine = two(shards="fsdp")
     engine.update(some_samples(0), 0)
     engine.save(checkpoint)
     engine.update(some_samples(1), 1)
-    before = engine.team.pids
+    before = ranks.started[-1].pids
     os.kill(before[1], signal.SIGSTOP)  # So the update cannot end before the kill.
     killer = threading.Timer(0.5, os.kill, (before[1], signal.SIGKILL))
     killer.start()
-    engine.update(some_samples(2), 2)
+    with pytest.raises(RunError) as lost:
+        engine.update(some_samples(2), 2)
     killer.join()
-    assert engine.updates == 3
-    assert notes == [f"rank 1 of 2 (process {before[1]}) was killed by SIGKILL: the ranks are started again, and the "
-                     "step is made again"]  # fmt: skip
-    assert not set(before) & set(engine.team.pids)
+    engine.close()
+    for text in (f"rank 1 of 2 (process {before[1]})", "SIGKILL", "--resume"):
+        assert text in str(lost.value)
     assert not any(psutil.pid_exists(pid) for pid in before)
-    assert all(torch.equal(expected[name], value) for name, value in exported(engine, tmp_path / "two").items())
+    again = two(shards="fsdp")
+    again.load(checkpoint)
+    for step in (1, 2):
+        again.update(some_samples(step), step)
+    assert again.updates == 3
+    assert all(torch.equal(expected[name], value) for name, value in exported(again, tmp_path / "two").items())
 
 
-def test_when_ranks_die_too_often_one_sentence_says_which_and_how(two):
-    engine = two(restarts=0)
-    pid = engine.team.pids[0]
-    os.kill(pid, signal.SIGKILL)
-    message = rf"rank 0 of 2 \(process {pid}\) was killed by SIGKILL; .* again 0 times .*ppo\.restarts.* --resume"
-    with pytest.raises(RunError, match=message):
-        engine.update(some_samples(0), 0)
+def test_ranks_end_with_their_parent(tmp_path):
+    """However it ends: here by SIGKILL, while its ranks wait for orders."""
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = list(map(int, parent.stdout.readline().split()))
+    processes = [psutil.Process(pid) for pid in pids]
+    parent.kill()
+    assert not psutil.wait_procs(processes, timeout=60)[1]
+    parent.wait()
+    parent.stdout.close()
 
 
-# --- who may connect
+PARENT = """
+import sys, time
+from pathlib import Path
+from training.scale.here import LocalRanks
+ranks = LocalRanks(2, Path(sys.argv[1]), "orphans")
+print(*ranks.pids, flush=True)
+time.sleep(600)
+"""
 
 
-def test_only_who_shows_the_key_becomes_a_rank(tmp_path):
-    seen = []
-
-    def launch(meeting: Meeting):
-        host, _, port = meeting.address.rpartition(":")
-        listening = [one.laddr.ip for one in psutil.Process().net_connections() if one.status == psutil.CONN_LISTEN]
-        seen.append((host, listening))
-
-        def knock():
-            for message in ({"rank": 0, "key": "guess"}, {"rank": 0}, {"rank": 5, "key": meeting.key}):
-                with socket.create_connection((host, int(port))) as stranger:
-                    channel = Channel(stranger)
-                    channel.send(message)
-                    with pytest.raises(ConnectionError):
-                        channel.receive()
-            channel = Channel(socket.create_connection((host, int(port))))
-            channel.send({"rank": 0, "key": meeting.key})
-            order, _ = channel.receive()
-            channel.send({"obeyed": order})
-
-        threading.Thread(target=knock, daemon=True).start()
-        return []
-
-    team = Team(1, tmp_path, "guarded", launch)
-    assert team.call({"do": "nothing"}) == [({"obeyed": {"do": "nothing"}}, {})]
-    team.end()
-    assert set(seen[0][1]) == {seen[0][0]} == {"127.0.0.1"}
-
-
-def test_a_message_that_is_too_long_or_no_object_is_refused():
-    left, right = (Channel(one) for one in socket_pair())
-    left.send({"text": "x" * 5000})
-    with pytest.raises(ValueError, match="bytes"):
-        right.receive(greeting=True)
-    left, right = (Channel(one) for one in socket_pair())
-    left.send(json.loads("[1]"))
-    with pytest.raises(ValueError, match="no JSON object"):
-        right.receive()
-
-
-def socket_pair():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        one = socket.create_connection(server.getsockname())
-        return one, server.accept()[0]
+def test_ranks_meet_on_loopback_only(ranks):
+    ranks()
+    listening = [one.laddr.ip for one in psutil.Process().net_connections() if one.status == psutil.CONN_LISTEN]
+    assert set(listening) == {"127.0.0.1"}
+    for pid in ranks.started[-1].pids:
+        theirs = [one.laddr.ip for one in psutil.Process(pid).net_connections() if one.status == psutil.CONN_LISTEN]
+        assert set(theirs) <= {"127.0.0.1"}

@@ -18,9 +18,9 @@ from chimera.config.sections.tools import ToolsConfig
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, RunError
 from evaluation.records.rollouts import RolloutInput
-from training.cluster.ray.process import RayProcess
-from training.cluster.ray.ranks import team_on_ray
 from training.scale.actors import open_actors
+from training.scale.cluster import join
+from training.scale.placed import PlacedRanks
 
 pytestmark = [
     pytest.mark.whole,
@@ -74,47 +74,48 @@ def apart(found, expected):
     return max(float((found[name] - value).abs().max()) for name, value in expected.items())
 
 
-def test_ranks_on_two_nodes_learn_what_one_learns(cluster, one, two, tmp_path):
-    engine = two(shards="fsdp", team=lambda: team_on_ray(cluster.config, 2, tmp_path, "ray"))
-    ranks = engine.team.pids
-    assert sorted(map(cluster.node_of, ranks)) == [HEAD, SECOND]
+def test_ranks_on_two_nodes_learn_what_one_learns_and_a_node_that_dies_is_named(cluster, one, two, tmp_path):
+    """What was saved is continued on the node that is left, as `--resume` does."""
+    checkpoint = tmp_path / "checkpoint"
+    placed = []
+
+    def start(ranks=2):
+        placed.append(PlacedRanks(cluster.config, ranks, tmp_path))
+        return placed[-1]
+
+    engine = two(shards="fsdp", start=start)
+    before = {node: pid for pid, node in placed[0].nodes}
+    assert sorted(before) == [HEAD, SECOND]
     alone = one(shards="fsdp")
     for step in range(2):
         metrics, expected = engine.update(some_samples(step), step), alone.update(some_samples(step), step)
         assert metrics["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=1e-5)
-    assert apart(exported(engine, tmp_path / "two"), exported(alone, tmp_path / "one")) < 1e-5
-    engine.close()
-
-
-@pytest.mark.long
-def test_a_step_in_which_a_node_dies_is_made_again_by_the_rank_there_is_room_for(cluster, one, two, tmp_path):
-    checkpoint, notes, teams = tmp_path / "checkpoint", [], []
-    whole_nodes = cluster.config.model_copy(update={"cpus_per_rank": 2.0})
-
-    def start():
-        teams.append(team_on_ray(whole_nodes, 2, tmp_path, "ray"))
-        return teams[-1]
-
-    engine = two(
-        shards="fsdp", team=start, newest=lambda: checkpoint if checkpoint.exists() else None, note=notes.append
-    )
-    engine.update(some_samples(0), 0)
     engine.save(checkpoint)
-    before = {cluster.node_of(pid): pid for pid in engine.team.pids}
+    assert apart(exported(engine, tmp_path / "two"), exported(alone, tmp_path / "one")) < 1e-5
     os.kill(before[SECOND], signal.SIGSTOP)  # So the update cannot end before the kill.
     killer = threading.Timer(0.5, cluster.kill, [SECOND])
     killer.start()
-    engine.update(some_samples(1), 1)
+    with pytest.raises(RunError) as lost:
+        engine.update(some_samples(2), 2)
     killer.join()
-    (note,) = notes
-    assert f"(process {before[SECOND]} on node {SECOND}) was lost" in note
-    assert [team.ranks for team in teams] == [2, 1]
-    assert [cluster.node_of(pid) for pid in engine.team.pids] == [HEAD]
-    alone = one(shards="fsdp")
-    for step in range(2):
-        alone.update(some_samples(step), step)
-    assert apart(exported(engine, tmp_path / "two"), exported(alone, tmp_path / "one")) < 1e-5
     engine.close()
+    for text in (f"(process {before[SECOND]} on node {SECOND}) was lost", "--resume"):
+        assert text in str(lost.value)
+    again = two(shards="fsdp", start=start)
+    assert [node for _, node in placed[-1].nodes] == [HEAD, HEAD]
+    again.load(checkpoint)
+    again.update(some_samples(2), 2)
+    alone.update(some_samples(2), 2)
+    assert apart(exported(again, tmp_path / "again"), exported(alone, tmp_path / "alone")) < 1e-5
+    again.close()
+
+
+def test_ranks_for_which_there_is_no_room_are_refused_with_their_settings(cluster, monkeypatch, tmp_path):
+    monkeypatch.setattr("training.scale.placed.PLACE_S", 5.0)
+    with pytest.raises(ConfigError) as refused:
+        PlacedRanks(cluster.config.model_copy(update={"cpus_per_rank": 3.0}), 2, tmp_path)
+    for text in ("2 ranks", "3 CPUs", "cluster.cpus_per_rank"):
+        assert text in str(refused.value)
 
 
 async def test_a_node_that_dies_during_rollouts_loses_none(cluster, scripted_openai, tmp_path):
@@ -147,26 +148,19 @@ async def test_a_node_that_dies_during_rollouts_loses_none(cluster, scripted_ope
 
 
 def test_who_has_another_token_is_told_that_the_cluster_cannot_be_joined(cluster, tmp_path):
-    """Ranks and rollouts join in processes of their own, with the same token."""
     wrong = tmp_path / "token"
     wrong.touch(0o600)
     wrong.write_text("0" * 64)
-    process = RayProcess(cluster.config.model_copy(update={"token_file": wrong}), tmp_path / "log")
-    with pytest.raises(RunError, match=r"the Ray cluster at cluster\.address=.* cannot be joined .*token"):
-        process.place(1, {"CPU": 1})
-    process.close()
+    config = cluster.config.model_copy(update={"token_file": wrong})
+    with pytest.raises(RunError) as refused:
+        join(config)
+    for text in (f"cluster.address={config.address}", "cannot be joined", "cluster.token_file"):
+        assert text in str(refused.value)
     wrong.chmod(0o640)
-    with pytest.raises(ConfigError, match=r"other users can read cluster\.token_file=.*: run chmod 600"):
-        RayProcess(cluster.config.model_copy(update={"token_file": wrong}), tmp_path / "log")
-
-
-def test_a_cluster_that_loses_its_head_is_said_in_a_sentence(cluster, tmp_path):
-    process = RayProcess(cluster.config, tmp_path / "log")
-    assert process.place(5, {"CPU": 2}) == 2
-    cluster.kill(HEAD)
-    with pytest.raises(RunError, match=r"--resume"):
-        process.hear(wait=True)
-    process.close()
+    with pytest.raises(ConfigError) as refused:
+        join(config)
+    for text in (f"cluster.token_file={wrong}", f"chmod 600 {wrong}"):
+        assert text in str(refused.value)
 
 
 async def test_actors_for_which_there_is_no_room_are_refused_with_their_settings(cluster, monkeypatch):

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.algorithms.ppo.batch import Batch, Sample
-from training.cluster.shares import plan
 from training.engines.base import Watch
 from training.engines.local import PpoEngine
 from training.engines.verl_runtime import OwnRandomness
 from training.learning.weights import gather_weights
+from training.scale.shares import plan
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

@@ -1,0 +1,118 @@
+"""The engine of a phase whose updates several processes share: of this machine, or actors of a Ray cluster."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from chimera.core.errors import RunError
+from chimera.serving.embedded.checkpoint import check_trainable
+from training.algorithms.ppo.batch import Batch, Sample
+from training.algorithms.ppo.settings import PpoSettings
+from training.engines.base import Watch, with_peers
+from training.engines.verl_config import check_verl
+
+
+class RankLost(RunError):
+    """A rank is gone; the message says which, and how it ended."""
+
+    def __init__(self, ending: str) -> None:
+        super().__init__(f"{ending}; its step can be made again: continue with --resume")
+
+
+class Ranks(Protocol):
+    """Processes, each of which has a `training.scale.rank.Rank`."""
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of all ranks; returns the first rank's answer.
+
+        Raises:
+            ChimeraError: As the method does. All ranks have answered.
+            RankLost: A rank is gone. Only `close` can follow.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the processes. Closing twice does nothing."""
+        ...
+
+
+class RanksEngine:
+    """A `training.engines.base.TrainingEngine` of several ranks.
+
+    Args:
+        model_folder: The phase's initial weights, as for `training.engines.local.PpoEngine`.
+        settings: The phase's.
+        start: Starts the processes.
+        seed: As for `PpoEngine`.
+        total_steps: As for `PpoEngine`.
+        device: As for `PpoEngine`.
+        temperature: As for `PpoEngine`.
+        phase: As for `PpoEngine`.
+
+    Raises:
+        ConfigError: As `PpoEngine`.
+        RunError: The ranks cannot be started.
+    """
+
+    def __init__(
+        self,
+        model_folder: Path,
+        settings: PpoSettings,
+        start: Callable[[], Ranks],
+        *,
+        seed: int,
+        total_steps: int,
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        temperature: float = 1.0,
+        phase: str = "ppo",
+    ) -> None:
+        check_verl(settings.verl, phase)
+        check_trainable(model_folder)
+        self._settings, self._temperature = settings, temperature
+        self.updates = 0
+        """Number of updates, including those before a checkpoint."""
+        options: Mapping[str, Any] = {
+            "seed": seed,
+            "total_steps": total_steps,
+            "device": device,
+            "temperature": temperature,
+            "phase": phase,
+        }
+        plain = settings.model_dump(mode="json", include=set(PpoSettings.model_fields))
+        self._ranks = start()
+        try:
+            self._ranks.call("open", model_folder.absolute(), plain, options)
+        except BaseException:
+            self.close()
+            raise
+
+    def update(self, batch: Sequence[Sample], step: int, watch: Watch | None = None) -> dict[str, float]:
+        """Learn from one step's samples; see `PpoEngine.update`.
+
+        Raises:
+            RunError: As `PpoEngine.update`; or a rank is lost.
+        """
+        metrics, columns = self._ranks.call("update", list(batch), step, watch is not None)
+        self.updates += 1
+        if watch is not None:
+            seen = Batch(with_peers(batch, self._settings.adv_estimator), self._temperature)
+            seen.after = columns.pop("after", None)
+            seen.columns |= columns
+            watch(seen, metrics)
+        return metrics
+
+    def export(self, folder: Path) -> None:
+        """Write the actor; see `PpoEngine.export`."""
+        self._ranks.call("export", folder.absolute())
+
+    def save(self, folder: Path) -> None:
+        """Write the complete state in the format of one rank: any number of ranks can load it."""
+        self._ranks.call("save", folder.absolute())
+
+    def load(self, folder: Path) -> None:
+        """Restore the state that an engine of any number of ranks has written; see `PpoEngine.load`."""
+        self.updates = self._ranks.call("load", folder.absolute())
+
+    def close(self) -> None:
+        """End the processes. Closing twice does nothing."""
+        self._ranks.close()
