@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from training.cluster.shares import cost, divide, plan
+from training.scale.shares import cost, divide, plan
 
 
 @st.composite
