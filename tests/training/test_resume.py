@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 ONLINE = str(Path(__file__).parents[2] / "configs" / "online.yaml")
 SETTINGS = [
+    *("--config", ONLINE),
     *("data.size=60", "rollouts.concurrency=3", "gather.tasks=6", "gate.tasks=4", "wandb.mode=disabled"),
     *("sft.min_examples=1", "sft.epochs=1", "sft.batch_size=8", "sft.micro_batch_size=8"),
     *("ppo.steps=2", "ppo.tasks_per_step=2", "ppo.n=2", "ppo.min_good_share=0.1"),
@@ -38,17 +39,7 @@ def start(tmp_path_factory):
     started = []
 
     def begin(name, *arguments):
-        command = [
-            sys.executable,
-            "-m",
-            "chimera.train",
-            "--name",
-            name,
-            "--config",
-            ONLINE,
-            f"runs_dir={folder}",
-            *arguments,
-        ]
+        command = [sys.executable, "-m", "chimera.train", "--name", name, *arguments, f"runs_dir={folder}"]
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
