@@ -43,7 +43,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class StudyJob:
     """The work of a study, from the command line.
 
     Attributes:
@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _job(arguments: argparse.Namespace, config: "Config") -> Job:
+def _job(arguments: argparse.Namespace, config: "Config") -> StudyJob:
     """The job that the command line describes."""
     from chimera.config.trust import named_code
     from chimera.run.directory import check_name
@@ -121,10 +121,10 @@ def _job(arguments: argparse.Namespace, config: "Config") -> Job:
     file = ["--config", str(arguments.config)] if arguments.config else []
     names = choose_names(arguments.phases, config)
     trust = tuple(f"--trust={code.name}" for code in dict.fromkeys(named_code(config, "training")))
-    return Job(folder, runs, names, (*file, *given), arguments.stages, _keys(config), trust)
+    return StudyJob(folder, runs, names, (*file, *given), arguments.stages, _keys(config), trust)
 
 
-def _begin(job: Job, config: "Config") -> None:
+def _begin(job: StudyJob, config: "Config") -> None:
     """Make the study's folder, or check that an existing study has the same settings."""
     from chimera.config.loader import effective
 
@@ -148,7 +148,7 @@ def _begin(job: Job, config: "Config") -> None:
     print(f"study {job.folder}: {len(job.runs)} runs of {', '.join(job.phases)}", flush=True)
 
 
-def _make(job: Job, wanted: Wanted, place: str) -> None:
+def _make(job: StudyJob, wanted: Wanted, place: str) -> None:
     """Train and evaluate one run; skips what is finished."""
     from chimera.run.directory import Run
     from chimera.run.inputs import check_inputs
@@ -177,7 +177,7 @@ def _make(job: Job, wanted: Wanted, place: str) -> None:
     _note(job, "evaluated", run=wanted.name, stages=job.stages, report=_hash(report))
 
 
-def _training_arguments(job: Job, wanted: Wanted) -> list[str]:
+def _training_arguments(job: StudyJob, wanted: Wanted) -> list[str]:
     """Arguments that start a new run, or resume an interrupted one."""
     run = job.folder / wanted.name
     resume = (run / "config.yaml").is_file()
@@ -189,7 +189,7 @@ def _training_arguments(job: Job, wanted: Wanted) -> list[str]:
     return ["--name", wanted.name, "--phases", ",".join(job.phases), *own, f"runs_dir={job.folder}"]
 
 
-def _child(job: Job, wanted: Wanted, place: str, what: str, module: str, arguments: Sequence[str]) -> None:
+def _child(job: StudyJob, wanted: Wanted, place: str, what: str, module: str, arguments: Sequence[str]) -> None:
     from chimera.processes.study_children import run_child
     from chimera.run.directory import Run
 
@@ -213,7 +213,7 @@ def _keys(config: "Config") -> tuple[str, ...]:
     return (*config.secret_names(), *api_key_names({"auditor": config.evaluation.auditor.model_dump()}))
 
 
-def _wait_until_free(job: Job, wanted: Wanted) -> None:
+def _wait_until_free(job: StudyJob, wanted: Wanted) -> None:
     """Wait until processes of a killed study no longer write the run."""
     from chimera.run.directory import Run
 
@@ -230,7 +230,7 @@ def _wait_until_free(job: Job, wanted: Wanted) -> None:
             time.sleep(0.5)
 
 
-def _trained(job: Job, wanted: Wanted) -> bool:
+def _trained(job: StudyJob, wanted: Wanted) -> bool:
     """True if the run has finished every phase."""
     from chimera.run.directory import Run
 
@@ -238,7 +238,7 @@ def _trained(job: Job, wanted: Wanted) -> bool:
     return {event["phase"] for event in events if event["event"] == "phase_finished"} >= set(job.phases)
 
 
-def _evaluated(job: Job, wanted: Wanted, report: Path) -> bool:
+def _evaluated(job: StudyJob, wanted: Wanted, report: Path) -> bool:
     """True if the report of the same stages exists and is unchanged."""
     made = [event for event in _events(job) if event["event"] == "evaluated" and event["run"] == wanted.name]
     if not made or not report.is_file():
@@ -246,7 +246,7 @@ def _evaluated(job: Job, wanted: Wanted, report: Path) -> bool:
     return made[-1]["stages"] == job.stages and made[-1]["report"] == _hash(report)
 
 
-def _report(job: Job) -> None:
+def _report(job: StudyJob) -> None:
     """Write study.json and study.md, and show the tables."""
     from rich.console import Console
 
@@ -269,13 +269,13 @@ def _report(job: Job) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _events(job: Job) -> list[dict[str, Any]]:
+def _events(job: StudyJob) -> list[dict[str, Any]]:
     from chimera.run.jsonl import read_lines
 
     return list(read_lines(job.folder / STATE))
 
 
-def _note(job: Job, event: str, **fields: Any) -> None:
+def _note(job: StudyJob, event: str, **fields: Any) -> None:
     from chimera.run.environment import now
     from chimera.run.jsonl import append_line
 

@@ -22,6 +22,8 @@ from chimera.run.hashes import hash_artifact
 from chimera.run.jsonl import read_lines
 
 Count = Callable[[Path], int]
+VICTIMS = {"server": "chimera.serving", "child": "training.algorithms.sft.child"}
+"""The module that a process runs, by its name in a chain; the main process is "main"."""
 LOOK_S = 0.02
 GONE_S = 3.0
 """On an idle machine nothing may be left of a run so long after its main process has ended."""
@@ -31,12 +33,11 @@ LONG_S = 600.0
 
 @dataclass(frozen=True)
 class Kill:
-    """`victim` is killed when `count` has grown, or as soon as it is there; the run ends of it unless `survives`."""
+    """`victim` is killed when `count` has grown, or as soon as it is there; the run ends of it."""
 
     victim: str
     moment: str
     count: Count | None = None
-    survives: bool = False
     module: str = "chimera.train"
 
     def __str__(self) -> str:
@@ -124,13 +125,12 @@ class Chain:
             assert process.poll() is None, f"{one}: the run ended before with {process.returncode}: {self._said()}"
             time.sleep(LOOK_S)
         found.kill()
-        if not one.survives:
-            code = self._end()
-            expected = {-signal.SIGKILL} if one.victim == "main" else {4, 6}
-            assert code in expected, f"{one}: exit code {code}: {self._said()}"
-            if one.victim != "main":
-                assert sum(line.startswith("error: ") for line in self._output) == 1, self._said()
-                assert "Traceback" not in self._said(), self._said()
+        code = self._end()
+        expected = {-signal.SIGKILL} if one.victim == "main" else {4, 6}
+        assert code in expected, f"{one}: exit code {code}: {self._said()}"
+        if one.victim != "main":
+            assert sum(line.startswith("error: ") for line in self._output) == 1, self._said()
+            assert "Traceback" not in self._said(), self._said()
         self.check(str(one))
 
     def finish(self, module: str = "chimera.train", *, phases: Sequence[str] = ()) -> str:
@@ -152,14 +152,14 @@ class Chain:
             self._process.wait()
 
     def check(self, when: str) -> None:
-        """No recorded rollout was lost or changed, and none that ended by itself was made twice."""
+        """No recorded rollout was lost or changed, and none was made twice."""
         records = recorded(self.run)
         for phase, earlier in self._recorded.items():
             assert records[phase][: len(earlier)] == earlier, f"{when}: {phase} has lost rollouts"
         self._recorded = records
         for phase in records:
-            ended = Counter(identity(record) for record in records[phase] if record["seconds"] is not None)
-            assert set(ended.values()) <= {1}, f"{when}: {phase} has rollouts twice"
+            made = Counter(identity(record) for record in records[phase])
+            assert set(made.values()) <= {1}, f"{when}: {phase} has rollouts twice"
 
     def _start(self, module: str) -> None:
         own = ["--phases", ",".join(self._phases)] if module == "chimera.train" else []
@@ -204,22 +204,15 @@ class Chain:
             family = psutil.Process(process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return None
-        return next((one for one in family if _is(one, victim, process.pid)), None)
+        return next((one for one in family if _runs(one, VICTIMS[victim])), None)
 
     def _said(self) -> str:
         return "".join(self._output[-40:])
 
 
-def _is(process: psutil.Process, victim: str, main: int) -> bool:
+def _runs(process: psutil.Process, module: str) -> bool:
     try:
-        command = " ".join(process.cmdline())
-        if victim == "server":
-            return "chimera.serving" in command
-        if victim == "child":
-            return "training.algorithms.sft.child" in command
-        if victim == "fork server":
-            return "multiprocessing.forkserver" in command and process.ppid() == main
-        return any(f"logs/{victim}" in file.path for file in process.open_files())
+        return module in " ".join(process.cmdline())
     except psutil.Error:
         return False
 
@@ -241,14 +234,6 @@ def recorded(run: Path) -> dict[str, list[dict]]:
 def identity(record: dict) -> tuple:
     """What makes a rollout the same in a run and in its continuation."""
     return record["phase"], record["task_id"], record["repeat"], record["seed"]
-
-
-def ended(records: dict[str, list[dict]]) -> dict[str, set[tuple]]:
-    """The rollouts of each phase that ended by themselves."""
-    return {
-        phase: {identity(record) for record in of_phase if record["seconds"] is not None}
-        for phase, of_phase in records.items()
-    }
 
 
 def learned(run: Path) -> dict[str, str]:

@@ -6,8 +6,6 @@ that the child does not use. Keys that it uses are passed by name.
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
 SYSTEM = (
@@ -44,24 +42,6 @@ def child_environment(*names: str, network: bool = False) -> dict[str, str]:
         for name, value in os.environ.items()
         if _fits(name, asked) or (_fits(name, usual) and not _SECRET.search(name.upper()))
     }
-
-
-@contextmanager
-def only_child_environment(*, network: bool) -> Iterator[None]:
-    """Reduce this process's environment to a child's for a `with` block, for children that can only inherit it."""
-    hidden = {name: os.environ[name] for name in set(os.environ) - set(child_environment(network=network))}
-    for name in hidden:
-        del os.environ[name]
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
-
-
-def reduce_environment(*, network: bool) -> None:
-    """Permanently remove from this process's environment what a child does not need."""
-    for name in set(os.environ) - set(child_environment(network=network)):
-        del os.environ[name]
 
 
 def _fits(name: str, patterns: tuple[str, ...]) -> bool:

@@ -33,7 +33,7 @@ def trained(scripted_run, scripted_openai, tmp_path):
     began = next(event["policy_versions"] for event in scripted_run.events() if event["event"] == "phase_started")
     for seed in (0, 1):
         own = scripted_run.config
-        one = {"evaluation": own.evaluation.model_copy(update={"concurrency": 1})}
+        one = {"rollouts": own.rollouts.model_copy(update={"concurrency": 1})}
         config = own.model_copy(update={"seed": seed, "runs_dir": folder, **one})
         with Run.create(f"data0-seed{seed}", config) as run:
             run.ledger("phase_started", phase="bandit", policy_versions=began)

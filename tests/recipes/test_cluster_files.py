@@ -36,7 +36,7 @@ def test_the_settings_that_the_files_name_exist(file):
     assert len(found) >= 7
     given = {one.partition("=")[0]: re.sub(r'"\$HEAD:\$PORT"|"\$HEAD"', "auto", one) for one in found}
     config = load_config(None, [value.replace('"', "") for value in given.values()])
-    assert (config.rollouts.on, config.cluster.gpus_per_rank, config.rollouts.runners) == ("cluster", 1, 64)
+    assert (config.rollouts.on, config.cluster.gpus_per_rank, config.rollouts.concurrency) == ("ray", 1, 64)
 
 
 SRUN = r"""#!/bin/bash

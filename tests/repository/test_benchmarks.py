@@ -17,9 +17,6 @@ ROWS = {
         r"intervals that cover, %",
         rf"│ +5 │ +0\.04, 0\.3, 0\.4 │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │",
     ],
-    "rollouts.gateway": [
-        rf"every exchange is in the store(?s:.)*│ thin +│ +{NUMBER} │ +(> )?{NUMBER} │ +{NUMBER} │ +{NUMBER} │"
-    ],
     "rollouts.orchestration": [r"wall ms each ┃ CPU ms each", rf"overhead per rollout +│ +│ +{NUMBER} │ +{NUMBER} │"],
     "own_decision": [
         rf"HypothesisRefiner itself │ +4 │ +{NUMBER} │ +{NUMBER} │ +\+0\.0 │ +\+0\.0 │",
@@ -35,7 +32,7 @@ ROWS = {
 """What each benchmark must print with --tiny: patterns with its figures and their units."""
 ELSEWHERE: dict[str, str] = {}
 """Benchmarks without a tiny size, and why."""
-SHARED = {"random_model", "rollouts.lab"}
+SHARED = {"random_model"}
 """Modules that benchmarks use, which are no commands."""
 
 ALL = """

@@ -115,7 +115,7 @@ def test_a_configuration_error_is_one_line_and_exit_code_2():
             "raise ValueError('a plan') from MemoryError()",
             6,
             "error: the system gives no more memory or threads (MemoryError): raise the limits (ulimit -v, "
-            "ulimit -u), or lower rollouts.runners and serving.slots\n",
+            "ulimit -u), or lower rollouts.concurrency and serving.slots\n",
         ),
         ("raise DataError('key sk-topsecret1')", 3, "error: key [OPENAI_API_KEY]\n"),
         # What the hub's client repeats without network is said once.

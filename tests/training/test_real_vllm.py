@@ -57,7 +57,7 @@ OF_ADAPTERS = (
         "states: 6, n: 4, steps: 1, reward: {alignment: 1.0}", "states: 16, n: 6, steps: 2, lora_rank: 4, lr: 3.0e-3"
     )
 )
-"""So many prompts and answers that both steps find some to learn from; so many runners that two servers have calls."""
+"""So much that both steps find something to learn from, and that two servers have calls at a time."""
 
 pytestmark = [
     pytest.mark.skipif(not PYTHON, reason="CHIMERA_VLLM_PYTHON names no Python with vLLM"),

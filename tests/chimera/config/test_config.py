@@ -82,7 +82,7 @@ def test_half_a_character_is_refused_with_key_and_place(tmp_path: Path):
         ("data:\n  size: true\n", 2, ["data.size", "true"]),
         ("serving:\n  threads: '2'\n", 2, ["serving.threads", '"2"']),
         ("rollouts:\n  timeout_s: .inf\n", 2, ["rollouts.timeout_s"]),
-        ("rollouts: 8\n", 1, ["rollouts", "section", "rollouts.runners"]),
+        ("rollouts: 8\n", 1, ["rollouts", "section", "rollouts.concurrency"]),
         ("seed:\n  gather: 1\n", 2, ["seed", "one value"]),
         ("1: 2\n", 1, ["key must be a name"]),
         ("- gather\n", 1, ["mapping of sections"]),

@@ -83,12 +83,8 @@ def test_retrieved_evidence_needs_a_tool_call():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["rollouts.on=cluster"], r"rollouts\.on=cluster needs a Ray cluster: set cluster\.address"),
-        (["cluster.host=10.0.0.1"], r"cluster\.host=10\.0\.0\.1 can be reached from outside: set cluster\.key_file"),
-        (
-            ["cluster.host=0.0.0.0", "cluster.key_file=k"],
-            r"cluster\.host=0\.0\.0\.0 is no address that others can be told",
-        ),
+        (["cluster.host=0.0.0.0"], r"cluster\.host=0\.0\.0\.0 is no address that others can be told"),
+        (["rollouts.actors=4"], r"rollouts\.actors on the command line has no effect because rollouts\.on is 'here'"),
         (["cluster.token_file=t"], r"cluster\.token_file .* has no effect because address is null"),
         (["cluster.address=ray://h:1"], r"cluster\.address"),
     ],
@@ -99,9 +95,5 @@ def test_a_cluster_that_cannot_be_meant_is_refused(overrides: list[str], message
 
 
 def test_a_cluster_is_what_the_overrides_say():
-    config = load_config(None, ["cluster.address=10.0.0.1:6379", "cluster.host=127.0.0.2", "rollouts.on=cluster"])
-    assert (config.cluster.address, config.cluster.host, config.rollouts.on) == (
-        "10.0.0.1:6379",
-        "127.0.0.2",
-        "cluster",
-    )
+    config = load_config(None, ["cluster.address=10.0.0.1:6379", "cluster.host=127.0.0.2", "rollouts.on=ray"])
+    assert (config.cluster.address, config.cluster.host, config.rollouts.on) == ("10.0.0.1:6379", "127.0.0.2", "ray")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
 from chimera.config.loader import ConfigSection, effective, keys, sections, unused_keys, validate
-from chimera.config.names_elsewhere import NAMES, OPTIONS
+from chimera.config.names_elsewhere import GONE, NAMES, OPTIONS
 from chimera.config.sections.models import SLOTS
 from chimera.config.source import parse_overrides, parse_yaml, to_yaml
 from chimera.config.tree import Config, dump_config, load_config
@@ -70,7 +70,17 @@ def test_an_unknown_key_is_answered_with_what_was_meant(override: str, hint: str
 def test_names_that_other_software_uses_lead_to_keys_that_exist():
     lasts = {key.name.rpartition(".")[2] for key in keys(Config())}
     assert set(NAMES.values()) <= lasts
-    assert not set(OPTIONS) & {key.name for key in keys(Config())}
+    assert not {*OPTIONS, *GONE} & {key.name for key in keys(Config(), examples=True)}
+
+
+@pytest.mark.parametrize("key", [*GONE, "gateway.engine", "cluster.tls.on"])
+def test_a_key_of_an_earlier_version_is_answered_with_what_became_of_it(tmp_path: Path, key: str):
+    became = GONE.get(key) or GONE[key.rpartition(".")[0]]
+    file = written(tmp_path, f"{key}: 1\n")
+    for arguments, place in (((file,), f"at {file}:1"), ((None, [f"{key}=1"]), "on the command line")):
+        with pytest.raises(ConfigError) as caught:
+            load_config(*arguments)
+        assert str(caught.value) == f"unknown key {key} {place}: {became}"
 
 
 def test_every_key_is_read_by_some_code():

@@ -57,23 +57,19 @@ def test_a_studys_commands_get_the_keys_that_commands_read_and_that_the_configur
 
 
 SCRIPT = """
-import asyncio, json, os, sys
+import asyncio, json, sys
 from pathlib import Path
-
-import psutil
 
 from chimera.config.sections.models import ModelConfig, SLOTS, ServingConfig
 
 from chimera.config.tree import Config
 from chimera.run.directory import Run
 from chimera.serving.process import serve
-from chimera.processes import forks
 from training.algorithms.sft.process import SftProcess
 from training.watch.wandb.sink import open_sinks
 
 folder = Path(sys.argv[1])
 found = {}
-forks.PRELOAD = "chimera.processes.parent"  # What it loads takes seconds, and changes no environment variable.
 
 
 def note(name, pid):
@@ -82,30 +78,12 @@ def note(name, pid):
     found[name] = dict(entry.decode().split("=", 1) for entry in written.split(b"\\0") if entry)
 
 
-def tell(sender):
-    sender.send(dict(os.environ))
-
-
-def forked(name):
-    receiver, sender = forks.pipe()
-    child = forks.Fork(name, tell, (sender,), folder / f"{name}.log")
-    child.start()
-    found[name] = receiver.recv()
-    child.join(60)
-
-
 async def fine_tuning():
     async with SftProcess(folder / "sft.log", "never") as process:
         note("fine-tuning", process.pid)
 
 
 def main():
-    before = dict(os.environ)
-    forks.prepare()
-    assert dict(os.environ) == before
-    forked("runner")
-    for number, process in enumerate(psutil.Process().children(recursive=True)):
-        note(f"helper {number}", process.pid)
     rubrics = dict.fromkeys(SLOTS, ModelConfig(kind="rubric"))
     with serve(rubrics, ServingConfig(), {}, log_file=folder / "models.log") as servers:
         note("model server", servers.pid)
@@ -117,11 +95,6 @@ def main():
             pass
         note("W&B's service", sink.pid)
         sink.close(interrupted=False)
-    helper = psutil.Process(vars(vars(forks.forkserver)["_forkserver"])["_forkserver_pid"])
-    helper.kill()
-    while helper.status() != psutil.STATUS_ZOMBIE:
-        pass
-    forked("runner of another fork server")
     print(json.dumps(found))
 
 
@@ -142,19 +115,17 @@ def test_no_process_of_a_run_has_a_planted_secret(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert {"runner", "model server", "fine-tuning", "runner of another fork server"} < set(found)
-    assert sum(name.startswith("helper") for name in found) >= 2  # The fork server and its resource tracker.
-    assert any(name.startswith("W&B's") for name in found)
+    assert set(found) == {"model server", "fine-tuning", "W&B's service"}
     for name, given in found.items():
         assert set(given) & set(PLANTED) == set(), name
         assert {"PATH", "HOME", "LC_ALL", "HF_HOME"} <= set(given), name
-    assert "https_proxy" in found["runner"]
+    assert "https_proxy" in found["W&B's service"]
     assert "https_proxy" not in found["model server"]
     assert found["model server"]["HF_HUB_OFFLINE"] == "1"
 
 
 def test_every_process_is_started_with_an_environment_of_its_own():
-    """Whoever adds a child says what it gets; the fork server's get theirs in `chimera.processes.forks`."""
+    """Whoever adds a child says what it gets."""
     starters = {"subprocess.Popen", "subprocess.run", "asyncio.create_subprocess_exec"}
     for package in ("chimera", "agents", "training", "evaluation"):
         for file in (ROOT / package).rglob("*.py"):

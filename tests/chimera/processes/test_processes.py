@@ -1,25 +1,21 @@
-"""A run's processes: each ends with its parent, also while it starts; a killed fork server; the limits of a stop."""
+"""A run's processes: each ends with its parent, also while it starts; the limits of a stop."""
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
 import textwrap
 import threading
-from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
 import pytest
-from idle_child import idle
 
-from chimera.processes import children, forks
+from chimera.processes import children
 from chimera.processes.child_environment import child_environment
 from chimera.processes.children import Command, stop
 from training import interrupt
 from training.algorithms.ppo import loop as ppo
-from training.lab import store
 from training.watch.wandb import sink as wandb_sink
 
 ROOT = Path(__file__).parents[3]
@@ -32,16 +28,6 @@ with socket.create_server(("127.0.0.1", 0)) as listener:
     child = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()], env=environment)
     print(child.pid, flush=True)
     threading.Event().wait()
-"""
-CHILD = ("-m", "chimera.processes.child", "PARENT")
-FORK_SERVER = """
-import os, sys, threading
-sys.path.insert(0, sys.argv[1])
-os.environ["PYTHONPATH"] = sys.argv[1] + os.pathsep + os.environ.get("PYTHONPATH", "")
-from chimera.processes import forks
-forks.prepare()
-print(forks.fork_server(), flush=True)
-threading.Event().wait()
 """
 
 
@@ -62,18 +48,17 @@ def stuck_library(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("library", "script", "command"),
+    ("library", "command"),
     [
-        ("pydantic", PARENT, [*CHILD, "chimera.serving.embedded.__main__", "--fd", "FD"]),
-        ("torch", PARENT, [*CHILD, "training.algorithms.sft.child", "--unsloth", "never"]),
-        ("yaml", PARENT, [*CHILD, "chimera.train"]),
-        ("agentlightning", FORK_SERVER, []),
+        ("pydantic", ["chimera.serving.embedded.__main__", "--fd", "FD"]),
+        ("torch", ["training.algorithms.sft.child", "--unsloth", "never"]),
+        ("yaml", ["chimera.train"]),
     ],
 )
-def test_a_child_that_still_imports_its_libraries_ends_with_its_parent(library, script, command, tmp_path):
-    """The model server, the process that fine-tunes, a study's run, and the process that runners are forked from."""
+def test_a_child_that_still_imports_its_libraries_ends_with_its_parent(library, command, tmp_path):
+    """The model server, the process that fine-tunes, and a study's run."""
     begun = stuck_library(tmp_path, library)
-    call = [sys.executable, "-c", script, str(tmp_path), *command]
+    call = [sys.executable, "-c", PARENT, str(tmp_path), "-m", "chimera.processes.child", "PARENT", *command]
     with subprocess.Popen(call, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
@@ -88,83 +73,6 @@ def test_a_child_that_still_imports_its_libraries_ends_with_its_parent(library, 
         finally:
             parent.kill()
             child.kill() if child.is_running() else None
-
-
-@pytest.fixture
-def small_fork_server(monkeypatch):
-    """Fork servers of this test load no libraries, which takes seconds; none is left for later tests."""
-    forks.finish()
-    monkeypatch.setattr(forks, "PRELOAD", "chimera.processes.parent")
-    yield
-    forks.finish()
-
-
-async def ready_child(folder: Path, name: str) -> forks.Fork:
-    receiver, sender = forks.pipe()
-    child = forks.Fork(name, idle, (sender,), folder / f"{name}.log")
-    child.start()
-    sender.close()
-    assert await forks.receive(receiver, child, seconds=600) == child.pid
-    return child
-
-
-@pytest.mark.usefixtures("small_fork_server")
-async def test_a_child_whose_fork_server_was_killed_is_ended_and_the_next_gets_a_new_fork_server(tmp_path):
-    forks.prepare()
-    first = await ready_child(tmp_path, "first")
-    process = psutil.Process(first.pid)
-    killed = forks.fork_server()
-    assert killed is not None
-    os.kill(killed, 9)
-    lost = asyncio.Event()
-    asyncio.get_running_loop().add_reader(first.sentinel, lost.set)
-    await lost.wait()
-    asyncio.get_running_loop().remove_reader(first.sentinel)
-    assert not gone(process), "the process itself was not killed"
-    first.join(1.0)
-    assert first.orphaned
-    assert "was ended, because the process that it was forked from was killed" in first.ending()
-    while not gone(process):  # noqa: ASYNC110  what is awaited happens in another process
-        await asyncio.sleep(0.02)
-    second = await ready_child(tmp_path, "second")
-    assert forks.fork_server() not in (killed, None)
-    stop([second])
-    assert not second.alive()
-    assert not second.orphaned
-
-
-HALF_ENDED = """
-import ctypes, platform, threading
-threading.Thread(target=threading.Event().wait).start()
-print("ready", flush=True)
-ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
-"""
-"""Its first thread ends, another goes on: what a killed process with several threads is for a moment."""
-
-
-@pytest.fixture
-def half_ended():
-    """A process whose first thread has ended: a zombie whose end cannot be collected."""
-    with subprocess.Popen([sys.executable, "-c", HALF_ENDED], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
-            pass
-        assert process.poll() is None
-        yield process
-        process.kill()
-
-
-@pytest.mark.usefixtures("small_fork_server")
-async def test_a_fork_server_whose_last_thread_has_not_ended_yet_is_replaced(half_ended, tmp_path, monkeypatch):
-    state = vars(forkserver)["_forkserver"]
-    monkeypatch.setattr(state, "_forkserver_pid", half_ended.pid)
-    monkeypatch.setattr(state, "_forkserver_address", str(tmp_path / "nobody listens here"))
-    monkeypatch.setattr(state, "_forkserver_alive_fd", os.open(os.devnull, os.O_WRONLY))
-    child = await ready_child(tmp_path, "child")
-    assert forks.fork_server() != half_ended.pid
-    stop([child])
-    forks.finish()
 
 
 STUBBORN = """
@@ -241,9 +149,8 @@ def test_the_last_words_of_a_command_are_its_own_error_or_the_end_of_its_log(com
 
 def test_the_limits_of_all_steps_of_a_stop_are_within_the_limit_of_the_stop():
     one_by_one = [
-        *3 * [children.STOP_SECONDS + children.KILL_SECONDS],  # runners, then the gateway, at last the model server
+        children.STOP_SECONDS + children.KILL_SECONDS,
         ppo.STOP_SECONDS,
-        store.CLOSE_SECONDS,
         wandb_sink.INTERRUPTED_SECONDS + wandb_sink.KILL_SECONDS,
     ]
     assert sum(one_by_one) < interrupt.STOP_SECONDS < 10

@@ -47,9 +47,7 @@ pytestmark = pytest.mark.whole
 
 
 def evaluate(run, *arguments):
-    return main(
-        ["--run", run.name, f"runs_dir={run.path.parent}", "--split=val", "rollouts.concurrency=2", *arguments]
-    )
+    return main(["--run", run.name, f"runs_dir={run.path.parent}", "--split=val", "rollouts.concurrency=2", *arguments])
 
 
 @pytest.fixture(scope="module")
