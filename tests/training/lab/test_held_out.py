@@ -91,7 +91,7 @@ async def test_stopping_keeps_what_has_ended_and_loses_nothing_of_it(server, tmp
         async with lab_of(run, config, load(config.data)) as lab:
             wanted = gate.inputs(lab.dataset, config, "base")
             free = {given.task.goal for given in wanted[:2]}
-            server.hooks[:] = [lambda request: None if server.goal(request) in free else asyncio.sleep(300)]
+            server.hooks[:] = [lambda request: None if server.goal(request) in free else server.never()]
             two, ended = asyncio.Event(), []
 
             async def follow():

@@ -11,11 +11,11 @@ from mirror_kit import (
     read_offline,
     rollout,
 )
+from training.lab.runners.agent import emit_parts
 
 from chimera.processes import forks
 from chimera.run.directory import Run
 from evaluation.scores.rewards import Reward
-from training.lab.runners.agent import emit_parts
 from training.watch.wandb.hook import WandbLoggingHook
 from training.watch.wandb.rows import COLUMNS, protocol_rows
 from training.watch.wandb.sink import open_sinks
