@@ -26,6 +26,7 @@ from evaluation.traces.tree import tree
 from training.learning.plans import choose_names
 from training.learning.rounds import draw_inputs
 from training.summary import summarize
+from training.watch.wandb.hook import rewards
 
 ROLE_MODELS = {
     "Geneticist": "junior",
@@ -190,6 +191,8 @@ def test_a_failed_judge_leaves_the_reward_missing_not_the_rollout_failed(gathere
     assert record.missing == ["novelty", "feasibility", "impact", "clarity", "groundedness", "efficiency"]
     assert record.parts["alignment"] == 1.0
     assert (record.answer, record.decision, record.veto) == ("yes", "GO", None)
+    known = {name: value for name, value in record.parts.items() if value is not None}
+    assert rewards(gathered.stored["unscored"][1]) == (None, known)
 
 
 def test_neither_conclusion_nor_key_is_anywhere_in_the_run(gathered):
