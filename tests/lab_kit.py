@@ -14,6 +14,7 @@ from evaluation.records.rollouts import RolloutInput
 
 CONCLUSION = "the conclusion that nobody may read"
 SECRET = "sk-a-users-own-secret-key-42"
+SECRETS = {"TEST_KEY": SECRET, "TAVILY_API_KEY": "tvly-a-users-own-key"}
 PATIENCE = 3600.0
 """Seconds; no test may end by a time limit that it does not set itself."""
 
@@ -46,20 +47,25 @@ def config_for(url, folder, **rollouts):
 
 @asynccontextmanager
 async def open_lab(url, folder, tasks, name="run", config=None, **rollouts):
+    config = config or config_for(url, folder, **rollouts)
+    with Run.create(name, config) as run:
+        async with lab_of(run, config, Dataset(tuple(tasks), (), (), "generated", "test")) as lab:
+            yield lab
+
+
+@asynccontextmanager
+async def lab_of(run, config, dataset):
+    """The lab of a run, with servers of its own; what the view shows is in the run's `view.txt`."""
     from training.lab.lab import Lab
     from training.watch.metrics import Metrics
     from training.watch.view import make_view
 
-    config = config or config_for(url, folder, **rollouts)
-    dataset = Dataset(tuple(tasks), (), (), "generated", "test")
-    secrets = {"TEST_KEY": SECRET}
     with (
-        Run.create(name, config) as run,
-        serve(config.models, config.serving, secrets, log_file=run.path / "logs" / "models.log") as servers,
+        serve(config.models, config.serving, SECRETS, log_file=run.path / "logs" / "models.log") as servers,
         (run.path / "view.txt").open("w") as output,
     ):
         view = make_view(Console(file=output, width=120), config.rollouts.concurrency)
-        async with Lab(run, config, dataset, servers, secrets, view, Metrics(run)) as lab:
+        async with Lab(run, config, dataset, servers, SECRETS, view, Metrics(run)) as lab:
             yield lab
 
 
@@ -69,7 +75,7 @@ async def collect(lab, tasks, phase="gather"):
 
 
 class AllAtOnce:
-    """Every rollout waits in its first call until all have begun, so that no worker gets two, and `go` is set."""
+    """Every rollout waits in its first call until `go` is set; `together` is, when all of them wait."""
 
     def __init__(self, openai, names):
         self.begun, self.together, self.go = set(), asyncio.Event(), asyncio.Event()

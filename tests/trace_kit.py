@@ -55,7 +55,7 @@ class VisitPlan:
 
 @dataclass
 class Trace:
-    """Builds spans as runner and gateway send them, and keeps what each call was."""
+    """Builds a rollout's spans, and keeps what each call was."""
 
     attempt_id: str = "at-1"
     token_ids: bool = True
@@ -150,7 +150,7 @@ class Trace:
         self.span("raw_gen_ai_request", attributes, sequence_id)
 
     def finish(self, order, outcome=True, reward=1.5, outputs=None):
-        """The exchanges in the order in which they were asked; the runner's spans come when all is over."""
+        """The exchanges in the order in which they were asked, then the visits."""
         own, self.spans = self.spans, []
         for position in order:
             self.exchange(*self.exchanges[position], self.first + len(self.spans))

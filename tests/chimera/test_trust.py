@@ -9,15 +9,13 @@ import json
 import shlex
 import shutil
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 import yaml
 from starlette.testclient import TestClient
 
-from chimera import ask, export, runner, study, trace, train
+from chimera import ask, export, study, trace, train
 from chimera import eval as evaluation_command
 from chimera.config.sections.models import ServingConfig
 from chimera.config.tree import load_config
@@ -57,7 +55,6 @@ PLACES = {
 }
 """What a run's configuration may hold, and what would run, by the setting that names it."""
 OF_TRAINING = ("pipeline.mine.algorithm", "pipeline.ppo.verl.optim.optimizer_impl")
-OF_TOOLS = ("roles.Geneticist.tools", "tools.mcp.lab.command")
 
 
 def remedy(place):
@@ -186,31 +183,6 @@ def go_on_with_study(here):
     study.main(["--name", "mine", "--seeds", "1", "--phases", "gather,bandit"])
 
 
-def work(here):
-    """A runner that somebody starts by hand, for a run that tells it these settings."""
-    from training.lab.runners.runner import Doors, RunnerSpec
-    from training.lab.runners.visitors import make_key, plain_spec
-
-    config = Run.open("evil").config
-    doors = Doors("http://127.0.0.1:1", "http://127.0.0.1:1", "", "")
-    told = plain_spec(RunnerSpec.of(doors, config, load(config.data), {}))
-    body = json.dumps({"number": 1, **told}).encode()
-
-    class Store(BaseHTTPRequestHandler):
-        def do_POST(self):
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body)
-
-    make_key(here / "key")
-    with HTTPServer(("127.0.0.1", 0), Store) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            runner.main(["--store", f"http://127.0.0.1:{server.server_port}", "--key-file", "key"])
-        finally:
-            server.shutdown()
-
-
 READERS = (list_rollouts, show_rollout, view, verify, write_out)
 ANSWERERS = (evaluate, ask_run, go_on)
 
@@ -244,13 +216,6 @@ def test_a_run_goes_on_with_code_that_the_user_names_only(here, place):
     assert not executed(here)
 
 
-@pytest.mark.parametrize("place", OF_TOOLS)
-def test_a_runner_runs_no_tool_that_only_the_run_names(here, place):
-    plant(here / "runs/evil", PLACES[place][0])
-    refused(work, here, place, source="the run at http://127.0.0.1:")
-    assert not executed(here)
-
-
 @pytest.mark.whole
 @pytest.mark.timeout(600)
 def test_a_study_goes_on_with_no_code_of_a_run_in_its_folder(here):
@@ -265,12 +230,12 @@ def test_a_study_goes_on_with_no_code_of_a_run_in_its_folder(here):
     assert not executed(here)
 
 
-def refused(command, here, place, source="runs/"):
+def refused(command, here, place):
     """The command refuses in one sentence: what would have run, where it is named, and what to do."""
     with pytest.raises(ConfigError) as caught:
         command(here)
     message = str(caught.value)
-    assert message.startswith(source)
+    assert message.startswith("runs/")
     assert f"{PLACES[place][1]} ({place})" in message
     assert message.endswith(remedy(place))
     assert "\n" not in message

@@ -61,16 +61,10 @@ def garbage():
 def test_a_run_against_garbage_ends_with_a_sentence_and_every_rollout_is_recorded(garbage, tmp_path):
     endpoint = {"kind": "endpoint", "base_url": garbage, "model": "garbage", "timeout_s": PATIENCE_S}
     models = [f"models.{name}.{key}={value}" for name in ("junior", "senior") for key, value in endpoint.items()]
-    settings = [
-        "gather.tasks=4",
-        "data.size=50",
-        "rollouts.concurrency=2",
-        "society.node_retries=0",
-        "wandb.mode=disabled",
-    ]
+    settings = ["gather.tasks=4", "data.size=50", "rollouts.concurrency=2", "society.node_retries=0"]
     command = [sys.executable, "-m", "chimera.train", "--name", "garbage", "--phases", "gather", f"runs_dir={tmp_path}"]
     process = subprocess.Popen(
-        [*command, *models, *settings],
+        [*command, *models, *settings, "wandb.mode=disabled"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -56,7 +56,7 @@ SETTINGS = {
 
 
 def write_trace(path, rollout_id, talks):
-    """One trace as a run records it: gateway's exchanges, a span for each visit, the runner's outcome."""
+    """One trace as a run records it: the exchanges, a span for each visit, the outcome."""
     spans, calls = [], []
 
     def span(name, attributes):

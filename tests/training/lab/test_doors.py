@@ -3,16 +3,13 @@
 import httpx
 import psutil
 import pytest
-from lab_kit import config_for, open_lab, task
+from lab_kit import SECRET, config_for, open_lab, task
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from agents.policies.choice import SelectionSpec
 from chimera.config.tree import Config
-from chimera.core.errors import RunError
 from chimera.serving.door import Door
-from training.lab.resources import describe, endpoints
 
 pytestmark = pytest.mark.whole
 
@@ -23,17 +20,9 @@ PATHS = [
     ("GET", "/docs"),
     ("GET", "/openapi.json"),
     ("GET", "/v1/models"),
-    ("GET", "/v1/agl/health"),
-    ("GET", "/v1/agl/rollouts"),
-    ("GET", "/v1/agl/resources/latest"),
-    ("POST", "/v1/agl/queues/rollouts/dequeue"),
-    ("POST", "/v1/agl/queues/rollouts/enqueue"),
-    ("POST", "/v1/agl/resources"),
-    ("POST", "/v1/traces"),
     ("POST", "/admin/weights"),
     ("POST", "/v1/chat/completions"),
-    ("POST", "/rollout/ro-1/attempt/at-1/v1/chat/completions"),
-    ("OPTIONS", "/v1/agl/rollouts"),
+    ("OPTIONS", "/v1/chat/completions"),
 ]
 
 
@@ -94,47 +83,18 @@ def listening():
 
 async def test_every_port_of_a_run_refuses_who_has_no_key_of_its_own(scripted_openai, tmp_path):
     """What another user of the machine can do: look for ports and knock."""
-    scripted_openai.hooks[:] = [scripted_openai.never]
     before = listening()
-    rubrics = {key: {"kind": "rubric"} for key in ("board", "principal", "judge")}
-    plain = config_for(scripted_openai.url, tmp_path, runners=1)
-    models = {**plain.model_dump(mode="json")["models"], **rubrics}
-    config = Config.model_validate({**plain.model_dump(mode="json"), "models": models})
+    plain = config_for(scripted_openai.url, tmp_path).model_dump(mode="json")
+    config = Config.model_validate({**plain, "models": {**plain["models"], "board": {"kind": "rubric"}}})
     async with open_lab(scripted_openai.url, tmp_path, [task("any")], config=config) as lab:
-        ports = {place.port: place.ip for place in listening() - before}
-        assert set(ports.values()) == {"127.0.0.1"}
-        keys = {lab.store.endpoint: lab.store.key, lab.gateway.url: lab.gateway.key}
+        (place,) = listening() - before
         board = lab.servers.endpoints["board"]
-        keys[board.base_url.removesuffix("/v1")] = board.api_key
-        assert {f"http://127.0.0.1:{port}" for port in ports} == set(keys)
-        for url, own in keys.items():
-            others = [key for place, key in keys.items() if place != url]
-            async with httpx.AsyncClient(base_url=url) as client:
-                for method, path in PATHS:
-                    for key in (None, "sk-guess", *others):
-                        headers = {} if key is None else {"authorization": f"Bearer {key}"}
-                        answer = await client.request(method, path, headers=headers, json={})
-                        assert answer.status_code == 401, (url, method, path, key)
-                    headers = {"authorization": f"Bearer {own}", "host": "attacker.example"}
-                    assert (await client.request(method, path, headers=headers)).status_code == 421
-
-
-def test_a_runner_gives_its_key_to_the_run_s_own_gateway_only(attempted_rollout):
-    config = Config()
-    selection = SelectionSpec(policy=None, folder=None, exploration=0.0)
-    versions = {"supervisor": "rubric"}
-    own = describe("http://127.0.0.1:5000", config.models, versions, selection)
-    found = endpoints(own, attempted_rollout, config.models, "http://127.0.0.1:5000", "key")
-    assert found["supervisor"].base_url == "http://127.0.0.1:5000/rollout/ro-1/attempt/at-1/v1"
-    for foreign in ("http://127.0.0.1:6000", "http://127.0.0.1:50001", "http://attacker.example"):
-        other = describe(foreign, config.models, versions, selection)
-        with pytest.raises(RunError, match="not this run's gateway"):
-            endpoints(other, attempted_rollout, config.models, "http://127.0.0.1:5000", "key")
-
-
-@pytest.fixture
-def attempted_rollout():
-    import agentlightning as agl
-
-    attempt = agl.Attempt(rollout_id="ro-1", attempt_id="at-1", sequence_id=1, start_time=0.0)
-    return agl.AttemptedRollout(rollout_id="ro-1", input={}, start_time=0.0, attempt=attempt)
+        assert (place.ip, f"http://127.0.0.1:{place.port}/v1") == ("127.0.0.1", board.base_url)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{place.port}") as client:
+            for method, path in PATHS:
+                for key in (None, "sk-guess", SECRET):
+                    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+                    answer = await client.request(method, path, headers=headers, json={})
+                    assert answer.status_code == 401, (method, path, key)
+                headers = {"authorization": f"Bearer {board.api_key}", "host": "attacker.example"}
+                assert (await client.request(method, path, headers=headers)).status_code == 421

@@ -1,4 +1,4 @@
-"""A second provider's chat model in a recorded rollout, by configuration alone; what the gateway says to the user."""
+"""A second provider's chat model in a recorded rollout, by configuration alone; what the user is told of it."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ def recorded(scripted_openai, tmp_path_factory):
         with serve(play) as server:
             place = {"base_url": server.url, "api_key_env": None}
             config = with_models(
-                config_for(scripted.url, folder, runners=1),
+                config_for(scripted.url, folder, concurrency=1),
                 junior={**place, "provider": "anthropic", "model": "claude-scripted"},
                 refiner={**place, "provider": "ollama", "model": "qwen-scripted"},
             )

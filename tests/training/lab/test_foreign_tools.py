@@ -48,7 +48,7 @@ def recorded(scripted_openai, tmp_path_factory):
     server.hooks[:] = [script]
     folder = tmp_path_factory.mktemp("runs")
     config = with_tools(
-        config_for(server.url, folder, runners=1),
+        config_for(server.url, folder, concurrency=1),
         Geneticist=("literature_search", EXAMPLE),
         Pharmacologist=("mcp:lab/dose",),
     )

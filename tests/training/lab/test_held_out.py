@@ -1,56 +1,37 @@
 """Held-out rollouts in the main process, against real servers on loopback; and a real roll-back of real weights."""
 
 import asyncio
-import io
-import os
 import shutil
-import signal
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 
 import pytest
-from rich.console import Console
+from lab_kit import lab_of
 
-from agents.context import SupervisorChoice
 from chimera.config.sections.models import SLOTS
 from chimera.config.tree import load_config
-from chimera.core.errors import RunError, UnreachableError
+from chimera.core.errors import RunError
 from chimera.data.tasks import load
-from chimera.processes import forks
 from chimera.run.directory import Run
 from chimera.run.policies import Policy, live
 from chimera.run.seals import seal
 from chimera.serving.embedded.checkpoint import NANO
-from chimera.serving.process import serve
-from evaluation.records.study import Stage
 from training import gate
-from training.lab.held_out import HeldOut
-from training.lab.recorder import Recorder
-from training.lab.runners.runner import Doors, RunnerSpec
-from training.lab.store import LabStore
 
 pytestmark = pytest.mark.whole
 
-STAGE = Stage("base", "base", "sequence", (), {"junior": "v1"})
-SECRETS = {"TEST_KEY": "sk-a-users-own-secret-key-42"}
 OTHER = {"yes": "no", "no": "yes", "maybe": "no"}
 
 
-def config_for(url, folder, *overrides, embedded=(), rubric=()):
+def config_for(url, folder, *overrides, embedded=()):
     """All models are the scripted server, but for those that the run's own server process serves."""
+    given = {"kind": "endpoint", "base_url": url, "api_key_env": "TEST_KEY"}
     models = [
         f"models.{key}.{name}={value}"
         for key in SLOTS
-        if key not in (*embedded, *rubric)
-        for name, value in {
-            "kind": "endpoint",
-            "base_url": url,
-            "model": f"scripted-{key}",
-            "api_key_env": "TEST_KEY",
-        }.items()
+        for name, value in ({"kind": "embedded"} if key in embedded else {**given, "model": f"scripted-{key}"}).items()
     ]
-    kinds = [f"models.{key}.kind=embedded" for key in embedded] + [f"models.{key}.kind=rubric" for key in rubric]
     few = ["data.size=60", "gate.tasks=6", "society.node_retries=0", "rollouts.concurrency=1", "rollouts.retries=1"]
-    return load_config(None, [*models, *kinds, *few, *overrides, f"runs_dir={folder}"])
+    return load_config(None, [*models, *few, *overrides, f"runs_dir={folder}"])
 
 
 @pytest.fixture
@@ -61,32 +42,22 @@ def server(scripted_openai):
     scripted_openai.hooks.clear()
 
 
-@asynccontextmanager
-async def held_out(config, run):
-    """`HeldOut` by itself: no gateway, no runners, no running store."""
-    dataset = load(config.data)
-    spec = RunnerSpec.of(Doors("", "", "", ""), config, dataset, SECRETS)
-    with serve(config.models, config.serving, SECRETS, log_file=run.path / "logs" / "models.log") as servers:
-        recorder = Recorder(run, LabStore(lambda _: None), config.reward)
-        yield HeldOut(run, config, servers, recorder, spec.toolbox, servers.check), servers, dataset
-
-
-async def collect(maker, inputs):
-    async with aclosing(maker.rollouts(inputs, STAGE, SupervisorChoice())) as records:
+async def collect(lab, inputs):
+    async with aclosing(lab.held_out(inputs, "base")) as records:
         return [record async for record in records]
 
 
 async def test_they_are_recorded_as_all_rollouts_are_and_not_made_twice(server, tmp_path):
     config = config_for(server.url, tmp_path)
     with Run.create("run", config) as run:
-        async with held_out(config, run) as (maker, _, dataset):
-            wanted = gate.inputs(dataset, config, "base")
-            first = await collect(maker, wanted[:4])
+        async with lab_of(run, config, load(config.data)) as lab:
+            wanted = gate.inputs(lab.dataset, config, "base")
+            first = await collect(lab, wanted[:4])
             asked = len(server.requests)
-            again = await collect(maker, wanted[:4])
+            again = await collect(lab, wanted[:4])
             assert len(server.requests) == asked
-            more = await collect(maker, wanted)
-        async with held_out(config, run) as (continued, _, _):
+            more = await collect(lab, wanted)
+        async with lab_of(run, config, load(config.data)) as continued:
             after = await collect(continued, wanted)
         assert [one.rollout_id for one in again] == [
             next(one.rollout_id for one in first if one.task_id == given.task.id) for given in wanted[:4]
@@ -97,7 +68,7 @@ async def test_they_are_recorded_as_all_rollouts_are_and_not_made_twice(server, 
         assert len(lines) == len(wanted)
         for line in lines:
             assert (run.path / line["trace"]).is_file()
-            assert line["policy_versions"] == {"junior": "v1"}
+            assert line["policy_versions"] == lab.policy_versions
             assert line["seed"] == next(given.seed for given in wanted if given.task.id == line["task_id"])
             assert line["worker"] is None
 
@@ -106,8 +77,8 @@ async def test_they_are_recorded_as_all_rollouts_are_and_not_made_twice(server, 
 async def test_the_gate_keeps_the_answering_temperature_that_the_run_began_with(server, tmp_path, began, sampled):
     with Run.create("run", config_for(server.url, tmp_path, f"evaluation.temperature={began}")) as run:
         later = config_for(server.url, tmp_path, "evaluation.temperature=0.7")
-        async with held_out(later, run) as (maker, _, dataset):
-            await collect(maker, gate.inputs(dataset, later, "base")[:1])
+        async with lab_of(run, later, load(later.data)) as lab:
+            await collect(lab, gate.inputs(lab.dataset, later, "base")[:1])
     judge = {"scripted-judge"}
     assert {one["temperature"] for one in server.requests if one["model"] not in judge} == {sampled}
     assert {one["temperature"] for one in server.requests if one["model"] in judge} == {1.0}
@@ -117,14 +88,14 @@ async def test_stopping_keeps_what_has_ended_and_loses_nothing_of_it(server, tmp
     """As Ctrl-C does: the task that iterates is cancelled while other rollouts wait for a model."""
     config = config_for(server.url, tmp_path, "rollouts.concurrency=3")
     with Run.create("run", config) as run:
-        async with held_out(config, run) as (maker, _, dataset):
-            wanted = gate.inputs(dataset, config, "base")
+        async with lab_of(run, config, load(config.data)) as lab:
+            wanted = gate.inputs(lab.dataset, config, "base")
             free = {given.task.goal for given in wanted[:2]}
-            server.hooks[:] = [lambda request: None if server.goal(request) in free else asyncio.sleep(300)]
+            server.hooks[:] = [lambda request: None if server.goal(request) in free else server.never()]
             two, ended = asyncio.Event(), []
 
             async def follow():
-                async with aclosing(maker.rollouts(wanted, STAGE, SupervisorChoice())) as records:
+                async with aclosing(lab.held_out(wanted, "base")) as records:
                     async for record in records:
                         ended.append(record.rollout_id)
                         if len(ended) == 2:
@@ -137,47 +108,13 @@ async def test_stopping_keeps_what_has_ended_and_loses_nothing_of_it(server, tmp
                 await following
             assert {line["rollout_id"] for line in run.rollouts("gate-base")} == set(ended)
             server.hooks.clear()
-            assert len(await collect(maker, wanted)) == len(wanted)
+            assert len(await collect(lab, wanted)) == len(wanted)
         assert len(list(run.rollouts("gate-base"))) == len(wanted)
-
-
-async def test_the_end_of_the_model_server_ends_them_and_is_named(server, tmp_path):
-    config = config_for(server.url, tmp_path, "rollouts.retries=10", rubric=("board",))
-    with Run.create("run", config) as run:
-        async with held_out(config, run) as (maker, servers, dataset):
-            wanted = gate.inputs(dataset, config, "base")
-            asked = asyncio.Event()
-            loop = asyncio.get_running_loop()
-
-            def wait(_):
-                loop.call_soon_threadsafe(asked.set)
-                return asyncio.sleep(300)
-
-            server.hooks[:] = [wait]
-            collecting = asyncio.create_task(collect(maker, wanted))
-            await asked.wait()
-            os.kill(servers.pid, signal.SIGKILL)
-            with pytest.raises(RunError, match=r"the model server .* was killed by SIGKILL"):
-                await collecting
-        assert list(run.rollouts("gate-base")) == []
-
-
-async def test_an_endpoint_that_cannot_be_reached_ends_them_too(server, tmp_path):
-    config = config_for(server.url, tmp_path, "models.junior.base_url=http://127.0.0.1:9/v1", "rollouts.retries=0")
-    with Run.create("run", config) as run:
-        async with held_out(config, run) as (maker, _, dataset):
-            with pytest.raises(UnreachableError, match="model 'junior'"):
-                await collect(maker, gate.inputs(dataset, config, "base"))
-        assert list(run.rollouts("gate-base")) == []
 
 
 @pytest.mark.timeout(400)
 async def test_a_real_gate_rolls_real_weights_back(server, tmp_path):
     """The junior is the bundled model in the run's own server; the principal answers wrongly once it has learned."""
-    from training.lab.lab import Lab
-    from training.watch.metrics import Metrics
-    from training.watch.view import make_view
-
     config = config_for(server.url, tmp_path, embedded=("junior",))
     dataset = load(config.data)
     labels = {task.goal: task.label for task in dataset.validation}
@@ -191,14 +128,8 @@ async def test_a_real_gate_rolls_real_weights_back(server, tmp_path):
         return {"amendments": [], "answer": answer, "decision": "UNDECIDED", "rationale": "so it is"}
 
     server.hooks[:] = [principal]
-    forks.prepare()
-    output = io.StringIO()
-    with (
-        Run.create("run", config) as run,
-        serve(config.models, config.serving, SECRETS, log_file=run.path / "logs" / "models.log") as servers,
-    ):
-        view = make_view(Console(file=output, width=80), 1)
-        async with Lab(run, config, dataset, servers, SECRETS, view, Metrics(run)) as lab:
+    with Run.create("run", config) as run:
+        async with lab_of(run, config, dataset) as lab:
             began = dict(lab.policy_versions)
             run.ledger("phase_started", phase="sft", policy_versions=began)
             one = gate.Gate(lab)
@@ -207,16 +138,16 @@ async def test_a_real_gate_rolls_real_weights_back(server, tmp_path):
             learned.append(True)
             assert not await one.decide("sft", Policy("weights", "junior", "sft@1", "models/junior/sft"))
             assert lab.policy_versions == began
-            assert servers.versions()["junior"] == began["junior"]
+            assert lab.servers.versions()["junior"] == began["junior"]
             learned.clear()
-            wanted = gate.inputs(dataset, config, "again")[:1]
+            wanted = gate.inputs(lab.dataset, config, "again")[:1]
             after = [record async for record in lab.held_out(wanted, "again")]
             one.summary()
             seal(run, "models/junior/sft")
             (run.path / "models/junior/sft/generation_config.json").write_text("{}")
             with pytest.raises(RunError, match=r"sft/generation_config\.json is not what the run wrote"):
                 await lab.put_live(Policy("weights", "junior", "sft@1", "models/junior/sft"))
-            assert servers.versions()["junior"] == began["junior"]
+            assert lab.servers.versions()["junior"] == began["junior"]
         stages = {name: list(run.rollouts(f"gate-{name}")) for name in ("base", "sft", "again")}
         versions = {name: {line["weights_versions"]["junior"][0] for line in lines} for name, lines in stages.items()}
         assert versions == {"base": {began["junior"]}, "sft": {"sft@1"}, "again": {began["junior"]}}
@@ -226,7 +157,7 @@ async def test_a_real_gate_rolls_real_weights_back(server, tmp_path):
         assert sorted(logged) == sorted(line["rollout_id"] for name in ("base", "sft") for line in stages[name])
         (event,) = [event for event in run.events() if event["event"] == "rolled_back"]
         assert event["verdicts"] == {"base": "worse"}
-    shown = output.getvalue()
+    shown = (run.path / "view.txt").read_text()
     assert "gate-sft: 6/6" in shown
     assert "sft@1 was rolled back: " in shown
     assert "right answers -100.0 points" in " ".join(shown.split())

@@ -9,11 +9,13 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lab_kit import collect, config_for, open_lab, task
 from trace_kit import ADAPTER, HYPOTHESIS, SENIORS, WEIGHTS, Step, Trace, Try, VisitPlan, linear_plan, rollouts
 
 from agents.policies.events import BanditEvent
 from agents.roles import ROLES
 from chimera.config.roles import JUNIORS
+from chimera.config.sections.society import SocietyConfig
 from chimera.core.errors import RunError
 from chimera.core.types import ResearchTask, Section
 from evaluation.records.rollouts import Made, Outcome, RolloutInput, RolloutRecord
@@ -261,18 +263,7 @@ def test_reads_grow_linearly_with_spans(method):
 
 @pytest.fixture(scope="module")
 def real(scripted_openai, tmp_path_factory):
-    """One rollout through runner, gateway and store: a repaired refiner, and a designer tried again after errors."""
-    from rich.console import Console
-
-    from chimera.config.tree import Config
-    from chimera.data.tasks import Dataset
-    from chimera.processes import forks
-    from chimera.run.directory import Run
-    from chimera.serving.process import serve
-    from training.lab.lab import Lab
-    from training.watch.metrics import Metrics
-    from training.watch.view import make_view
-
+    """One rollout of a lab: a repaired refiner, and a designer that is tried again after an error."""
     server, begun = scripted_openai, []
 
     def script(request):
@@ -286,32 +277,13 @@ def real(scripted_openai, tmp_path_factory):
         return None
 
     server.hooks[:] = [script]
-    keys = ("junior", "supervisor", "senior", "refiner", "board", "principal", "judge")
-    model = {"kind": "endpoint", "base_url": server.url, "model": "scripted"}
     folder = tmp_path_factory.mktemp("runs")
-    config = Config.model_validate(
-        {
-            "runs_dir": folder,
-            "models": dict.fromkeys(keys, model),
-            "rollouts": {"concurrency": 1, "exploration": 0},
-        }
-    )
-    context = (Section("RESULTS", "The rate of it was lower (p=0.01) in this group."),)
-    task = ResearchTask("t1", "Does it lower the rate?", context, "yes", "generated", "", 1)
-    dataset = Dataset((task,), (), (), "generated", "test")
+    config = config_for(server.url, folder, concurrency=1, retries=0).model_copy(update={"society": SocietyConfig()})
 
     async def scenario():
-        forks.prepare()
-        with (
-            Run.create("run", config) as run,
-            serve(config.models, config.serving, {}, log_file=run.path / "models.log") as servers,
-            (run.path / "view.txt").open("w") as output,
-        ):
-            view = make_view(Console(file=output), 1)
-            async with Lab(run, config, dataset, servers, {}, view, Metrics(run)) as lab:
-                (episode,) = [one async for one in lab.rollouts([RolloutInput.of(task, "ppo", 0, 0)])]
-                record = episode.record
-                return record, traces.read(run.path / record.trace)
+        async with open_lab(server.url, folder, [task("it")], config=config) as lab:
+            record = (await collect(lab, [task("it")], "ppo"))["it"]
+        return record, traces.read(lab.run.path / record.trace)
 
     record, spans = asyncio.run(scenario())
     return SimpleNamespace(

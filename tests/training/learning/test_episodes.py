@@ -1,6 +1,7 @@
 """Episodes: what an algorithm gets of a rollout, from memory in this process and from disk in a later one."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -13,10 +14,10 @@ from chimera.core.errors import RunError
 from chimera.core.secrets import register_secret
 from chimera.core.types import ResearchTask, Section
 from chimera.run.directory import Run
+from evaluation.conduct.rollout import keep
 from evaluation.records.rollouts import Made, Outcome, RolloutInput, RolloutRecord
 from evaluation.traces.spans import Position, exchange_span, operation_span, outcome_span
-from training.lab.recorder import Recorder
-from training.lab.store import LabStore
+from training.lab.records import Records
 
 PASSAGE = "The rate of falls was lower with the drug (p=0.01)."
 HYPOTHESIS = {"evidence": [PASSAGE], "comparison": "lower? lower", "claim": "It works", "answer": "no"}
@@ -70,47 +71,52 @@ def made_rollout(rollout_id="ro-1"):
 
 
 @pytest.fixture
-def recorder(tmp_path):
+def run(tmp_path):
     with Run.create("run", Config.model_validate({"runs_dir": tmp_path})) as run:
-        yield Recorder(run, LabStore(lambda _: None), RewardConfig())
+        yield run
 
 
-def test_an_episode_in_memory_equals_the_one_that_a_later_process_reads(recorder):
+def written(run):
+    """The episode of a rollout that is written now."""
+    record, spans = made_rollout()
+    return Records(run, RewardConfig()).episode(record, keep(run, record, spans))
+
+
+def test_an_episode_in_memory_equals_the_one_that_a_later_process_reads(run):
     register_secret("TEST_EPISODES_KEY", KEY)
-    written = recorder.write(*made_rollout())
-    later = recorder.episode(next(iter(recorder.recorded("gather").values())))
-    assert json.loads(json.dumps(later.record.dump())) == json.loads(json.dumps(written.record.dump()))
-    assert written.calls(ROLES) == later.calls(ROLES)
-    assert written.conversations(ROLES) == later.conversations(ROLES)
-    assert written.choice() == later.choice()
+    now = written(run)
+    reader = Records(run, RewardConfig())
+    (record,) = reader.of("gather").values()
+    later = reader.episode(record)
+    assert json.loads(json.dumps(later.record.dump())) == json.loads(json.dumps(now.record.dump()))
+    assert now.calls(ROLES) == later.calls(ROLES)
+    assert now.conversations(ROLES) == later.conversations(ROLES)
+    assert now.choice() == later.choice()
     assert [call.response_ids for call in later.calls(["HypothesisRefiner"])] == [(1, 9)]
-    (conversation,) = written.conversations(["HypothesisRefiner"])
+    (conversation,) = now.conversations(["HypothesisRefiner"])
     assert KEY not in json.dumps(conversation.messages), "what a later process cannot learn from, this one must not"
 
 
-def test_an_episode_in_memory_needs_no_disk_and_another_one_names_what_is_missing(recorder, tmp_path):
-    written = recorder.write(*made_rollout())
-    later = written.on_disk()
-    assert later.calls(ROLES) == written.calls(ROLES)
-    (tmp_path / "run" / written.record.trace).unlink()
-    assert len(written.calls(ROLES)) == 3
-    assert later.choice() == written.choice()
+def test_an_episode_in_memory_needs_no_disk_and_another_one_names_what_is_missing(run, tmp_path):
+    now = written(run)
+    later = now.on_disk()
+    assert later.calls(ROLES) == now.calls(ROLES)
+    (tmp_path / "run" / now.record.trace).unlink()
+    assert len(now.calls(ROLES)) == 3
+    assert later.choice() == now.choice()
     with pytest.raises(RunError, match=r"ro-1\.jsonl\.gz"):
         later.calls(ROLES)
 
 
-def test_a_rollout_that_left_no_span_has_neither_calls_nor_conversations(recorder):
-    given = RolloutInput.of(TASK, "gather", 0, 0)
-    made = Made("ro-2", {}, traced=False, attempt=0, failure="the rollout was cancelled before it started")
-    episode = recorder.write(RolloutRecord.of(given, None, made), [])
-    assert (episode.record.status, episode.record.trace, episode.record.seconds) == ("failed", None, None)
+def test_a_rollout_that_left_no_span_has_neither_calls_nor_conversations(run):
+    record, _ = made_rollout()
+    episode = Records(run, RewardConfig()).episode(replace(record, status="failed", trace=None, reward=None))
     assert episode.calls(ROLES) == episode.conversations(ROLES) == []
     assert episode.choice() is None
-    assert recorder.recorded("gather") == {}, "nobody could say what came of it: it gets another try"
 
 
-def test_conversations_tell_of_any_role_what_it_says_what_it_quotes_and_who_said_it(recorder):
-    found = {one.role: one for one in recorder.write(*made_rollout()).conversations(ROLES)}
+def test_conversations_tell_of_any_role_what_it_says_what_it_quotes_and_who_said_it(run):
+    found = {one.role: one for one in written(run).conversations(ROLES)}
     assert {role: (one.stance, one.quotes, one.weights_version) for role, one in found.items()} == {
         "Geneticist": ("no", (PASSAGE,), "w-Geneticist"),
         "HypothesisRefiner": ("no", (PASSAGE,), "w-HypothesisRefiner"),

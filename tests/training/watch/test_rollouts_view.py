@@ -54,7 +54,7 @@ def record():
     )
 
 
-def test_lines_tell_the_time_left_once_every_runner_could_have_ended_a_rollout(record, monkeypatch):
+def test_lines_tell_the_time_left_once_every_worker_could_have_ended_a_rollout(record, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(lines_module.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(lines_module, "LINE_SECONDS", 0.0)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import wandb
 
 PARTS = "reward_parts."
-"""Prefix of the attributes for a reward's known parts when the reward has no value (`emit_parts`)."""
+"""Prefix of the attributes for a reward's known parts when the reward has no value (`spans.reward_span`)."""
 
 logger = logging.getLogger(__name__)
 
@@ -86,5 +86,5 @@ def rewards(spans: Sequence[SpanLike]) -> tuple[float | None, dict[str, float]]:
             return value, {}
         known = {key: value for key, value in (span.attributes or {}).items() if key.startswith(PARTS)}
         if span.name == AGL_ANNOTATION and known:
-            return None, {key.removeprefix(PARTS): float(value) for key, value in known.items()}  # pyright: ignore[reportArgumentType]  numbers, as `emit_parts` wrote them
+            return None, {key.removeprefix(PARTS): float(value) for key, value in known.items()}  # pyright: ignore[reportArgumentType]  numbers, as `reward_span` writes them
     return None, {}

@@ -1,6 +1,7 @@
 """W&B for the runner of any user of Agent Lightning, and what needs no W&B."""
 
 import asyncio
+import multiprocessing
 
 import agentlightning as agl
 import pytest
@@ -12,10 +13,7 @@ from mirror_kit import (
     rollout,
 )
 
-from chimera.processes import forks
 from chimera.run.directory import Run
-from evaluation.scores.rewards import Reward
-from training.lab.runners.agent import emit_parts
 from training.watch.wandb.hook import WandbLoggingHook
 from training.watch.wandb.rows import COLUMNS, protocol_rows
 from training.watch.wandb.sink import open_sinks
@@ -28,9 +26,9 @@ class Scored(agl.LitAgent):
         if task == "plain":
             agl.emit_reward(0.25)
         elif task == "parts":
-            emit_parts(Reward({"alignment": 0.5, "novelty": 0.25}, 0.75))
+            agl.emit_reward({"reward": 0.75, "alignment": 0.5, "novelty": 0.25}, primary_key="reward")
         elif task == "unscored":
-            emit_parts(Reward({"alignment": 0.5, "novelty": None}, None))
+            agl.emit_annotation({"reward_parts": {"alignment": 0.5}})
         else:
             raise ValueError(task)
 
@@ -56,7 +54,7 @@ def run_hook(folder):
 
 
 def test_the_hook_logs_every_rollouts_reward_and_parts_from_agent_lightnings_own_runner(tmp_path):
-    child = forks.Fork("runner", run_hook, (str(tmp_path),), tmp_path / "log")
+    child = multiprocessing.get_context("spawn").Process(target=run_hook, args=(str(tmp_path),))
     child.start()
     child.join(WAIT_SECONDS)
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
