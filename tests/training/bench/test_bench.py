@@ -90,20 +90,20 @@ def seen(tmp_path_factory):
         async with open_lab(None, None, tasks, config=config) as lab, LabBench(lab, "tried") as bench:
             run = lab.run
             inputs = [RolloutInput.of(task, "gather", 0, 0) for task in tasks]
-            runners = await all_of(bench.rollouts(inputs[:4]))
-            direct = [record async for record in lab.held_out(inputs[4:REPLAYED], "base")]
-            episodes = [*runners, *(lab.episode(record) for record in direct)]
+            gathered = await all_of(bench.rollouts(inputs[:4]))
+            held_out = [record async for record in lab.held_out(inputs[4:REPLAYED], "base")]
+            episodes = [*gathered, *(lab.episode(record) for record in held_out)]
             weights, chooser = other_weights(run, "candidate"), other_chooser(run)
             found = SimpleNamespace(run=run, episodes=episodes, weights=weights, chooser=chooser, lab=lab)
 
             async def use(bench):
-                call = runners[0].calls([REFINER])[-1]
-                first = runners[0].calls([ROLES["Geneticist"].name])[0]
+                call = gathered[0].calls([REFINER])[-1]
+                first = gathered[0].calls([ROLES["Geneticist"].name])[0]
                 tried = [RolloutInput.of(task, "tried", 0, 0) for task in tasks[:3]]
                 beside, alone = await asyncio.gather(
                     all_of(bench.rollouts(tried, instead=[weights, chooser])), all_of(bench.rollouts(inputs[:3]))
                 )
-                other = {**runners[0].record.outputs["selected_hypothesis"], "answer": "maybe"}
+                other = {**gathered[0].record.outputs["selected_hypothesis"], "answer": "maybe"}
                 places = zip(episodes, cycle(ROLES), strict=False)
                 return SimpleNamespace(
                     call=call,
@@ -113,8 +113,8 @@ def seen(tmp_path_factory):
                     beside=beside,
                     alone=alone,
                     replays=await asyncio.gather(*(bench.replay(one, at=at) for one, at in places)),
-                    counterfactual=await bench.replay(runners[0], at=REFINER, instead={"selected_hypothesis": other}),
-                    candidate=await bench.replay(runners[0], at=REFINER, policies=[weights]),
+                    counterfactual=await bench.replay(gathered[0], at=REFINER, instead={"selected_hypothesis": other}),
+                    candidate=await bench.replay(gathered[0], at=REFINER, policies=[weights]),
                     answer=await bench.ask("junior", QUESTION, response_format=YES_OR_NO, seed=3),
                     spent=bench.spent(),
                 )
