@@ -2,7 +2,8 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from typing import Any
 
 from chimera.core.errors import UnreachableError
 from chimera.run.directory import Run
@@ -11,6 +12,8 @@ from evaluation.conduct.worker import Job, Result, Worker
 
 LOOK_SECONDS = 1.0
 """Interval of the checks that the model server is alive: a server that ends sends no notice."""
+CANCEL_SECONDS = 0.1
+"""Interval of the cancellations of a rollout."""
 
 
 class Crew:
@@ -39,7 +42,7 @@ class Crew:
         """
         worker = await self._free.get()
         try:
-            record, trace = await worker.rollout(job)
+            record, trace = await _whole(worker.rollout(job))
         except UnreachableError:
             self._check()
             raise
@@ -78,11 +81,29 @@ class Crew:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _next(self, ended: "asyncio.Queue[Result | Exception]") -> Result | Exception:
-        while True:
-            try:
-                return await asyncio.wait_for(ended.get(), LOOK_SECONDS)
-            except TimeoutError:
+        # Python 3.11's `asyncio.wait_for` can lose a cancellation.
+        getting = asyncio.create_task(ended.get())
+        try:
+            while not (await asyncio.wait([getting], timeout=LOOK_SECONDS))[0]:
                 self._check()
+            return getting.result()
+        finally:
+            getting.cancel()
+
+
+async def _whole(rollout: Coroutine[Any, Any, Result]) -> Result:
+    """Await a rollout, which has ended when this returns or raises, also when it is cancelled.
+
+    LangGraph 1.2 loses a cancellation that arrives while it ends a node's time limit, so one is not enough.
+    """
+    task = asyncio.create_task(rollout)
+    try:
+        await asyncio.wait([task])
+        return task.result()
+    finally:
+        while not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=CANCEL_SECONDS)
 
 
 def new_id(prefix: str) -> str:

@@ -4,6 +4,7 @@ Its runner takes one rollout at a time from nobody: the worker hands it over. St
 Lightning's own, in this process, so that whatever is written for them works here.
 """
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -13,6 +14,9 @@ import agentlightning as agl
 from chimera.core.errors import ChimeraError
 from evaluation.conduct.worker import Job, Result, Worker
 from training.lab.tracer import RolloutTracer, record
+
+# It logs a traceback of every rollout that fails. The record says why, and anything else is raised.
+logging.getLogger("agentlightning.runner.agent").setLevel(logging.CRITICAL)
 
 SPAN_MEMORY_BYTES = 64 * 2**20
 """Spans beyond it are evicted, oldest first; they are on disk."""
