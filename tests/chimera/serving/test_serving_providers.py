@@ -248,8 +248,8 @@ async def test_a_field_that_a_server_refused_is_left_out_from_then_on_and_told_o
     form = answer_format(ROLES["Geneticist"], MESSAGES, "read")
     with serve(lambda request: (400, {"error": error}) if field in request else "{}") as server:
         model = lean(server, told, **options)
-        for _ in range(3):
-            await model.complete("junior", MESSAGES, response_format=form, seed=1)
+        for asked in (model.at(model.endpoints), model, model.at(model.endpoints)):
+            await asked.complete("junior", MESSAGES, response_format=form, seed=1)
         await model.aclose()
     assert len(server.requests) == 4
     (sentence,) = told
