@@ -31,7 +31,7 @@ from training.learning.adapter import HierarchicalTraceAdapter
 TASKS = 2
 
 
-class SocietyAgent(agl.LitAgent[dict[str, Any]]):
+class TrainerAgent(agl.LitAgent[dict[str, Any]]):
     """The society; resources say where each slot's model is, and the proxy records each call of it."""
 
     def __init__(self, config: Config, toolbox: Tools, key: str) -> None:
@@ -95,7 +95,7 @@ def main() -> None:
             tracer=agl.OtelTracer(),
             llm_proxy=agl.LLMProxy(model_list=models(servers), launcher_args=launcher()),
         )
-        trainer.fit(SocietyAgent(config, build_toolbox(config.tools, dataset.documents(), {}), key), tasks)
+        trainer.fit(TrainerAgent(config, build_toolbox(config.tools, dataset.documents(), {}), key), tasks)
 
 
 def models(servers: ModelServers) -> Any:

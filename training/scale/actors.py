@@ -128,7 +128,7 @@ async def _start(config: Config, toolbox: Callable[[], Tools]) -> list[RayWorker
         scheduling_strategy="SPREAD",
     )(RolloutActor)
     shared = ray.put(toolbox)
-    actors = [actor.remote(config, _Shared(shared)) for _ in range(count)]
+    actors = [actor.remote(config, _SharedToolbox(shared)) for _ in range(count)]
     started = [one.ready.remote() for one in actors]
     try:
         ready, missing = await asyncio.to_thread(ray.wait, started, num_returns=count, timeout=START_S)
@@ -145,7 +145,7 @@ async def _start(config: Config, toolbox: Callable[[], Tools]) -> list[RayWorker
     return [RayWorker(actors[number % count]) for number in range(rollouts.concurrency)]
 
 
-class _Shared:
+class _SharedToolbox:
     """A toolbox in Ray's store: an actor that is started again finds it there."""
 
     def __init__(self, reference: Any) -> None:

@@ -181,7 +181,7 @@ def test_what_is_missing_is_said():
     whole = revised()
     assert notes(record(), whole, [learned()]) == ""
     assert "left no trace" in notes(record(), [])
-    assert "killed" in notes(record(), whole[:-1])
+    assert "no outcome" in notes(record(), whole[:-1])
     assert "none learned so from this one, which is of phase ppo" in notes(record(), whole)
     assert "phase gather" in notes(record(phase="gather"), whole)
     assert "2 of its model calls never reached" in notes(record(untraced_calls=2), whole)
