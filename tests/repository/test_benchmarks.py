@@ -17,7 +17,7 @@ ROWS = {
         r"intervals that cover, %",
         rf"│ +5 │ +0\.04, 0\.3, 0\.4 │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} │",
     ],
-    "rollouts.orchestration": [r"wall ms each ┃ CPU ms each", rf"overhead per rollout +│ +│ +{NUMBER} │ +{NUMBER} │"],
+    "orchestration": [r"wall ms each ┃ CPU ms each", rf"overhead of worker in Agent Lightning │ +│ +│ +{NUMBER} │"],
     "own_decision": [
         rf"HypothesisRefiner itself │ +4 │ +{NUMBER} │ +{NUMBER} │ +\+0\.0 │ +\+0\.0 │",
         rf"the society +│ +4 │ +{NUMBER} │ +{NUMBER} │",
