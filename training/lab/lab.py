@@ -39,7 +39,7 @@ from training.watch.metrics import Metrics
 from training.watch.view import View
 
 if TYPE_CHECKING:
-    from training.scale.actors import RolloutActors
+    from training.scale.cluster import Membership
 
 
 class Lab:
@@ -75,7 +75,7 @@ class Lab:
         self._scored = _scored(config)
         self._records = Records(run, config.reward)
         self._watch = Watch(config)
-        self._actors: RolloutActors | None = None
+        self._cluster: Membership | None = None
         self._closing = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -112,8 +112,8 @@ class Lab:
         if config.rollouts.on == "ray":
             from training.scale.actors import open_actors
 
-            self._actors = await opening.enter_async_context(open_actors(config, toolbox))
-            return self._actors.workers
+            workers, self._cluster = await opening.enter_async_context(open_actors(config, toolbox))
+            return workers
         # The index of abstracts takes a second, in which the view goes on.
         tools = await asyncio.to_thread(toolbox)
         return [SocietyWorker(config, self.model, tools) for _ in range(config.rollouts.concurrency)]
@@ -121,8 +121,8 @@ class Lab:
     def check(self) -> None:
         """Raise what keeps all further rollouts from succeeding, if there is anything."""
         self.servers.check()
-        if self._actors is not None:
-            self._actors.check()
+        if self._cluster is not None:
+            self._cluster.check()
 
     async def put_live(self, policy: Policy) -> None:
         """Have rollouts that begin from now on use `policy`.

@@ -18,8 +18,8 @@ from training.scale.cluster import Membership, first_line, join
 
 START_S = 120.0
 """How long actors may take to start: Python loads the society's libraries in each."""
-RETRIES = 3
-"""How often a rollout whose actor was lost is made again by another one."""
+RESTARTS = 10
+"""How often Ray starts an actor again, on any node; what it worked on is then made again."""
 
 
 class RolloutActor:
@@ -59,7 +59,7 @@ class RayWorker:
         """See `Worker.rollout`.
 
         Raises:
-            RunError: Actors were lost `RETRIES` times with this rollout, or the cluster is.
+            RunError: Its actor was lost more than `RESTARTS` times, or the cluster is.
         """
         import ray
         from ray.exceptions import RayError, RayTaskError
@@ -79,25 +79,13 @@ class RayWorker:
             ) from error
 
 
-class RolloutActors:
-    """The actors of one run.
-
-    Attributes:
-        workers: `rollouts.concurrency` workers, spread evenly over the actors.
-    """
-
-    def __init__(self, membership: Membership, workers: list[RayWorker]) -> None:
-        self._membership = membership
-        self.workers = workers
-
-    def check(self) -> None:
-        """Raise RunError if the cluster is lost."""
-        self._membership.check()
-
-
 @asynccontextmanager
-async def open_actors(config: Config, toolbox: Callable[[], Tools]) -> AsyncIterator[RolloutActors]:
-    """Join the cluster and start the actors, which end with the block.
+async def open_actors(
+    config: Config, toolbox: Callable[[], Tools]
+) -> AsyncIterator[tuple[list[RayWorker], Membership]]:
+    """Join the cluster and start the actors, which end with the block: workers, and the cluster that they are in.
+
+    There are `rollouts.concurrency` workers, spread evenly over the actors.
 
     Args:
         toolbox: Makes the tools, in each actor; what it holds is sent to each node once.
@@ -108,12 +96,15 @@ async def open_actors(config: Config, toolbox: Callable[[], Tools]) -> AsyncIter
     """
     membership = await asyncio.to_thread(join, config.cluster)
     try:
-        yield RolloutActors(membership, await _start(config, toolbox))
+        import ray
+
+        shared = ray.put(toolbox)  # Held here as long as the actors live: one that is started again needs it.
+        yield await _start(config, shared), membership
     finally:
         await asyncio.to_thread(membership.leave)
 
 
-async def _start(config: Config, toolbox: Callable[[], Tools]) -> list[RayWorker]:
+async def _start(config: Config, toolbox: Any) -> list[RayWorker]:
     import ray
     from ray.exceptions import RayActorError, RayTaskError
 
@@ -123,12 +114,11 @@ async def _start(config: Config, toolbox: Callable[[], Tools]) -> list[RayWorker
     actor = remote(
         num_cpus=cpus,
         max_concurrency=rollouts.concurrency + 1,
-        max_restarts=-1,
-        max_task_retries=RETRIES,
+        max_restarts=RESTARTS,
+        max_task_retries=-1,  # A node that is gone counts as alive for a while, and each try in it would be counted.
         scheduling_strategy="SPREAD",
     )(RolloutActor)
-    shared = ray.put(toolbox)
-    actors = [actor.remote(config, _SharedToolbox(shared)) for _ in range(count)]
+    actors = [actor.remote(config, toolbox) for _ in range(count)]
     started = [one.ready.remote() for one in actors]
     try:
         ready, missing = await asyncio.to_thread(ray.wait, started, num_returns=count, timeout=START_S)
@@ -143,16 +133,3 @@ async def _start(config: Config, toolbox: Callable[[], Tools]) -> list[RayWorker
             f"{cpus:g} CPUs each in {START_S:g} s: add nodes, or lower rollouts.actors or cluster.cpus_per_actor"
         )
     return [RayWorker(actors[number % count]) for number in range(rollouts.concurrency)]
-
-
-class _SharedToolbox:
-    """A toolbox in Ray's store: an actor that is started again finds it there."""
-
-    def __init__(self, reference: Any) -> None:
-        self._reference = reference
-
-    def __call__(self) -> Tools:
-        import ray
-
-        toolbox: Any = ray.get(self._reference)
-        return toolbox()

@@ -4,8 +4,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from chimera.config.sections.cluster import ClusterConfig
@@ -85,22 +84,22 @@ def join(cluster: ClusterConfig) -> Membership:
 
 def _join(cluster: ClusterConfig) -> str:
     """Returns the head's address."""
-    with _variables({"RAY_USAGE_STATS_ENABLED": "0", **_token(cluster.token_file)}):
-        import ray
-        from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportAttributeAccessIssue]
-        from ray.exceptions import RayError
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", **_token(cluster.token_file)}
+    import ray
+    from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportAttributeAccessIssue]
+    from ray.exceptions import RayError
 
-        # Ray 2.60 reads these variables when it is first imported, which may have been long ago.
-        Config.initialize("")
-        AuthenticationTokenLoader.instance().reset_cache()
-        try:
-            ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
-        except (OSError, ValueError, RuntimeError, RayError) as error:
-            raise RunError(
-                f"the Ray cluster at cluster.address={cluster.address} cannot be joined ({first_line(error)}): start a "
-                "node of it on this machine (ray start), and see cluster.token_file"
-            ) from error
-        return ray.get_runtime_context().gcs_address
+    # Ray 2.60 reads these variables when it is first imported, which may have been long ago.
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+    try:
+        ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+    except (OSError, ValueError, RuntimeError, RayError) as error:
+        raise RunError(
+            f"the Ray cluster at cluster.address={cluster.address} cannot be joined ({first_line(error)}): start a "
+            "node of it on this machine (ray start), and see cluster.token_file"
+        ) from error
+    return ray.get_runtime_context().gcs_address
 
 
 def _token(file: Path | None) -> dict[str, str]:
@@ -126,18 +125,3 @@ def first_line(error: BaseException) -> str:
     """What matters of Ray's long messages, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:400]
-
-
-@contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for a `with` block."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -38,6 +38,13 @@ class LocalRanks:
         self._meeting = Meeting(ranks)
         self._children: list[Command] = []
         self._orders: list[Connection] = []
+        try:
+            self._start(ranks, logs, name)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, ranks: int, logs: Path, name: str) -> None:
         cores = max(1, len(os.sched_getaffinity(0)) // ranks)
         for rank in range(ranks):
             environment = {

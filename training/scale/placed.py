@@ -5,6 +5,7 @@ A node needs this version of Chimera in the Python that its Ray runs in, and see
 
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -61,19 +62,17 @@ class PlacedRanks:
     """
 
     def __init__(self, cluster: ClusterConfig, ranks: int, folder: Path) -> None:
-        self._membership = join(cluster)
         self._actors: list[Any] = []
+        self._group: Any = None
         self.nodes: list[tuple[int, str]] = []
         """Process id and node's address of each rank."""
-        self._group: Any = None
-        self._meeting: Meeting | None = None
-        try:
-            self._meeting = Meeting(ranks, cluster.host)
-            self._place(cluster, ranks)
-            self._start(folder.absolute())
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as opening:
+            opening.callback(join(cluster).leave)
+            meeting = Meeting(ranks, cluster.host)
+            opening.callback(meeting.close)
+            opening.callback(self._free)
+            self._start(cluster, meeting, ranks, folder.absolute())
+            self._closing = opening.pop_all()
 
     def call(self, method: str, *arguments: Any) -> Any:
         """See `Ranks.call`."""
@@ -84,8 +83,32 @@ class PlacedRanks:
 
     def close(self) -> None:
         """See `Ranks.close`."""
-        if self._meeting is None:
-            return
+        self._closing.close()
+
+    def _start(self, cluster: ClusterConfig, meeting: Meeting, ranks: int, folder: Path) -> None:
+        import ray
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        cpus, gpus = cluster.cpus_per_rank, cluster.gpus_per_rank
+        self._group = placement_group([{"CPU": cpus} | ({"GPU": gpus} if gpus else {})] * ranks, "SPREAD")
+        if not self._group.wait(PLACE_S):
+            raise ConfigError(
+                f"the Ray cluster has no room for {ranks} ranks with {cpus:g} CPUs and {gpus:g} GPUs each: add nodes, "
+                "or lower the phase's ranks, cluster.cpus_per_rank or cluster.gpus_per_rank"
+            )
+        remote: Any = ray.remote
+        for rank in range(ranks):
+            where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
+            made = remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy=where)(NodeRank)
+            self._actors.append(made.remote())
+        # Ray shows each rank its own GPUs only, so it is the first there.
+        places = [meeting.place(rank, 0, 1) for rank in range(ranks)]
+        started = [actor.start.remote(place, folder) for actor, place in zip(self._actors, places, strict=True)]
+        self.nodes = self._answers(started)
+
+    def _free(self) -> None:
+        """End the actors, and give back what was reserved."""
         import ray
         from ray.util.placement_group import remove_placement_group
 
@@ -93,39 +116,6 @@ class PlacedRanks:
             ray.kill(actor)
         if self._group is not None:
             remove_placement_group(self._group)
-        self._membership.leave()
-        self._meeting.close()
-        self._meeting = None
-
-    def _place(self, cluster: ClusterConfig, ranks: int) -> None:
-        from ray.util.placement_group import placement_group
-
-        need = {"CPU": cluster.cpus_per_rank, "GPU": cluster.gpus_per_rank}
-        self._group = placement_group([{name: count for name, count in need.items() if count}] * ranks, "SPREAD")
-        if not self._group.wait(PLACE_S):
-            raise ConfigError(
-                f"the Ray cluster has no room for {ranks} ranks with {cluster.cpus_per_rank:g} CPUs and "
-                f"{cluster.gpus_per_rank:g} GPUs each: add nodes, or lower the phase's ranks, cluster.cpus_per_rank "
-                "or cluster.gpus_per_rank"
-            )
-        self._need = need
-
-    def _start(self, folder: Path) -> None:
-        import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        assert self._meeting is not None
-        remote: Any = ray.remote
-        for rank in range(self._group.bundle_count):
-            strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
-            actor = remote(
-                num_cpus=self._need["CPU"], num_gpus=self._need["GPU"], max_restarts=0, scheduling_strategy=strategy
-            )(NodeRank)
-            self._actors.append(actor.remote())
-        # Ray shows each rank its own GPUs only, so it is the first there.
-        places = [self._meeting.place(rank, 0, 1) for rank in range(len(self._actors))]
-        started = [actor.start.remote(place, folder) for actor, place in zip(self._actors, places, strict=True)]
-        self.nodes = self._answers(started)
 
     def _answers(self, asked: list[Any]) -> list[Any]:
         """The answers by rank. The first error is raised at once: others may wait for that rank for ever."""

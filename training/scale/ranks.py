@@ -1,8 +1,8 @@
 """The engine of a phase whose updates several processes share: of this machine, or actors of a Ray cluster."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from chimera.core.errors import RunError
 from chimera.serving.embedded.checkpoint import check_trainable
@@ -43,11 +43,9 @@ class RanksEngine:
         model_folder: The phase's initial weights, as for `training.engines.local.PpoEngine`.
         settings: The phase's.
         start: Starts the processes.
-        seed: As for `PpoEngine`.
-        total_steps: As for `PpoEngine`.
-        device: As for `PpoEngine`.
         temperature: As for `PpoEngine`.
         phase: As for `PpoEngine`.
+        options: What else a `PpoEngine` takes; each rank's gets them all.
 
     Raises:
         ConfigError: As `PpoEngine`.
@@ -60,25 +58,17 @@ class RanksEngine:
         settings: PpoSettings,
         start: Callable[[], Ranks],
         *,
-        seed: int,
-        total_steps: int,
-        device: Literal["auto", "cpu", "cuda"] = "auto",
         temperature: float = 1.0,
         phase: str = "ppo",
+        **options: Any,
     ) -> None:
         check_verl(settings.verl, phase)
         check_trainable(model_folder)
         self._settings, self._temperature = settings, temperature
         self.updates = 0
         """Number of updates, including those before a checkpoint."""
-        options: Mapping[str, Any] = {
-            "seed": seed,
-            "total_steps": total_steps,
-            "device": device,
-            "temperature": temperature,
-            "phase": phase,
-        }
         plain = settings.model_dump(mode="json", include=set(PpoSettings.model_fields))
+        options |= {"temperature": temperature, "phase": phase}
         self._ranks = start()
         try:
             self._ranks.call("open", model_folder.absolute(), plain, options)

@@ -15,8 +15,6 @@ from evaluation.records.study import BASE, GATE
 if TYPE_CHECKING:
     from training.learning.plans import Phase
 
-GATE_ROLLOUT = 1.0
-"""Cost of a gate's rollout."""
 ANSWER = 0.1
 """Cost of one more answer to a recorded prompt, with what is learned from it."""
 EXAMPLE = 0.16
@@ -35,10 +33,10 @@ def expected_costs(phases: "Sequence[Phase]", config: Config) -> dict[str, float
     gathered = sum(_cost(phase.settings.model_dump(), 0, 0) for phase in phases if not phase.learns)
     for phase in phases:
         if phase.learns and config.gate.enabled:
-            costs.setdefault(f"{GATE}-{BASE}", GATE_ROLLOUT * config.gate.tasks)
+            costs.setdefault(f"{GATE}-{BASE}", config.gate.tasks)
         costs[phase.name] = _cost(phase.settings.model_dump(), len(phase.plan.roles), gathered)
         if phase.learns and config.gate.enabled:
-            costs[f"{GATE}-{phase.name}"] = GATE_ROLLOUT * config.gate.tasks
+            costs[f"{GATE}-{phase.name}"] = config.gate.tasks
     return costs
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from chimera.config.loader import ConfigSection
 
-PLACING: tuple[str, ...] = ("token_file", "cpus_per_rank", "gpus_per_rank", "cpus_per_actor")
+PLACING: tuple[str, ...] = ("token_file", "cpus_per_rank", "gpus_per_rank", "cpus_per_actor", "host")
 
 
 def is_loopback(host: str) -> bool:

@@ -53,9 +53,9 @@ def actors():
     return [process.pid for process in psutil.process_iter() if "RolloutActor" in process.name()]
 
 
-async def checked_for_ever(actors):
+async def checked_for_ever(membership):
     while True:
-        actors.check()
+        membership.check()
         await asyncio.sleep(0.1)
 
 
@@ -190,9 +190,9 @@ async def test_a_tool_that_a_node_cannot_use_is_said_as_it_would_be_here(cluster
 async def test_rollouts_end_with_a_sentence_when_the_head_is_lost(cluster, monkeypatch):
     monkeypatch.setattr("training.scale.cluster.HEAD_S", 2.0)
     config = Config().model_copy(update={"cluster": cluster.config})
-    async with open_actors(config, dict) as actors:
-        actors.check()
+    async with open_actors(config, dict) as (_, membership):
+        membership.check()
         await asyncio.to_thread(cluster.kill, HEAD)
         with pytest.raises(RunError) as lost:
-            await checked_for_ever(actors)
+            await checked_for_ever(membership)
     assert all(text in str(lost.value) for text in (cluster.config.address, "--resume"))
