@@ -30,9 +30,9 @@ from chimera.config.tree import Config
 from chimera.data.tasks import Dataset, load
 from chimera.run.directory import Run
 from chimera.serving.client import Completion, Endpoint, HttpModel, RequestOptions, read_completions
-from evaluation.conduct.crew import Crew, new_id
-from evaluation.conduct.worker import Job, SocietyWorker, Worker
 from evaluation.records.rollouts import RolloutInput
+from evaluation.rollout.crew import Crew, new_id
+from evaluation.rollout.worker import Job, SocietyWorker, Worker
 from evaluation.scores.judge import CRITERIA, Judge
 from training.lab.agent import LightningWorker, open_store
 

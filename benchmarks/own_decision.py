@@ -35,9 +35,9 @@ from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from chimera.serving.client import Completion, HttpModel, RequestOptions
 from chimera.serving.process import ModelServers, serve
-from evaluation.conduct.live import Live
 from evaluation.records.rollouts import RolloutInput
 from evaluation.records.study import GATE
+from evaluation.rollout.live import Live
 from evaluation.scores.judge import Judge
 from evaluation.seeds.crossed import Interval, crossed_interval, mean_of_runs
 

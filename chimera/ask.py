@@ -315,7 +315,7 @@ def _about(asked: Asked, config: "Config", searched: str, run: "Run | None", lea
 
 def _put_live(run: "Run", config: "Config", servers: "ModelServers", learned: "Sequence[Policy]") -> "Selector":
     """Put the run's learned policies live; returns the selector of hypotheses."""
-    from evaluation.conduct.live import Live
+    from evaluation.rollout.live import Live
 
     live = Live(run, config.models, servers)
     live.restore(learned)
@@ -364,7 +364,7 @@ def _close(outcome: "AskOutcome", asked: Asked, config: "Config", console: "Cons
     from chimera.config.trust import options_to_use
     from chimera.show.card import Card, show
     from evaluation.conduct.asked import NOTICE
-    from evaluation.conduct.silent_tools import never_searched
+    from evaluation.rollout.silent_tools import never_searched
 
     last = outcome.last
     if last is not None:

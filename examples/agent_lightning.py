@@ -23,8 +23,8 @@ from chimera.core.ports import free_port
 from chimera.data.tasks import load
 from chimera.serving.client import Endpoint, HttpModel
 from chimera.serving.process import ModelServers, serve
-from evaluation.conduct.worker import Job, SocietyWorker
 from evaluation.records.rollouts import RolloutInput
+from evaluation.rollout.worker import Job, SocietyWorker
 from evaluation.traces.spans import EXCHANGE
 from training.learning.adapter import HierarchicalTraceAdapter
 

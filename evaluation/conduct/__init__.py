@@ -1,1 +1,1 @@
-"""Runs one rollout, and the missing rollouts of an evaluation. Read `rollout` first, then `direct` and `conductor`."""
+"""Runs the missing rollouts of an evaluation, and answers questions. Read `conductor` first."""

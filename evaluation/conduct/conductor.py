@@ -24,17 +24,17 @@ from evaluation.baselines.single_agent import ROLE, single_agent
 from evaluation.baselines.tool_agent import tool_agent
 from evaluation.baselines.votes import affordable, with_consistency
 from evaluation.causes.blame import examined
-from evaluation.conduct.answering import answering
 from evaluation.conduct.at_once import at_once
-from evaluation.conduct.crew import Crew, new_id
-from evaluation.conduct.live import Live
 from evaluation.conduct.progress import ProgressView
 from evaluation.conduct.repairs import Repairs
-from evaluation.conduct.worker import Job, SocietyWorker
 from evaluation.records.recorded import baseline_answers, own_phase, recorded, repaired, repairs_phase, side_file
 from evaluation.records.repairs import Repair
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import GATE, BaselineAnswer, Judged, Plan, Stage
+from evaluation.rollout.answering import answering
+from evaluation.rollout.crew import Crew, new_id
+from evaluation.rollout.live import Live
+from evaluation.rollout.worker import Job, SocietyWorker
 from evaluation.scores.auditor import Auditor
 from evaluation.scores.canaries import Work, canaries_of
 

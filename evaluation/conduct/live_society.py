@@ -31,10 +31,10 @@ from chimera.serving.client import HttpModel
 from chimera.serving.process import ModelServers, serve
 from chimera.show.ask import cards, source_lines
 from chimera.show.card import Card
-from evaluation.conduct.answering import answering
 from evaluation.conduct.grounds import LIVE, YOURS, Origins, Read, Rule
 from evaluation.conduct.kept import THREAD, Kept
 from evaluation.conduct.own_abstract import OwnAbstract
+from evaluation.rollout.answering import answering
 from evaluation.scores.judge import Judge
 
 if TYPE_CHECKING:

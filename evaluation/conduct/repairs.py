@@ -16,12 +16,12 @@ from chimera.core.types import ResearchTask
 from chimera.run.directory import Run
 from chimera.serving.client import Endpoint
 from evaluation.conduct.at_once import at_once
-from evaluation.conduct.crew import Crew
-from evaluation.conduct.rollout import Start
-from evaluation.conduct.worker import Job
 from evaluation.records.repairs import REPAIR, Repair
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import Stage
+from evaluation.rollout.crew import Crew
+from evaluation.rollout.make import Start
+from evaluation.rollout.worker import Job
 from evaluation.traces import spans
 from evaluation.traces.calls import last_outcome, model_calls
 from evaluation.verify.replay import Replay

@@ -18,7 +18,7 @@ from chimera.core.types import Brief
 from chimera.data.tasks import Dataset, load
 from chimera.serving.client import HttpModel
 from chimera.serving.process import serve
-from evaluation.conduct.answering import answering
+from evaluation.rollout.answering import answering
 from evaluation.scores.judge import Judge
 
 

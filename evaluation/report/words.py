@@ -9,9 +9,9 @@ from chimera.config.tree import Config
 from chimera.core.toy import unread
 from chimera.run.directory import TRIAL, Run, is_trial
 from chimera.run.policies import ROLLED_BACK
-from evaluation.conduct.silent_tools import silent_warnings
 from evaluation.measures import official
 from evaluation.records.study import Study
+from evaluation.rollout.silent_tools import silent_warnings
 
 SMALL = 30
 """With fewer tasks a bootstrap interval is rough."""

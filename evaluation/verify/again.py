@@ -19,10 +19,10 @@ from chimera.rubric.grader import grade
 from chimera.run.policies import BY_MODEL
 from evaluation.baselines.simple import majority, reader, tfidf
 from evaluation.conduct.repairs import start_of
-from evaluation.conduct.rollout import Start
 from evaluation.records.repairs import REPAIR, Repair
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from evaluation.records.study import GATE, Judged, Stage, Study
+from evaluation.rollout.make import Start
 from evaluation.scores.auditor import CHECKLIST, work_of
 from evaluation.scores.canaries import canaries_of
 from evaluation.scores.checklist import checklist

@@ -25,8 +25,8 @@ from chimera.core.types import Brief, ResearchTask
 from chimera.rubric.grader import grade
 from chimera.run.policies import BY_MODEL
 from chimera.serving.client import Completion, read_completions
-from evaluation.conduct.rollout import Start
 from evaluation.records.rollouts import RolloutRecord
+from evaluation.rollout.make import Start
 from evaluation.scores.judge import Judge
 from evaluation.scores.rewards import compute_reward
 from evaluation.traces.calls import TracedCall

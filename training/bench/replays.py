@@ -22,7 +22,7 @@ from evaluation.traces.calls import last_outcome, model_calls
 from training.learning.episodes import Episode
 
 if TYPE_CHECKING:
-    from evaluation.conduct.rollout import Start
+    from evaluation.rollout.make import Start
     from training.lab.lab import Lab
 
 REPLAYS = "replays.jsonl"

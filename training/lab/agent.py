@@ -12,7 +12,7 @@ from typing import Any
 import agentlightning as agl
 
 from chimera.core.errors import ChimeraError
-from evaluation.conduct.worker import Job, Result, Worker
+from evaluation.rollout.worker import Job, Result, Worker
 from training.lab.tracer import RolloutTracer, record
 
 # It logs a traceback of every rollout that fails. The record says why, and anything else is raised.
@@ -50,7 +50,7 @@ class SocietyAgent(agl.LitAgent[dict[str, Any]]):
 
 
 class LightningWorker:
-    """An `evaluation.conduct.worker.Worker` that works through Agent Lightning.
+    """An `evaluation.rollout.worker.Worker` that works through Agent Lightning.
 
     Args:
         number: Its number among the workers, from 0.

@@ -23,13 +23,13 @@ from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from chimera.serving.client import Endpoint, HttpModel
 from chimera.serving.process import ModelServers
-from evaluation.conduct.answering import answering
-from evaluation.conduct.crew import Crew, new_id
-from evaluation.conduct.live import Live
-from evaluation.conduct.rollout import Start
-from evaluation.conduct.silent_tools import Watch
-from evaluation.conduct.worker import Job, SocietyWorker, Worker
 from evaluation.records.rollouts import RolloutInput, RolloutRecord
+from evaluation.rollout.answering import answering
+from evaluation.rollout.crew import Crew, new_id
+from evaluation.rollout.live import Live
+from evaluation.rollout.make import Start
+from evaluation.rollout.silent_tools import Watch
+from evaluation.rollout.worker import Job, SocietyWorker, Worker
 from evaluation.traces.spans import Span
 from training.bench.candidates import Beside, ServedCandidates, phase_of
 from training.lab.agent import LightningWorker, open_store

@@ -13,7 +13,7 @@ from agents.context import Tools
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, RunError
 from chimera.serving.client import HttpModel
-from evaluation.conduct.worker import Job, Result, SocietyWorker
+from evaluation.rollout.worker import Job, Result, SocietyWorker
 from training.scale.cluster import Membership, first_line, join
 
 START_S = 120.0
@@ -50,7 +50,7 @@ class RolloutActor:
 
 
 class RayWorker:
-    """An `evaluation.conduct.worker.Worker` in an actor."""
+    """An `evaluation.rollout.worker.Worker` in an actor."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor

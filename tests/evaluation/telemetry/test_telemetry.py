@@ -14,8 +14,8 @@ from chimera.config.sections.telemetry import TelemetryConfig
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError
 from chimera.run.directory import Run
-from evaluation.conduct.rollout import keep
 from evaluation.records.rollouts import RolloutRecord
+from evaluation.rollout.make import keep
 from evaluation.telemetry import sender as sender_module
 from evaluation.telemetry.sender import Sender, headers_of, telemetry, traces_address
 from evaluation.traces import spans

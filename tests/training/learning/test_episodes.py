@@ -14,8 +14,8 @@ from chimera.core.errors import RunError
 from chimera.core.secrets import register_secret
 from chimera.core.types import ResearchTask, Section
 from chimera.run.directory import Run
-from evaluation.conduct.rollout import keep
 from evaluation.records.rollouts import Made, Outcome, RolloutInput, RolloutRecord
+from evaluation.rollout.make import keep
 from evaluation.traces.spans import Position, exchange_span, operation_span, outcome_span
 from training.lab.records import Records
 

@@ -1,6 +1,6 @@
 """One rollout: the society works on one task, the judge scores the result, and the reward is computed.
 
-A transport says how a model is reached, and where spans go (`evaluation.conduct.worker`).
+A transport says how a model is reached, and where spans go (`evaluation.rollout.worker`).
 """
 
 import asyncio

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from chimera.config.roles import JUDGE
 from chimera.config.tree import load_config
 from chimera.serving.client import Endpoint
-from evaluation.conduct.answering import answering
+from evaluation.rollout.answering import answering
 
 CONFIG = load_config(None, [])
 TEMPERATURES = st.floats(0, 2)

@@ -7,8 +7,8 @@ from typing import Any
 
 from chimera.core.errors import UnreachableError
 from chimera.run.directory import Run
-from evaluation.conduct.rollout import keep
-from evaluation.conduct.worker import Job, Result, Worker
+from evaluation.rollout.make import keep
+from evaluation.rollout.worker import Job, Result, Worker
 
 LOOK_SECONDS = 1.0
 """Interval of the checks that the model server is alive: a server that ends sends no notice."""

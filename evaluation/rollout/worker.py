@@ -14,8 +14,8 @@ from chimera.config.tree import Config
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.core.plain_json import parse_json
 from chimera.serving.client import Completion, Endpoint, HttpModel, read_completions
-from evaluation.conduct.rollout import EndedRollout, RolloutMaker, Start
 from evaluation.records.rollouts import Made, RolloutInput, RolloutRecord
+from evaluation.rollout.make import EndedRollout, RolloutMaker, Start
 from evaluation.traces import spans
 from evaluation.traces.calls import untraced
 
