@@ -44,14 +44,13 @@ def worst_severity(*reviews: Mapping[str, Any]) -> Severity:
 
 def route(worst: Severity, *, critical_used: int, major_used: int, config: SocietyConfig) -> Route:
     """The next step for a protocol whose worst severity is `worst`, given the revisions made so far."""
-    left = critical_used + major_used < config.max_revisions
-    if worst == "CRITICAL" and left and critical_used < config.max_critical_revisions:
+    if worst == "CRITICAL" and critical_used < config.max_critical_revisions:
         return "CRITICAL"
-    if worst == "MAJOR" and left and major_used < config.max_major_revisions:
+    if worst == "MAJOR" and major_used < config.max_major_revisions:
         return "MAJOR"
     return "DECIDE"
 
 
 def revisions_allowed(config: SocietyConfig) -> int:
-    """The most revisions that one run can make under all three caps."""
-    return min(config.max_revisions, config.max_critical_revisions + config.max_major_revisions)
+    """The most revisions that one run can make."""
+    return config.max_critical_revisions + config.max_major_revisions

@@ -27,7 +27,7 @@ from agents.tools.toolbox import build_toolbox
 from agents.visit.react import read_answer
 from agents.visit.record import CallRecord, ModelCall
 from chimera.config.roles import JUDGE
-from chimera.config.tree import Config, load_config
+from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, RoleError
 from chimera.core.types import ResearchTask
 from chimera.data.tasks import load
@@ -40,6 +40,7 @@ from evaluation.records.study import GATE
 from evaluation.rollout.live import Live
 from evaluation.scores.judge import Judge
 from evaluation.seeds.crossed import Interval, crossed_interval, mean_of_runs
+from training.configuration import load_config
 
 AT_ONCE = 16
 RESAMPLES = 2000

@@ -309,11 +309,11 @@ def _apart(model: Any, answer: Mapping[str, Any]) -> Any:
 
 def society(folder: Path, load: Load) -> dict[str, Any]:
     """One rollout of the whole society, its answers limited to 200 tokens, which the random model always reaches."""
-    from chimera.config.tree import load_config
     from chimera.data import tasks
     from chimera.serving.client import HttpModel
     from chimera.serving.process import serve
     from evaluation.probes.rollout import rollout_finding
+    from training.configuration import load_config
 
     settings = [f"models.junior.path={folder}", "models.junior.dtype=bfloat16", "models.junior.timeout_s=600"]
     settings += [

@@ -246,7 +246,7 @@ def answer(
     """
     from chimera.core.secrets import load_secrets
     from chimera.core.toy import toy_parts, warning
-    from chimera.run.policies import live
+    from chimera.run.policies import learned_slots, live
     from chimera.run.seals import checked
     from chimera.show.card import show
     from evaluation.conduct.asked import AskOutcome
@@ -266,7 +266,7 @@ def answer(
         if toys:
             show(console, warning(toys, "below"))
         show(console, _about(asked, config, library.searched, run, learned))
-        with open_society(config, library) as society:
+        with open_society(config, library, learning=learned_slots(run.events()) if run else set()) as society:
             selector = _put_live(run, config, society.servers, learned) if run else None
             earlier = asyncio.run(kept.state()) if kept else {}
             outcome = AskOutcome(asked.brief.goal, real=asked.real, toys=toys, earlier=earlier)

@@ -31,7 +31,9 @@ def main(argv: list[str]) -> int | None:
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     add_config_arguments(parser)
     arguments = parse_arguments(parser, argv)
-    config = config_from(arguments)
+    from training.configuration import load_config
+
+    config = config_from(arguments, load=load_config)
     found: list[Probed] = []
 
     def tell(one: "Probed") -> None:
@@ -87,7 +89,7 @@ def _phases(config: "Config", dataset: "Dataset") -> "Iterator[Probed]":
     from agents.seat import check_unattended
     from chimera.core.errors import ConfigError
     from evaluation.probes.probed import Level, Probed
-    from training.learning.plans import make_phases
+    from training.plans import make_phases
 
     try:
         check_unattended(config.society)

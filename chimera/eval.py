@@ -179,13 +179,15 @@ def _fill(
     from agents.tools.toolbox import build_toolbox
     from chimera.core.limits import allow_files
     from chimera.core.secrets import api_key_names, load_secrets
+    from chimera.run.policies import learned_slots
     from chimera.serving.process import check_models, serve
     from evaluation.conduct.conductor import Conductor
     from evaluation.telemetry.sender import telemetry
 
     auditor_settings = {"auditor": config.evaluation.auditor.model_dump()}
     secrets = load_secrets((*config.secret_names(), *api_key_names(auditor_settings)))
-    check_models(config.used(), secrets, learning=config.learning())
+    learning = learned_slots(run.events())
+    check_models(config.used(), secrets, learning=learning)
     allow_files("rollouts.concurrency", config.rollouts.concurrency)
     second = _second_judge(config, secrets)
     conductor = Conductor(
@@ -216,7 +218,7 @@ def _fill(
                         config.serving,
                         secrets,
                         log_file=log,
-                        learning=config.learning(),
+                        learning=learning,
                         on_warning=view.warn,
                     )
                 )

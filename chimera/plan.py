@@ -30,7 +30,9 @@ def main(argv: list[str]) -> int | None:
     add_config_arguments(parser)
     arguments = parse_arguments(parser, argv)
     named = read_machine(arguments.machine) if arguments.machine is not None else None
-    config = config_from(arguments)
+    from training.configuration import load_config
+
+    config = config_from(arguments, load=load_config)
 
     from training.planning import Machine, plan_run
 

@@ -65,7 +65,9 @@ class StudyJob:
 
 def main(argv: list[str]) -> int | None:
     arguments = parse_arguments(_parser(), argv)
-    config = config_from(arguments)
+    from training.configuration import load_config
+
+    config = config_from(arguments, load=load_config)
     job = _job(arguments, config)
     _begin(job, config)
     for number, wanted in enumerate(job.runs, start=1):
@@ -102,7 +104,7 @@ def _job(arguments: argparse.Namespace, config: "Config") -> StudyJob:
     """The job that the command line describes."""
     from chimera.config.trust import named_code
     from chimera.run.directory import check_name
-    from training.learning.plans import choose_names
+    from training.plans import choose_names
 
     if arguments.data_seeds > 1 and config.data.path != "generated":
         raise ConfigError(

@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int | None:
         raise ConfigError("--resume goes on with the run's own settings: leave --quick out")
     if not arguments.check:
         print("loading configuration, data and libraries ...", flush=True)
-    from chimera.config.tree import load_config
+    from training.configuration import load_config
 
     config = load_config(arguments.config, arguments.overrides, trial=arguments.quick)
     name, phase_list = arguments.name, arguments.phases
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int | None:
     from evaluation.measures.families import check as check_families
     from evaluation.records.plan import check_ids
     from training.gate import check as check_gate
-    from training.learning.plans import check_rollouts, choose_names, make_phases
+    from training.plans import check_rollouts, choose_names, make_phases
     from training.session import train
     from training.watch.forecast import expected_costs
 
@@ -132,8 +132,8 @@ def main(argv: list[str]) -> int | None:
 
 def _fitted(config: "Config", dataset: "Dataset", arguments: argparse.Namespace) -> "Config":
     """The configuration of a trial with sizes that the data are large enough for; a line says which were lowered."""
-    from chimera.config.tree import load_config
     from chimera.config.trial import too_large
+    from training.configuration import load_config
 
     overrides, counts = arguments.overrides, {"train": len(dataset.train), "validation": len(dataset.validation)}
     lowered = [f"{key}={limit}" for key, limit in too_large(config, overrides, **counts).items()]
@@ -162,12 +162,12 @@ def _needed_again(config: "Config", arguments: argparse.Namespace) -> list[str]:
 def _own_settings(config: "Config") -> str:
     """The settings that differ from the defaults. A run keeps those of the version that made it."""
     from chimera.config.differences import differences, first_few
-    from chimera.config.loader import effective, unused_keys
-    from chimera.config.tree import Config
+    from chimera.config.loader import absent, effective
     from chimera.core.secrets import redact_tree
+    from training.configuration import load_config
 
-    found = differences(effective(Config()), redact_tree(effective(config)))
-    left_out = {"runs_dir", *unused_keys(config)}
+    found = differences(effective(load_config()), redact_tree(effective(config)))
+    left_out = {"runs_dir", *absent(config)}
     kept = {key: pair for key, pair in found.items() if key not in left_out}
     return first_few([f"{key}={own} ({default})" for key, (default, own) in kept.items()])
 
@@ -185,9 +185,9 @@ def _continued(arguments: argparse.Namespace, given: "Config") -> "tuple[str, st
 
     A run that was killed before it had recorded them begins with those of the command line.
     """
-    from chimera.config.tree import load_config
     from chimera.run.directory import SAFE_NAME, Run, is_blank
     from chimera.run.inputs import check_inputs
+    from training.configuration import load_config
 
     name = arguments.name
     folder = given.runs_dir / name if name and SAFE_NAME.fullmatch(name) else None
@@ -200,10 +200,16 @@ def _continued(arguments: argparse.Namespace, given: "Config") -> "tuple[str, st
     if phases is None:
         print(f"run {run.name} was stopped before its phases were written: it runs all of them")
     if arguments.config is None:
+        from chimera.config.tree import load_config as load_plain
         from chimera.config.trust import check_trusted
 
-        recorded = load_config(run.config_file, arguments.overrides, recorded=True)
-        check_trusted(recorded, run.config_file, "training", arguments.trust, arguments.overrides)
+        check_trusted(
+            load_plain(run.config_file, arguments.overrides, recorded=True),
+            run.config_file,
+            "training",
+            arguments.trust,
+            arguments.overrides,
+        )
     config = load_config(arguments.config or run.config_file, arguments.overrides)
     check_inputs(run.events(), run.config, config)
     # Use the folder in which the run was found, because it may have been moved.

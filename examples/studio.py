@@ -5,8 +5,8 @@ from functools import cache
 from pathlib import Path
 
 from agents.graph import Graph
-from chimera.config.tree import load_config
 from evaluation.conduct.studio import studio_graph
+from training.configuration import load_config
 
 CONFIG = Path(__file__).parents[1] / "configs" / "local.yaml"
 """Whose models, tools and tasks: put your own file here."""

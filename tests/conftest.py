@@ -409,8 +409,8 @@ def scripted_openai():
 def make_scripted_run(folder, server):
     """A run in `folder` that has learned nothing, whose models are all the scripted server: four held-out tasks."""
     from chimera.config.sections.models import SLOTS
-    from chimera.config.tree import load_config
     from chimera.run.directory import Run
+    from training.configuration import load_config
 
     keys = list(SLOTS)
     settings = {"kind": "endpoint", "base_url": server.url, "api_key_env": "TEST_KEY", "timeout_s": 3600}

@@ -4,13 +4,13 @@ from html.parser import HTMLParser
 
 import numpy as np
 
-from chimera.config.tree import load_config
 from chimera.run.directory import Run
 from chimera.run.jsonl import append_line
 from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Plan, PlannedTask, Stage
 from evaluation.scores.judge import CRITERIA
+from training.configuration import load_config
 
 LABELS = ["yes"] * 6 + ["no"] * 4 + ["maybe"] * 2
 DECISIONS = {

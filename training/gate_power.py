@@ -91,7 +91,7 @@ def _power(tasks: int, changed: float, others: NDArray[np.float64], config: Conf
         answers = (chances >= 1 - (moved + true) / 2).astype(np.int8) - (chances < (moved - true) / 2)
         rewards = config.reward.alignment * answers + noise
         past = (answers.mean(axis=1) <= -config.gate.margin_alignment) | (rewards.mean(axis=1) <= -config.gate.margin)
-        level = 1 - config.gate.confidence
+        level = 1 - config.evaluation.confidence
         shares[true] = float((past | _fewer_right(answers, level) | _lower_reward(rewards, level)).mean())
     return Power(tasks, sqrt(changed), shares)
 

@@ -74,7 +74,7 @@ def compare(
     failures_p = sign_test(changes.count(1), changes.count(-1))
     measures = [one for one in (reward, alignment) if one is not None]
     faults = [fault for one in measures if (fault := _fault(one, stages[0], share=one is alignment)) is not None]
-    if failures_p < 1 - config.gate.confidence and sum(changes) > 0:
+    if failures_p < 1 - config.evaluation.confidence and sum(changes) > 0:
         faults.append(f"{sum(failed[1])} rollouts failed, {sum(failed[0])} of {stages[0]}")
         worse = True
     else:

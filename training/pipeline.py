@@ -17,7 +17,7 @@ from training.gate import Gate
 from training.lab.lab import Lab
 from training.laps import Laps
 from training.learning.base import Learned
-from training.learning.plans import Phase
+from training.plans import Phase
 from training.watch.forecast import expected_costs
 
 LEDGER_PHASE = "ledger"

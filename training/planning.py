@@ -25,7 +25,7 @@ from chimera.serving.embedded.shapes import FAMILIES, expected_tensors, read_sha
 from chimera.serving.vllm.adapters import BESIDE
 from chimera.serving.vllm.sharing import share
 from training.algorithms.ppo.settings import PpoSettings
-from training.algorithms.sft.settings import SftSettings
+from training.algorithms.sft.settings import TuneSettings
 from training.engines.chunked_head import LOGITS
 
 GB, MB = 2**30, 2**20
@@ -47,7 +47,7 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """What config.json says of the hub's models that configs/*.yaml name: to plan for them needs no network."""
-Settings = PpoSettings | SftSettings
+Settings = PpoSettings | TuneSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def plan_run(config: Config, machine: Machine) -> list[Room]:
     return [
         _room(name, settings, models[slot], others, config, machine)
         for name, settings in config.pipeline.items()
-        if isinstance(settings, PpoSettings | SftSettings)
+        if isinstance(settings, PpoSettings | TuneSettings)
         for slot in _slots(config, name)[:1]
         if slot in models
     ]
@@ -245,7 +245,7 @@ def _learner(model: Architecture, settings: Settings, gpus: int) -> Need:
     """
     ranks, places = settings.ranks, tuple(range(settings.ranks)) if gpus else ()
     adapters = model.adapters(settings.lora_rank)
-    if isinstance(settings, SftSettings):
+    if isinstance(settings, TuneSettings):
         trained = adapters or model.parameters
         tokens, recomputed = settings.micro_batch_size * settings.max_length, model.parameters >= LARGE_MODEL
         parts = {
@@ -282,7 +282,7 @@ def _disk(model: Architecture, settings: Settings) -> int:
     A head that is tied to the embedding is stored once more in a checkpoint.
     """
     weights = FLOAT32 * model.parameters
-    if isinstance(settings, SftSettings):
+    if isinstance(settings, TuneSettings):
         return weights
     return weights + (settings.max_actor_ckpt_to_keep + 1) * (weights + checkpoint_bytes(model, settings))
 
@@ -315,7 +315,7 @@ def _lacking(needs: Sequence[Need], machine: Machine) -> list[str]:
 
 def _remedies(settings: Settings, gpus: int, context: int) -> Iterator[tuple[str, Any]]:
     """Changes to try, each on top of those before: first those that change nothing of what is learned, then LoRA."""
-    if isinstance(settings, SftSettings):
+    if isinstance(settings, TuneSettings):
         if settings.ranks > max(1, gpus):
             yield "ranks", max(1, gpus)
         size = settings.micro_batch_size

@@ -1,39 +1,88 @@
-"""`python -m chimera config [PART]`: every key, or those below PART; `--yaml` prints what is in effect.
+"""`python -m chimera config [PART]`: the keys with type, default and meaning; `--yaml` prints what is in effect.
 
-A key comes with its type, default and meaning. Where the output is read by a program, each key is one line.
+Listed are the keys that exist with the defaults, each once: a slot that is `like` another, and a phase with the
+algorithm of an earlier one, show only what differs. `--all` lists all of all, and a PART shows every key that has it.
+Where the output is read by a program, each key is one line.
 """
 
 import argparse
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import getitem
+from typing import Any
 
-from chimera.config.loader import keys
+import yaml
+
+from chimera.config.loader import ConfigSection, Key, absent, effective, keys, sections, tables
 from chimera.config.names_elsewhere import NAMES
 from chimera.config.tree import Config, dump_config
 from chimera.core.cli import add_config_arguments, config_from, parse_arguments
 from chimera.core.errors import ConfigError, suggestion
+from training.configuration import load_config
 
 Row = tuple[str, str, str, str]
+WEIGHTS = {"reward": "weights of its parts"}
+"""Sections that are listed as one row, because all their keys are alike."""
+MISSING = object()
 
 
-def key_table(parts: Sequence[str] = ()) -> list[Row]:
-    """The dotted keys, each with its type, default and description as text: all, or those with one of `parts`.
+def key_table(parts: Sequence[str] = (), *, every: bool = False) -> list[Row]:
+    """The dotted keys, each with its type, default and description as text.
 
     Args:
-        parts: Such as "ppo", "ppo.lr" or "lr".
+        parts: Such as "ppo", "ppo.lr" or "lr": the keys that have one of them.
+        every: True for keys that exist only beside other settings, and those of entries that repeat others.
 
     Raises:
         ConfigError: No key has such a part.
     """
-    rows = [(key.name, key.type, _default(key.default), key.description) for key in keys(Config(), examples=True)]
+    config = load_config()
+    rows = [_row(key) for key in keys(config, examples=True)] if parts or every else [*_first_of_each(config)]
     for part in parts:
         if not any(_has(row, part) for row in rows):
-            known = dict.fromkeys(word for name, *_ in rows for word in (name, *name.split(".")))
-            hint = suggestion(NAMES.get(part, part), known, "without it, all are listed")
+            words = dict.fromkeys(word for name, *_ in rows for word in (name, *name.split(".")))
+            hint = suggestion(NAMES.get(part, part), words, "without it, all are listed")
             raise ConfigError(f"no key has the part {part!r}: {hint}")
     return [row for row in rows if not parts or any(_has(row, part) for part in parts)]
+
+
+def _row(key: Key) -> Row:
+    return key.name, key.type, _default(key.default), key.description
+
+
+def _first_of_each(config: Config) -> Iterator[Row]:
+    """The keys that exist with the defaults. An entry like an earlier one of its table is one row: what differs."""
+    hidden, values, known = absent(config), effective(config), dict(_entries(config))
+    whole = {path: f"as {earlier}" for path, earlier in known.items() if earlier} | WEIGHTS
+    shown: set[str] = set()
+    for key in keys(config):
+        path = next((path for path in whole if key.name.startswith(f"{path}.")), None)
+        if path is None:
+            if not any(f"{key.name}.".startswith(f"{name}.") for name in hidden):
+                yield _row(key)
+        elif path not in shown:
+            shown.add(path)
+            own, earlier = _at(values, path), _at(values, known[path]) if known.get(path) else {}
+            differs = {name: value for name, value in own.items() if earlier.get(name, MISSING) != value}
+            yield path, whole[path], yaml.safe_dump(differs, default_flow_style=True, width=1000).strip(), ""
+    yield from (_row(Key(name, field, {})) for name, field, filled in tables(config) if not filled)
+
+
+def _entries(section: ConfigSection, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Each section below `section`, with the earlier one of the same form and parent, or an empty text."""
+    first: dict[tuple[str, type[ConfigSection]], str] = {}
+    for name, below in sections(section).items():
+        path = f"{prefix}{name}"
+        earlier = first.setdefault((path.rpartition(".")[0], type(below)), path)
+        yield path, "" if earlier == path else earlier
+        yield from _entries(below, f"{path}.")
+
+
+def _at(values: Mapping[str, Any], path: str) -> Any:
+    return reduce(getitem, path.split("."), values)
 
 
 def _has(row: Row, part: str) -> bool:
@@ -48,17 +97,18 @@ def main(argv: list[str]) -> int | None:
         epilog="An argument without = is a PART: config ppo, config ppo.lr, config lr.",
     )
     parser.add_argument("--yaml", action="store_true", help="print the configuration in effect as a YAML file")
+    parser.add_argument("--all", action="store_true", help="list also keys that exist only beside other settings")
     add_config_arguments(parser)
     arguments = parse_arguments(parser, argv)
     parts = [text for text in arguments.overrides if "=" not in text]
     arguments.overrides = [text for text in arguments.overrides if "=" in text]
     if arguments.yaml and parts:
         raise ConfigError(f"--yaml prints the whole configuration: leave {parts[0]!r} out")
-    config = config_from(arguments)
+    config = config_from(arguments, load=load_config)
     if arguments.yaml:
         print(dump_config(config), end="")
         return None
-    rows = key_table(parts)
+    rows = key_table(parts, every=arguments.all)
     width = max(len(name) for name, *_ in rows)
     for row in rows:
         print(_paragraph(row) if sys.stdout.isatty() else _line(row, width))
@@ -67,7 +117,7 @@ def main(argv: list[str]) -> int | None:
 
 def _line(row: Row, width: int) -> str:
     name, kind, default, meaning = row
-    return f"{name:<{width}}  {default}  ({kind})  {meaning}"
+    return f"{name:<{width}}  {default}  ({kind})  {meaning}".rstrip()
 
 
 def _paragraph(row: Row) -> str:

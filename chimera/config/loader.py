@@ -5,7 +5,7 @@ This module does not know Chimera's own keys: `chimera.config.tree` declares the
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -36,9 +36,44 @@ class ConfigSection(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    def unused(self) -> Mapping[str, str]:
-        """Keys, relative to this section, that have no effect given its other values, each with the reason."""
+    def idle(self) -> Mapping[str, str]:
+        """Keys and sections below this one that do not exist because of more than one key, each with the reason."""
         return {}
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """Metadata of a key that exists only with certain values of another key of its section.
+
+    Attributes:
+        key: The other key.
+        holds: True for a value of it with which the annotated key exists.
+        values: Those values in words, such as "vllm" or "above 0".
+    """
+
+    key: str
+    holds: Callable[[Any], bool]
+    values: str
+
+    @classmethod
+    def equal(cls, key: str, *values: Any) -> "When":
+        """The other key has one of `values`."""
+        return cls(key, lambda value: value in values, " or ".join(map(str, values)))
+
+    @classmethod
+    def unless(cls, key: str, *values: Any) -> "When":
+        """The other key has none of `values`."""
+        return cls(key, lambda value: value not in values, f"other than {' or '.join(map(str, values))}")
+
+    @classmethod
+    def set(cls, key: str) -> "When":
+        """The other key is neither null, 0, false nor empty."""
+        return cls(key, bool, "set")
+
+    @classmethod
+    def unset(cls, key: str) -> "When":
+        """The other key is null, 0, false or empty."""
+        return cls(key, lambda value: not value, "unset")
 
 
 Tree = TypeVar("Tree", bound=ConfigSection)
@@ -75,12 +110,13 @@ def sections(section: ConfigSection) -> dict[str, ConfigSection]:
     return found
 
 
-def tables(section: ConfigSection, prefix: str = "") -> list[str]:
-    """The dotted keys of the tables below `section`."""
-    found = [f"{prefix}{name}" for name, field in type(section).model_fields.items() if _is_table(field)]
-    for name, one in sections(section).items():
-        found += tables(one, f"{prefix}{name}.")
-    return found
+def tables(section: ConfigSection, prefix: str = "") -> Iterator[tuple[str, FieldInfo, bool]]:
+    """The tables below `section`: dotted key, field, and true if it has entries."""
+    for name, field in type(section).model_fields.items():
+        if _is_table(field):
+            yield f"{prefix}{name}", field, bool(getattr(section, name))
+    for name, below in sections(section).items():
+        yield from tables(below, f"{prefix}{name}.")
 
 
 def _is_table(field: FieldInfo) -> bool:
@@ -143,24 +179,36 @@ def validate(tree: Tree, settings: Mapping[str, Setting], context: Mapping[str, 
 
 
 def without_effect(config: ConfigSection, settings: Mapping[str, Setting]) -> Iterator[tuple[Setting, str]]:
-    """Each setting without effect, with a sentence that says why. A null sets nothing, so it is left out."""
-    for key, reason in unused_keys(config).items():
-        if key in settings and settings[key].value is not None:
-            yield settings[key], f"{key} {settings[key].place} has no effect because {reason}: remove it"
+    """Each setting of a key that does not exist beside the others, with a sentence. A null sets nothing: left out."""
+    for key, reason in absent(config).items():
+        for name, setting in settings.items():
+            if f"{name}.".startswith(f"{key}.") and setting.value is not None:
+                yield setting, f"{name} {setting.place} has no effect because {reason}: remove it"
 
 
-def unused_keys(section: ConfigSection, prefix: str = "") -> dict[str, str]:
-    """Every dotted key below `section` that has no effect given the other values, with the reason."""
-    found = {f"{prefix}{key}": reason for key, reason in section.unused().items()}
-    for name, one in sections(section).items():
-        found |= unused_keys(one, f"{prefix}{name}.")
-    return found
+def absent(section: ConfigSection, prefix: str = "") -> dict[str, str]:
+    """The dotted keys, and whole sections, below `section` that do not exist beside its other values, with why."""
+    reasons = {f"{prefix}{key}": reason for key, reason in section.idle().items()}
+    for name, field in type(section).model_fields.items():
+        for when in (item for item in field.metadata if isinstance(item, When)):
+            if not when.holds(value := getattr(section, when.key)):
+                reasons[f"{prefix}{name}"] = (
+                    f"{prefix}{when.key} is {_plain(value)} (it needs {when.key} {when.values})"
+                )
+    for name, below in sections(section).items():
+        if f"{prefix}{name}" not in reasons:
+            reasons |= absent(below, f"{prefix}{name}.")
+    return reasons
+
+
+def _plain(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def effective(section: ConfigSection) -> dict[str, Any]:
-    """The tree as nested plain values without the keys, and sections, that have no effect."""
+    """The tree as nested plain values, without the keys and sections that do not exist beside the others."""
     values = section.model_dump(mode="json")
-    for key in unused_keys(section):
+    for key in absent(section):
         *sections, last = key.split(".")
         target, above = values, values
         for name in sections:
@@ -204,7 +252,7 @@ def check_keys(
             if setting.value not in (None, {}):
                 first = next(name for name in names if name.startswith(f"{key}."))
                 raise ConfigError(f"{key} {setting.place} is a section: set one of its keys, such as {first}")
-        elif key in tables(tree):
+        elif key in {name for name, *_ in tables(tree)}:
             if setting.value not in (None, {}):
                 raise ConfigError(f"{key} {setting.place} is a table: set its entries, such as {key}.NAME")
         else:

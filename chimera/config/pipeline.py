@@ -1,27 +1,16 @@
-"""The entries of `pipeline`: the settings common to all, and the class of each algorithm."""
+"""The entries of `pipeline`: the settings common to all phases, and the default phases.
 
-import inspect
+Which algorithms there are, and what settings each has, is known to `training.algorithms` alone, which passes them in.
+"""
+
 import json
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationInfo, field_validator
 
 from chimera.config.loader import ConfigSection
-from chimera.core.errors import ConfigError, suggestion
-from chimera.core.named import load_named
 
-ALGORITHMS: Mapping[str, str] = {
-    "gather": "training.algorithms.gather:Gather",
-    "sft": "training.algorithms.sft.phase:Sft",
-    "ppo": "training.algorithms.ppo.phase:Ppo",
-    "bandit": "training.algorithms.bandit.phase:Bandit",
-    "rejection": "training.algorithms.rejection:Rejection",
-    "dpo": "training.algorithms.dpo.phase:Dpo",
-    "star": "training.algorithms.star.phase:Star",
-    "distil": "training.algorithms.distil.phase:Distil",
-}
-"""Module and class of each algorithm. An entry of `pipeline` may name a user's class in the same form."""
 PROTOCOL = {"novelty": 0.1, "feasibility": 0.2, "impact": 0.3, "clarity": 0.15, "efficiency": 0.05}
 DEFAULT: Mapping[str, Mapping[str, Any]] = {
     "gather": {},
@@ -58,17 +47,19 @@ DEFAULT: Mapping[str, Mapping[str, Any]] = {
 another algorithm, only the roles."""
 
 
-METHODS = {"check": ("plan", "settings", "config", "dataset"), "learn": ("plan", "settings", "bench")}
-"""The methods of an algorithm (see `training.learning.base.Algorithm`), with their parameters."""
-
-
 class PhaseSettings(ConfigSection):
-    """One entry of `pipeline`. An algorithm's own settings are a subclass."""
+    """One entry of `pipeline`. An algorithm's own settings are a subclass.
+
+    Attributes:
+        learns_weights: False for an algorithm that changes no weights, so its slots need no servers of their own.
+    """
+
+    learns_weights: ClassVar[bool] = True
 
     algorithm: str = Field(
         default="",
-        description=f"{' | '.join(ALGORITHMS)}, or module:Class of your own; without it that of the "
-        "default phase with the entry's name, or the name",
+        description="gather | sft | ppo | bandit | rejection | dpo | star | distil, or module:Class of your own; "
+        "without it that of the default phase with the entry's name, or the name",
     )
     roles: tuple[str, ...] = Field(default=(), description="the roles that it trains: roles, or juniors, seniors")
     shared: bool = Field(
@@ -95,66 +86,24 @@ class PhaseSettings(ConfigSection):
         return tuple(value) if isinstance(value, list) else value
 
 
-class Recorded(PhaseSettings):
-    """The settings of a run's phase whose own algorithm is not imported: those of the algorithm are plain data."""
+class PlainPhase(PhaseSettings):
+    """A phase that is read and not run: what its algorithm adds is plain data, and nothing of it is imported."""
 
     model_config = ConfigDict(extra="allow")
 
 
-IMPORTS = "imports"
-"""Key of a validation's context: true to import the classes of a user's own algorithms. Without it they are not."""
-
-
-def settings_class(algorithm: str, *, imports: bool) -> type[PhaseSettings]:
-    """The class of an algorithm's settings; `Recorded` for one that is not Chimera's own, if it is not imported.
-
-    Raises:
-        ConfigError: As of `find_algorithm`.
-    """
-    return Recorded if ":" in algorithm and not imports else find_algorithm(algorithm).Settings
-
-
-def find_algorithm(name: str) -> type[Any]:
-    """The class of an algorithm, by its name or as module:Class.
-
-    Raises:
-        ConfigError: It does not exist, cannot be imported, or lacks an attribute or method that a phase needs.
-    """
-    if name not in ALGORITHMS and ":" not in name:
-        hint = suggestion(name, ALGORITHMS, f"there are {', '.join(ALGORITHMS)}")
-        raise ConfigError(f"there is no algorithm {name!r}: {hint} (or module:Class of your own)")
-    found = load_named(ALGORITHMS.get(name, name), f"algorithm {name!r}")
-    if lacks := _lacks(found):
-        raise ConfigError(f"algorithm {name!r} does not fit training.learning.base.Algorithm: {lacks}")
-    return found
-
-
-def _lacks(found: Any) -> str | None:
-    """Why a class is no algorithm, as a sentence; None if it is one."""
-    if not isinstance(found, type):
-        return "it is no class"
-    settings = getattr(found, "Settings", None)
-    if not (isinstance(settings, type) and issubclass(settings, PhaseSettings)):
-        return "it has no class Settings that is a chimera.config.pipeline.PhaseSettings"
-    if getattr(found, "part", "") not in (None, "weights", "choice"):
-        return "its attribute part is none of None, 'weights' and 'choice'"
-    for method, names in METHODS.items():
-        function = getattr(found, method, None)
-        if not callable(function):
-            return f"it has no method {method}({', '.join(names)})"
-        given = list(inspect.signature(function).parameters)[1:]
-        if len(given) != len(names):
-            return f"its method {method} takes ({', '.join(given)}) and not ({', '.join(names)})"
-    if not inspect.iscoroutinefunction(found.learn):
-        return "its method learn is not async"
-    return None
+SettingsOf = Callable[[str], type[PhaseSettings]]
+"""Gives the class of an algorithm's settings by the algorithm's name, or its module:Class."""
+SETTINGS_OF = "settings_of"
+"""Key of a validation's context: a `SettingsOf`. Without it every phase is a `PlainPhase`."""
 
 
 def _settings(value: Any, info: ValidationInfo) -> Any:
     """The settings of one entry, in which `named` has set `algorithm`."""
     if not isinstance(value, Mapping):
         return value
-    kind = settings_class(value["algorithm"], imports=bool(info.context and info.context.get(IMPORTS)))
+    settings_of = info.context and info.context.get(SETTINGS_OF)
+    kind = settings_of(value["algorithm"]) if settings_of else PlainPhase
     return kind.model_validate_json(json.dumps(dict(value)), strict=True)
 
 

@@ -8,17 +8,16 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from chimera.config.loader import ConfigSection, check_keys, effective, overlay, validate, without_effect
+from chimera.config.loader import ConfigSection, When, check_keys, effective, overlay, validate, without_effect
 from chimera.config.names_elsewhere import GONE, NAMES, OPTIONS
 from chimera.config.pipeline import (
     DEFAULT,
-    IMPORTS,
+    SETTINGS_OF,
     PhaseSettings,
     Pipeline,
-    Recorded,
+    PlainPhase,
+    SettingsOf,
     algorithm_of,
-    find_algorithm,
-    settings_class,
 )
 from chimera.config.roles import GRADING, JUDGE, RolesConfig, expand
 from chimera.config.sections.cluster import ClusterConfig
@@ -26,7 +25,7 @@ from chimera.config.sections.data import DataConfig
 from chimera.config.sections.evaluation import EvaluationConfig
 from chimera.config.sections.guidance import Guidance
 from chimera.config.sections.learning import GateConfig, WandbConfig
-from chimera.config.sections.models import SLOTS, UNUSED_OF_KIND, ModelConfig, ServingConfig
+from chimera.config.sections.models import SLOTS, ModelConfig, ServingConfig
 from chimera.config.sections.rollouts import RewardConfig, RolloutsConfig
 from chimera.config.sections.society import SocietyConfig
 from chimera.config.sections.telemetry import TelemetryConfig
@@ -119,7 +118,7 @@ class Config(ConfigSection):
         return {
             self.slot(role)
             for name, phase in self.pipeline.items()
-            if isinstance(phase, Recorded) or find_algorithm(phase.algorithm).part == "weights"
+            if phase.learns_weights
             for role in expand(phase.roles, f"pipeline.{name}.roles")
             if self.models[self.slot(role)].kind == "vllm"
         }
@@ -138,46 +137,35 @@ class Config(ConfigSection):
         keys = [*(model.api_key_env for model in self.models.values()), self.telemetry.headers_env]
         return tuple(sorted({*filter(None, keys), *self.tools.secret_names()}))
 
-    def unused(self) -> Mapping[str, str]:
-        found: dict[str, str] = {}
-        for name in set(self.tools.mcp) - set(self.roles.mcp().values()):
-            reason = f"no role has a tool of the server {name!r} (mcp:{name}/tool)"
-            found |= {f"tools.mcp.{name}.{key}": reason for key in McpServer.model_fields}
+    def idle(self) -> Mapping[str, str]:
+        reasons = {
+            f"tools.mcp.{name}": f"no role has a tool of the server {name!r} (mcp:{name}/tool)"
+            for name in set(self.tools.mcp) - set(self.roles.mcp().values())
+        }
         serving = {*self.served(), *(model.like for model in self.models.values() if model.like)}
         for name in set(self.models) - serving:
-            reason = f"no role uses the slot {name!r} (roles.<role>.model)"
-            found |= {f"models.{name}.{key}": reason for key in ModelConfig.model_fields}
+            reasons[f"models.{name}"] = f"no role uses the slot {name!r} (roles.<role>.model)"
         if not any(model.has_weights for model in self.served().values()):
-            found |= {f"serving.{key}": "no model is 'embedded' or 'vllm'" for key in ServingConfig.model_fields}
-        elif all(model.kind != "embedded" for model in self.served().values()):
-            found["serving.answers"] = "no model is 'embedded'"
-        if self.tools.local and not self.roles.foreign():
-            found["tools.timeout_s"] = "all back ends are 'local', and roles have Chimera's own tools only"
+            reasons["serving"] = "no model is 'embedded' or 'vllm'"
+        if self.tools.local:
+            reasons["tools.retries"] = "no back end uses the network (all are 'local')"
+            if not self.roles.foreign():
+                reasons["tools.timeout_s"] = "all back ends are 'local', and roles have Chimera's own tools only"
+        if self.tools.protein != "local" and self.tools.ontology != "local":
+            reasons["tools.database"] = "tools.protein and tools.ontology are both live"
         for role, slot in self.roles.slots().items():
-            if role == JUDGE:
-                found[f"roles.{role}.tools"] = "the judge calls no tools"
-            elif self.models[slot].kind == "rubric":
-                found[f"roles.{role}.tools"] = f"a rubric plays the role (models.{slot}.kind)"
-        found |= self._unheard()
-        taking = {name: one for name, one in self.served().items() if one.kind == "vllm" and one.adapter_rank}
-        if not any(self.lora_ranks(name) for name in taking):  # Slots inherit it, and may learn otherwise.
-            reason = "no phase trains LoRA adapters of these weights (lora_rank)"
-            found |= {f"models.{name}.adapter_rank": reason for name in taking}
-        if self.society.max_tool_calls == 0:
-            reason = "society.max_tool_calls is 0"
-            found |= {f"tools.{key}": reason for key in ToolsConfig.model_fields}
-            found |= {f"roles.{role}.tools": reason for role in self.roles.slots()}
-        return found
-
-    def _unheard(self) -> Mapping[str, str]:
-        """The guidance that no role's model heeds, with the reason."""
-        found: dict[str, str] = {}
+            if self.society.max_tool_calls == 0:
+                reasons[f"roles.{role}.tools"] = reasons["tools"] = "society.max_tool_calls is 0"
+            elif role == JUDGE or self.models[slot].kind == "rubric":
+                reasons[f"roles.{role}.tools"] = "the judge and rubrics call no tools"
         for name in self.society.guidance:
-            reasons = {self._deaf(role) for role in expand([name], "society.guidance")}
-            if None not in reasons:
-                reason = "; ".join(sorted(filter(None, reasons)))
-                found |= {f"society.guidance.{name}.{key}": reason for key in Guidance.model_fields}
-        return found
+            deaf = [self._deaf(role) for role in expand([name], "society.guidance")]
+            if None not in deaf:
+                reasons[f"society.guidance.{name}"] = "; ".join(sorted(filter(None, deaf)))
+        for name, model in self.served().items():
+            if model.adapter_rank and not self.lora_ranks(name):  # Slots inherit it, and may learn otherwise.
+                reasons[f"models.{name}.adapter_rank"] = "no phase trains LoRA adapters of these weights (lora_rank)"
+        return reasons
 
     def _deaf(self, role: str) -> str | None:
         """Why guidance changes nothing in what `role` says; None if it may."""
@@ -199,6 +187,7 @@ def load_config(
     path: Path | str | None = None,
     overrides: Sequence[str] = (),
     *,
+    settings_of: SettingsOf | None = None,
     own_question: bool = False,
     recorded: bool = False,
     trial: bool = False,
@@ -211,9 +200,10 @@ def load_config(
     Args:
         path: a YAML file; None keeps the defaults, which configs/local.yaml spells out.
         overrides: such as "gather.tasks=20"; values are YAML, the last override of a key counts.
+        settings_of: gives the class of each algorithm's settings; without it phases are plain data, unchecked, for
+            commands that train nothing (`training.configuration.load_config` has it).
         own_question: the society will answer a user's question, so no article is blocked in live searches.
-        recorded: the file is a run's, which may come from somebody else: no module that it names is imported
-            (`chimera.config.pipeline.Recorded`), and there is no warning about it.
+        recorded: the file is a run's: there is no warning about it.
         trial: lower the sizes of defaults and file to those of a trial (`chimera.config.trial`).
 
     Raises:
@@ -225,12 +215,12 @@ def load_config(
         check_utf8([key, setting.value], f"{key} {setting.place}", ConfigError)
     phases = _phases(file, given)
     file, given = _in_full(file, phases), _in_full(given, phases)
-    tree = _shape(overlay(file, given), phases, imports=not recorded)
+    tree = _shape(overlay(file, given), phases, settings_of)
     if trial:
         file |= trial_sizes(file, tree)
     checked = [check_keys(tree, settings, NAMES, OPTIONS, GONE) for settings in (file, given)]
     settings = _inherit(overlay(*checked))
-    config = validate(tree, settings, {IMPORTS: not recorded})
+    config = validate(tree, settings, {SETTINGS_OF: settings_of})
     for setting, sentence in without_effect(config, settings):
         if setting.place == COMMAND_LINE:
             raise ConfigError(sentence)
@@ -268,19 +258,19 @@ def _in_full(settings: Mapping[str, Setting], phases: Sequence[str]) -> dict[str
     return found
 
 
-def _shape(settings: Mapping[str, Setting], phases: Sequence[str], *, imports: bool) -> Config:
+def _shape(settings: Mapping[str, Setting], phases: Sequence[str], settings_of: SettingsOf | None) -> Config:
     """The defaults with the slots and phases of `settings`, each phase with its algorithm's settings."""
     pipeline: dict[str, PhaseSettings] = {}
     for name in phases:
         setting = settings.get(f"pipeline.{name}.algorithm")
         algorithm = algorithm_of(name, setting.value if setting else None)
         try:
-            kind = settings_class(algorithm, imports=imports)
+            kind = settings_of(algorithm) if settings_of else PlainPhase
         except ConfigError as error:
             raise ConfigError(f"pipeline.{name}{f' {setting.place}' if setting else ''}: {error}") from error
         usual = DEFAULT.get(name, {})
         taken = usual if algorithm == algorithm_of(name) else {key: usual[key] for key in usual if key == "roles"}
-        own = _own_keys(settings, f"pipeline.{name}.") if kind is Recorded else {}
+        own = _own_keys(settings, f"pipeline.{name}.") if kind is PlainPhase else {}
         pipeline[name] = kind.model_validate({**own, **taken, "algorithm": algorithm})
     slots = {name: SLOTS.get(name, ModelConfig()) for name in (*SLOTS, *_below(settings, "models"))}
     tools = ToolsConfig(mcp={name: McpServer() for name in _below(settings, "tools.mcp")})
@@ -331,7 +321,7 @@ def _take(merged: dict[str, Setting], name: str, like: str, own: Mapping[str, Se
         merged[f"models.{name}.kind"] = Setting(kind, f"from models.{like}.kind")
     for field in ModelConfig.model_fields:
         source, key = merged.get(f"models.{like}.{field}"), f"models.{name}.{field}"
-        if field == "like" or source is None or key in own or field in UNUSED_OF_KIND.get(kind, ()):
+        if field == "like" or source is None or key in own or not _read_by(kind, field):
             continue
         if field in OF_PLACE and own.keys() & {f"models.{name}.{key}" for key in OF_PLACE[field]}:
             continue
@@ -339,6 +329,12 @@ def _take(merged: dict[str, Setting], name: str, like: str, own: Mapping[str, Se
             source.place if source.place.startswith("from models.") else f"from models.{like}.{field} {source.place}"
         )
         merged[key] = Setting(source.value, place)
+
+
+def _read_by(kind: str, field: str) -> bool:
+    """True if slots of this kind have the key `field`."""
+    conditions = (item for item in ModelConfig.model_fields[field].metadata if isinstance(item, When))
+    return all(when.holds(kind) for when in conditions if when.key == "kind")
 
 
 OF_PLACE: Mapping[str, tuple[str, ...]] = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chimera.config.loader import keys, unused_keys
+from chimera.config.loader import absent, keys
 from chimera.config.pipeline import DEFAULT, algorithm_of
 from chimera.config.source import Setting, parse_overrides, read_yaml
 
@@ -51,5 +51,5 @@ def too_large(config: "Config", overrides: Sequence[str], *, train: int, validat
     for name, phase in config.pipeline.items():
         for fields, limit in ((OF_TRAIN, train), (OF_VALIDATION, validation)):
             limits |= {f"{name}.{field}": (getattr(phase, field, 0), limit) for field in fields}
-    settled = {key.removeprefix("pipeline.") for key in (*unused_keys(config), *parse_overrides(overrides))}
+    settled = {key.removeprefix("pipeline.") for key in (*absent(config), *parse_overrides(overrides))}
     return {key: limit for key, (size, limit) in limits.items() if size > limit and key not in settled}

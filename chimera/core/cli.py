@@ -149,8 +149,11 @@ def config_from(
     own_question: bool = False,
     recorded: bool = False,
     reads: Sequence[str] | None = None,
+    load: "Callable[..., Config] | None" = None,
 ) -> "Config":
     """The configuration that `--config` and the overrides ask for; `own_question`, `recorded` as in `load_config`.
+
+    `load` is `training.configuration.load_config` for commands that read the phases' own settings.
 
     `reads` names the sections (or top-level keys) that the command reads. A file may hold other sections, for other
     commands. An override of another section would have no effect and is refused.
@@ -160,7 +163,8 @@ def config_from(
     """
     from chimera.config.tree import load_config
 
-    config = load_config(arguments.config, arguments.overrides, own_question=own_question, recorded=recorded)
+    load = load or load_config
+    config = load(arguments.config, arguments.overrides, own_question=own_question, recorded=recorded)
     for override in arguments.overrides:
         key = override.partition("=")[0].strip()
         if reads is not None and key.partition(".")[0] not in reads:

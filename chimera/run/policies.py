@@ -24,6 +24,12 @@ SELECTION = "selection"
 """The key of the selecting policy in tables of versions, in which slots are the keys of weights."""
 
 
+def learned_slots(events: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The slots for which a run has learned weights, by its ledger's events."""
+    policies = (event["policy"] for event in events if "policy" in event)
+    return {policy["target"] for policy in policies if policy["part"] == "weights"}
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """One learned policy.

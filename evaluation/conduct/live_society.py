@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence, Set
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -254,11 +254,14 @@ def build_library(config: Config, secrets: Mapping[str, str], question: Brief | 
 
 
 @contextmanager
-def open_society(config: Config, library: Library | None = None) -> Iterator[LiveSociety]:
+def open_society(
+    config: Config, library: Library | None = None, *, learning: Set[str] = frozenset()
+) -> Iterator[LiveSociety]:
     """Run the models of `config` for the duration of a `with` block.
 
     Args:
         library: The sources that the society can search. None: those for tasks of the configured data.
+        learning: The slots that may get weights of their own.
 
     Raises:
         ConfigError: A key, a model's folder or a tool's database is missing.
@@ -270,7 +273,7 @@ def open_society(config: Config, library: Library | None = None) -> Iterator[Liv
     logs, named = Path(tempfile.mkdtemp(prefix="chimera-models-", dir=lasting_folder())), False
     log_file = logs / "models.log"
     try:
-        with serve(config.used(), config.serving, secrets, log_file=log_file, learning=config.learning()) as servers:
+        with serve(config.used(), config.serving, secrets, log_file=log_file, learning=learning) as servers:
             yield LiveSociety(config, servers, library)
     except ChimeraError as error:
         named = str(logs) in str(error)

@@ -39,9 +39,7 @@ def studio_graph(config: Config) -> Graph:
     running = ExitStack()
     atexit.register(running.close)
     log = Path(running.enter_context(tempfile.TemporaryDirectory())) / "models.log"
-    servers = running.enter_context(
-        serve(config.used(), config.serving, secrets, log_file=log, learning=config.learning())
-    )
+    servers = running.enter_context(serve(config.used(), config.serving, secrets, log_file=log))
     model = HttpModel(answering(servers.endpoints, config, config.evaluation.temperature))
     judge = Judge(model, config.slot(JUDGE)).evaluate
     return Society(model, tools, config.society, config.roles, evaluate=judge).standing(briefs(data))

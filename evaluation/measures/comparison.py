@@ -43,6 +43,17 @@ from evaluation.measures.statistics import (
 from evaluation.measures.verdicts import NON_INFERIOR, NOT_SHOWN, Verdict, margins, verdict
 from evaluation.records.study import Plan, StageAnswers
 
+POWER = 0.8
+"""With which the minimum detectable effect is found."""
+EXCHANGES = 10
+"""Random exchanges of a paired test for each bootstrap sample of an interval."""
+
+
+def exchanges(config: Config) -> int:
+    """Number of random exchanges of a paired test."""
+    return EXCHANGES * config.evaluation.resamples
+
+
 EXCHANGE = "exchange test"
 MCNEMAR = "McNemar's exact test"
 SHARES = ("alignment", "success")
@@ -193,18 +204,19 @@ def too_few_permutations(adjusted: Comparisons, config: Config, main: str | None
     Args:
         main: The value that `adjust` was given.
     """
-    exchanges, level = config.evaluation.permutations, 1 - config.evaluation.confidence
+    most, level = exchanges(config), 1 - config.evaluation.confidence
     stuck: dict[int, int] = {}
     for family in families_of(adjusted, config, main).values():
         tests = [one for one in family.values() if one.test == EXCHANGE and one.verdict in (NOT_SHOWN, NON_INFERIOR)]
-        if least := sum(one.p * (exchanges + 1) < 1.5 for one in tests):
+        if least := sum(one.p * (most + 1) < 1.5 for one in tests):
             stuck[len(family)] = stuck.get(len(family), 0) + least
     if not stuck:
         return None
     largest, count = max(stuck.items())
     return (
-        f"evaluation.permutations={exchanges} is too few for a family of {largest} tests: {count} of them could "
-        f"not pass the level {level:.3g} however large the difference; raise it above {ceil(largest / level)}"
+        f"evaluation.resamples={config.evaluation.resamples} gives {most} random exchanges, too few for a family of "
+        f"{largest} tests: {count} of them could not pass the level {level:.3g} however large the difference; raise it "
+        f"above {ceil(largest / level / EXCHANGES)}"
     )
 
 
@@ -262,7 +274,7 @@ def compare_means(
     if exact:
         p = mcnemar(int(np.count_nonzero(changes > 0)), int(np.count_nonzero(changes < 0)))
     else:
-        p = exchange_test(old, new, permutations=config.evaluation.permutations, seed=config.seed)
+        p = exchange_test(old, new, permutations=exchanges(config), seed=config.seed)
     values = float(old.mean()), float(new.mean()), float(changes.mean())
     return _comparison(values, ends, deviation, p, n, MCNEMAR if exact else EXCHANGE, metric, config)
 
@@ -279,7 +291,7 @@ def _of_macro_f1(pair: Sequence[Numbers], metric: Metric, config: Config) -> Com
         ends = interval_around(second - first, drawn, n, settings.confidence)
         # Convert the bootstrap's standard error to a deviation of tasks, comparable to `ddof=1` for means.
         deviation = float(drawn.std()) * n / sqrt(n - 1)
-    p = exchange_test(old, new, macro_f1_of_totals, permutations=settings.permutations, seed=config.seed)
+    p = exchange_test(old, new, macro_f1_of_totals, permutations=exchanges(config), seed=config.seed)
     return _comparison((first, second, second - first), ends, deviation, p, n, EXCHANGE, metric, config)
 
 
@@ -294,9 +306,9 @@ def _comparison(
     config: Config,
 ) -> Comparison:
     """Not yet adjusted. `values`: before, after, difference. `deviation`: standard deviation of tasks' differences."""
-    alpha, power = 1 - config.evaluation.confidence, config.evaluation.power
+    alpha = 1 - config.evaluation.confidence
     low, high = (None, None) if ends is None else ends
-    mde = minimum_detectable_effect(deviation, n, alpha=alpha, power=power)
+    mde = minimum_detectable_effect(deviation, n, alpha=alpha, power=POWER)
     margin = margins(config).get(metric.name)
     return Comparison(*values, low, high, p, None, n, mde, test, None, metric.primary, margin)
 
@@ -324,7 +336,7 @@ def _clause(name: str, one: Comparison | None, config: Config) -> str:
     )
     if one.verdict not in (NOT_SHOWN, NON_INFERIOR) or one.mde is None:
         return words
-    found = f"{100 * config.evaluation.power:.4g} times in 100"
+    found = f"{100 * POWER:.4g} times in 100"
     return f"{words}, where {one.mde * scale:.{digits}f}{points} or more would be found {found}, before correction"
 
 

@@ -18,7 +18,7 @@ GATED = ("reward", "alignment")
 def as_gate(
     before: Sequence[RolloutRecord], after: Sequence[RolloutRecord], name: str, config: Config
 ) -> Comparison | None:
-    """Compare one metric of two stages as the gate decides: one test, at its own confidence, without correction.
+    """Compare one metric of two stages as the gate decides: one test, without correction.
 
     Args:
         before: One rollout of each task.
@@ -28,9 +28,6 @@ def as_gate(
     Returns:
         The comparison with its verdict; None if no task has a value in both.
     """
-    gate = config.gate
-    own = config.evaluation.model_copy(update={"confidence": gate.confidence, "resamples": gate.resamples})
-    config = config.model_copy(update={"evaluation": own})
     metric = next(one for one in metrics_of(config) if one.name == name)
     assert metric.value is not None
     values = [(metric.value(old), metric.value(new)) for old, new in zip(before, after, strict=True)]

@@ -93,8 +93,8 @@ def notes(study: Study) -> list[str]:
         found.append(
             "The gate decided on validation tasks of this split whether a policy stayed live, so the stages that are "
             "left are a little favoured by it: --split test has tasks that no decision used. On pairs that the gate "
-            "decided, reward and right answers have the gate's verdict: one test each, at gate.confidence="
-            f"{config.gate.confidence:g}, without correction."
+            "decided, reward and right answers have the gate's verdict: one test each, at evaluation.confidence="
+            f"{config.evaluation.confidence:g}, without correction."
         )
     last = study.answers[plan.final.name]
     if apart := [name for name, answers in study.answers.items() if not answers.timed_like(last)]:

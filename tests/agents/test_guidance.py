@@ -7,12 +7,13 @@ import pytest
 
 from agents.roles import ROLES
 from agents.visit.prompting import read_payload
-from chimera.config.tree import dump_config, load_config
+from chimera.config.tree import dump_config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import load
 from chimera.data.told import check_told
 from chimera.export import role_settings
 from chimera.serving.embedded.checkpoint import NANO
+from training.configuration import load_config
 
 LESSON = "Check the p-value."
 SKILL = {"name": "significance", "when": "a result has a p-value", "do": "compare it with 0.05"}

@@ -8,12 +8,12 @@ from aiohttp.test_utils import TestServer
 
 from agents.tools.toolbox import build_toolbox
 from chimera import doctor
-from chimera.config.tree import load_config
 from chimera.core.types import Brief
 from chimera.data.tasks import load
 from chimera.serving.client import Endpoint
 from evaluation.probes.context import told_context
 from evaluation.probes.tools import tool_findings
+from training.configuration import load_config
 
 SLOTS = ("junior", "supervisor", "senior", "board", "principal", "judge")
 

@@ -9,7 +9,6 @@ from agents.context import Candidates
 from agents.policies.bandit import BanditPolicy, Settings, load_policy
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.models import ModelConfig, ServingConfig
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.export import generation_settings, licence_of, main
 from chimera.run.directory import Run
@@ -17,6 +16,7 @@ from chimera.run.policies import WENT_LIVE, Policy
 from chimera.run.seals import seal
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
+from training.configuration import load_config
 from training.learning.weights import copy_model
 
 MESSAGES = [{"role": "user", "content": "the rate was lower, was it?"}]

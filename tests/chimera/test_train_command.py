@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import load
 from chimera.run.directory import TRIAL
-from training.learning.plans import check_rollouts, choose_names, make_phases
+from training.configuration import load_config
+from training.plans import check_rollouts, choose_names, make_phases
 
 pytestmark = pytest.mark.whole
 

@@ -18,7 +18,6 @@ from starlette.testclient import TestClient
 from chimera import ask, export, study, trace, train
 from chimera import eval as evaluation_command
 from chimera.config.sections.models import ServingConfig
-from chimera.config.tree import load_config
 from chimera.core.errors import ChimeraError, ConfigError, RunError
 from chimera.core.named import is_installed
 from chimera.data.tasks import load
@@ -30,6 +29,7 @@ from chimera.serving.embedded.completion import TextSide
 from chimera.serving.embedded.protocol import BadRequest, ChatMessage
 from evaluation.conduct.kept import Kept
 from evaluation.view.app import make_app
+from training.configuration import load_config
 
 MODULE = "runs.evil.payload"
 PROGRAM = [sys.executable, "runs/evil/payload.py"]

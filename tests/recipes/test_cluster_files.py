@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from chimera.config.tree import load_config
+from training.configuration import load_config
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 LAUNCHER, SBATCH = RECIPES / "ray" / "ray-cluster.yaml", RECIPES / "slurm" / "slurm.sbatch"

@@ -12,12 +12,12 @@ from agents.tools.sources import sources_seen
 from agents.tools.toolbox import build_toolbox
 from agents.visit.prompting import read_payload
 from chimera.config.roles import JUNIORS, OWN_TOOLS
-from chimera.config.tree import load_config
 from chimera.data.generated.synthesis import decide, generate
 from chimera.data.tasks import Dataset
 from chimera.rubric.coherence import implied_answers
 from recipes.nano.synthesis import of_junior, of_solo, read, refiner, researcher, stream
 from recipes.nano.transcripts import TOOLS, Habits
+from training.configuration import load_config
 
 ITEMS = generate(40, seed=31)
 CONFIG = load_config(Path(__file__).parents[2] / "configs" / "synthesis.yaml")

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import load
-from training.learning.plans import make_phases
+from training.configuration import load_config
 from training.planning import Machine, plan_run
+from training.plans import make_phases
 
 ROOT = Path(__file__).parents[2]
 GB = 2**30

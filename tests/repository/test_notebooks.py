@@ -11,7 +11,6 @@ import pytest
 from nbclient import NotebookClient
 
 from agents.roles import ROLES
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.eval import main
 from chimera.run.directory import Run
@@ -20,6 +19,7 @@ from evaluation.report.text import SECTIONS, markdown, section
 from evaluation.report.views import latest_report, open_report
 from evaluation.traces.text import Outline
 from evaluation.verify.check import read_report
+from training.configuration import load_config
 
 pytestmark = pytest.mark.whole
 

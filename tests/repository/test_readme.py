@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from chimera.config.loader import keys
-from chimera.config.tree import Config, load_config
+from chimera.config.tree import Config
 from chimera.core.secrets import ENVIRONMENT
 from chimera.data.tasks import load
-from training.learning.plans import choose_names, make_phases
+from training.configuration import load_config
+from training.plans import choose_names, make_phases
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError
 from chimera.core.types import DECISION_OF_LABEL
 from chimera.data.tasks import load
@@ -17,6 +16,7 @@ from chimera.run.directory import Run
 from chimera.run.policies import Policy, live
 from evaluation.records.rollouts import RolloutRecord
 from training import gate
+from training.configuration import load_config
 from training.gate_rule import compare
 
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from scipy.special import ndtri
 from scipy.stats import multinomial
 
-from chimera.config.tree import load_config
 from chimera.core.types import DECISION_OF_LABEL
 from evaluation.measures.comparison import compare as report_compare
 from evaluation.measures.comparison import judged
@@ -18,6 +17,7 @@ from evaluation.measures.metrics import metrics_of
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Plan, PlannedTask, Stage, StageAnswers
 from training import gate_power
+from training.configuration import load_config
 from training.gate_rule import compare
 
 CONFIG = load_config(overrides=["evaluation.permutations=200", "gate.resamples=200", "evaluation.resamples=200"])

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from chimera.config.sections.models import ModelConfig
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError
 from chimera.plan import main
 from chimera.serving.embedded.checkpoint import NANO, load_checkpoint
 from training.algorithms.ppo.settings import PpoSettings
+from training.configuration import load_config
 from training.planning import RANK, Architecture, Machine, checkpoint_bytes, plan_run
 
 GB = 2**30

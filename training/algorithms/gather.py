@@ -1,5 +1,6 @@
 """Gathering: the current society answers training tasks. Other phases learn from these rollouts."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import Field
@@ -17,8 +18,13 @@ from training.summary import summarize
 class GatherSettings(PhaseSettings):
     """The society as it is answers training tasks."""
 
+    learns_weights: ClassVar[bool] = False
+
     tasks: int = Field(default=120, ge=1, le=1_000_000, description="training tasks to answer")
     repeats: int = Field(default=1, ge=1, le=100_000, description="rollouts per task")
+
+    def idle(self) -> Mapping[str, str]:
+        return {} if self.roles else dict.fromkeys(("roles", "shared"), "gather trains no role")
 
 
 class Gather:

@@ -6,7 +6,7 @@ reward, fine-tuning on all different right answers taught the bundled model noth
 (`training.learning.base.Bench.branch`): each costs one call of a model and not a rollout.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -21,7 +21,7 @@ from chimera.core.types import Label
 from chimera.data.tasks import Dataset
 from chimera.run.policies import Part
 from training.algorithms.sft.phase import Sft, fine_tune
-from training.algorithms.sft.settings import SftSettings
+from training.algorithms.sft.settings import TuneSettings
 from training.credit.values import Values, how_valued
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.experience import Call
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from training.algorithms.sft.select import Selected
 
 
-class RejectionSettings(SftSettings, BranchSettings):
+class RejectionSettings(TuneSettings, BranchSettings):
     """Fine-tuning of roles on their own best answers, of several to each prompt."""
 
     answers: int = Field(default=8, ge=1, le=100_000, description="answers to each prompt")
@@ -45,10 +45,6 @@ class RejectionSettings(SftSettings, BranchSettings):
 
     def needs_rollouts(self) -> bool:
         return self.tasks == 0
-
-    def unused(self) -> Mapping[str, str]:
-        others = ("select", "quantile", "threshold", "credited", "true_quotes")
-        return {**super().unused(), **dict.fromkeys(others, f"{self.algorithm} selects answers by `right`")}
 
 
 class Rejection:

@@ -43,7 +43,7 @@ class PhasePlan:
 
     @property
     def slot(self) -> str:
-        """The one slot of a phase that learns weights; `training.learning.plans` has refused others."""
+        """The one slot of a phase that learns weights; `training.plans` has refused others."""
         (slot,) = self.slots
         return slot
 

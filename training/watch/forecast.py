@@ -13,7 +13,7 @@ from chimera.config.tree import Config
 from evaluation.records.study import BASE, GATE
 
 if TYPE_CHECKING:
-    from training.learning.plans import Phase
+    from training.plans import Phase
 
 ANSWER = 0.1
 """Cost of one more answer to a recorded prompt, with what is learned from it."""

@@ -1,15 +1,14 @@
 """Work on other machines."""
 
 import ipaddress
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from chimera.config.loader import ConfigSection
+from chimera.config.loader import ConfigSection, When
 
-PLACING: tuple[str, ...] = ("token_file", "cpus_per_rank", "gpus_per_rank", "cpus_per_actor", "host")
+ON_RAY = When.set("address")
 
 
 def is_loopback(host: str) -> bool:
@@ -29,19 +28,23 @@ class ClusterConfig(ConfigSection):
         description="Ray cluster that the ranks of `ppo` are placed on, and the actors of rollouts.on=ray: HOST:PORT "
         "of its head, or auto for the one that this machine is a node of; null: this machine only",
     )
-    token_file: Path | None = Field(
+    token_file: Annotated[Path | None, ON_RAY] = Field(
         default=None,
         description="file with the token of that cluster (RAY_AUTH_MODE=token), mode 600; null: it asks for none",
     )
-    cpus_per_rank: float = Field(default=1.0, gt=0, le=1024, description="CPUs that Ray reserves for each rank")
-    gpus_per_rank: float = Field(default=0.0, ge=0, le=1024, description="GPUs that Ray reserves for each rank")
-    cpus_per_actor: float = Field(
+    cpus_per_rank: Annotated[float, ON_RAY] = Field(
+        default=1.0, gt=0, le=1024, description="CPUs that Ray reserves for each rank"
+    )
+    gpus_per_rank: Annotated[float, ON_RAY] = Field(
+        default=0.0, ge=0, le=1024, description="GPUs that Ray reserves for each rank"
+    )
+    cpus_per_actor: Annotated[float, ON_RAY] = Field(
         default=0.1,
         ge=0,
         le=1024,
         description="CPUs that Ray reserves for each actor of rollouts.on=ray, which mostly waits for models",
     )
-    host: str = Field(
+    host: Annotated[str, ON_RAY] = Field(
         default="127.0.0.1",
         pattern=r"^[A-Za-z0-9._-]+$",
         description="address of this machine at which other nodes find its model servers, which ask for a key",
@@ -52,7 +55,3 @@ class ClusterConfig(ConfigSection):
         if self.host in ("0.0.0.0", "::"):
             raise ValueError(f"cluster.host={self.host} is no address that others can be told: name this machine's own")
         return self
-
-    def unused(self) -> Mapping[str, str]:
-        """What is for Ray without Ray."""
-        return {} if self.address is not None else dict.fromkeys(PLACING, "address is null, so Ray places nothing")

@@ -1,12 +1,11 @@
 """The section `data`: where tasks come from, which columns hold what, which answers they offer, and the split."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from chimera.config.loader import ConfigSection
+from chimera.config.loader import ConfigSection, When
 
 GENERATED, HUB = "generated", "hub"
 FAILED = "none"
@@ -16,6 +15,8 @@ Family = Literal["abstract", "synthesis"]
 """Families of generated tasks."""
 Columns = str | tuple[str, ...] | None
 """One column, several, or the usual one."""
+IF_GENERATED, IF_REAL = When.equal("path", GENERATED), When.unless("path", GENERATED)
+IF_OWN = When.unless("path", GENERATED, HUB)
 
 
 class ColumnsConfig(ConfigSection):
@@ -62,36 +63,40 @@ class DataConfig(ConfigSection):
         description="'generated'; 'hub' (qiaojin/PubMedQA) or the authors' JSON file; a CSV, TSV, JSONL or Parquet "
         "file, a folder of them, or a data set of the hub as owner/name",
     )
-    family: Family = Field(
+    family: Annotated[Family, IF_GENERATED] = Field(
         default="abstract",
         description="generated tasks: abstract, one study answers the question; synthesis, it follows from two to four "
         "studies, each of which is found by a search of its own",
     )
-    size: int = Field(
+    size: Annotated[int, IF_GENERATED] = Field(
         default=1000, ge=10, le=100_000, description="how many generated tasks to make; other sources are used whole"
     )
-    levels: tuple[Literal[1, 2, 3, 4], ...] = Field(
+    levels: Annotated[tuple[Literal[1, 2, 3, 4], ...], IF_GENERATED] = Field(
         default=(1, 2, 3, 4), min_length=1, description="difficulty levels of generated tasks"
     )
-    columns: ColumnsConfig = Field(default_factory=ColumnsConfig)
-    labels: tuple[str, ...] | None = Field(
+    columns: Annotated[ColumnsConfig, IF_OWN] = Field(default_factory=ColumnsConfig)
+    labels: Annotated[tuple[str, ...] | None, IF_OWN] = Field(
         default=None,
         min_length=2,
         description="the answers that your data offer, such as [A, B, C, D, E]; null: the names of the options, or "
         "yes, no and maybe",
     )
-    subset: str | None = Field(default=None, min_length=1, description="hub and folders: the data set's configuration")
-    split: str = Field(
+    subset: Annotated[str | None, IF_OWN] = Field(
+        default=None, min_length=1, description="hub and folders: the data set's configuration"
+    )
+    split: Annotated[str, IF_OWN] = Field(
         default="train", min_length=1, description="hub and folders: which split to take, such as train or train+test"
     )
     seed: int = Field(default=0, ge=0, le=2**32 - 1, description="seed of the generator and of the split")
-    test_ids: Path | None = Field(
+    test_ids: Annotated[Path | None, IF_REAL] = Field(
         default=None, description="file of the test tasks' ids, such as PubMedQA's official 500"
     )
     validation_share: float = Field(
         default=0.2, gt=0, lt=1, description="share of tasks for the gate and for searches; of the rest with test_ids"
     )
-    test_share: float = Field(default=0.2, gt=0, lt=1, description="share of tasks for reports, which no decision uses")
+    test_share: Annotated[float, When.unset("test_ids")] = Field(
+        default=0.2, gt=0, lt=1, description="share of tasks for reports, which no decision uses"
+    )
 
     @field_validator("labels")
     @classmethod
@@ -103,14 +108,3 @@ class DataConfig(ConfigSection):
         if value is not None and FAILED in value:
             raise ValueError(f"no label may be {FAILED!r}, because reports count failed rollouts under that name")
         return value
-
-    def unused(self) -> Mapping[str, str]:
-        of_tables = (*(f"columns.{name}" for name in ColumnsConfig.model_fields), "labels", "subset", "split")
-        if self.path == GENERATED:
-            found = dict.fromkeys(of_tables, f"generated tasks have their own form (data.path is {GENERATED!r})")
-            return {**found, "test_ids": f"generated tasks have no official test set (data.path is {GENERATED!r})"}
-        made = f"only generated tasks are made to order (data.path is {self.path!r})"
-        found = {"family": made, "size": made, "levels": made}
-        if self.path == HUB:
-            found |= dict.fromkeys(of_tables, f"PubMedQA has its own form (data.path is {HUB!r})")
-        return found if self.test_ids is None else {**found, "test_share": "data.test_ids names the test tasks"}

@@ -1,12 +1,12 @@
 """Settings of `python -m chimera.eval`."""
 
 import re
-from collections.abc import Collection, Mapping
-from typing import Any, Literal, Self
+from collections.abc import Collection
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from chimera.config.loader import ConfigSection
+from chimera.config.loader import ConfigSection, When
 from chimera.core.errors import suggestion
 
 PRIMARY = ("reward", "alignment", "macro_f1")
@@ -15,6 +15,7 @@ FAMILIES = {"main": [f"main/{name}" for name in PRIMARY], "elsewhere": [f"*/{nam
 """Families of tests: primary metrics of the main comparison, those of the others; all other tests are a third one."""
 Contributions = Literal["none", "roles", "around", "shapley"]
 """Which stages beyond the run's sequence are evaluated (see `evaluation.records.plan`)."""
+OF_ENDPOINT = When.equal("kind", "endpoint")
 
 
 class AuditorConfig(ConfigSection):
@@ -23,18 +24,28 @@ class AuditorConfig(ConfigSection):
     kind: Literal["checklist", "endpoint", "none"] = Field(
         default="checklist", description="deterministic checklist, any OpenAI-compatible server, or no second judge"
     )
-    base_url: str | None = Field(default=None, description="endpoint: address of the server, ending in /v1")
-    model: str | None = Field(default=None, min_length=1, description="endpoint: the model's name there")
-    api_key_env: str | None = Field(
+    base_url: Annotated[str | None, OF_ENDPOINT] = Field(
+        default=None, description="endpoint: address of the server, ending in /v1"
+    )
+    model: Annotated[str | None, OF_ENDPOINT] = Field(
+        default=None, min_length=1, description="endpoint: the model's name there"
+    )
+    api_key_env: Annotated[str | None, OF_ENDPOINT] = Field(
         default=None, description="endpoint: name of the environment variable with the key, never the key itself"
     )
-    structured: Literal["always", "final", "never"] = Field(
+    structured: Annotated[Literal["always", "final", "never"], OF_ENDPOINT] = Field(
         default="always",
         description="whether to send a JSON schema: always and final do, because a judge has no tools; never does not",
     )
-    temperature: float = Field(default=0.0, ge=0, le=2, description="sampling temperature; 0 is greedy")
-    max_tokens: int = Field(default=768, ge=1, le=1_000_000, description="longest answer, in tokens")
-    timeout_s: float = Field(default=60.0, gt=0, le=604_800, description="seconds that one call may take")
+    temperature: Annotated[float, OF_ENDPOINT] = Field(
+        default=0.0, ge=0, le=2, description="sampling temperature; 0 is greedy"
+    )
+    max_tokens: Annotated[int, OF_ENDPOINT] = Field(
+        default=768, ge=1, le=1_000_000, description="longest answer, in tokens"
+    )
+    timeout_s: Annotated[float, OF_ENDPOINT] = Field(
+        default=60.0, gt=0, le=604_800, description="seconds that one call may take"
+    )
 
     @model_validator(mode="after")
     def _endpoint_is_complete(self) -> Self:
@@ -49,12 +60,6 @@ class AuditorConfig(ConfigSection):
         """The second judge: "checklist", the endpoint's model, or None."""
         return {"checklist": "checklist", "endpoint": self.model, "none": None}[self.kind]
 
-    def unused(self) -> Mapping[str, str]:
-        if self.kind == "endpoint":
-            return {}
-        names = [name for name in type(self).model_fields if name != "kind"]
-        return dict.fromkeys(names, f"evaluation.auditor.kind is {self.kind!r}")
-
 
 class EvaluationConfig(ConfigSection):
     """How stages are evaluated and compared."""
@@ -68,9 +73,12 @@ class EvaluationConfig(ConfigSection):
         "own, at which training explores",
     )
     confidence: float = Field(default=0.95, gt=0.5, lt=1, description="of all intervals; 1 - it is the tests' level")
-    resamples: int = Field(default=2000, ge=200, le=1_000_000, description="bootstrap samples of an interval")
-    permutations: int = Field(default=20_000, ge=200, le=10_000_000, description="random exchanges of a paired test")
-    power: float = Field(default=0.8, gt=0, lt=1, description="with which the minimum detectable effect is found")
+    resamples: int = Field(
+        default=2000,
+        ge=20,
+        le=1_000_000,
+        description="bootstrap samples of an interval; a paired test makes ten times as many random exchanges",
+    )
     self_consistency: bool = Field(
         default=True,
         description="also ask the junior model alone as often as the society's tokens allow, for a majority of its own",

@@ -1,18 +1,21 @@
 """The configuration of the gate, and of Weights & Biases."""
 
-from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from chimera.config.loader import ConfigSection
+from chimera.config.loader import ConfigSection, When
+
+SHOWN = When.unless("mode", "disabled")
 
 
 class GateConfig(ConfigSection):
     """The comparison after each learning phase: new policies with those live before, the base and the best stage."""
 
     enabled: bool = Field(default=True, description="false: new policies go live without being compared first")
-    tasks: int = Field(default=100, ge=2, le=1_000_000, description="validation tasks, the same for all its phases")
+    tasks: Annotated[int, When.set("enabled")] = Field(
+        default=100, ge=2, le=1_000_000, description="validation tasks, the same for all its phases"
+    )
     margin: float = Field(
         default=0.1,
         gt=0,
@@ -22,11 +25,6 @@ class GateConfig(ConfigSection):
     margin_alignment: float = Field(
         default=0.05, gt=0, lt=1, description="the same for the share of right answers: 0.05 is 5 points"
     )
-    confidence: float = Field(default=0.95, gt=0.5, lt=1, description="of the paired interval")
-    resamples: int = Field(default=2000, ge=200, le=1_000_000, description="bootstrap samples of the paired interval")
-
-    def unused(self) -> Mapping[str, str]:
-        return {} if self.enabled else dict.fromkeys(("tasks", "confidence", "resamples"), "gate.enabled is false")
 
 
 class WandbConfig(ConfigSection):
@@ -35,10 +33,7 @@ class WandbConfig(ConfigSection):
     mode: Literal["auto", "online", "offline", "disabled"] = Field(
         default="auto", description="auto: online when WANDB_API_KEY is set, offline otherwise"
     )
-    project: str = Field(default="chimera", min_length=1, description="the project's name there")
-    entity: str | None = Field(default=None, min_length=1, description="team or user; the key's own without it")
-    protocols: int = Field(default=20, ge=0, le=100_000, description="rows of the table of protocols after each phase")
-
-    def unused(self) -> Mapping[str, str]:
-        keys = ("project", "entity", "protocols")
-        return dict.fromkeys(keys, "wandb.mode is 'disabled'") if self.mode == "disabled" else {}
+    project: Annotated[str, SHOWN] = Field(default="chimera", min_length=1, description="the project's name there")
+    entity: Annotated[str | None, SHOWN] = Field(
+        default=None, min_length=1, description="team or user; the key's own without it"
+    )

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from chimera.config.loader import ConfigSection
+from chimera.config.loader import ConfigSection, When
 
 
 def http_address(value: str | None) -> str | None:
@@ -25,6 +25,13 @@ def variable_name(value: str | None) -> str | None:
 
 Precision = Literal["float32", "bfloat16"]
 """The numbers that a model computes with."""
+ENDPOINT, VLLM, WEIGHTS = (
+    When.equal("kind", "endpoint"),
+    When.equal("kind", "vllm"),
+    When.equal("kind", "embedded", "vllm"),
+)
+SAMPLED = When.unless("kind", "rubric")
+OWN_SERVERS, OPENAI = When.set("python"), When.unset("provider")
 
 
 class ModelConfig(ConfigSection):
@@ -38,56 +45,60 @@ class ModelConfig(ConfigSection):
         description="in-project server, vLLM servers whose weights follow training, any OpenAI-compatible server, or "
         "deterministic grader",
     )
-    path: str = Field(
+    path: Annotated[str, WEIGHTS] = Field(
         default="nano",
         min_length=1,
         description="embedded, vllm: a folder, a hub name, or a bundled model (nano, nano_synthesis)",
     )
-    dtype: Precision = Field(
+    dtype: Annotated[Precision, WEIGHTS] = Field(
         default="float32",
         description="embedded, vllm: what the server keeps weights in; bfloat16 halves their memory, and eight "
         "requests at a time take as long as with float32, or less where the processor multiplies bfloat16 itself; PPO "
         "refuses it, because it learns from float32's probabilities",
     )
-    base_url: str | None = Field(
+    base_url: Annotated[str | None, ENDPOINT] = Field(
         default=None,
         description="endpoint: address of an OpenAI-compatible server, ending in /v1, without user or password; "
         "with a provider the provider's address, if it is not the usual one",
     )
-    provider: str | None = Field(
+    provider: Annotated[str | None, ENDPOINT] = Field(
         default=None,
         pattern=r"^[a-z][a-z0-9_]*$",
         description="endpoint: a provider of LangChain's init_chat_model, such as anthropic, openai, azure_openai, "
         "bedrock_converse, google_genai, ollama; without it any OpenAI-compatible server at base_url",
     )
-    provider_options: dict[str, Any] = Field(
+    provider_options: Annotated[dict[str, Any], ENDPOINT, When.set("provider")] = Field(
         default={},
         description="provider: further arguments of LangChain's chat model, such as {region_name: eu-central-1}",
     )
-    model: str | None = Field(default=None, min_length=1, description="endpoint: the model's name there")
-    api_key_env: str | None = Field(
+    model: Annotated[str | None, ENDPOINT] = Field(
+        default=None, min_length=1, description="endpoint: the model's name there"
+    )
+    api_key_env: Annotated[str | None, When.equal("kind", "endpoint", "vllm"), When.unset("python")] = Field(
         default=None,
         description="endpoint, vllm with urls: name of the environment variable with the key, never the key itself",
     )
-    python: str | None = Field(
+    python: Annotated[str | None, VLLM] = Field(
         default=None,
         min_length=1,
         description="vllm: the Python of the environment in which vLLM is installed; the run starts its own servers",
     )
-    urls: list[str] = Field(
+    urls: Annotated[list[str], VLLM] = Field(
         default=[],
         description="vllm: addresses of servers that run already, in place of python, such as [http://127.0.0.1:8001]",
     )
-    replicas: int = Field(default=1, ge=1, le=64, description="vllm with python: servers that share the slot's calls")
-    gpus: list[str] = Field(
+    replicas: Annotated[int, VLLM, OWN_SERVERS] = Field(
+        default=1, ge=1, le=64, description="vllm with python: servers that share the slot's calls"
+    )
+    gpus: Annotated[list[str], VLLM, OWN_SERVERS] = Field(
         default=[],
         description="vllm with python: the GPUs of each replica by their numbers, such as ['4', '5'], or ['4,5'] for "
         "one replica that is divided among two; empty: its servers compute on the processor",
     )
-    cache_gib: float = Field(
+    cache_gib: Annotated[float, VLLM, OWN_SERVERS] = Field(
         default=1.0, gt=0, le=10_000, description="vllm with python: GiB of key/value cache of each replica"
     )
-    adapter_rank: int = Field(
+    adapter_rank: Annotated[int, VLLM] = Field(
         default=0,
         ge=0,
         le=512,
@@ -95,38 +106,46 @@ class ModelConfig(ConfigSection):
         "change, while the servers go on answering; it must be at least the lora_rank of the slot's phases; 0: merged "
         "weights are published whole",
     )
-    sleep: bool = Field(
+    sleep: Annotated[bool, VLLM] = Field(
         default=False,
         description="vllm: its servers give their GPUs' memory away while a phase of the run computes an update, and "
         "answer nothing meanwhile (vLLM's sleep mode, which needs GPUs)",
     )
-    args: list[str] = Field(
+    args: Annotated[list[str], VLLM, OWN_SERVERS] = Field(
         default=[], description="vllm with python: further arguments of its servers, such as [--enforce-eager]"
     )
-    start_timeout_s: float = Field(
+    start_timeout_s: Annotated[float, VLLM] = Field(
         default=600.0, gt=0, le=86_400, description="vllm: seconds in which its servers have to answer"
     )
-    structured: Literal["auto", "always", "final", "never"] = Field(
+    structured: Annotated[Literal["auto", "always", "final", "never"], SAMPLED] = Field(
         default="auto",
         description="when to send a JSON schema: always, only when no tools are offered (final), or never; "
         "auto: final for endpoints and vllm, since some servers never call a tool beside a schema, always for the rest",
     )
-    temperature: float = Field(default=1.0, ge=0, le=2, description="sampling temperature; 0 is greedy")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus sampling: share of probability kept")
-    max_tokens: int = Field(default=768, ge=1, le=1_000_000, description="longest answer, in tokens")
-    max_completion_tokens: int | None = Field(
+    temperature: Annotated[float, SAMPLED] = Field(
+        default=1.0, ge=0, le=2, description="sampling temperature; 0 is greedy"
+    )
+    top_p: Annotated[float, SAMPLED] = Field(
+        default=1.0, gt=0, le=1, description="nucleus sampling: share of probability kept"
+    )
+    max_tokens: Annotated[int, SAMPLED] = Field(
+        default=768, ge=1, le=1_000_000, description="longest answer, in tokens"
+    )
+    max_completion_tokens: Annotated[int | None, ENDPOINT, OPENAI] = Field(
         default=None,
         ge=1,
         le=1_000_000,
         description="endpoint: sent in place of max_tokens, for reasoning models; it counts their thoughts too",
     )
-    reasoning_effort: str | None = Field(
+    reasoning_effort: Annotated[str | None, ENDPOINT, OPENAI] = Field(
         default=None, min_length=1, description="endpoint: sent if it is set, such as low, medium or high"
     )
-    extra_body: dict[str, Any] = Field(
+    extra_body: Annotated[dict[str, Any], ENDPOINT, OPENAI] = Field(
         default={}, description="endpoint: further fields of each request, such as {top_k: 20}"
     )
-    timeout_s: float = Field(default=60.0, gt=0, le=604_800, description="seconds that one model call may take")
+    timeout_s: Annotated[float, SAMPLED] = Field(
+        default=60.0, gt=0, le=604_800, description="seconds that one model call may take"
+    )
 
     @field_validator("base_url")
     @classmethod
@@ -190,36 +209,9 @@ class ModelConfig(ConfigSection):
             return {}
         return {name: getattr(self, name) for name in ("max_completion_tokens", "reasoning_effort", "extra_body")}
 
-    def unused(self) -> Mapping[str, str]:
-        found = dict.fromkeys(UNUSED_OF_KIND[self.kind], f"the model's kind is {self.kind!r}")
-        if self.kind == "endpoint" and self.provider is None:
-            found["provider_options"] = "no provider is set"
-        elif self.kind == "endpoint":
-            reason = "LangChain's chat model has its own arguments (provider_options)"
-            found |= dict.fromkeys(("max_completion_tokens", "reasoning_effort", "extra_body"), reason)
-        if self.kind == "endpoint" and self.max_completion_tokens is not None:
-            found.setdefault("max_tokens", "max_completion_tokens is sent in its place")
-        if self.kind == "vllm":
-            reason = "the run starts its own servers (python)" if self.python else "its servers run already (urls)"
-            found |= dict.fromkeys(("api_key_env",) if self.python else OF_OWN_VLLM, reason)
-        return found
 
-
-OF_ENDPOINTS = (
-    *("base_url", "provider", "provider_options", "model", "api_key_env"),
-    *("max_completion_tokens", "reasoning_effort", "extra_body"),
-)
-OF_OWN_VLLM = ("replicas", "gpus", "cache_gib", "args")
-OF_VLLM = ("python", "urls", *OF_OWN_VLLM, "adapter_rank", "sleep", "start_timeout_s")
-UNUSED_OF_KIND: Mapping[str, tuple[str, ...]] = {
-    "embedded": (*OF_ENDPOINTS, *OF_VLLM),
-    "vllm": tuple(key for key in OF_ENDPOINTS if key != "api_key_env"),
-    "endpoint": ("path", "dtype", *OF_VLLM),
-    "rubric": ("path", "dtype", *OF_ENDPOINTS, *OF_VLLM, "structured", "temperature", "top_p", "max_tokens"),
-}
-"""Keys of ModelConfig that a kind of model does not read."""
-
-
+OF_VLLM = tuple(name for name, field in ModelConfig.model_fields.items() if VLLM in field.metadata)
+"""Keys of ModelConfig that only vLLM's slots have."""
 SLOTS: Mapping[str, ModelConfig] = {
     "junior": ModelConfig(),
     "supervisor": ModelConfig(like="junior"),
@@ -246,10 +238,4 @@ class ServingConfig(ConfigSection):
         le=1024,
         description="processes that decode, each with all weights and its share of the slots; null: two for small "
         "models where there are two cores, otherwise one",
-    )
-    answers: int = Field(
-        default=4096,
-        ge=0,
-        le=1_000_000,
-        description="last answers that are kept: an equal request with a seed to the same weights is not decoded again",
     )

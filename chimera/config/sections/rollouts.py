@@ -1,11 +1,10 @@
 """Rollouts: the reward, and how they are made."""
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from chimera.config.loader import ConfigSection
+from chimera.config.loader import ConfigSection, When
 
 Weight = Annotated[float, Field(ge=-1000, le=1000)]
 Penalty = Annotated[float, Field(ge=-1000, le=0)]
@@ -38,7 +37,7 @@ class RolloutsConfig(ConfigSection):
     on: Literal["here", "ray"] = Field(
         default="here", description="where the society works: in the main process, or in actors of a Ray cluster"
     )
-    actors: int = Field(
+    actors: Annotated[int, When.equal("on", "ray")] = Field(
         default=8, ge=1, le=10_000, description="ray: processes, which share the rollouts at a time among them"
     )
     timeout_s: float = Field(
@@ -56,6 +55,3 @@ class RolloutsConfig(ConfigSection):
         le=1,
         description="share of choices among hypotheses in training rollouts that are made evenly at random",
     )
-
-    def unused(self) -> Mapping[str, str]:
-        return {} if self.on == "ray" else {"actors": "rollouts.on is 'here'"}

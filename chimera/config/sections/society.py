@@ -1,11 +1,10 @@
 """How the society works on a task."""
 
-from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from chimera.config.loader import ConfigSection
+from chimera.config.loader import ConfigSection, When
 from chimera.config.roles import GROUPS, JUDGE, expand
 from chimera.config.sections.guidance import Guidance
 from chimera.core.errors import ConfigError
@@ -26,10 +25,10 @@ class SocietyConfig(ConfigSection):
         description="read: evidence is chosen among the sentences that a role has read; numbered: by their numbers, "
         "for long texts or servers that limit enums; free: a role writes its quotes itself",
     )
-    refiner: Literal["reads", "trusts"] = Field(
+    refiner: Annotated[Literal["reads", "trusts"], When.equal("evidence", "retrieved")] = Field(
         default="reads", description="reads: the refiner sees the passages that the juniors found; trusts: it does not"
     )
-    refiner_max_chars: int = Field(
+    refiner_max_chars: Annotated[int, When.equal("evidence", "retrieved"), When.equal("refiner", "reads")] = Field(
         default=1200, ge=100, le=1_000_000, description="passages that the refiner is shown, in characters altogether"
     )
     max_tool_calls: int = Field(
@@ -37,7 +36,6 @@ class SocietyConfig(ConfigSection):
     )
     max_major_revisions: int = Field(default=1, ge=0, le=100, description="returns to the protocol designer")
     max_critical_revisions: int = Field(default=1, ge=0, le=100, description="returns to the hypothesis refiner")
-    max_revisions: int = Field(default=2, ge=0, le=200, description="returns in total")
     confirm: tuple[Decision, ...] = Field(
         default=(), description="ask: decisions that take effect only when a person has confirmed them, such as [GO]"
     )
@@ -74,16 +72,3 @@ class SocietyConfig(ConfigSection):
             if JUDGE in roles:
                 raise ValueError(f"society.guidance names {JUDGE}, whose prompt is part of the measure: leave it out")
         return self
-
-    def unused(self) -> Mapping[str, str]:
-        found: dict[str, str] = {}
-        reachable = self.max_major_revisions + self.max_critical_revisions
-        if self.max_revisions == 0:
-            found |= dict.fromkeys(("max_major_revisions", "max_critical_revisions"), "society.max_revisions is 0")
-        elif self.max_revisions > reachable:
-            found["max_revisions"] = f"max_major_revisions and max_critical_revisions allow only {reachable} in total"
-        if self.evidence == "given":
-            found |= dict.fromkeys(("refiner", "refiner_max_chars"), "society.evidence=given shows it the abstract")
-        elif self.refiner == "trusts":
-            found["refiner_max_chars"] = "society.refiner is 'trusts'"
-        return found

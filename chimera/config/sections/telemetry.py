@@ -1,11 +1,13 @@
 """Settings of OpenTelemetry out."""
 
 import re
-from collections.abc import Mapping
+from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from chimera.config.loader import ConfigSection
+from chimera.config.loader import ConfigSection, When
+
+SENT = When.set("otlp_endpoint")
 
 
 class TelemetryConfig(ConfigSection):
@@ -16,10 +18,10 @@ class TelemetryConfig(ConfigSection):
         description="base address of an OTLP/HTTP collector, such as http://127.0.0.1:6006 (Phoenix); its path "
         "/v1/traces is added; without it nothing is sent",
     )
-    content: bool = Field(
+    content: Annotated[bool, SENT] = Field(
         default=False, description="also send what models and tools read and wrote, not only names, times and figures"
     )
-    headers_env: str | None = Field(
+    headers_env: Annotated[str | None, SENT] = Field(
         default=None,
         min_length=1,
         description="environment variable (or line of .env) with the collector's headers, as "
@@ -34,7 +36,3 @@ class TelemetryConfig(ConfigSection):
                 "must be an http(s) address without user, password or query, such as http://127.0.0.1:4318"
             )
         return value
-
-    def unused(self) -> Mapping[str, str]:
-        keys = ("content", "headers_env")
-        return {} if self.otlp_endpoint else dict.fromkeys(keys, "telemetry.otlp_endpoint is not set")

@@ -1,12 +1,11 @@
 """The tools' back ends, and MCP servers."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from chimera.config.loader import ConfigSection
+from chimera.config.loader import ConfigSection, When
 from chimera.config.sections.models import http_address, variable_name
 
 
@@ -16,11 +15,11 @@ class McpServer(ConfigSection):
     command: tuple[str, ...] = Field(
         default=(), description="program with its arguments, which speaks MCP through its input and output"
     )
-    env: tuple[str, ...] = Field(
+    env: Annotated[tuple[str, ...], When.unset("url")] = Field(
         default=(), description="environment variables that the program gets, besides PATH, HOME and the like"
     )
     url: str | None = Field(default=None, description="address of a server that speaks MCP over streamable HTTP")
-    api_key_env: str | None = Field(
+    api_key_env: Annotated[str | None, When.set("url")] = Field(
         default=None, description="name of the environment variable with the key of the server at url"
     )
 
@@ -38,9 +37,6 @@ class McpServer(ConfigSection):
     @classmethod
     def _variable(cls, value: str | None) -> str | None:
         return variable_name(value)
-
-    def unused(self) -> Mapping[str, str]:
-        return {"env": "the server is not started here"} if self.url else {"api_key_env": "the server has no url"}
 
 
 class ToolsConfig(ConfigSection):
@@ -79,11 +75,3 @@ class ToolsConfig(ConfigSection):
     def local(self) -> bool:
         """True if no back end uses the network."""
         return (self.literature, self.trials, self.protein, self.ontology) == ("local",) * 4
-
-    def unused(self) -> Mapping[str, str]:
-        found: dict[str, str] = {}
-        if self.local:
-            found["retries"] = "no back end uses the network (all are 'local')"
-        if self.protein != "local" and self.ontology != "local":
-            found["database"] = "tools.protein and tools.ontology are both live"
-        return found

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chimera.config.pipeline import Recorded, find_algorithm
 from evaluation.records.study import Study
 
 if TYPE_CHECKING:
@@ -98,13 +97,6 @@ def draw_all(
 
 
 def _learning(study: Study) -> dict[str, str]:
-    """The part that each phase learns, by phase, without phases that learn nothing.
-
-    The ledger says what a user's own algorithm has learned, whose class is not imported.
-    """
+    """The part that each phase has learned, by phase, without phases that learned nothing."""
     learned = {event["phase"]: event["policy"]["part"] for event in study.run.events() if "policy" in event}
-    parts = {
-        name: learned.get(name) if isinstance(one, Recorded) else find_algorithm(one.algorithm).part
-        for name, one in study.config.pipeline.items()
-    }
-    return {name: part for name, part in parts.items() if part is not None}
+    return {name: learned[name] for name in study.config.pipeline if name in learned}

@@ -19,10 +19,11 @@ from agents.tools.tool import Tool
 from agents.tools.toolbox import Toolbox, build_toolbox
 from chimera.config.roles import tool_name
 from chimera.config.sections.tools import ToolsConfig
-from chimera.config.tree import Config, load_config
+from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.core.secrets import register_secret
 from chimera.core.types import Brief, Section
+from training.configuration import load_config
 
 SENTENCE = "Wound healing after the operation took nine days with zinc and twelve without it."
 BRIEF = Brief("10101010", "Does zinc speed up the healing of surgical wounds?", (Section("RESULTS", SENTENCE),))

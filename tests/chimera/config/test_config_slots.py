@@ -6,8 +6,8 @@ import pytest
 from config_kit import CONFIGS, HEIRS, endpoint, written
 
 from chimera.config.sections.models import SLOTS
-from chimera.config.tree import Config, load_config
 from chimera.core.errors import ConfigError
+from training.configuration import load_config
 
 
 def test_an_endpoint_needs_its_address_and_model():
@@ -20,7 +20,7 @@ def test_an_endpoint_needs_its_address_and_model():
 def test_one_line_replaces_the_trained_model_everywhere():
     models = load_config(None, ["models.junior.path=/my/model"]).models
     assert [models[name].path for name in ("junior", *HEIRS)] == ["/my/model"] * 4
-    assert models["board"] == Config().models["board"]
+    assert models["board"] == load_config().models["board"]
 
 
 def test_an_heir_keeps_what_it_sets_itself():

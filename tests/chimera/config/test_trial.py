@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from config_kit import written
 
-from chimera.config.tree import load_config
 from chimera.config.trial import too_large
+from training.configuration import load_config
 
 FILE = """
 data: {path: mine.csv}

@@ -12,11 +12,11 @@ import pytest
 from pyarrow import parquet
 
 from chimera.config.sections.data import ColumnsConfig, DataConfig
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, DataError
 from chimera.core.types import Option, ResearchTask, Section
 from chimera.data.own import load_own
 from chimera.data.tasks import load
+from training.configuration import load_config
 
 REPOSITORY = Path(__file__).parents[3]
 ROWS = [

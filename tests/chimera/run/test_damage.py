@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from chimera.config.tree import load_config
 from chimera.core.errors import ChimeraError, RunError
 from chimera.core.types import ResearchTask, Section
 from chimera.data.pubmedqa import load_file
@@ -26,6 +25,7 @@ from chimera.run.seals import checked, seal
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces import spans
 from evaluation.traces.token_records import read_tokens
+from training.configuration import load_config
 from training.learning.weights import whole_folder, write_tensors
 
 DEEP = "[" * 100_000

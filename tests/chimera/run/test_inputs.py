@@ -7,11 +7,11 @@ import pytest
 
 from chimera import ask, export, study, train
 from chimera import eval as evaluation
-from chimera.config.tree import load_config
 from chimera.core.errors import RunError
 from chimera.run.directory import Run
 from chimera.run.inputs import changed_inputs, check_inputs
 from evaluation.verify.asked import AskedEvaluation, Evaluated
+from training.configuration import load_config
 
 FEW = ["gate.enabled=false", "data.validation_share=0.3", "data.test_share=0.3", "gather.tasks=6"]
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera.config.tree import load_config
 from chimera.core.errors import RunError
 from chimera.run.chain import head, link, read_chain
 from chimera.run.directory import Run
 from chimera.run.jsonl import append_line
 from chimera.run.seals import history, seal, unlike_disk
+from training.configuration import load_config
 
 RECORDS = st.lists(
     st.dictionaries(st.text(max_size=5), st.text(max_size=9), min_size=1, max_size=3), min_size=1, max_size=6

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chimera.config.tree import Config, load_config
+from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.core.secrets import register_secret
 from chimera.run.directory import Run, list_runs
 from chimera.run.hashes import hash_artifact
 from chimera.run.jsonl import append_line, read_lines
+from training.configuration import load_config
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -320,7 +321,7 @@ def test_no_secret_reaches_any_file_of_a_run(tmp_path: Path, monkeypatch: pytest
 
 _OWNER = """
 import os, signal, sys
-from chimera.config.tree import load_config
+from training.configuration import load_config
 from chimera.run.directory import Run
 run = Run.create("a", load_config(None, ["runs_dir=" + sys.argv[1]]), resume=True)
 child = os.fork()

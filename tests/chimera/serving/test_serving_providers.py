@@ -9,10 +9,11 @@ from provider_kit import serve
 
 from agents.roles import ROLES
 from agents.visit.quoting import answer_format
-from chimera.config.tree import dump_config, load_config
+from chimera.config.tree import dump_config
 from chimera.core.errors import ConfigError, ModelError, UnreachableError
 from chimera.serving.client import Endpoint, HttpModel
 from chimera.serving.process import check_models, user_endpoint
+from training.configuration import load_config
 
 KEY = "sk-ant-a-users-own-key-4711"
 MESSAGES = [{"role": "system", "content": "You are the Geneticist."}, {"role": "user", "content": '{"goal":"why"}'}]

@@ -14,7 +14,6 @@ import pytest
 from vllm_kit import TABLE, ScriptedVllm, until
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, ModelError
 from chimera.processes.programs import Program
 from chimera.serving.connections import Connections
@@ -24,6 +23,7 @@ from chimera.serving.vllm.publish import Loaded, ServedWeights
 from chimera.serving.vllm.replicas import Replica, least_busy
 from chimera.serving.vllm.sharing import share
 from chimera.serving.vllm.weights import prepare
+from training.configuration import load_config
 
 PYTHON = "/vllm/bin/python"
 ROUTES = [
@@ -257,7 +257,7 @@ def test_slots_inherit_servers_and_only_those_that_learn_have_their_own():
 
 def test_weights_behind_vllm_are_weights_that_phases_may_train():
     from chimera.data.tasks import load
-    from training.learning.plans import make_phases
+    from training.plans import make_phases
 
     config = load_config(None, ["models.junior.kind=vllm", f"models.junior.python={PYTHON}", "data.size=400"])
     phases = make_phases(tuple(config.pipeline), config, load(config.data))

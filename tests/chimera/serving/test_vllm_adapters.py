@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 import pytest
 from vllm_kit import TABLE, add_adapter, scripted_replicas, until
 
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, ModelError
 from chimera.data.tasks import load
 from chimera.serving.vllm.adapters import base_of, switches
 from chimera.serving.vllm.publish import Loaded, ServedWeights
 from chimera.serving.vllm.weights import prepare
-from training.learning.plans import make_phases
+from training.configuration import load_config
 from training.learning.weights import LoraAdapter, write_model
+from training.plans import make_phases
 
 ASKED = {"model": "senior", "messages": [{"role": "user", "content": "q"}]}
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"

@@ -9,14 +9,14 @@ import pytest
 from vllm_kit import TABLE, scripted_replicas, until, write_python
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, ModelError
 from chimera.data.tasks import load
 from chimera.serving.process import serve
 from chimera.serving.vllm.engine import arguments
 from chimera.serving.vllm.publish import Loaded, ServedWeights
 from chimera.serving.vllm.weights import prepare
-from training.learning.plans import make_phases
+from training.configuration import load_config
+from training.plans import make_phases
 
 ASKED = {"model": "senior", "messages": [{"role": "user", "content": "q"}]}
 SLEEP, WAKE = "/sleep?level=1&mode=wait", "/wake_up"

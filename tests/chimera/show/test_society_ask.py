@@ -20,7 +20,6 @@ from agents.tools.sources import given_sources
 from chimera.ask import main
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.tools import ToolsConfig
-from chimera.config.tree import load_config
 from chimera.core.abstracts import LONGEST, read_abstract, sections
 from chimera.core.errors import ConfigError, DataError, RoleError, RunError
 from chimera.core.toy import toy_parts
@@ -32,6 +31,7 @@ from chimera.serving.embedded.checkpoint import NANO
 from chimera.show.ask import cards, source_lines
 from chimera.show.card import Card, show
 from evaluation.conduct.grounds import Origins
+from training.configuration import load_config
 
 QUESTION = "Does nightly zorbex lower the relapse rate?"
 ABSTRACT = """BACKGROUND: Relapse is common.

@@ -1,9 +1,9 @@
 """benchmarks.own_decision asks a role again exactly what the society asked it, tools included."""
 
 from benchmarks.own_decision import Bench
-from chimera.config.tree import load_config
 from chimera.core.errors import ModelError
 from chimera.data.tasks import load
+from training.configuration import load_config
 
 
 class Judged:

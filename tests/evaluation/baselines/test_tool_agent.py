@@ -5,12 +5,12 @@ import pytest
 from agents.tools.toolbox import build_toolbox
 from chimera.config.roles import OWN_TOOLS, TRIALS, RolesConfig
 from chimera.config.sections.tools import ToolsConfig
-from chimera.config.tree import load_config
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.data.generated.synthesis import generate
 from chimera.data.tasks import Dataset
 from evaluation.baselines.tool_agent import all_tools, tool_agent
 from recipes.nano.synthesis import SOLO, of_solo, read
+from training.configuration import load_config
 
 ITEM, *OTHERS = generate(12, seed=21, levels=(4,))
 CONFIG = load_config(None, ["evaluation.agent_tool_calls=3"])

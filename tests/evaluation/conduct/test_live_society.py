@@ -12,7 +12,6 @@ from agents.graph import build_graph
 from agents.roles import ROLES
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.society import SocietyConfig
-from chimera.config.tree import load_config
 from chimera.core.errors import ModelError, RoleError
 from chimera.core.types import ResearchTask, Section
 from chimera.data.tasks import load
@@ -20,6 +19,7 @@ from chimera.graph import diagram
 from chimera.show.ask import DECISION_COLOURS, SEVERITY_COLOURS, task_card
 from chimera.show.card import Card
 from evaluation.conduct.live_society import Step, build_library, open_society
+from training.configuration import load_config
 
 KEYS = ("junior", "board", "principal", "judge")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError
 from evaluation.conduct.studio import studio_graph
+from training.configuration import load_config
 
 pytestmark = pytest.mark.whole
 

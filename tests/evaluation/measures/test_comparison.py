@@ -11,7 +11,6 @@ from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
-from chimera.config.tree import load_config
 from chimera.core.types import DECISION_OF_LABEL, LABELS
 from evaluation.measures.comparison import (
     Comparison,
@@ -27,6 +26,7 @@ from evaluation.measures.paired import paired_difference
 from evaluation.measures.statistics import exchange_test
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Plan, PlannedTask, Stage, StageAnswers
+from training.configuration import load_config
 
 CONFIG = load_config(overrides=["evaluation.resamples=300", "evaluation.permutations=300"])
 ANSWERS = st.lists(

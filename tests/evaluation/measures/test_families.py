@@ -3,11 +3,11 @@
 import pytest
 
 from chimera.config.sections.evaluation import PRIMARY
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError
 from chimera.run.directory import Run
 from evaluation.measures import families
 from evaluation.measures.metrics import metrics_of
+from training.configuration import load_config
 
 DEFAULT = load_config().evaluation.families
 OTHER = load_config(overrides=["evaluation.families={all: ['*/*']}"])

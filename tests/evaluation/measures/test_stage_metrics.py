@@ -7,12 +7,12 @@ from statistics import fmean
 import pytest
 from sklearn.metrics import accuracy_score, f1_score
 
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError
 from evaluation.measures.metrics import answer_metrics, answers_by_baseline, metrics_of, outcomes, stage_metrics
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import BaselineAnswer, Plan, PlannedTask, Stage, StageAnswers
 from evaluation.scores.judge import CRITERIA
+from training.configuration import load_config
 
 CONFIG = load_config(overrides=["evaluation.resamples=200"])
 LABELS = {"t1": "yes", "t2": "no", "t3": "maybe", "t4": "yes"}

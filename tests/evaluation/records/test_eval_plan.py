@@ -2,13 +2,13 @@
 
 import pytest
 
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import load
 from chimera.run.directory import Run
 from chimera.run.policies import ROLLED_BACK, WENT_LIVE, Policy
 from evaluation.records.plan import check_unseen, choose_stages, choose_tasks, gate_tasks, rolled_back, stages_of
 from evaluation.records.recorded import own_phase, phases_of
+from training.configuration import load_config
 
 BEGAN = {"junior": "nano@0", "senior": "nano@0", "judge": "rubric", "selection": "supervisor's model"}
 

@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 
 import chimera
-from chimera.config.tree import load_config
 from chimera.run.directory import Run
 from chimera.run.policies import WENT_LIVE, Policy
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.report.gave import WAYS, gave, lost_words
 from evaluation.report.table import phases
 from evaluation.verify.check import read_report
+from training.configuration import load_config
 
 pytestmark = pytest.mark.whole
 

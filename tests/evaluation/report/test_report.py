@@ -18,7 +18,6 @@ from scipy import stats
 from sklearn.metrics import f1_score
 from statsmodels.stats.multitest import multipletests
 
-from chimera.config.tree import load_config
 from chimera.run.directory import TRIAL, Run
 from chimera.run.policies import Policy
 from evaluation.records.recorded import load_study
@@ -35,6 +34,7 @@ from evaluation.report.text import markdown
 from evaluation.report.words import cautions, notes, players
 from evaluation.verify.check import unlike
 from evaluation.verify.impossible import impossible
+from training.configuration import load_config
 from training.gate_rule import compare as compare_gate
 
 

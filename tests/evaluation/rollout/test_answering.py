@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chimera.config.roles import JUDGE
-from chimera.config.tree import load_config
 from chimera.serving.client import Endpoint
 from evaluation.rollout.answering import answering
+from training.configuration import load_config
 
 CONFIG = load_config(None, [])
 TEMPERATURES = st.floats(0, 2)

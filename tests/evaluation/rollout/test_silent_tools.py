@@ -5,8 +5,8 @@ from record_kit import scored
 
 from agents.visit.record import ModelCall, ToolUse, tool_calls
 from chimera.config.roles import RolesConfig
-from chimera.config.tree import load_config
 from evaluation.rollout.silent_tools import ENOUGH, Watch, never_searched, silent_warnings
+from training.configuration import load_config
 
 JUNIORS = ("Geneticist", "Pharmacologist", "Neurologist")
 ENDPOINT = ["models.junior.kind=endpoint", "models.junior.base_url=http://x/v1", "models.junior.model=big"]

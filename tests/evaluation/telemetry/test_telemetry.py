@@ -11,7 +11,6 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from chimera.config.sections.telemetry import TelemetryConfig
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError
 from chimera.run.directory import Run
 from evaluation.records.rollouts import RolloutRecord
@@ -19,6 +18,7 @@ from evaluation.rollout.make import keep
 from evaluation.telemetry import sender as sender_module
 from evaluation.telemetry.sender import Sender, headers_of, telemetry, traces_address
 from evaluation.traces import spans
+from training.configuration import load_config
 
 PRIVATE = "what the model has read and nobody else"
 SECRET = "a password of somebody 4711"

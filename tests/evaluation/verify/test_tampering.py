@@ -35,13 +35,13 @@ from tampering_kit import (
 )
 
 from chimera.config.sections.models import SLOTS
-from chimera.config.tree import load_config
 from chimera.eval import main
 from chimera.run.chain import read_chain
 from chimera.run.directory import Run
 from chimera.run.policies import ROLLED_BACK, WENT_LIVE, Policy
 from chimera.run.seals import seal
 from evaluation.verify.check import find_run, verify
+from training.configuration import load_config
 
 pytestmark = pytest.mark.whole
 

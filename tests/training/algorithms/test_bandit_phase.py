@@ -15,7 +15,7 @@ from agents.policies.bandit import BanditPolicy, Settings, load_policy
 from agents.policies.choice import SelectionSpec, draw, explored, make_selector
 from agents.policies.features import features
 from chimera.config.roles import JUNIORS
-from chimera.config.tree import Config, load_config
+from chimera.config.tree import Config
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import DECISION_OF_LABEL, abstract_text
 from chimera.data.generated.tasks import generate
@@ -26,9 +26,10 @@ from evaluation.records.rollouts import RolloutInput, RolloutRecord
 from recipes.nano.transcripts import Habits, propose
 from training.algorithms.bandit.phase import Bandit, draw_tasks
 from training.algorithms.bandit.settings import BanditSettings
+from training.configuration import load_config
 from training.learning.base import PhasePlan
 from training.learning.episodes import Episode
-from training.learning.plans import make_phases
+from training.plans import make_phases
 
 TASKS = {item.task.id: item for item in generate(260, seed=7)}
 HALF = SelectionSpec(None, None, 0.5)

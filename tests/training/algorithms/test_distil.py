@@ -9,15 +9,15 @@ from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, answer, record, s
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import load
 from chimera.serving.client import Completion
 from training.algorithms.distil.phase import Distil, DistilSettings, draw
 from training.algorithms.distil.teachers import elected, rewritten
+from training.configuration import load_config
 from training.learning.base import PhasePlan
-from training.learning.plans import make_phases
 from training.learning.states import states_of
+from training.plans import make_phases
 
 pytestmark = pytest.mark.whole
 

@@ -13,7 +13,6 @@ from branch_kit import READ, REFINER, TASKS, Answers, answer, said
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import load
 from training.algorithms.dpo import child
@@ -21,11 +20,12 @@ from training.algorithms.dpo.child import DpoSpec
 from training.algorithms.dpo.pairs import all_pairs, by_worth, hold_out, that_keep
 from training.algorithms.dpo.phase import CHILD, PAIRS, Dpo, DpoSettings, draw, write_pairs
 from training.algorithms.sft.process import SftProcess
+from training.configuration import load_config
 from training.credit.values import Worth
 from training.learning.base import PhasePlan
 from training.learning.groups import AnswerGroup, Valued
-from training.learning.plans import make_phases
 from training.learning.states import states_of
+from training.plans import make_phases
 
 pytestmark = pytest.mark.whole
 

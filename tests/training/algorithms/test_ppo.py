@@ -19,7 +19,6 @@ from fake_bench import FakeBench
 from ppo_kit import FLAWS, TASKS, record
 
 from agents.visit.record import ModelCall
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import Dataset
 from chimera.run.directory import Run
@@ -29,8 +28,9 @@ from training.algorithms.ppo import steps as ppo_steps
 from training.algorithms.ppo.checkpoints import Checkpoints, Progress
 from training.algorithms.ppo.phase import Ppo
 from training.algorithms.ppo.settings import PpoSettings
+from training.configuration import load_config
 from training.learning.base import PhasePlan
-from training.learning.plans import make_phases
+from training.plans import make_phases
 
 ROLES = ("HypothesisRefiner", "ProtocolDesigner")
 PLAN = PhasePlan("ppo", "ppo", tuple(ROLES), ("senior",))

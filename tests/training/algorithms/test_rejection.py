@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, record
 
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import load
 from training.algorithms import rejection
 from training.algorithms.rejection import RejectionSettings, draw, is_right
+from training.configuration import load_config
 from training.learning.base import PhasePlan
-from training.learning.plans import make_phases
+from training.plans import make_phases
 
 PLAN = PhasePlan("rejection", "rejection", (REFINER,), ("refiner",))
 

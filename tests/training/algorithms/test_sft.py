@@ -11,7 +11,6 @@ from agents.roles import ROLES
 from agents.visit.prompting import opening, response_format, tool_message
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.models import ModelConfig, ServingConfig
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.core.types import DECISION_OF_LABEL
 from chimera.serving.embedded.checkpoint import NANO, load_language
@@ -21,8 +20,9 @@ from evaluation.records.rollouts import RolloutRecord
 from training.algorithms.sft.render import NOT_LEARNED, Renderer, Row
 from training.algorithms.sft.select import candidates, select
 from training.algorithms.sft.settings import SftSettings
+from training.configuration import load_config
 from training.learning.experience import Conversation
-from training.learning.plans import make_phases
+from training.plans import make_phases
 
 GOAL = "Is pain lower?"
 TOOLS = [

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, answer, said
 
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
 from chimera.data.tasks import load
 from chimera.serving.client import Completion
@@ -17,9 +16,10 @@ from training.algorithms.sft import phase as sft
 from training.algorithms.sft.render import Renderer
 from training.algorithms.star.hints import HINT, with_hint
 from training.algorithms.star.phase import Star, StarSettings, draw
+from training.configuration import load_config
 from training.learning.base import PhasePlan
-from training.learning.plans import make_phases
 from training.learning.states import collect_states
+from training.plans import make_phases
 
 pytestmark = pytest.mark.whole
 

@@ -8,7 +8,6 @@ import pytest
 from lab_kit import lab_of
 
 from chimera.config.sections.models import SLOTS
-from chimera.config.tree import load_config
 from chimera.core.errors import RunError
 from chimera.data.tasks import load
 from chimera.run.directory import Run
@@ -16,6 +15,7 @@ from chimera.run.policies import Policy, live
 from chimera.run.seals import seal
 from chimera.serving.embedded.checkpoint import NANO
 from training import gate
+from training.configuration import load_config
 
 pytestmark = pytest.mark.whole
 

@@ -23,8 +23,8 @@ from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces.calls import model_calls
 from evaluation.traces.spans import EXCHANGE, RAW, read
 from evaluation.traces.tree import tree
-from training.learning.plans import choose_names
 from training.learning.rounds import draw_inputs
+from training.plans import choose_names
 from training.summary import summarize
 from training.watch.wandb.hook import rewards
 

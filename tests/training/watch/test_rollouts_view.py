@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from chimera.config.tree import load_config
 from chimera.data.tasks import load
 from evaluation.records.rollouts import RolloutRecord
-from training.learning.plans import choose_names, make_phases
+from training.configuration import load_config
+from training.plans import choose_names, make_phases
 from training.watch import lines as lines_module
 from training.watch.forecast import TimeForecast, expected_costs
 from training.watch.progress import Activity

@@ -6,20 +6,20 @@ what the role has not read are left out.
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
 from agents.roles import ROLES
 from agents.schemas import Hypothesis
+from chimera.config.loader import When
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import Dataset
 from chimera.run.policies import Part
 from training.algorithms.distil.teachers import FAULTS, Lesson, Teacher
 from training.algorithms.sft.phase import Sft, fine_tune
-from training.algorithms.sft.settings import SftSettings
+from training.algorithms.sft.settings import TuneSettings
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.states import check_tasks, collect_states
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from training.algorithms.sft.select import Selected
 
 
-class DistilSettings(SftSettings):
+class DistilSettings(TuneSettings):
     """Fine-tuning of roles on a teacher's answers to their prompts."""
 
     tasks: int = Field(
@@ -36,20 +36,18 @@ class DistilSettings(SftSettings):
     teacher: Teacher = Field(
         default="vote", description="who answers: the same weights at temperature 0, their majority, or others"
     )
-    slot: str = Field(default="", description="teacher=slot: whose model answers (models.<slot>)")
-    answers: int = Field(default=8, ge=2, le=100_000, description="teacher=vote: answers to each prompt")
+    slot: Annotated[str, When.equal("teacher", "slot")] = Field(
+        default="", description="teacher=slot: whose model answers (models.<slot>)"
+    )
+    answers: Annotated[int, When.equal("teacher", "vote")] = Field(
+        default=8, ge=2, le=100_000, description="teacher=vote: answers to each prompt"
+    )
 
     def asks(self) -> tuple[str, ...]:
         return (self.slot,) if self.teacher == "slot" and self.slot else ()
 
     def needs_rollouts(self) -> bool:
         return self.tasks == 0
-
-    def unused(self) -> Mapping[str, str]:
-        selecting = ("select", "quantile", "threshold", "credited", "true_quotes")
-        of_others = {"slot": "slot", "answers": "vote"}
-        found = {key: f"teacher is {self.teacher!r}" for key, own in of_others.items() if own != self.teacher}
-        return {**super().unused(), **found, **dict.fromkeys(selecting, "distil learns the teacher's answers")}
 
 
 class Distil:

@@ -21,7 +21,7 @@ from chimera.data.tasks import Dataset
 from chimera.run.policies import Part, Policy
 from training.algorithms.dpo.pairs import AnswerPair, all_pairs, hold_out
 from training.algorithms.sft.phase import FirstWeights, Sft, specify, train_once
-from training.algorithms.sft.settings import SftSettings
+from training.algorithms.sft.settings import TuneSettings
 from training.credit.values import Values, how_valued
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.groups import BranchSettings, group_figures, grow
@@ -33,10 +33,9 @@ if TYPE_CHECKING:
 CHILD = "training.algorithms.dpo.child"
 PAIRS, HELD_OUT = "pairs.jsonl", "held-out-pairs.jsonl"
 """Files in the phase's folder: a pair of answers a line, as token ids."""
-SELECTING = ("select", "quantile", "threshold", "credited", "true_quotes")
 
 
-class DpoSettings(SftSettings, BranchSettings):
+class DpoSettings(TuneSettings, BranchSettings):
     """Learning from pairs of answers to one prompt. Batches count pairs."""
 
     answers: int = Field(default=8, ge=2, le=100_000, description="answers to each prompt")
@@ -59,9 +58,8 @@ class DpoSettings(SftSettings, BranchSettings):
     def needs_rollouts(self) -> bool:
         return self.tasks == 0
 
-    def unused(self) -> Mapping[str, str]:
-        found = {**super().unused(), **dict.fromkeys(SELECTING, "dpo compares answers to one prompt")}
-        return found | {"ranks": "one process compares pairs"}
+    def idle(self) -> Mapping[str, str]:
+        return {"ranks": "one process compares pairs"}
 
 
 class Dpo:

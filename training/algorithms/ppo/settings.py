@@ -1,18 +1,16 @@
 """Settings of PPO."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from chimera.config.loader import When
 from training.learning.curriculum import Order
 from training.learning.groups import BranchSettings
 
-ROLLOUT_KEYS = ("tasks_per_step", "credit", "sub_goal_weight", "role_baseline", "step_timeout_s", "min_good_share")
-BRANCH_KEYS = ("tasks", "value", "curriculum")
-TEAM_KEYS = ("shards",)
-AHEAD_KEYS = ("rollout_is", "rollout_is_threshold")
-CRITIC_KEYS = ("critic_lr", "critic_warmup", "cliprange_value", "lam")
+Credit = Literal["broadcast", "calls", "return_to_go", "sub_goals", "counterfactual"]
+OF_ROLLOUTS, OF_CRITIC = When.unset("states"), When.equal("adv_estimator", "gae")
 
 
 class PpoSettings(BranchSettings):
@@ -35,23 +33,27 @@ class PpoSettings(BranchSettings):
         le=1_000_000,
         description="recorded prompts of one step, each answered n times; 0 learns from rollouts of the society",
     )
-    curriculum: Order = Field(
+    curriculum: Annotated[Order, When.set("states")] = Field(
         default="even",
         description="which prompts come next: even: all in turn; pass_rate: first those that are answered right and "
         "wrong; level: from the easiest tasks to the hardest",
     )
     steps: int = Field(default=6, ge=1, le=1_000_000, description="online steps: rollouts, then one update")
-    tasks_per_step: int = Field(default=8, ge=1, le=1_000_000, description="training tasks of one step of rollouts")
+    tasks_per_step: Annotated[int, OF_ROLLOUTS] = Field(
+        default=8, ge=1, le=1_000_000, description="training tasks of one step of rollouts"
+    )
     n: int = Field(default=4, ge=1, le=10_000, description="rollouts per task, or answers to each of `states`")
-    credit: Literal["broadcast", "calls", "return_to_go", "sub_goals", "counterfactual"] = Field(
+    credit: Annotated[Credit, OF_ROLLOUTS] = Field(
         default="calls",
         description="broadcast: every call gets the rollout's reward; calls: each call gets its own parsed, call_valid "
         "and tool_succeeded rewards plus the rest of the rollout's; return_to_go: also its role's later ones; "
         "sub_goals: also some for what its answer has, such as true quotes, and less of the rest by gamma for each "
         "later call; counterfactual: less the rest of a replay with the weights that the phase began with",
     )
-    sub_goal_weight: float = Field(default=0.2, gt=0, le=1000, description="sub_goals: what all of an answer's earn")
-    role_baseline: bool = Field(
+    sub_goal_weight: Annotated[float, OF_ROLLOUTS, When.equal("credit", "sub_goals")] = Field(
+        default=0.2, gt=0, le=1000, description="sub_goals: what all of an answer's earn"
+    )
+    role_baseline: Annotated[bool, OF_ROLLOUTS, When.unless("credit", "counterfactual")] = Field(
         default=True,
         description="subtract what the hypothesis that a role was handed would have earned in alignment unchanged",
     )
@@ -73,27 +75,39 @@ class PpoSettings(BranchSettings):
     use_kl_loss: bool = Field(
         default=False, description="add the KL divergence to the phase's first weights to the loss"
     )
-    kl_loss_coef: float = Field(default=0.001, ge=0, le=1000, description="weight of that KL divergence")
-    kl_loss_type: Literal["kl", "abs", "mse", "low_var_kl"] = Field(
+    kl_loss_coef: Annotated[float, When.set("use_kl_loss")] = Field(
+        default=0.001, ge=0, le=1000, description="weight of that KL divergence"
+    )
+    kl_loss_type: Annotated[Literal["kl", "abs", "mse", "low_var_kl"], When.set("use_kl_loss")] = Field(
         default="low_var_kl", description="VeRL's estimator of that KL divergence"
     )
     loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = Field(
         default="token-mean", description="how token losses become one number"
     )
-    norm_adv_by_std_in_grpo: bool = Field(
+    norm_adv_by_std_in_grpo: Annotated[bool, When.equal("adv_estimator", "grpo")] = Field(
         default=True, description="grpo: divide by the group's standard deviation (false is Dr. GRPO)"
     )
     gamma: float = Field(default=1.0, gt=0, le=1, description="discount per token")
-    lam: float = Field(default=0.95, ge=0, le=1, description="gae: lambda")
-    critic_lr: float = Field(default=1e-3, gt=0, le=10, description="gae: learning rate of the critic")
-    critic_warmup: int = Field(default=1, ge=0, le=1_000_000, description="gae: first steps that train the critic only")
-    cliprange_value: float = Field(default=0.5, gt=0, le=1e9, description="gae: clip range of the value loss")
+    lam: Annotated[float, OF_CRITIC] = Field(default=0.95, ge=0, le=1, description="gae: lambda")
+    critic_lr: Annotated[float, OF_CRITIC] = Field(
+        default=1e-3, gt=0, le=10, description="gae: learning rate of the critic"
+    )
+    critic_warmup: Annotated[int, OF_CRITIC] = Field(
+        default=1, ge=0, le=1_000_000, description="gae: first steps that train the critic only"
+    )
+    cliprange_value: Annotated[float, OF_CRITIC] = Field(
+        default=0.5, gt=0, le=1e9, description="gae: clip range of the value loss"
+    )
     lora_rank: int = Field(default=0, ge=0, le=4096, description="rank of LoRA adapters; 0 trains all weights")
-    lora_alpha: int = Field(default=32, ge=1, le=1_000_000, description="scale of LoRA adapters")
+    lora_alpha: Annotated[int, When.set("lora_rank")] = Field(
+        default=32, ge=1, le=1_000_000, description="scale of LoRA adapters"
+    )
     test_freq: int = Field(
         default=-1, ge=-1, le=1_000_000, description="validate every so many steps; -1 only when the phase has ended"
     )
-    test_tasks: int = Field(default=20, ge=1, le=1_000_000, description="validation tasks for it")
+    test_tasks: Annotated[int, When("test_freq", lambda steps: steps > 0, "above 0")] = Field(
+        default=20, ge=1, le=1_000_000, description="validation tasks for it"
+    )
     save_freq: int = Field(
         default=1, ge=1, le=1_000_000, description="checkpoint every so many steps (and after the last)"
     )
@@ -105,10 +119,10 @@ class PpoSettings(BranchSettings):
         "likely they are then; 0 saves this time",
     )
     max_actor_ckpt_to_keep: int = Field(default=1, ge=1, le=10_000, description="checkpoints to keep, the newest")
-    step_timeout_s: float = Field(
+    step_timeout_s: Annotated[float, OF_ROLLOUTS] = Field(
         default=300.0, gt=0, le=604_800, description="seconds to wait for one step's rollouts"
     )
-    min_good_share: float = Field(
+    min_good_share: Annotated[float, OF_ROLLOUTS] = Field(
         default=0.5,
         gt=0,
         le=1,
@@ -120,7 +134,7 @@ class PpoSettings(BranchSettings):
         le=1024,
         description="processes that share each update, one GPU each if there are GPUs; 1 updates in this process",
     )
-    shards: Literal["copy", "fsdp"] = Field(
+    shards: Annotated[Literal["copy", "fsdp"], When("ranks", lambda ranks: ranks > 1, "above 1")] = Field(
         default="copy", description="copy: each rank has all weights; fsdp: weights and optimiser are split over ranks"
     )
     ahead: int = Field(
@@ -131,11 +145,11 @@ class PpoSettings(BranchSettings):
         "version older than those that then learn from it; tokens are weighted for it by VeRL's rollout correction; "
         "older ones are left out",
     )
-    rollout_is: Literal["token", "sequence"] = Field(
+    rollout_is: Annotated[Literal["token", "sequence"], When.set("ahead")] = Field(
         default="token",
         description="ahead: importance weights of single tokens (biased, they vary less), or of whole answers",
     )
-    rollout_is_threshold: float = Field(
+    rollout_is_threshold: Annotated[float, When.set("ahead")] = Field(
         default=2.0, gt=0, le=1e6, description="ahead: importance weights above it are cut off to it"
     )
     verl: dict[str, Any] = Field(
@@ -149,30 +163,10 @@ class PpoSettings(BranchSettings):
     def needs_log_probs(self) -> bool:
         return self.ahead > 0
 
-    def unused(self) -> Mapping[str, str]:
-        found: dict[str, str] = {}
-        if self.states:
-            found |= dict.fromkeys(ROLLOUT_KEYS, "states is set, so it learns from answers and not from rollouts")
-        else:
-            found |= dict.fromkeys(BRANCH_KEYS, "states is 0, so it learns from rollouts")
-            if self.credit == "counterfactual":
-                found["role_baseline"] = "credit is 'counterfactual', which subtracts what the first weights earn"
-            if self.credit != "sub_goals":
-                found["sub_goal_weight"] = f"credit is {self.credit!r}"
-        if self.adv_estimator != "gae":
-            found |= dict.fromkeys(CRITIC_KEYS, f"adv_estimator is {self.adv_estimator!r}")
-        if self.adv_estimator != "grpo":
-            found["norm_adv_by_std_in_grpo"] = f"adv_estimator is {self.adv_estimator!r}"
+    def idle(self) -> Mapping[str, str]:
+        reasons: dict[str, str] = {}
+        if not self.states:
+            reasons |= dict.fromkeys(("tasks", "value"), "states is 0, so it learns from rollouts")
         if self.adv_estimator in ("grpo", "rloo") and (self.states or self.credit != "sub_goals"):
-            found["gamma"] = f"adv_estimator is {self.adv_estimator!r}, which does not discount"
-        if not self.use_kl_loss:
-            found |= dict.fromkeys(("kl_loss_coef", "kl_loss_type"), "use_kl_loss is false")
-        if self.ranks == 1:
-            found |= dict.fromkeys(TEAM_KEYS, "ranks is 1, so the update is made in this process")
-        if not self.ahead:
-            found |= dict.fromkeys(AHEAD_KEYS, "ahead is 0, so the weights that learn have sampled")
-        if not self.lora_rank:
-            found["lora_alpha"] = "lora_rank is 0"
-        if self.test_freq <= 0:
-            found["test_tasks"] = f"test_freq is {self.test_freq}"
-        return found
+            reasons["gamma"] = f"adv_estimator is {self.adv_estimator!r}, which does not discount"
+        return reasons

@@ -15,7 +15,7 @@ from chimera.core.plain_json import read_json_object
 from chimera.data.tasks import Dataset
 from chimera.run.policies import Part, Policy
 from chimera.run.seals import checked, seal
-from training.algorithms.sft.settings import SftSettings
+from training.algorithms.sft.settings import SftSettings, TuneSettings
 from training.learning.base import Bench, Learned, PhasePlan
 from training.learning.episodes import Episode
 
@@ -36,7 +36,7 @@ class Sft:
     Settings = SftSettings
     part: ClassVar[Part | None] = "weights"
 
-    def check(self, plan: PhasePlan, settings: SftSettings, config: Config, dataset: Dataset) -> None:
+    def check(self, plan: PhasePlan, settings: TuneSettings, config: Config, dataset: Dataset) -> None:
         if settings.batch_size % settings.micro_batch_size:
             raise ConfigError(
                 f"{plan.name}.batch_size={settings.batch_size} is no multiple of {plan.name}.micro_batch_size="
@@ -70,7 +70,7 @@ class FirstWeights:
 
 async def fine_tune(
     plan: PhasePlan,
-    settings: SftSettings,
+    settings: TuneSettings,
     bench: Bench,
     choose: "Callable[[], Awaitable[Selected]]",
     *,
@@ -193,7 +193,7 @@ def write_examples(file: Path, examples: "Sequence[Example]") -> None:
                 lines.write(json.dumps({**source, "input_ids": row.ids, "labels": row.labels}) + "\n")
 
 
-def specify(settings: SftSettings, examples: Path, model: Path, folder: Path, seed: int) -> "Spec":
+def specify(settings: TuneSettings, examples: Path, model: Path, folder: Path, seed: int) -> "Spec":
     """Make the child process's spec."""
     from training.algorithms.sft.child import Spec
 

@@ -1,31 +1,16 @@
 """Settings of supervised fine-tuning."""
 
-from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from chimera.config.loader import When
 from chimera.config.pipeline import PhaseSettings
 
 
-class SftSettings(PhaseSettings):
-    """Supervised fine-tuning of roles on their own good traces."""
+class TuneSettings(PhaseSettings):
+    """Fine-tuning of weights on conversations, whoever chooses them."""
 
-    select: Literal["quantile", "threshold"] = Field(
-        default="quantile", description="take the best share of each role's rollouts, or all that reach a reward"
-    )
-    quantile: float = Field(default=0.6, gt=0, le=1, description="share of each role's rollouts to take, best first")
-    threshold: float = Field(default=1.5, ge=-1e6, le=1e6, description="smallest reward of a rollout to learn from")
-    credited: Literal["all", "agreeing", "selected"] = Field(
-        default="agreeing",
-        description="whose turns of a good rollout: all of them, those whose answer is the society's, "
-        "or the selected author's",
-    )
-    true_quotes: Literal["prefer", "require", "ignore"] = Field(
-        default="prefer",
-        description="conversations that quote what is in none of the passages they read are left out (prefer: unless "
-        "fewer than min_examples would be left, which is told)",
-    )
     min_examples: int = Field(
         default=16, ge=1, le=1_000_000, description="fewer selected conversations than this are an error"
     )
@@ -42,7 +27,9 @@ class SftSettings(PhaseSettings):
     lora_rank: int = Field(
         default=0, ge=0, le=4096, description="rank of LoRA adapters, merged when saved; 0 trains all weights"
     )
-    lora_alpha: int = Field(default=32, ge=1, le=1_000_000, description="scale of LoRA adapters")
+    lora_alpha: Annotated[int, When.set("lora_rank")] = Field(
+        default=32, ge=1, le=1_000_000, description="scale of LoRA adapters"
+    )
     ranks: int = Field(
         default=1,
         ge=1,
@@ -56,7 +43,26 @@ class SftSettings(PhaseSettings):
     def needs_rollouts(self) -> bool:
         return True
 
-    def unused(self) -> Mapping[str, str]:
-        other = "threshold" if self.select == "quantile" else "quantile"
-        found = {other: f"select is {self.select!r}"}
-        return found if self.lora_rank else found | {"lora_alpha": "lora_rank is 0"}
+
+class SftSettings(TuneSettings):
+    """Supervised fine-tuning of roles on their own good traces."""
+
+    select: Literal["quantile", "threshold"] = Field(
+        default="quantile", description="take the best share of each role's rollouts, or all that reach a reward"
+    )
+    quantile: Annotated[float, When.equal("select", "quantile")] = Field(
+        default=0.6, gt=0, le=1, description="share of each role's rollouts to take, best first"
+    )
+    threshold: Annotated[float, When.equal("select", "threshold")] = Field(
+        default=1.5, ge=-1e6, le=1e6, description="smallest reward of a rollout to learn from"
+    )
+    credited: Literal["all", "agreeing", "selected"] = Field(
+        default="agreeing",
+        description="whose turns of a good rollout: all of them, those whose answer is the society's, "
+        "or the selected author's",
+    )
+    true_quotes: Literal["prefer", "require", "ignore"] = Field(
+        default="prefer",
+        description="conversations that quote what is in none of the passages they read are left out (prefer: unless "
+        "fewer than min_examples would be left, which is told)",
+    )

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import wandb
 
 FLUSH_SECONDS = 10.0
+PROTOCOL_ROWS = 20
+"""Largest number of rows in a table of protocols."""
 BLOCK = 32768
 """Size of the blocks in which W&B writes its file."""
 
@@ -32,12 +34,11 @@ class Mirror:
     Args:
         shown: The W&B run.
         first: Number of lines that W&B has already.
-        protocols: Largest number of rows in a table of protocols.
         report: Gets a message about what W&B did not take.
     """
 
-    def __init__(self, run: Run, shown: "wandb.Run", first: int, protocols: int, report: Callable[[str], None]) -> None:
-        self._run, self._shown, self._first, self._protocols, self._report = run, shown, first, protocols, report
+    def __init__(self, run: Run, shown: "wandb.Run", first: int, report: Callable[[str], None]) -> None:
+        self._run, self._shown, self._first, self._report = run, shown, first, report
         self._rows = Rows(shown)
         self._read = self._count = 0
         self._flushed = (0, -math.inf)
@@ -106,10 +107,9 @@ class Mirror:
     def _send_protocols(self, phase: str) -> None:
         import wandb
 
-        if self._protocols:
-            records = [RolloutRecord.load(line) for line in self._run.lines(f"rollouts/{phase}.jsonl")]
-            table = wandb.Table(columns=list(COLUMNS), data=[*protocol_rows(records, self._protocols)])
-            self._shown.log({f"{PROTOCOLS}/{phase}": table}, step=self._count, commit=True)
+        records = [RolloutRecord.load(line) for line in self._run.lines(f"rollouts/{phase}.jsonl")]
+        table = wandb.Table(columns=list(COLUMNS), data=[*protocol_rows(records, PROTOCOL_ROWS)])
+        self._shown.log({f"{PROTOCOLS}/{phase}": table}, step=self._count, commit=True)
 
 
 def lines_in_files(folder: Path) -> int:

@@ -104,7 +104,7 @@ class WandbSink:
         else:
             self._rest, before = "a start with --resume sends the rest", shown.starting_step
             self._tell(f"W&B: {shown.url}")
-        return shown, Mirror(self._run, shown, before, self._config.wandb.protocols, self._tell)
+        return shown, Mirror(self._run, shown, before, self._tell)
 
     def _follow(self, shown: "wandb.Run", mirror: Mirror) -> None:
         """Send lines until the sink is closed, then let W&B end."""

@@ -4,11 +4,10 @@ import sys
 
 import pytest
 
-from chimera.config.pipeline import find_algorithm
-from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import load
-from training.learning.plans import choose_names, make_phases
+from training.configuration import find_algorithm, load_config
+from training.plans import choose_names, make_phases
 
 SHARED = ["roles.HypothesisRefiner.model=senior"]
 TWO = [

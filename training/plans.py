@@ -6,11 +6,12 @@ from difflib import get_close_matches
 
 from agents.roles import ROLES
 from agents.schemas import Selection
-from chimera.config.pipeline import PhaseSettings, find_algorithm
+from chimera.config.pipeline import PhaseSettings
 from chimera.config.roles import expand
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
 from chimera.data.tasks import Dataset
+from training.configuration import find_algorithm
 from training.learning.base import Algorithm, PhasePlan
 
 
