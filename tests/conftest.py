@@ -417,7 +417,7 @@ def make_scripted_run(folder, server):
     models = [f"models.{key}.{name}={value}" for key in keys for name, value in settings.items()]
     names = [f"models.{key}.model=scripted-{key}" for key in keys]
     few = ["data.size=40", "gate.tasks=4", "society.node_retries=0", "society.quotes=free", "society.refiner=trusts"]
-    few += ["evaluation.permutations=200", "evaluation.resamples=200"]
+    few += ["evaluation.resamples=20"]
     with Run.create("scripted", load_config(None, [*models, *names, *few, f"runs_dir={folder}"])) as run:
         began = {**{key: f"scripted-{key}" for key in keys}, "selection": "supervisor's model"}
         run.ledger("phase_started", phase="gather", policy_versions=began)

@@ -130,7 +130,7 @@ MAJORITY = ["yes"] * 11 + [None]
 
 def write_run(folder):
     """A run in `folder`: two stages, a phase that was rolled back, and the answers of two baselines."""
-    settings = ["evaluation.resamples=1000", "evaluation.permutations=500", "evaluation.prices={junior: [2, 10]}"]
+    settings = ["evaluation.resamples=1000", "evaluation.prices={junior: [2, 10]}"]
     settings += ["evaluation.temperature=null"]
     with Run.create("hand", load_config(None, [f"runs_dir={folder}", *settings])) as run:
         run.ledger("phase_started", phase="sft", policy_versions=BASE)

@@ -21,7 +21,6 @@ from chimera.config.names_elsewhere import NAMES
 from chimera.config.tree import Config, dump_config
 from chimera.core.cli import add_config_arguments, config_from, parse_arguments
 from chimera.core.errors import ConfigError, suggestion
-from training.configuration import load_config
 
 Row = tuple[str, str, str, str]
 WEIGHTS = {"reward": "weights of its parts"}
@@ -39,6 +38,8 @@ def key_table(parts: Sequence[str] = (), *, every: bool = False) -> list[Row]:
     Raises:
         ConfigError: No key has such a part.
     """
+    from training.configuration import load_config
+
     config = load_config()
     rows = [_row(key) for key in keys(config, examples=True)] if parts or every else [*_first_of_each(config)]
     for part in parts:
@@ -104,6 +105,8 @@ def main(argv: list[str]) -> int | None:
     arguments.overrides = [text for text in arguments.overrides if "=" in text]
     if arguments.yaml and parts:
         raise ConfigError(f"--yaml prints the whole configuration: leave {parts[0]!r} out")
+    from training.configuration import load_config
+
     config = config_from(arguments, load=load_config)
     if arguments.yaml:
         print(dump_config(config), end="")

@@ -7,7 +7,15 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationInfo, field_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
 
 from chimera.config.loader import ConfigSection
 
@@ -90,6 +98,10 @@ class PlainPhase(PhaseSettings):
     """A phase that is read and not run: what its algorithm adds is plain data, and nothing of it is imported."""
 
     model_config = ConfigDict(extra="allow")
+
+    @model_serializer
+    def _as_it_was_set(self) -> dict[str, Any]:
+        return {name: value for name, value in self if name in self.model_fields_set}
 
 
 SettingsOf = Callable[[str], type[PhaseSettings]]

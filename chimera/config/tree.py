@@ -269,7 +269,8 @@ def _shape(settings: Mapping[str, Setting], phases: Sequence[str], settings_of: 
         except ConfigError as error:
             raise ConfigError(f"pipeline.{name}{f' {setting.place}' if setting else ''}: {error}") from error
         usual = DEFAULT.get(name, {})
-        taken = usual if algorithm == algorithm_of(name) else {key: usual[key] for key in usual if key == "roles"}
+        whole = kind is not PlainPhase and algorithm == algorithm_of(name)
+        taken = usual if whole else {key: usual[key] for key in usual if key == "roles"}
         own = _own_keys(settings, f"pipeline.{name}.") if kind is PlainPhase else {}
         pipeline[name] = kind.model_validate({**own, **taken, "algorithm": algorithm})
     slots = {name: SLOTS.get(name, ModelConfig()) for name in (*SLOTS, *_below(settings, "models"))}

@@ -22,11 +22,13 @@ from evaluation.causes.blame import blame
 from evaluation.causes.lost import first_wrong_step, lost, recorded_steps
 from evaluation.measures import families, official
 from evaluation.measures.comparison import (
+    POWER,
     Comparison,
     Comparisons,
     adjust,
     compare,
     compare_answers,
+    exchanges,
     families_of,
     too_few_permutations,
     verdict_sentence,
@@ -75,6 +77,8 @@ def build(study: Study, plots: Sequence[Plot], folder: Path) -> dict[str, Any]:
         "run": {**about_run(study.run), "path": os.path.relpath(study.run.path.resolve(), folder.resolve())},
         "settings": {
             **config.evaluation.model_dump(mode="json"),
+            "power": POWER,
+            "permutations": exchanges(config),
             "seed": config.seed,
             "reward": config.reward.model_dump(mode="json"),
             "margins": dict(margins(config)),

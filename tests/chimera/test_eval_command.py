@@ -18,6 +18,7 @@ from chimera.run.seals import seal
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces import calls as traced_calls
 from evaluation.traces import spans
+from training.algorithms.bandit.settings import BanditSettings
 
 pytestmark = pytest.mark.whole
 
@@ -37,7 +38,7 @@ def trained(scripted_run, server):
     server.hooks.append(obedient(server))
     with scripted_run.own() as run:
         supervisor = Policy("choice", "Supervisor", "Supervisor@bandit", "models/Supervisor/bandit")
-        BanditPolicy(Settings.of(run.config.pipeline["bandit"], 0)).save(run.path / supervisor.folder)
+        BanditPolicy(Settings.of(BanditSettings(), 0)).save(run.path / supervisor.folder)
         run.ledger(WENT_LIVE, phase="bandit", policy=supervisor.dump())
     return run
 
@@ -236,6 +237,7 @@ class Block:
 sys.meta_path.insert(0, Block())
 from chimera.eval import main
 from chimera.core.cli import run_command
+from training.algorithms.bandit.settings import BanditSettings
 run_command(main)
 """
 

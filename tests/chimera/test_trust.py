@@ -29,6 +29,7 @@ from chimera.serving.embedded.completion import TextSide
 from chimera.serving.embedded.protocol import BadRequest, ChatMessage
 from evaluation.conduct.kept import Kept
 from evaluation.view.app import make_app
+from training.algorithms.bandit.settings import BanditSettings
 from training.configuration import load_config
 
 MODULE = "runs.evil.payload"
@@ -73,7 +74,7 @@ def recorded(scripted_openai, scripted_run_in, tmp_path_factory):
         own = scripted_run_in(tmp_path_factory.mktemp("recorded"), scripted_openai)
         with own.own() as run:
             choice = Policy.made("choice", "Supervisor", "bandit")
-            BanditPolicy(Settings.of(run.config.pipeline["bandit"], 0)).save(run.path / choice.folder)
+            BanditPolicy(Settings.of(BanditSettings(), 0)).save(run.path / choice.folder)
             run.ledger(WENT_LIVE, phase="bandit", policy=choice.dump(), artifacts=[choice.folder])
             seal(run)
         assert evaluation_command.main([*EVAL, "--run", own.name, f"runs_dir={own.path.parent}"]) == 0

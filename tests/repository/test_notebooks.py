@@ -112,7 +112,6 @@ def run(scripted_openai, society_kit, tmp_path_factory):
         "society.quotes=free",
         "society.refiner=trusts",
         "evaluation.resamples=200",
-        "evaluation.permutations=200",
     ]
     config = load_config(None, [*models, *names, *few, f"runs_dir={runs}"])
     with Run.create("scripted", config) as run:

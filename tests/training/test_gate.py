@@ -66,8 +66,8 @@ class FakeLab:
     """Places of tasks that the policy which was learned answers wrongly."""
 
     def __init__(self, folder, rewards, *overrides):
-        few = ["gate.tasks=12", "gate.resamples=200"] if "gate.enabled=false" not in overrides else []
-        small = ["data.size=60", "evaluation.permutations=200", *few]
+        few = ["gate.tasks=12"] if "gate.enabled=false" not in overrides else []
+        small = ["data.size=60", *few]
         self.config = load_config(None, [*small, *overrides, f"runs_dir={folder}"])
         self.dataset = load(self.config.data)
         self.run = Run.create("run", self.config)
@@ -145,7 +145,7 @@ async def test_the_better_stays_and_the_worse_goes_back_to_what_was_live(tmp_pat
 async def test_small_losses_do_not_add_up(tmp_path):
     """Each alone is within the margin of the stage before, and all are of the best."""
     rewards = {"base": 1.0, "a": 1.2, "b": 1.16, "c": 1.12, "d": 1.08}
-    lab = FakeLab(tmp_path, rewards, "gate.confidence=0.9999")
+    lab = FakeLab(tmp_path, rewards, "evaluation.confidence=0.9999")
     with lab.run:
         one = gate.Gate(lab)
         await one.open()

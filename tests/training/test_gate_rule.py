@@ -20,7 +20,7 @@ from training import gate_power
 from training.configuration import load_config
 from training.gate_rule import compare
 
-CONFIG = load_config(overrides=["evaluation.permutations=200", "gate.resamples=200", "evaluation.resamples=200"])
+CONFIG = load_config(overrides=["evaluation.resamples=20"])
 REWARDS = st.lists(st.floats(-1, 2), min_size=6, max_size=20)
 
 

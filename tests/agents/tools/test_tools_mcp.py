@@ -181,7 +181,7 @@ def test_a_tool_that_a_server_does_not_have_is_one_sentence(program):
         (["tools.mcp.lab.url=http://x/mcp", "tools.mcp.lab.api_key_env=sk-1234"], "name of an environment variable"),
         (
             ["tools.mcp.lab.url=http://x/mcp", "tools.mcp.lab.env=[X]"],
-            "has no effect because the server is not started here",
+            "has no effect because tools.mcp.lab.url is",
         ),
         (["tools.mcp.lab.command=[a]", "tools.mcp.other.command=[b]"], "no role has a tool of the server 'other'"),
     ],

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from chimera.config.loader import effective
 from chimera.core.errors import ChimeraError, RunError
 from chimera.core.types import ResearchTask, Section
 from chimera.data.pubmedqa import load_file
@@ -330,7 +331,7 @@ def test_a_run_that_cannot_be_created_whole_says_so_and_can_be_tried_again(confi
     ):
         Run.create("mine", config)
     with Run.create("mine", config, resume=True) as run:
-        assert run.config == config
+        assert effective(run.config) == effective(config)
 
 
 # --- moved, and read by somebody else

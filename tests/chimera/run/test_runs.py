@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chimera.config.loader import effective
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.core.secrets import register_secret
@@ -137,7 +138,7 @@ def test_a_run_keeps_what_a_later_command_needs(config: Config):
         run.append_metrics({"reward": 0.5})
         run.ledger("phase_finished", phase="gather", artifacts=["rollouts/gather.jsonl"], rollouts=1)
     again = Run.open("first", config.runs_dir)
-    assert again.config == config
+    assert effective(again.config) == effective(config)
     assert list(again.rollouts("gather")) == [{"rollout_id": "r1", "reward": None}]
     assert list(again.rollouts("other")) == []
     assert [line["reward"] for line in again.metrics()] == [0.5]
@@ -206,7 +207,7 @@ def test_a_start_that_was_killed_leaves_a_name_that_can_be_used(config: Config, 
     with Run.create("a", other, resume=resume) as run:
         expected = ["created", "resumed"] if resume and count == len(WRITTEN) else ["created"]
         assert [event["event"] for event in run.events()] == expected
-        assert run.config == other
+        assert effective(run.config) == effective(other)
         run.ledger("phase_started", phase="gather")
     with pytest.raises(RunError, match=r"run 'a' exists in .*: choose another name"):
         Run.create("a", other)
@@ -229,7 +230,7 @@ def test_resuming_records_changed_settings_and_refuses_other_tasks(config: Confi
     changed = load_config(None, [runs, "gather.tasks=7"])
     with Run.create("a", changed, resume=True) as run:
         assert list(run.events())[-1]["changed"] == {"pipeline.gather.tasks": [120, 7]}
-        assert run.config == changed
+        assert effective(run.config) == effective(changed)
     for override in ("seed=1", "data.size=50"):
         with pytest.raises(RunError, match=f"run 'a' was made with {override.partition('=')[0]}="):
             Run.create("a", load_config(None, [runs, override]), resume=True)
@@ -237,7 +238,7 @@ def test_resuming_records_changed_settings_and_refuses_other_tasks(config: Confi
     said = r"with data\.seed=0 \(not 2\), data\.size=1000 \(not 50\), gate\.tasks=100 \(not 9\), and 2 more: keep them"
     with pytest.raises(RunError, match=said):
         Run.create("a", load_config(None, [runs, *others]), resume=True)
-    assert Run.open("a", config.runs_dir).config == changed
+    assert effective(Run.open("a", config.runs_dir).config) == effective(changed)
 
 
 def test_a_begun_phase_keeps_its_settings_but_not_the_number_of_processes(config: Config):

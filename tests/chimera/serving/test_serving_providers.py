@@ -179,7 +179,7 @@ def test_a_provider_that_cannot_work_is_one_sentence_before_anything_starts(sett
         (slots(provider="anthropic", structured="always"), "a JSON schema or tools, not both"),
         (slots(provider="anthropic", reasoning_effort="low"), "LangChain's chat model has its own arguments"),
         (slots(base_url="http://x/v1", provider_options="{a: 1}"), "no provider is set"),
-        (["models.junior.extra_body={a: 1}"], "has no effect because the model's kind is 'embedded'"),
+        (["models.junior.extra_body={a: 1}"], "has no effect because models.junior.kind is 'embedded'"),
     ],
 )
 def test_settings_of_providers_that_cannot_work_are_refused(settings, said):

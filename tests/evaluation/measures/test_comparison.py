@@ -28,7 +28,7 @@ from evaluation.records.rollouts import RolloutRecord
 from evaluation.records.study import Plan, PlannedTask, Stage, StageAnswers
 from training.configuration import load_config
 
-CONFIG = load_config(overrides=["evaluation.resamples=300", "evaluation.permutations=300"])
+CONFIG = load_config(overrides=["evaluation.resamples=300"])
 ANSWERS = st.lists(
     st.tuples(
         st.sampled_from(LABELS),
@@ -92,7 +92,7 @@ def test_rewards_are_compared_over_the_tasks_that_have_one_in_both():
     reference = paired_difference(old, new, confidence=0.95, resamples=300, seed=CONFIG.seed)
     assert (found.n, found.before, found.after) == (4, 1.0, 1.625)
     assert (found.difference, found.low, found.high) == (reference.mean, reference.low, reference.high)
-    assert found.p == exchange_test(np.array(old), np.array(new), permutations=300, seed=CONFIG.seed)
+    assert found.p == exchange_test(np.array(old), np.array(new), permutations=3000, seed=CONFIG.seed)
     deviation = np.std(np.subtract(new, old), ddof=1)
     assert found.mde == pytest.approx(deviation * TTestPower().solve_power(nobs=4, alpha=0.05, power=0.8), rel=1e-4)
     assert (found.test, found.p_adjusted, found.verdict, found.primary) == ("exchange test", None, None, True)
@@ -300,24 +300,27 @@ def test_no_comparison_is_no_family():
 
 
 def test_too_few_permutations_for_a_family_are_said():
-    smallest = {f"s{number}": {"reward": one(1 / 301)} for number in range(15)}
+    smallest = {f"s{number}": {"reward": one(1 / 3001)} for number in range(150)}
     assert too_few_permutations(adjust(smallest, CONFIG), CONFIG) is None
     larger = {**smallest, "x:y": {"reward": one(0.5), "alignment": one(0.5, test="McNemar's exact test")}}
     warning = too_few_permutations(adjust(larger, CONFIG), CONFIG)
-    assert "evaluation.permutations=300 is too few for a family of 17 tests: 15 of them" in warning
+    assert (
+        "evaluation.resamples=300 gives 3000 random exchanges, too few for a family of 152 tests: 150 of them"
+        in warning
+    )
     raised = int(warning.rsplit(maxsplit=1)[-1])
-    enough = load_config(overrides=[f"evaluation.permutations={raised}"])
-    finer = {**larger, **{pair: {"reward": one(1 / (raised + 1))} for pair in smallest}}
+    enough = load_config(overrides=[f"evaluation.resamples={raised}"])
+    finer = {**larger, **{pair: {"reward": one(1 / (10 * raised + 1))} for pair in smallest}}
     assert too_few_permutations(adjust(finer, enough), enough) is None
     assert adjust(finer, enough)["s0"]["reward"].verdict == "better"
 
 
 def test_the_main_comparison_is_a_family_of_its_own_for_permutations_too():
     others = {f"s{number}": {"reward": one(0.5)} for number in range(17)}
-    main = {"base:final": {"reward": one(1 / 301)}}
+    main = {"base:final": {"reward": one(1 / 3001)}}
     adjusted = adjust({**main, **others}, CONFIG, "base:final")
     assert adjusted["base:final"]["reward"].verdict == "better"
-    stuck = {f"t{number}": {"reward": one(1 / 301)} for number in range(17)}
+    stuck = {f"t{number}": {"reward": one(1 / 3001)} for number in range(17)}
     warning = too_few_permutations(adjust({**main, **stuck}, CONFIG, "base:final"), CONFIG, "base:final")
     assert "a family of 17 tests: 17 of them" in warning
 

@@ -43,7 +43,7 @@ def command(*arguments):
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    few = ["evaluation.permutations=200", "evaluation.resamples=200"]
+    few = ["evaluation.resamples=20"]
     config = load_config(None, [f"runs_dir={folder}", "data.size=40", "gate.tasks=2", *few])
     with Run.create("trained", config) as run:
         began = {**BASE, "selection": "supervisor's model"}

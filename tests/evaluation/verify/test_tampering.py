@@ -41,6 +41,7 @@ from chimera.run.directory import Run
 from chimera.run.policies import ROLLED_BACK, WENT_LIVE, Policy
 from chimera.run.seals import seal
 from evaluation.verify.check import find_run, verify
+from training.algorithms.bandit.settings import BanditSettings
 from training.configuration import load_config
 
 pytestmark = pytest.mark.whole
@@ -69,8 +70,8 @@ def finished(scripted_openai, tmp_path_factory):
         for name, value in scripted.items()
     ]
     models += [f"models.{key}.model=scripted-{key}" for key in ("junior", "supervisor", "senior", "refiner")]
-    few = ["data.size=40", "gate.tasks=3", "society.node_retries=0", "evaluation.permutations=200"]
-    few += ["evaluation.resamples=200", f"runs_dir={folder}"]
+    few = ["data.size=40", "gate.tasks=3", "society.node_retries=0"]
+    few += ["evaluation.resamples=20", f"runs_dir={folder}"]
     with closing(Run.create("finished", load_config(None, [*models, *few]))) as run:
         began = {
             key: f"scripted-{key}" if key in ("junior", "supervisor", "senior", "refiner") else "rubric"
@@ -80,7 +81,7 @@ def finished(scripted_openai, tmp_path_factory):
         run.ledger("phase_started", phase="bandit", policy_versions=began)
         run.append_metrics({"phase": "bandit", "step": 1, "loss": 0.5})
         supervisor = Policy("choice", "Supervisor", "Supervisor@bandit", "models/Supervisor/bandit")
-        BanditPolicy(Settings.of(run.config.pipeline["bandit"], 0)).save(run.path / supervisor.folder)
+        BanditPolicy(Settings.of(BanditSettings(), 0)).save(run.path / supervisor.folder)
         run.ledger(WENT_LIVE, phase="bandit", policy=supervisor.dump(), artifacts=[supervisor.folder])
         run.ledger("phase_finished", phase="bandit")
         for name in ("ppo/tokens-1.jsonl.gz", "ppo/checkpoints/1/state.json", "sft/examples.jsonl"):
