@@ -177,8 +177,8 @@ def test_a_provider_that_cannot_work_is_one_sentence_before_anything_starts(sett
     [
         (slots(), "needs both base_url and model, or provider and model"),
         (slots(provider="anthropic", structured="always"), "a JSON schema or tools, not both"),
-        (slots(provider="anthropic", reasoning_effort="low"), "LangChain's chat model has its own arguments"),
-        (slots(base_url="http://x/v1", provider_options="{a: 1}"), "no provider is set"),
+        (slots(provider="anthropic", reasoning_effort="low"), "models.junior.provider is 'anthropic'"),
+        (slots(base_url="http://x/v1", provider_options="{a: 1}"), "models.junior.provider is null"),
         (["models.junior.extra_body={a: 1}"], "has no effect because models.junior.kind is 'embedded'"),
     ],
 )

@@ -316,13 +316,13 @@ def test_too_few_permutations_for_a_family_are_said():
 
 
 def test_the_main_comparison_is_a_family_of_its_own_for_permutations_too():
-    others = {f"s{number}": {"reward": one(0.5)} for number in range(17)}
+    others = {f"s{number}": {"reward": one(0.5)} for number in range(170)}
     main = {"base:final": {"reward": one(1 / 3001)}}
     adjusted = adjust({**main, **others}, CONFIG, "base:final")
     assert adjusted["base:final"]["reward"].verdict == "better"
-    stuck = {f"t{number}": {"reward": one(1 / 3001)} for number in range(17)}
+    stuck = {f"t{number}": {"reward": one(1 / 3001)} for number in range(170)}
     warning = too_few_permutations(adjust({**main, **stuck}, CONFIG, "base:final"), CONFIG, "base:final")
-    assert "a family of 17 tests: 17 of them" in warning
+    assert "a family of 170 tests: 170 of them" in warning
 
 
 def test_differences_that_are_not_shown_for_other_reasons_need_no_more_permutations():
