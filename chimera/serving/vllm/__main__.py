@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ from chimera.run.jsonl import append_line
 from chimera.serving.embedded.checkpoint import locate
 from chimera.serving.vllm.engine import start_engine
 from chimera.serving.vllm.front import Front, create_front
-from chimera.serving.vllm.probe import preload
 from chimera.serving.vllm.publish import Loaded, ServedWeights
 from chimera.serving.vllm.ready import ServerPlace, wait_for
 from chimera.serving.vllm.sharing import share
@@ -78,8 +76,6 @@ def main(argv: list[str]) -> None:
     serving = ServingConfig.model_validate(settings["serving"])
     # uvicorn passes the signal on when it has stopped; servers are to be stopped after that.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    if settings["learning"]:
-        threading.Thread(target=preload, daemon=True).start()  # While the servers start, which takes longer.
     sockets = Path(tempfile.mkdtemp(prefix="chimera-vllm-"))
     logs, groups = Path(settings["log_file"]).parent, list[Sharing]()
     try:

@@ -6,7 +6,7 @@ through /admin/weights, as for the embedded server.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from chimera.core.errors import ChimeraError, ModelError
-from chimera.serving.door import Door
-from chimera.serving.embedded.protocol import ApiError, BadRequest, NotFound, Unavailable
+from chimera.serving.application import application, json_object, until_disconnected
+from chimera.serving.embedded.protocol import BadRequest, NotFound, Unavailable
 from chimera.serving.vllm.publish import Published, ServedWeights
 
 
@@ -121,17 +121,8 @@ class Front:
 
 
 def create_front(front: Front, key: str) -> FastAPI:
-    """The application, protected by a `Door`."""
-    app = FastAPI(title="Chimera's vLLM servers", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Door, key=key)
-
-    @app.exception_handler(ApiError)
-    async def known(request: Request, error: ApiError) -> JSONResponse:
-        return JSONResponse(error.body(), status_code=error.status)
-
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(ApiError(f"{type(error).__name__}: {error}").body(), status_code=500)
+    """The application, protected by `key`."""
+    app = application("Chimera's vLLM servers", key)
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -143,11 +134,11 @@ def create_front(front: Front, key: str) -> FastAPI:
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await _until_gone(request, front.complete(await _body(request)))
+        return await until_disconnected(request, front.complete(await json_object(request)))
 
     @app.post("/admin/weights")
     async def weights(request: Request) -> dict[str, Any]:
-        match await _body(request):
+        match await json_object(request):
             case {"model": str(slot), "folder": str(folder), **rest} if set(rest) <= {"version"}:
                 version = str(rest.get("version") or f"{slot}@{Path(folder).name}")
                 done = await front.publish(slot, Path(folder), version)
@@ -172,29 +163,3 @@ def create_front(front: Front, key: str) -> FastAPI:
         )
 
     return app
-
-
-async def _body(request: Request) -> dict[str, Any]:
-    try:
-        body = await request.json()
-    except ValueError as error:
-        raise BadRequest(f"the body is not valid JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise BadRequest(f"the body must be a JSON object, not {type(body).__name__}")
-    return body
-
-
-async def _until_gone(request: Request, work: Awaitable[Response]) -> Response:
-    """The result of `work`, which is cancelled when the caller closes its connection; the body must have been read."""
-
-    async def disconnected() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    answering, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
-    try:
-        await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
-        return answering.result() if answering.done() else Response(status_code=499)
-    finally:
-        leaving.cancel()
-        answering.cancel()

@@ -83,10 +83,6 @@ def probe_tokens(folder: Path) -> list[int]:
     return load_language(folder).tokenizer.encode(TEXT, add_special_tokens=False).ids[:LONGEST]
 
 
-def preload() -> None:
-    """Load the learner's library, which takes seconds."""
-
-
 def learner_log_probs(folder: Path, tokens: Sequence[int], dtype: Precision) -> list[float]:
     """The log-probability of each token after the first, by transformers with the weights in `folder`."""
     import torch
