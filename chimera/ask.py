@@ -245,9 +245,9 @@ def answer(
         0, or `WITHHELD` if no source supports an answer, or `WAITS` if a person has to confirm the decision.
     """
     from chimera.core.secrets import load_secrets
-    from chimera.core.toy import toy_parts, warning
     from chimera.run.policies import live
     from chimera.run.seals import checked
+    from chimera.serving.bundled import toy_parts, warning
     from chimera.show.card import show
     from evaluation.conduct.asked import AskOutcome
     from evaluation.conduct.kept import Kept

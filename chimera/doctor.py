@@ -61,8 +61,8 @@ def examine(config: "Config", tell: "Tell") -> None:
     """
     from chimera.core.errors import DataError
     from chimera.core.secrets import load_secrets
-    from chimera.core.toy import unread
     from chimera.data.tasks import load
+    from chimera.serving.bundled import unread
     from evaluation.probes.machine import machine_findings
     from evaluation.probes.probed import Level, Probed
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from chimera.config.tree import Config
-from chimera.core.ports import LOOPBACK
+from chimera.core.machine import LOOPBACK
 from chimera.core.secrets import protect_logging
 from chimera.data.tasks import Dataset
 from chimera.run.directory import Run

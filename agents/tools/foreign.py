@@ -21,7 +21,7 @@ from agents.tools.passages import Passage, ToolError
 from agents.tools.tool import Tool
 from chimera.config.roles import tool_name
 from chimera.core.errors import ConfigError
-from chimera.core.named import load_named
+from chimera.core.imports import load_named
 from chimera.core.secrets import redact
 
 MOST_THREADS = 16

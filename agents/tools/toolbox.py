@@ -19,7 +19,7 @@ from agents.tools.passages import DocumentLike, Passage, ToolError, clean
 from agents.tools.tool import ArgumentError, Tool, short
 from chimera.config.roles import MCP, RolesConfig
 from chimera.config.sections.tools import ToolsConfig
-from chimera.core.fingerprints import Fingerprint
+from chimera.core.quotes import Fingerprint
 from chimera.core.types import Brief
 
 _MAX_ID = 200

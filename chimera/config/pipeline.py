@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, SerializeAsAny, Validat
 
 from chimera.config.loader import ConfigSection
 from chimera.core.errors import ConfigError, suggestion
-from chimera.core.named import load_named
+from chimera.core.imports import load_named
 
 ALGORITHMS: Mapping[str, str] = {
     "gather": "training.algorithms.gather:Gather",

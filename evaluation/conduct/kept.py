@@ -20,8 +20,7 @@ from agents.seat import PersonVerdict, refused
 from agents.tools.passages import Passage
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
-from chimera.core.files import replace_file
-from chimera.core.plain_json import read_json_object
+from chimera.core.files import read_json_object, replace_file
 from chimera.core.types import Brief, Option, Section
 
 FOLDER = "asked"

@@ -22,11 +22,11 @@ from chimera.config.roles import JUDGE, tool_name
 from chimera.config.tree import Config
 from chimera.core.cli import keep_direct
 from chimera.core.errors import ChimeraError
+from chimera.core.machine import lasting_folder
 from chimera.core.secrets import load_secrets
-from chimera.core.temporary import lasting_folder
-from chimera.core.toy import toy_parts
 from chimera.core.types import Brief, Source
 from chimera.data.tasks import Document, load
+from chimera.serving.bundled import toy_parts
 from chimera.serving.client import HttpModel
 from chimera.serving.process import ModelServers, serve
 from chimera.show.ask import cards, source_lines

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chimera.core.errors import ConfigError, ModelError
-from chimera.core.plain_json import read_json_object
+from chimera.core.files import read_json_object
 from chimera.serving.vllm.replicas import Replica
 
 ADAPTER = "adapter"

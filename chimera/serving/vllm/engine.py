@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
-from chimera.core.plain_json import read_json_object
+from chimera.core.files import read_json_object
 from chimera.processes.child_environment import child_environment
 from chimera.processes.programs import Program
 from chimera.serving.vllm.adapters import switches

@@ -186,8 +186,8 @@ def test_without_a_free_socket_there_is_one_sentence(body, said):
     script = f"""
     import dotenv, httpx, os, resource
     from chimera.core.cli import run_command
-    from chimera.core.ports import check_sockets
-    from chimera.core.ports import free_port
+    from chimera.core.machine import check_sockets
+    from chimera.core.machine import free_port
 
     def ask():
         try:
