@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from agents.context import Selector
-    from agents.seat import PersonVerdict
+    from agents.person import PersonVerdict
     from chimera.config.sections.models import ModelConfig
     from chimera.config.tree import Config
     from chimera.run.directory import Run
@@ -84,7 +84,7 @@ def _said(arguments: argparse.Namespace) -> "PersonVerdict | None":
     """The verdict on the command line; raises ConfigError if it is not complete."""
     from pydantic import ValidationError
 
-    from agents.seat import PersonVerdict
+    from agents.person import PersonVerdict
 
     if arguments.verdict is None:
         return None

@@ -84,7 +84,7 @@ def examine(config: "Config", tell: "Tell") -> None:
 
 def _phases(config: "Config", dataset: "Dataset") -> "Iterator[Probed]":
     """Whether each phase can run with these models and tasks."""
-    from agents.seat import check_unattended
+    from agents.person import check_unattended
     from chimera.core.errors import ConfigError
     from evaluation.probes.probed import Level, Probed
     from training.learning.plans import make_phases

@@ -10,12 +10,12 @@ from typing import Any
 
 from langchain_core.tools import BaseTool
 
-from agents.tools.excerpts import excerpt
 from agents.tools.foreign import foreign_tool, load_tool
 from agents.tools.leaks import is_source
 from agents.tools.mcp import McpServers
 from agents.tools.own import own_tools
-from agents.tools.passages import DocumentLike, Passage, ToolError, clean
+from agents.tools.text.excerpts import excerpt
+from agents.tools.text.passages import DocumentLike, Passage, ToolError, clean
 from agents.tools.tool import ArgumentError, Tool, short
 from chimera.config.roles import MCP, RolesConfig
 from chimera.config.sections.tools import ToolsConfig

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from chimera.serving.door import Door
+from chimera.serving.auth import Authentication
 from chimera.serving.embedded.protocol import ApiError, BadRequest, NotFound
 
 
@@ -18,7 +18,7 @@ def application(
 ) -> FastAPI:
     """An application without routes, protected by `key`; it answers every error in OpenAI's form."""
     app = FastAPI(title=title, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Door, key=key)
+    app.add_middleware(Authentication, key=key)
 
     @app.exception_handler(ApiError)
     async def known(request: Request, error: ApiError) -> JSONResponse:

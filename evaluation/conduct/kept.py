@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
+from agents.person import PersonVerdict, refused
 from agents.roles import PRINCIPAL_INVESTIGATOR
 from agents.saver import saved_state
-from agents.seat import PersonVerdict, refused
-from agents.tools.passages import Passage
+from agents.tools.text.passages import Passage
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
 from chimera.core.files import read_json_object, replace_file

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from rich.jupyter import JupyterMixin
 
 from agents.context import Selector, Tools
+from agents.person import SKIP, PersonVerdict
 from agents.saver import open_saver
-from agents.seat import SKIP, PersonVerdict
 from agents.society import WAITS, Saved, Society
-from agents.tools.passages import Passage
 from agents.tools.source_log import SourceLog
 from agents.tools.sources import given_sources
+from agents.tools.text.passages import Passage
 from agents.tools.toolbox import build_toolbox
 from chimera.config.roles import JUDGE, tool_name
 from chimera.config.tree import Config
@@ -70,7 +70,7 @@ class Step(JupyterMixin):
         sources: The passages that the society has found so far, as a further card.
         tool_calls: Number of tool calls so far.
         slot: The slot whose model plays the node; None if the node is not a role.
-        waits_for: What a person has to confirm before the work goes on (see `agents.seat`); None otherwise.
+        waits_for: What a person has to confirm before the work goes on (see `agents.person`); None otherwise.
     """
 
     number: int

@@ -14,7 +14,7 @@ from langchain_core.tools import BaseTool, InjectedToolArg, StructuredTool, Tool
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agents.tools.foreign import MOST_THREADS, foreign_tool, load_tool
-from agents.tools.passages import MAX_SOURCE
+from agents.tools.text.passages import MAX_SOURCE
 from agents.tools.tool import Tool
 from agents.tools.toolbox import Toolbox, build_toolbox
 from chimera.config.roles import tool_name
