@@ -125,7 +125,7 @@ async def _serve(
     started = time.monotonic()
     for group in groups:
         replicas = [await wait_for(place, started + group.model.start_timeout_s) for place in group.places]
-        one = ServedWeights(
+        served = ServedWeights(
             " and ".join(group.slots),
             replicas,
             group.first,
@@ -134,14 +134,14 @@ async def _serve(
             adapters=group.model.adapter_rank > 0,
         )
         if group.model.urls:
-            await one.check()
-        weights |= dict.fromkeys(group.slots, one)
+            await served.check()
+        weights |= dict.fromkeys(group.slots, served)
 
     def note(entry: Mapping[str, Any]) -> None:
         append_line(logs / PUBLISHES, dict(entry))
 
-    limits = {slot: one.timeout_s for slot, one in models.items()}
-    sleepers = {slot for slot, one in models.items() if one.sleep}
+    limits = {slot: model.timeout_s for slot, model in models.items()}
+    sleepers = {slot for slot, model in models.items() if model.sleep}
     front = Front(weights, limits, serving.context_length, note, sleepers)
     config = uvicorn.Config(
         create_front(front, key), log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="off"

@@ -73,7 +73,7 @@ def switches(rank: int) -> list[str]:
     """The arguments of a server that takes adapters of at most `rank`; none for 0."""
     if not rank:
         return []
-    room = next(one for one in RANKS if one >= rank)
+    room = next(largest for largest in RANKS if largest >= rank)
     return ["--enable-lora", "--max-lora-rank", str(room), "--max-loras", str(BESIDE)]
 
 

@@ -46,16 +46,20 @@ class Front:
 
     def versions(self) -> dict[str, str]:
         """The version of each slot's weights."""
-        return {slot: one.version for slot, one in self._weights.items()}
+        return {slot: weights.version for slot, weights in self._weights.items()}
 
     def describe(self) -> list[dict[str, Any]]:
         """One entry for each slot, as the embedded server gives it."""
         return [
             {
                 **{"id": slot, "object": "model", "created": 0, "owned_by": "chimera", "kind": "vllm"},
-                **{"weights_version": one.version, "folder": str(one.live.source), "max_model_len": self._context},
+                **{
+                    "weights_version": weights.version,
+                    "folder": str(weights.live.source),
+                    "max_model_len": self._context,
+                },
             }
-            for slot, one in self._weights.items()
+            for slot, weights in self._weights.items()
         ]
 
     async def complete(self, request: Mapping[str, Any]) -> Response:
@@ -70,8 +74,8 @@ class Front:
         except ModelError as error:
             raise Unavailable(str(error)) from error
         if answer.status != 200:
-            kept = {name: answer.headers[name] for name in ("retry-after",) if name in answer.headers}
-            return Response(answer.content, answer.status, kept, media_type="application/json")
+            headers = {name: answer.headers[name] for name in ("retry-after",) if name in answer.headers}
+            return Response(answer.content, answer.status, headers, media_type="application/json")
         try:
             body = json.loads(answer.content)
             body |= {"model": slot, "weights_version": version}
@@ -86,7 +90,7 @@ class Front:
             ApiError: They cannot be served, or other slots would get them too.
         """
         weights = self._of(slot)
-        sharing = [other for other, one in self._weights.items() if one is weights and other != slot]
+        sharing = [other for other, served in self._weights.items() if served is weights and other != slot]
         if sharing:
             raise BadRequest(
                 f"{slot} shares its vLLM servers with {', '.join(sharing)}, so its weights stay as they are"
@@ -104,13 +108,14 @@ class Front:
         Raises:
             ApiError: One did not; nothing is answered by its slots any more.
         """
-        of = {one: slot for slot, one in reversed(self._weights.items()) if slot in self._sleepers}
-        done = await asyncio.gather(*(one.sleep() if asleep else one.wake() for one in of), return_exceptions=True)
-        for (one, slot), seconds in zip(of.items(), done, strict=True):
+        slots = {weights: slot for slot, weights in reversed(self._weights.items()) if slot in self._sleepers}
+        work = [weights.sleep() if asleep else weights.wake() for weights in slots]
+        results = await asyncio.gather(*work, return_exceptions=True)
+        for (weights, slot), seconds in zip(slots.items(), results, strict=True):
             if isinstance(seconds, BaseException):
                 raise Unavailable(str(seconds)) from seconds
             stage = "sleep" if asleep else "wake"
-            self._note({"slot": slot, "version": one.version, "seconds": {stage: round(seconds, 3)}})
+            self._note({"slot": slot, "version": weights.version, "seconds": {stage: round(seconds, 3)}})
 
     def _of(self, slot: str) -> ServedWeights:
         if slot not in self._weights:
