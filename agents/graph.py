@@ -15,6 +15,7 @@ from langgraph.types import RetryPolicy
 
 from agents.context import RunContext
 from agents.nodes import NODES, Node, evaluation_node
+from agents.person import PERSON, person_node
 from agents.roles import (
     DESIGNER,
     PEER_REVIEWER,
@@ -26,7 +27,6 @@ from agents.roles import (
     advisers_of,
 )
 from agents.routing import DESTINATIONS, Route, revisions_allowed, route, worst_severity
-from agents.seat import SEAT, seat_node
 from agents.state import Question, ResearchState
 from chimera.config.roles import JUNIORS
 from chimera.config.sections.society import SocietyConfig
@@ -46,7 +46,7 @@ def step_limit(config: SocietyConfig) -> int:
     """The most steps a run can take, for LangGraph's recursion limit (whose default of 10,007 bounds nothing).
 
     The first pass takes eight: juniors, supervisor, refiner, designer, two reviewers, principal investigator and
-    evaluation; and one more for the seat, if there is one. Each revision adds at most four: refiner, designer, two
+    evaluation; and one more for the person, if there is one. Each revision adds at most four: refiner, designer, two
     reviewers. A role that advises adds one to each. LangGraph needs one more, because it checks the limit before it
     notices that no node is left.
     """
@@ -125,9 +125,9 @@ def _graph(
         SAFETY_OFFICER, after_reviews, {route: entrance(role) for route, role in DESTINATIONS.items()}
     )
     if config.confirm:
-        graph.add_node(SEAT, seat_node(config))
-        graph.add_edge(PRINCIPAL_INVESTIGATOR, SEAT)
-        graph.add_edge(SEAT, EVALUATION)
+        graph.add_node(PERSON, person_node(config))
+        graph.add_edge(PRINCIPAL_INVESTIGATOR, PERSON)
+        graph.add_edge(PERSON, EVALUATION)
     else:
         graph.add_edge(PRINCIPAL_INVESTIGATOR, EVALUATION)
     graph.add_edge(EVALUATION, END)

@@ -11,8 +11,8 @@ from langgraph.types import Command
 from agents.context import Evaluator, RunContext, Selector, SupervisorChoice, Tools
 from agents.graph import Graph, build_graph, graph_of_nodes, step_limit
 from agents.nodes import Node
+from agents.person import PERSON
 from agents.roles import SUPERVISOR
-from agents.seat import SEAT
 from agents.state import ResearchState, Update, without
 from agents.visit.record import Observer, Operation, no_observer, no_operation
 from chimera.config.roles import JUNIORS, RolesConfig
@@ -34,7 +34,7 @@ class Saved:
     """Where the state of one question is kept.
 
     Attributes:
-        verdict: A person's verdict as plain data, or `agents.seat.SKIP`, to continue a state that waits for one.
+        verdict: A person's verdict as plain data, or `agents.person.SKIP`, to continue a state that waits for one.
     """
 
     saver: "BaseCheckpointSaver[Any]"
@@ -119,7 +119,7 @@ class Society:
         """Yield (node name, its update of the state) as each node ends; arguments and errors as for `run`.
 
         With `saved`, the state is kept after each node. If a person has to confirm the decision, the last pair is
-        (`agents.seat.SEAT`, the fields to confirm): call it again with a verdict.
+        (`agents.person.PERSON`, the fields to confirm): call it again with a verdict.
         """
         context, graph, given, limits = self._context(brief, seed, select), self._graph, _input(brief), self._limits()
         if saved is not None:
@@ -136,7 +136,7 @@ class Society:
             async for step in updates:
                 for node, update in step.items():
                     if node == "__interrupt__":
-                        yield SEAT, {WAITS: update[0].value}
+                        yield PERSON, {WAITS: update[0].value}
                     else:
                         yield node, update or {}
         except NodeTimeoutError as error:

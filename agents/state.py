@@ -76,8 +76,8 @@ class ResearchState(TypedDict):
         final_veto: The unresolved CRITICAL reviews, which forbid GO, each with its first issue; None if there are none.
             Writer: PrincipalInvestigator.
         final_rationale: Reasons for the decision. Writer: PrincipalInvestigator.
-        confirmation: A person's verdict on the decision (`agents.seat.PersonVerdict`) with the fields as they were
-            "before". Writer: the seat, which may also change final_answer, final_decision and final_rationale.
+        confirmation: A person's verdict on the decision (`agents.person.PersonVerdict`) with the fields as they were
+            "before". Writer: the person's node, which may also change final_answer, final_decision and final_rationale.
         final_evaluation: What the injected evaluator returned. Writer: Evaluation.
     """
 

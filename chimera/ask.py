@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from agents.context import Selector
-    from agents.seat import PersonVerdict
+    from agents.person import PersonVerdict
     from chimera.config.sections.models import ModelConfig
     from chimera.config.tree import Config
     from chimera.run.directory import Run
@@ -84,7 +84,7 @@ def _said(arguments: argparse.Namespace) -> "PersonVerdict | None":
     """The verdict on the command line; raises ConfigError if it is not complete."""
     from pydantic import ValidationError
 
-    from agents.seat import PersonVerdict
+    from agents.person import PersonVerdict
 
     if arguments.verdict is None:
         return None
@@ -245,9 +245,14 @@ def answer(
         0, or `WITHHELD` if no source supports an answer, or `WAITS` if a person has to confirm the decision.
     """
     from chimera.core.secrets import load_secrets
+<<<<<<< HEAD
     from chimera.core.toy import toy_parts, warning
     from chimera.run.policies import learned_slots, live
+=======
+    from chimera.run.policies import live
+>>>>>>> mirror
     from chimera.run.seals import checked
+    from chimera.serving.bundled import toy_parts, warning
     from chimera.show.card import show
     from evaluation.conduct.asked import AskOutcome
     from evaluation.conduct.kept import Kept

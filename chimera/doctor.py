@@ -63,8 +63,8 @@ def examine(config: "Config", tell: "Tell") -> None:
     """
     from chimera.core.errors import DataError
     from chimera.core.secrets import load_secrets
-    from chimera.core.toy import unread
     from chimera.data.tasks import load
+    from chimera.serving.bundled import unread
     from evaluation.probes.machine import machine_findings
     from evaluation.probes.probed import Level, Probed
 
@@ -86,7 +86,7 @@ def examine(config: "Config", tell: "Tell") -> None:
 
 def _phases(config: "Config", dataset: "Dataset") -> "Iterator[Probed]":
     """Whether each phase can run with these models and tasks."""
-    from agents.seat import check_unattended
+    from agents.person import check_unattended
     from chimera.core.errors import ConfigError
     from evaluation.probes.probed import Level, Probed
     from training.plans import make_phases

@@ -177,7 +177,7 @@ def _fill(
 ) -> None:
     """Make the rollouts, baseline answers and scores that are missing."""
     from agents.tools.toolbox import build_toolbox
-    from chimera.core.limits import allow_files
+    from chimera.core.machine import allow_files
     from chimera.core.secrets import api_key_names, load_secrets
     from chimera.run.policies import learned_slots
     from chimera.serving.process import check_models, serve

@@ -188,7 +188,7 @@ def _dump(file: Path, value: Mapping[str, Any]) -> None:
 
 def generation_settings(file: Path, model: "ModelConfig", temperature: float | None) -> dict[str, Any]:
     """The model's generation settings, sampled as the society answers: at `evaluation.temperature` at most."""
-    from chimera.core.plain_json import read_json_object
+    from chimera.core.files import read_json_object
 
     found = read_json_object(file) if file.exists() else {}
     found.pop("_from_model_config", None)
@@ -215,7 +215,7 @@ def role_settings(name: str, config: "Config") -> dict[str, Any]:
 
 
 def _card(learned: LearnedRole, command: str) -> str:
-    from chimera.core.toy import is_bundled
+    from chimera.serving.bundled import is_bundled
     from chimera.serving.embedded.checkpoint import BUNDLED
     from chimera.show.model_card import CardFacts, model_card
 
@@ -307,7 +307,7 @@ def licence_of(path: str) -> str | None:
 
 def _report(run: "Run") -> dict[str, Any] | None:
     """The run's report, compared with the ledger's hashes; None if there is none."""
-    from chimera.core.plain_json import read_json_object
+    from chimera.core.files import read_json_object
     from chimera.run.seals import checked
 
     file = run.path / "report" / "report.json"

@@ -54,16 +54,16 @@ def main(argv: list[str]) -> int | None:
         check_free(arguments.name, config.runs_dir)
 
     gc.disable()  # The collector would look through all that is loaded again and again: a third of the imports' time.
-    from agents.seat import check_unattended
+    from agents.person import check_unattended
     from chimera.config.trust import options_to_use
-    from chimera.core.limits import allow_files
+    from chimera.core.machine import allow_files
     from chimera.core.secrets import load_secrets
-    from chimera.core.toy import unread
+    from chimera.data.guidance import check_guidance
     from chimera.data.tasks import load
-    from chimera.data.told import check_told
     from chimera.run.chain import head
     from chimera.run.directory import LEDGER, TRIAL, Run, is_trial
     from chimera.run.seals import seal
+    from chimera.serving.bundled import unread
     from chimera.serving.embedded.checkpoint import check_trainable, locate
     from chimera.serving.process import check_models
     from chimera.show.next import after_interruption, after_training, print_next
@@ -89,7 +89,7 @@ def main(argv: list[str]) -> int | None:
         check_tools(config.tools, config.roles, secrets)
     allow_files("rollouts.concurrency", config.rollouts.concurrency)
     check_unattended(config.society)
-    check_told(config.society, dataset)
+    check_guidance(config.society, dataset)
     check_families(config)
     phases = make_phases(names, config, dataset)
     for path in {config.models[one.plan.slot].path for one in phases if one.algorithm.part == "weights"}:

@@ -19,7 +19,7 @@ from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from agents.context import SupervisorChoice, Tools
 from agents.tools.toolbox import build_toolbox
 from chimera.config.tree import Config
-from chimera.core.ports import free_port
+from chimera.core.machine import free_port
 from chimera.data.tasks import load
 from chimera.serving.client import Endpoint, HttpModel
 from chimera.serving.process import ModelServers, serve

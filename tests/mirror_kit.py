@@ -11,7 +11,7 @@ from record_kit import scored
 from chimera.config.tree import Config
 from chimera.run.policies import Policy
 from training.watch.metrics import Metrics
-from training.watch.wandb.sink import open_sinks
+from training.watch.wandb.mirror import wandb_mirror
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 WAIT_SECONDS = 600.0
@@ -123,8 +123,8 @@ def offline_files(run):
 def mirrored(run, config, secrets, notes, log=log_a_run):
     """Log a run while W&B follows it; not ended before W&B has said something, which a short run is otherwise."""
     before = len(notes)
-    with Metrics(run, open_sinks(run, config, secrets, notes.append), notes.append) as metrics:
-        log(run, metrics)
+    with wandb_mirror(run, config, secrets, notes.append):
+        log(run, Metrics(run))
         wait_for(lambda: len(notes) > before)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from chimera.config.sections.cluster import ClusterConfig
-from chimera.core.ports import free_port
+from chimera.core.machine import free_port
 
 HEAD, SECOND = "127.0.0.2", "127.0.0.3"
 QUICK = {

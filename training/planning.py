@@ -18,9 +18,9 @@ from chimera.config.roles import expand
 from chimera.config.sections.models import ModelConfig
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
-from chimera.core.plain_json import read_json_object
+from chimera.core.files import read_json_object
+from chimera.serving.devices import decoding_processes
 from chimera.serving.embedded.checkpoint import BYTES, locate
-from chimera.serving.embedded.processes import decoding_processes
 from chimera.serving.embedded.shapes import FAMILIES, expected_tensors, read_shape
 from chimera.serving.vllm.adapters import BESIDE
 from chimera.serving.vllm.sharing import share

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from chimera.config.tree import Config
-from chimera.core.ports import LOOPBACK
+from chimera.core.machine import LOOPBACK
 from chimera.core.secrets import protect_logging
 from chimera.data.tasks import Dataset
 from chimera.run.directory import Run
@@ -75,12 +75,11 @@ async def _train(
             from training.lab.lab import Lab
             from training.pipeline import Pipeline
             from training.watch.metrics import Metrics
-            from training.watch.wandb.sink import open_sinks
+            from training.watch.wandb.mirror import wandb_mirror
 
-            sinks = await asyncio.to_thread(open_sinks, run, config, secrets, view.note)
-            metrics = stack.enter_context(Metrics(run, sinks, view.warn))
+            stack.enter_context(wandb_mirror(run, config, secrets, view.note))
             servers = await starting
         async with AsyncExitStack() as doors:
             with view.doing("loading the society and its tools"):
-                lab = await doors.enter_async_context(Lab(run, config, dataset, servers, secrets, view, metrics))
+                lab = await doors.enter_async_context(Lab(run, config, dataset, servers, secrets, view, Metrics(run)))
             await Pipeline(phases, lab).run()

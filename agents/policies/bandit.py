@@ -31,7 +31,7 @@ from agents.policies.events import BanditEvent
 from agents.policies.features import feature_names, features
 from agents.policies.models import Array, LinearThompson, RewardModel, SoftLogistic
 from chimera.core.errors import RunError
-from chimera.core.plain_json import read_json_object
+from chimera.core.files import read_json_object
 from chimera.core.types import LABELS, Label
 
 SETTINGS, ARRAYS = "policy.json", "arrays.safetensors"

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.context import Candidates
 from chimera.config.roles import JUNIORS
-from chimera.core.quotes import missing_quotes
-from chimera.core.reading import (
+from chimera.core.abstracts import (
     DIRECTIONS,
     SIGNIFICANCES,
     Passages,
@@ -34,6 +33,7 @@ from chimera.core.reading import (
     stems,
     words,
 )
+from chimera.core.quotes import missing_quotes
 from chimera.core.types import LABELS, Label, decides
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool
 
 from agents.tools.live.http import SearchCache
-from agents.tools.passages import Passage, ToolError
+from agents.tools.text.passages import Passage, ToolError
 from agents.tools.tool import Tool
 from chimera.config.roles import tool_name
 from chimera.core.errors import ConfigError
-from chimera.core.named import load_named
+from chimera.core.imports import load_named
 from chimera.core.secrets import redact
 
 MOST_THREADS = 16

@@ -9,9 +9,9 @@ only by its fingerprint.
 import re
 from difflib import SequenceMatcher
 
-from agents.tools.excerpts import split_sentences
-from agents.tools.passages import MAX_SOURCE, Passage
-from chimera.core.fingerprints import Fingerprint, words
+from agents.tools.text.excerpts import split_sentences
+from agents.tools.text.passages import MAX_SOURCE, Passage
+from chimera.core.quotes import Fingerprint, words
 from chimera.core.types import Brief
 
 NEAR = 0.9

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from agents.tools.fulltext import TOKENIZER, Database, content_words, match_any
-from agents.tools.passages import DocumentLike, Passage, clean
+from agents.tools.text.passages import DocumentLike, Passage, clean
 
 _TRIAL = re.compile(
     r"\brandomi[sz](?:ed|ation|ing)\b|\b(?:randomly|were|was) (?:assigned|allocated)\b|\bplacebo\b|\bdouble[- ]blind"

@@ -10,8 +10,8 @@ from agents.tools.live.proteins import UniProt
 from agents.tools.live.pubmed import NCBI_KEY, PubMed
 from agents.tools.live.tavily import TAVILY_KEY, Tavily
 from agents.tools.live.trials import ClinicalTrials
-from agents.tools.ontology import Knowledge, open_knowledge
-from agents.tools.passages import DocumentLike, Passage, Query
+from agents.tools.ontology.database import Knowledge, open_knowledge
+from agents.tools.text.passages import DocumentLike, Passage, Query
 from agents.tools.tool import Search, SearchTool, Tool
 from chimera.config.sections.tools import ToolsConfig
 from chimera.core.errors import ConfigError

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from agents.tools.excerpts import excerpt
+from agents.tools.text.excerpts import excerpt
 from agents.visit.prompting import Message
 from agents.visit.quoting import passage_text
 from chimera.core.quotes import occurs

@@ -11,7 +11,7 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from agents.tools.passages import Passage, clean
+from agents.tools.text.passages import Passage, clean
 
 Search = Callable[[str], Awaitable[Sequence[Passage]]]
 """The function of one of Chimera's own tools: takes a text, returns passages, best first; raises ToolError. Its name is

@@ -8,18 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from langchain_core.tools import BaseTool
-
-from agents.tools.excerpts import excerpt
 from agents.tools.foreign import foreign_tool, load_tool
 from agents.tools.leaks import is_source
 from agents.tools.mcp import McpServers
 from agents.tools.own import own_tools
-from agents.tools.passages import DocumentLike, Passage, ToolError, clean
+from agents.tools.text.excerpts import excerpt
+from agents.tools.text.passages import DocumentLike, Passage, ToolError, clean
 from agents.tools.tool import ArgumentError, Tool, short
 from chimera.config.roles import MCP, RolesConfig
 from chimera.config.sections.tools import ToolsConfig
-from chimera.core.fingerprints import Fingerprint
+from chimera.core.quotes import Fingerprint
 from chimera.core.types import Brief
 
 _MAX_ID = 200
@@ -79,10 +77,6 @@ class Toolbox:
     def specs(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """OpenAI tool definitions of `names`, in that order; raises KeyError for an unknown name."""
         return [self._tools[name].spec() for name in dict.fromkeys(names)]
-
-    def langchain(self, names: Sequence[str]) -> list[BaseTool]:
-        """The tools as LangChain tools, for other agents. They bypass the leak block and the limits of results."""
-        return [self._tools[name].base for name in dict.fromkeys(names)]
 
     async def call(self, name: str, arguments: Mapping[str, Any] | None, *, brief: Brief) -> ToolResult:
         """Call one tool; `arguments` is None if the model's arguments were not a JSON object."""

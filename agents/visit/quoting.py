@@ -11,7 +11,7 @@ from typing import Any
 
 from agents.roles import Role
 from agents.schemas import MAX_QUOTE, Answer, Hypothesis
-from agents.tools.excerpts import GAP, cut, split_sentences
+from agents.tools.text.excerpts import GAP, cut, split_sentences
 from agents.visit.prompting import Message, options_in, read_payload, response_format
 from chimera.config.sections.society import Quotes
 from chimera.core.quotes import MIN_QUOTE_WORDS, missing_quotes

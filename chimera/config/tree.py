@@ -33,7 +33,7 @@ from chimera.config.sections.tools import McpServer, ToolsConfig
 from chimera.config.source import COMMAND_LINE, Setting, parse_overrides, read_yaml, to_yaml
 from chimera.config.trial import FROM_TRIAL, trial_sizes
 from chimera.core.errors import ConfigError, suggestion
-from chimera.core.utf8 import check_utf8
+from chimera.core.files import check_utf8
 
 TAKEN = ("base", "final", "all", "ledger", "eval", "parts", "stages", "confusion")
 """Names of stages, metrics and files. No phase may have such a name."""
@@ -169,7 +169,7 @@ class Config(ConfigSection):
 
     def _deaf(self, role: str) -> str | None:
         """Why guidance changes nothing in what `role` says; None if it may."""
-        from chimera.core.toy import heeds_guidance
+        from chimera.serving.bundled import heeds_guidance
 
         slot = self.slot(role)
         model = self.models[slot]

@@ -13,7 +13,7 @@ from chimera.config.roles import MCP
 from chimera.config.source import parse_overrides
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
-from chimera.core.named import is_installed
+from chimera.core.imports import is_installed
 
 Work = Literal["rollouts", "answers", "training"]
 """Uses of a configuration: rollouts alone need tools; answers need models too; training also

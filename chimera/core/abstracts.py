@@ -1,7 +1,13 @@
-"""Reads a user's abstract, a text file with or without section labels, as the context of a question."""
+"""Abstracts: a user's file as the context of a question; words, statistics, directions and quotes' sources in a text.
+
+This module does not know how tasks were made, nor their labels.
+"""
 
 import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from chimera.core.errors import DataError
 from chimera.core.types import Section
@@ -46,3 +52,149 @@ def sections(text: str) -> tuple[Section, ...]:
     labelled = zip(["", *pieces[1::2]], pieces[0::2], strict=True)
     found = (Section(" ".join(label.split()), " ".join(body.split())) for label, body in labelled)
     return tuple(section for section in found if section.label or section.text)
+
+
+Significance = Literal["significant", "borderline", "not significant", "mixed", "unstated"]
+Direction = Literal["same", "opposite", "mixed", "unstated"]
+"""The direction of a text's results, relative to the direction that the question asks about."""
+
+SIGNIFICANCES: tuple[Significance, ...] = ("significant", "borderline", "not significant", "mixed", "unstated")
+DIRECTIONS: tuple[Direction, ...] = ("same", "opposite", "mixed", "unstated")
+
+STEM = 5
+"""Number of first letters by which words are compared: 'reduce' and 'reduced' count as one word."""
+
+_WORD = re.compile(r"[a-z][a-z-]+")
+_TOKEN = re.compile(r"[a-z]+|\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z])")
+_P_VALUE = re.compile(r"\bp\s*([=<>])\s*(0?\.\d+)", re.IGNORECASE)
+_INTERVAL = re.compile(r"\bCI\W{0,3}?(-?\d+(?:\.\d+)?)\s*(?:to|,|;|–|-)\s*(-?\d+(?:\.\d+)?)", re.IGNORECASE)
+_RATIO = re.compile(r"\b(?:OR|RR|HR|[Rr]atio|[Rr]isk)\b")
+_WORDED: tuple[tuple[Significance, re.Pattern[str]], ...] = (
+    ("not significant", re.compile(r"\b(?:not|no|non|never)[ -](?:\w+ )?signific|\binsignific")),
+    ("borderline", re.compile(r"\bborderline|\btrend|\bmarginal")),
+    ("significant", re.compile(r"\bsignific")),
+)
+_UP = re.compile(r"\b(?:higher|increas\w*|rais\w*|ris(?:e|es|en|ing)|rose|elevat\w*|more|greater)\b")
+_DOWN = re.compile(r"\b(?:lower\w*|decreas\w*|reduc\w*|fewer|less|declin\w*)\b")
+
+
+def words(text: str) -> list[str]:
+    """The words of `text` in lower case."""
+    return _WORD.findall(text.lower())
+
+
+def stems(text: str, ignored: Collection[str] = ()) -> set[str]:
+    """The stems of the words in `text`, without very short words and `ignored`."""
+    return {word[:STEM] for word in words(text) if len(word) > 2 and word not in ignored}
+
+
+def numbers(text: str) -> set[str]:
+    return set(_NUMBER.findall(text))
+
+
+def sentences(texts: Iterable[str]) -> list[str]:
+    return [sentence for text in texts for sentence in _SENTENCE.split(text) if sentence]
+
+
+def share(part: Collection[str], of: Collection[str]) -> float:
+    """The share of `of` that is also in `part`; 0 if `of` is empty."""
+    return len(set(of) & set(part)) / len(of) if of else 0.0
+
+
+def statistics(text: str) -> list[Significance]:
+    """The class of every p-value and confidence interval in `text`.
+
+    p below 0.05 is significant and below 0.10 borderline. An interval is significant if it excludes the value of no
+    effect: 1 for ratios, 0 otherwise.
+    """
+    found: list[Significance] = []
+    for sign, number in _P_VALUE.findall(text):
+        value = float(number)
+        if sign == ">":
+            found.append("not significant")
+        else:
+            found.append("significant" if value < 0.05 else "borderline" if value < 0.10 else "not significant")
+    none = 1.0 if _RATIO.search(text) else 0.0
+    for low, high in _INTERVAL.findall(text):
+        found.append("not significant" if float(low) <= none <= float(high) else "significant")
+    return found
+
+
+def significance(texts: Iterable[str]) -> Significance:
+    """The significance that `texts` state: by their statistics, or by their words if they give none."""
+    found: set[Significance] = {kind for text in texts for kind in statistics(text) or _worded(text)}
+    if not found:
+        return "unstated"
+    return found.pop() if len(found) == 1 else "mixed"
+
+
+def _worded(text: str) -> list[Significance]:
+    lowered = text.lower()
+    found: list[Significance] = [kind for kind, pattern in _WORDED if pattern.search(lowered)]
+    return found[:1]
+
+
+def directions(text: str) -> list[int]:
+    """Every mention of a direction: +1 up, -1 down."""
+    lowered = text.lower()
+    return [1] * len(_UP.findall(lowered)) + [-1] * len(_DOWN.findall(lowered))
+
+
+def direction(goal: str, texts: Iterable[str], *, restated: bool = False) -> Direction:
+    """The direction of the results in `texts`, relative to the direction asked in `goal`.
+
+    Args:
+        goal: The question. If it names no direction or both, the result is "unstated".
+        restated: The text may repeat the direction asked ("asked lower; found higher"): one mention of it does not
+            count if there are others.
+    """
+    asked = set(directions(goal))
+    found = [mention for text in texts for mention in directions(text)]
+    if len(asked) != 1 or not found:
+        return "unstated"
+    (wanted,) = asked
+    if restated and len(found) > 1 and wanted in found:
+        found.remove(wanted)
+    if len(set(found)) > 1:
+        return "mixed"
+    return "same" if found[0] == wanted else "opposite"
+
+
+@dataclass(frozen=True, slots=True)
+class Passages:
+    """The sentences that the juniors have seen, and which of them bear on the question.
+
+    Attributes:
+        tokens: Words and numbers of each sentence.
+        relevant: Indices of those that give a statistic and share the most words with the question.
+    """
+
+    sentences: Sequence[str]
+    tokens: Sequence[set[str]]
+    relevant: frozenset[int]
+
+    @classmethod
+    def of(cls, goal_stems: Collection[str], texts: Iterable[str]) -> "Passages":
+        """Read `texts`, and find the sentences relevant to a question with these stems."""
+        found = sentences(texts)
+        shared = [share(stems(sentence), goal_stems) if statistics(sentence) else 0.0 for sentence in found]
+        most = max(shared, default=0.0)
+        relevant = frozenset(at for at, value in enumerate(shared) if most > 0.0 and value == most)
+        return cls(found, [_tokens(sentence) for sentence in found], relevant)
+
+    def origin(self, quote: str) -> tuple[int, float]:
+        """Index of the sentence most similar to `quote`, and their similarity (Jaccard index of words and numbers).
+
+        Raises:
+            ValueError: There are no sentences.
+        """
+        wanted = _tokens(quote)
+        alike = [len(wanted & tokens) / max(1, len(wanted | tokens)) for tokens in self.tokens]
+        best = max(range(len(alike)), key=alike.__getitem__)
+        return best, alike[best]
+
+
+def _tokens(text: str) -> set[str]:
+    return set(_TOKEN.findall(text.lower()))

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from chimera.core.errors import ChimeraError, ConfigError, RunError, storage_fault
-from chimera.core.limits import out_of_memory
-from chimera.core.machine import check_machine
-from chimera.core.temporary import own_temporary_folder
-from chimera.core.utf8 import check_utf8
+from chimera.core.files import check_utf8
+from chimera.core.machine import check_machine, out_of_memory, own_temporary_folder
 
 if TYPE_CHECKING:
     from chimera.config.tree import Config

@@ -1,12 +1,20 @@
-"""What is checked before any command: the system, Python's version, and that Chimera's packages are its own."""
+"""The machine that a command runs on: what is checked before it, its limits, ports and temporary folder."""
 
+import atexit
+import errno
 import os
+import re
+import shutil
+import socket
 import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from chimera.core.errors import ConfigError
+from chimera.core.errors import ConfigError, RunError
 
 PACKAGES = ("agents", "evaluation", "training")
 """Chimera's other top-level packages. Other distributions have packages of these names."""
@@ -63,3 +71,112 @@ def _foreign(name: str, folder: Path | None) -> str:
         f"the package {name!r} in {folder} belongs to {owner} and not to Chimera, which has one of the same name: "
         f"{remedy}, or give Chimera an environment of its own (make setup)"
     )
+
+
+FILES = 64
+"""Open files (and sockets) of one process of a run, without those for each concurrent rollout."""
+FILES_EACH = 8
+"""Open files for each concurrent rollout: calls of three juniors at once, and its tools'."""
+
+
+def allow_files(setting: str, rollouts: int) -> None:
+    """Let this process and its children open as many files as `rollouts` concurrent rollouts need.
+
+    Args:
+        setting: The setting of their number, such as "rollouts.concurrency".
+        rollouts: Their number.
+
+    Raises:
+        ConfigError: The limit is lower, and cannot be raised from here.
+    """
+    import resource  # Windows has none; there, a command says so first.
+
+    needed = FILES + FILES_EACH * rollouts
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"{setting}={rollouts} needs {needed} open files, and a process may open {hard} here: raise the limit "
+            f"(ulimit -n {needed}), or lower {setting}"
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """The sentence for an error caused by a lack of memory or threads; None for any other error."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, MemoryError) or (isinstance(seen, OSError) and seen.errno == errno.ENOMEM):
+            break
+        if isinstance(seen, RuntimeError) and ("allocate memory" in str(seen) or "start new thread" in str(seen)):
+            break
+        seen = seen.__cause__ or seen.__context__
+    if seen is None:
+        return None
+    said = str(seen).splitlines()[0] if str(seen) else type(seen).__name__
+    return (
+        f"the system gives no more memory or threads ({said}): raise the limits (ulimit -v, ulimit -u), or lower "
+        "rollouts.concurrency and serving.slots"
+    )
+
+
+LOOPBACK = "127.0.0.1"
+REMEDY = "end programs that hold many connections, or raise the limit (ulimit -n, net.ipv4.ip_local_port_range)"
+USED_UP = (errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS)
+
+
+def listen(*, host: str = LOOPBACK, backlog: int | None = None) -> socket.socket:
+    """A socket that listens on a free port of `host`; raises RunError if no port can be opened."""
+    try:
+        return socket.create_server((host, 0), backlog=backlog)
+    except OSError as error:
+        raise RunError(f"no port of {host} can be opened ({error.strerror}): {_remedy(host)}") from error
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that no process uses now; raises RunError if no port can be opened."""
+    with listen() as listener:
+        return listener.getsockname()[1]
+
+
+def _remedy(host: str) -> str:
+    return REMEDY if host == LOOPBACK else f"set cluster.host to an address of this machine, or {REMEDY}"
+
+
+def check_sockets(error: BaseException | None) -> None:
+    """Raise if `error` means that this machine has no socket left: then it is useless to wait for a server.
+
+    Raises:
+        RunError: This machine has no socket left.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in USED_UP:
+            raise RunError(f"no connection to 127.0.0.1 can be made ({error.strerror}): {REMEDY}") from error
+        error = error.__cause__ or error.__context__
+
+
+PREFIX = "chimera-"
+_OWN = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")
+
+
+def own_temporary_folder() -> Callable[[], None]:
+    """Let this process and its children write to a folder of their own. Returns what removes it.
+
+    It is also removed at the interpreter's exit: after the folders of libraries that register theirs later, since the
+    last that is registered is called first. A child is in its parent's folder already, and leaves it to the parent.
+    """
+    system = tempfile.gettempdir()
+    if _OWN.fullmatch(Path(system).name):
+        return lambda: None
+    os.environ.setdefault("RAY_TMPDIR", system)  # Where Ray notes the addresses of clusters on this machine.
+    folder = tempfile.mkdtemp(prefix=PREFIX, dir=system)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    remove = partial(shutil.rmtree, folder, ignore_errors=True)  # Another process may be removing its own part of it.
+    atexit.register(remove)
+    return remove
+
+
+def lasting_folder() -> Path:
+    """The system's folder for temporary files, for what a person may want to read after the command."""
+    folder = Path(tempfile.gettempdir())
+    return folder.parent if _OWN.fullmatch(folder.name) else folder

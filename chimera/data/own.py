@@ -12,8 +12,8 @@ from typing import Any
 
 from chimera.config.sections.data import FAILED, Columns, ColumnsConfig, DataConfig
 from chimera.core.errors import DataError, nearest
+from chimera.core.files import check_utf8
 from chimera.core.types import LABELS, Label, Option, ResearchTask, Section
-from chimera.core.utf8 import check_utf8
 from chimera.data.tables import Table, TableRow, open_table
 
 USUAL: Mapping[str, tuple[str, ...]] = {

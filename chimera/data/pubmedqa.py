@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from chimera.config.sections.data import ColumnsConfig
 from chimera.core.errors import DataError, boundary
+from chimera.core.files import check_utf8
 from chimera.core.types import LABELS, Label, ResearchTask, Section
-from chimera.core.utf8 import check_utf8
 
 HUB_NAME, HUB_CONFIG, HUB_SPLIT = "qiaojin/PubMedQA", "pqa_labeled", "train"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import DataError
-from chimera.core.utf8 import place_of_bad_byte
+from chimera.core.files import place_of_bad_byte
 from chimera.data.pubmedqa import check_file
 
 CSV, TSV, JSONL, PARQUET = ".csv", ".tsv", (".jsonl", ".ndjson"), ".parquet"

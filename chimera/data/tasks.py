@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chimera.core.errors import DataError
-from chimera.core.fingerprints import Fingerprint, fingerprint
+from chimera.core.quotes import Fingerprint, fingerprint
 from chimera.core.types import SOURCE_NAMES, Label, ResearchTask, Source, abstract_text, labels_of
 from chimera.data.splits import check_disjoint, hold_out, official_split, three_way_split
 

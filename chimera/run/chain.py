@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import RunError
-from chimera.core.plain_json import parse_json, parse_object
+from chimera.core.files import parse_json, parse_object
 
 FIELDS = ("previous", "hash")
 """The fields that a chain adds to each record."""

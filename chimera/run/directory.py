@@ -24,8 +24,7 @@ from chimera.config.loader import effective
 from chimera.config.source import read_yaml, to_yaml
 from chimera.config.tree import Config, load_config
 from chimera.core.errors import RunError, suggestion
-from chimera.core.files import replace_file
-from chimera.core.plain_json import read_json_object
+from chimera.core.files import read_json_object, replace_file
 from chimera.core.secrets import load_secrets, redact_tree
 from chimera.run.chain import read_events
 from chimera.run.environment import describe_environment, now

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import RunError
-from chimera.core.plain_json import parse_object
+from chimera.core.files import parse_object
 from chimera.core.secrets import redact_tree
 from chimera.run.chain import TAIL, link
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from pydantic_core import from_json
 
 from chimera.core.errors import ModelError, UnreachableError
-from chimera.serving.refused import REFUSALS, RefusedFields, RefusedRequest
+from chimera.serving.refusals import REFUSALS, RefusedFields, RefusedRequest
 
 if TYPE_CHECKING:
     from chimera.serving.connections import Connections, HttpAnswer

@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp.http_exceptions import ContentEncodingError
 from pydantic_core import to_json
 
-from chimera.serving.door import LOOPBACK
+from chimera.serving.auth import LOOPBACK
 
 MAX_BYTES = 32 * 2**20
 """Longest answer that is read, in decompressed bytes. Log-probabilities of a long conversation are far smaller."""

@@ -20,7 +20,7 @@ import httpx
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, ModelError, RunError
-from chimera.core.ports import LOOPBACK, check_sockets, listen
+from chimera.core.machine import LOOPBACK, check_sockets, listen
 from chimera.processes.child_environment import child_environment
 from chimera.processes.children import STOP_SECONDS, Command, stop
 from chimera.serving.client import NO_KEY, Endpoint

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from chimera.core.errors import ConfigError, ModelError, UnreachableError
-from chimera.serving.refused import REFUSALS, RefusedRequest
+from chimera.serving.refusals import REFUSALS, RefusedRequest
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -90,7 +90,7 @@ def _options(endpoint: "Endpoint", max_retries: int) -> dict[str, Any]:
     if endpoint.api_key or not _keyless(endpoint):
         options["api_key"] = endpoint.api_key or "none"  # LangChain would take a key that the settings do not name.
     if endpoint.provider in ("openai", "azure_openai"):
-        from chimera.serving.bounded_http import BoundedClient
+        from chimera.serving.openai_http import BoundedClient
 
         options["http_async_client"] = BoundedClient()
     return options | {"timeout": endpoint.timeout_s, "max_retries": max_retries}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from chimera.core.reading import DIRECTIONS, SIGNIFICANCES, Passages, direction, significance, stems
+from chimera.core.abstracts import DIRECTIONS, SIGNIFICANCES, Passages, direction, significance, stems
 from chimera.core.types import ResearchTask, abstract_text, labels_of
 from evaluation.records.study import BaselineAnswer
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.tools.fulltext import STOP_WORDS
-from agents.tools.passages import Passage
+from agents.tools.text.passages import Passage
 from chimera.config.sections.tools import ToolsConfig
 from chimera.core.quotes import occurs
 from chimera.core.types import Source

@@ -14,14 +14,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
+from agents.person import PersonVerdict, refused
 from agents.roles import PRINCIPAL_INVESTIGATOR
 from agents.saver import saved_state
-from agents.seat import PersonVerdict, refused
-from agents.tools.passages import Passage
+from agents.tools.text.passages import Passage
 from chimera.config.tree import Config
 from chimera.core.errors import RunError
-from chimera.core.files import replace_file
-from chimera.core.plain_json import read_json_object
+from chimera.core.files import read_json_object, replace_file
 from chimera.core.types import Brief, Option, Section
 
 FOLDER = "asked"

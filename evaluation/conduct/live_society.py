@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 from rich.jupyter import JupyterMixin
 
 from agents.context import Selector, Tools
+from agents.person import SKIP, PersonVerdict
 from agents.saver import open_saver
-from agents.seat import SKIP, PersonVerdict
 from agents.society import WAITS, Saved, Society
-from agents.tools.passages import Passage
 from agents.tools.source_log import SourceLog
 from agents.tools.sources import given_sources
+from agents.tools.text.passages import Passage
 from agents.tools.toolbox import build_toolbox
 from chimera.config.roles import JUDGE, tool_name
 from chimera.config.tree import Config
 from chimera.core.cli import keep_direct
 from chimera.core.errors import ChimeraError
+from chimera.core.machine import lasting_folder
 from chimera.core.secrets import load_secrets
-from chimera.core.temporary import lasting_folder
-from chimera.core.toy import toy_parts
 from chimera.core.types import Brief, Source
 from chimera.data.tasks import Document, load
+from chimera.serving.bundled import toy_parts
 from chimera.serving.client import HttpModel
 from chimera.serving.process import ModelServers, serve
 from chimera.show.ask import cards, source_lines
@@ -70,7 +70,7 @@ class Step(JupyterMixin):
         sources: The passages that the society has found so far, as a further card.
         tool_calls: Number of tool calls so far.
         slot: The slot whose model plays the node; None if the node is not a role.
-        waits_for: What a person has to confirm before the work goes on (see `agents.seat`); None otherwise.
+        waits_for: What a person has to confirm before the work goes on (see `agents.person`); None otherwise.
     """
 
     number: int

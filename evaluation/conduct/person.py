@@ -9,7 +9,7 @@ from chimera.show.card import Card, show
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from agents.seat import PersonVerdict
+    from agents.person import PersonVerdict
 
 
 def ask_person(console: "Console", state: Mapping[str, Any]) -> "PersonVerdict":
@@ -21,7 +21,7 @@ def ask_person(console: "Console", state: Mapping[str, Any]) -> "PersonVerdict":
     from pydantic import ValidationError
     from rich.prompt import Prompt
 
-    from agents.seat import PersonVerdict, refused
+    from agents.person import PersonVerdict, refused
 
     lines = (("answer", str(state["final_answer"])), ("protocol", state["final_decision"]))
     show(console, Card("Does this decision take effect?", (*lines, ("why", state["final_rationale"])), "yellow"))

@@ -16,7 +16,7 @@ async def told_context(endpoint: Endpoint) -> int | None:
         return None
     import httpx
 
-    from chimera.core.plain_json import parse_json
+    from chimera.core.files import parse_json
 
     headers = {"authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
     try:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from textwrap import shorten
 
-from agents.tools.passages import MAX_QUERY
+from agents.tools.text.passages import MAX_QUERY
 from agents.tools.toolbox import Toolbox
 from chimera.config.tree import Config
 from chimera.core.types import Brief

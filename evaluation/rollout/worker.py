@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from agents.context import Selector, Tools
 from chimera.config.tree import Config
 from chimera.core.errors import ModelError, UnreachableError
-from chimera.core.plain_json import parse_json
+from chimera.core.files import parse_json
 from chimera.serving.client import Completion, Endpoint, HttpModel, read_completions
 from evaluation.records.rollouts import Made, RolloutInput, RolloutRecord
 from evaluation.rollout.make import EndedRollout, RolloutMaker, Start

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from chimera.core.errors import RunError
-from chimera.core.plain_json import parse_json
+from chimera.core.files import parse_json
 from chimera.core.types import LABELS, Label
 from chimera.run.policies import Policy
 from evaluation.records.coalitions import policies_of

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from chimera.core.errors import RunError
-from chimera.core.plain_json import parse_json
+from chimera.core.files import parse_json
 from evaluation.traces.token_records import TokenRecord, read_tokens, token_files
 
 

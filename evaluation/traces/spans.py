@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from chimera.core.errors import RunError
-from chimera.core.plain_json import parse_json
+from chimera.core.files import parse_json
 from chimera.core.secrets import redact_tree
 
 EXCHANGE = "raw_gen_ai_request"

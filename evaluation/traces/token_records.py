@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import RunError
-from chimera.core.files import replace_file
-from chimera.core.plain_json import parse_json
+from chimera.core.files import parse_json, replace_file
 from chimera.core.secrets import redact_tree
 
 

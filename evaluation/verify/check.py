@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import ChimeraError, RunError
-from chimera.core.plain_json import parse_json
+from chimera.core.files import parse_json
 from chimera.run.chain import Entry, read_chain
 from chimera.run.directory import LEDGER, Run
 from chimera.run.hashes import hash_artifact

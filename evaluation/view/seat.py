@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from agents.seat import PersonVerdict
-from agents.tools.passages import Passage
+from agents.person import PersonVerdict
+from agents.tools.text.passages import Passage
 from chimera.core.errors import ChimeraError, RunError
 from chimera.core.secrets import ENVIRONMENT
 from chimera.core.types import LABELS

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agents.tools.passages import Passage
 from agents.tools.sources import given_sources
-from chimera.core.toy import toy_parts
+from agents.tools.text.passages import Passage
+from chimera.serving.bundled import toy_parts
 from evaluation.conduct.asked import NOTICE
 from evaluation.conduct.grounds import Origins, Rule
 from evaluation.conduct.kept import OWN_QUESTION, Kept

@@ -9,8 +9,8 @@ from agents.roles import ROLES
 from agents.visit.prompting import read_payload
 from chimera.config.tree import dump_config
 from chimera.core.errors import ConfigError
+from chimera.data.guidance import check_guidance
 from chimera.data.tasks import load
-from chimera.data.told import check_told
 from chimera.export import role_settings
 from chimera.serving.embedded.checkpoint import NANO
 from training.configuration import load_config
@@ -106,9 +106,9 @@ def test_the_question_of_a_validation_or_test_task_is_refused() -> None:
         told = type(society).model_validate({"guidance": {"juniors": {"examples": [example]}}})
         if refused:
             with pytest.raises(ConfigError, match=f"holds the question of the {refused} task {task.id}"):
-                check_told(told, dataset)
+                check_guidance(told, dataset)
         else:
-            check_told(told, dataset)
+            check_guidance(told, dataset)
 
 
 def test_an_exported_role_has_what_it_was_told() -> None:

@@ -4,8 +4,8 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
+from agents.person import PERSON
 from agents.roles import ROLES
-from agents.seat import SEAT
 from chimera.core.errors import ConfigError
 from chimera.core.types import Brief, Option, Section
 
@@ -62,7 +62,7 @@ async def test_one_can_stop_edit_and_go_on_or_go_back(society_kit):
 async def test_a_person_confirms_there_too(society_kit):
     graph = standing(society_kit, society_kit.Model(), confirm=("GO",))
     await graph.ainvoke({"research_goal": "q-1"}, THREAD)
-    assert (await graph.aget_state(THREAD)).next == (SEAT,)
+    assert (await graph.aget_state(THREAD)).next == (PERSON,)
     state = await graph.ainvoke(Command(resume={"action": "reject", "reason": "too small"}), THREAD)
     assert state["final_decision"] == "UNDECIDED"
 

@@ -19,7 +19,7 @@ from chimera import ask, export, study, trace, train
 from chimera import eval as evaluation_command
 from chimera.config.sections.models import ServingConfig
 from chimera.core.errors import ChimeraError, ConfigError, RunError
-from chimera.core.named import is_installed
+from chimera.core.imports import is_installed
 from chimera.data.tasks import load
 from chimera.run.directory import Run
 from chimera.run.policies import WENT_LIVE, Policy

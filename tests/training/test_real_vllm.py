@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from chimera.config.sections.rollouts import RewardConfig
-from chimera.core.ports import free_port
+from chimera.core.machine import free_port
 from chimera.processes.children import stop
 from chimera.processes.programs import Program
 from chimera.run.directory import Run

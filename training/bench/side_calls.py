@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from chimera.config.tree import Config
 from chimera.core.errors import ModelError, RunError, UnreachableError
-from chimera.core.plain_json import parse_json
+from chimera.core.files import parse_json
 from chimera.run.directory import Run
 from chimera.run.jsonl import append_line, read_lines
 from chimera.serving.client import Endpoint, HttpModel, read_completions

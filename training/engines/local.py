@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from chimera.core.errors import RunError
-from chimera.core.plain_json import read_json_object
+from chimera.core.files import read_json_object
 from chimera.serving.embedded.checkpoint import check_trainable
 from training.algorithms.ppo.batch import WEIGHTS, Batch, Sample, mini_batches, reduce
 from training.algorithms.ppo.settings import PpoSettings

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chimera.core.errors import RunError
-from chimera.core.plain_json import parse_json
+from chimera.core.files import parse_json
 from training.learning.weights import write_tensors
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from chimera.core.ports import LOOPBACK, listen
+from chimera.core.machine import LOOPBACK, listen
 
 
 class Meeting:

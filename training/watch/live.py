@@ -1,7 +1,7 @@
 """A run as a live view at the foot of a terminal, for 80 columns and 24 lines and more."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -12,21 +12,11 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from evaluation.conduct.progress import Advance
-from evaluation.records.rollouts import RolloutRecord
 from evaluation.scores.rewards import part_title
 from training.summary import part_means
-from training.watch.progress import Activity, Rollouts, RunProgress, part_of
-from training.watch.view_text import (
-    describe_versions,
-    duration,
-    failure,
-    last_rollout,
-    number,
-    result_table,
-    running,
-    trend,
-)
+from training.watch.progress import Activity, Rollouts
+from training.watch.view import View
+from training.watch.view_text import describe_versions, duration, last_rollout, number, result_table, running, trend
 
 STYLES = {"done": "green", "running": "bold", "": "dim"}
 """Style of each state of a phase."""
@@ -34,17 +24,16 @@ BAR = 24
 """Width of a bar, in characters."""
 
 
-class LiveView:
+class LiveView(View):
     """A live view: the phases, what is happening, time left, the rewards' trend, the last decisions.
 
     Notes and tables are printed above it. It is there while the view is open, or while something is counted.
     """
 
     def __init__(self, console: Console, concurrency: int) -> None:
-        self._console = console
-        self._progress = RunProgress(concurrency)
+        super().__init__(console, concurrency)
         self._plan: dict[str, str] = {}
-        self._phases: list[tuple[Rollouts, Activity]] = []
+        self._decision = ""
         self._spinner = Spinner("dots")
         self._live: Live | None = None
 
@@ -55,70 +44,10 @@ class LiveView:
     def __exit__(self, *_: object) -> None:
         self._close()
 
-    def plan(self, names: Sequence[str], done: Sequence[str] = (), costs: Mapping[str, float] | None = None) -> None:
-        self._plan = {name: "done" if name in done else "" for name in names}
-        self._progress.forecast.plan(costs or {})
-        self._show()
-
-    @contextmanager
-    def doing(self, text: str) -> Iterator[None]:
-        with self._progress.doing(text):
-            self._show()
-            yield
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """A part of the run; a phase is marked as running, and as done when it has ended by itself."""
-        with self._marked(name), part_of(self._progress, name):
-            self._show()
-            yield
-
-    @contextmanager
-    def phase(self, name: str, total: int, versions: Mapping[str, str], *, table: bool = True) -> Iterator[None]:
-        rollouts = Rollouts(versions)
-        started = time.monotonic()
-        try:
-            with self._counted(name, total, rollouts=True) as activity:
-                self._phases.append((rollouts, activity))
-                try:
-                    self._show()
-                    yield
-                finally:
-                    self._phases.pop()
-        finally:
-            if table:
-                self.table(result_table(name, rollouts.records, time.monotonic() - started))
-            else:
-                self.note(f"{name}: {len(rollouts.records)} rollouts, {running(rollouts.records)}")
-
-    def add(self, record: RolloutRecord) -> None:
-        rollouts, activity = self._phases[-1]
-        rollouts.add(record)
-        self._progress.rollout(record)
-        self._progress.advance(activity, len(rollouts.records))
-        if record.status == "failed":
-            self.warn(failure(record))
-        self._show()
-
-    @contextmanager
-    def work(self, name: str, total: int) -> Iterator[Advance]:
-        """Show a separate bar below that of the phase."""
-        with self._counted(name, total) as activity:
-
-            def advance(done: int, text: str) -> None:
-                self._progress.advance(activity, done, text)
-                self._show()
-
-            self._show()
-            yield advance
-
     def decision(self, text: str) -> None:
         """One line above the live view, which also stays in it."""
-        self._progress.decided = text
+        self._decision = text
         self._console.print(Text(text, style="bold"))
-
-    def table(self, table: Table) -> None:
-        self._console.print(table)
 
     def note(self, text: str) -> None:
         self._console.print(Text(text))
@@ -130,6 +59,34 @@ class LiveView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The picture, drawn anew at each refresh, so that times go on by themselves."""
         yield self._picture(options.max_width)
+
+    def _show_plan(self, names: Sequence[str], done: Sequence[str]) -> None:
+        self._plan = {name: "done" if name in done else "" for name in names}
+        self._update()
+
+    def _show_result(self, name: str, rollouts: Rollouts, seconds: float, *, table: bool) -> None:
+        if table:
+            self.table(result_table(name, rollouts.records, seconds))
+        else:
+            self.note(f"{name}: {len(rollouts.records)} rollouts, {running(rollouts.records)}")
+
+    def _show(self, activity: Activity) -> None:
+        self._update()
+
+    def _update(self) -> None:
+        if self._live is not None:
+            self._live.update(self)
+
+    @contextmanager
+    def _active(self, text: str, total: int = 0, rollouts: Rollouts | None = None) -> Iterator[Activity]:
+        with self._marked(text), super()._active(text, total, rollouts) as activity:
+            opened = bool(total) and self._open()
+            try:
+                self._update()
+                yield activity
+            finally:
+                if opened:
+                    self._close()
 
     def _open(self) -> bool:
         """Start the live view, unless there is one: rich allows one. True if it was started."""
@@ -143,16 +100,6 @@ class LiveView:
         live, self._live = self._live, None
         if live is not None:
             live.stop()
-
-    @contextmanager
-    def _counted(self, name: str, total: int, *, rollouts: bool = False) -> Iterator[Activity]:
-        with self._marked(name), self._progress.doing(name, total, rollouts=rollouts) as activity:
-            opened = self._open()
-            try:
-                yield activity
-            finally:
-                if opened:
-                    self._close()
 
     @contextmanager
     def _marked(self, name: str) -> Iterator[None]:
@@ -169,21 +116,17 @@ class LiveView:
             raise
         self._plan[name] = "done"
 
-    def _show(self) -> None:
-        if self._live is not None:
-            self._live.update(self)
-
     def _picture(self, width: int) -> RenderableType:
         lines: list[RenderableType] = []
         if self._plan:
             lines.append(
                 Text(" | ").join(Text(f"{name} {state}".rstrip(), STYLES[state]) for name, state in self._plan.items())
             )
-        activities = self._progress.activities
-        lines += [self._bar(one, width) for one in activities if one.total]
+        activities = self._current()
+        lines += [self._bar(activity, width) for activity in activities if activity.total]
         lines.append(self._now(activities, width))
-        if self._phases:
-            rollouts, _ = self._phases[-1]
+        if phases := self._phases():
+            rollouts = phases[-1][1]
             parts = ", ".join(
                 f"{part_title(name)} {number(value)}" for name, value in part_means(rollouts.records).items()
             )
@@ -192,12 +135,12 @@ class LiveView:
                 Text(f"  parts: {parts or '-'}", style="dim"),
                 Text(f"  policies: {describe_versions(rollouts.versions)}", style="dim"),
             ]
-        if words := trend(self._progress.rewards):
+        if words := trend(self._rewards):
             lines.append(Text(f"  reward {words}"))
-        if self._progress.latest is not None:
-            lines.append(Text(f"  last: {last_rollout(self._progress.latest)}", style="dim"))
-        if self._progress.decided:
-            lines.append(Text(f"  {self._progress.decided}", style="bold"))
+        if self._latest is not None:
+            lines.append(Text(f"  last: {last_rollout(self._latest)}", style="dim"))
+        if self._decision:
+            lines.append(Text(f"  {self._decision}", style="bold"))
         for line in lines:
             if isinstance(line, Text):
                 line.no_wrap, line.overflow = True, "ellipsis"
@@ -208,7 +151,7 @@ class LiveView:
         inner = activities[-1] if activities else None
         counted = inner is None or inner.total
         what = "" if inner is None or counted else f"{inner.text}, {duration(time.monotonic() - inner.since)} | "
-        text = Text(f"{what}run {self._progress.time_words()}")
+        text = Text(f"{what}run {self._time_words()}")
         text.truncate(width - 2, overflow="ellipsis")
         self._spinner.update(text=text)
         return self._spinner

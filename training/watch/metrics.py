@@ -5,14 +5,12 @@ the step is its number), "protocols" (the rollouts of a phase are complete and c
 policy) and "ledger" (the last hash of the run's ledger).
 """
 
-import logging
 import math
 import numbers
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from chimera.core.secrets import redact
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from evaluation.records.rollouts import RolloutRecord
@@ -22,34 +20,16 @@ ROLLOUT = "rollout"
 PROTOCOLS = "protocols"
 ARTIFACT = "artifact"
 
-logger = logging.getLogger(__name__)
-
-
-class Sink(Protocol):
-    """Shows a run while it is running, by following its metrics.jsonl."""
-
-    @property
-    def name(self) -> str:
-        """Its name in warnings."""
-        ...
-
-    def close(self, *, interrupted: bool) -> None:
-        """Show the remaining lines and end; within seconds if the user has `interrupted` the run."""
-        ...
-
 
 class Metrics:
-    """Writes the feed. It is thread-safe. As a context manager it closes the sinks at the end.
+    """Writes the feed. It is thread-safe.
 
     Args:
         run: The run. Rollouts that are already in its metrics.jsonl are not logged again.
-        warn: Called with a message if a sink could not be closed.
     """
 
-    def __init__(self, run: Run, sinks: Sequence[Sink] = (), warn: Callable[[str], None] = logger.warning) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._sinks = list(sinks)
-        self._warn = warn
         self._lock = threading.Lock()
         self._rollouts = {line["rollout_id"] for line in run.metrics() if line.get("phase") == ROLLOUT}
 
@@ -79,22 +59,6 @@ class Metrics:
 
     def artifact(self, policy: Policy) -> None:
         self.log(ARTIFACT, None, policy.dump())
-
-    def close(self, *, interrupted: bool = False) -> None:
-        """Close the sinks, but not the run."""
-        while self._sinks:
-            sink = self._sinks.pop()
-            try:
-                sink.close(interrupted=interrupted)
-            except Exception as error:  # noqa: BLE001  whatever is wrong with a sink, the run has not failed
-                reason = redact(f"{type(error).__name__}: {error}")
-                self._warn(f"{sink.name} may lack something that metrics.jsonl has: {reason}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(interrupted=kind is not None)
 
 
 def rollout_values(record: RolloutRecord) -> dict[str, Any]:

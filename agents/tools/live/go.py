@@ -6,8 +6,8 @@ from pydantic import BaseModel, Field
 
 from agents.tools.fulltext import content_words
 from agents.tools.live.http import SPARE, LiveHttp, SearchCache
-from agents.tools.ontology import go_id
-from agents.tools.passages import Passage, Query
+from agents.tools.ontology.database import go_id
+from agents.tools.text.passages import Passage, Query
 
 SERVICE = "QuickGO"
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from agents.tools.passages import Passage, ToolError
+from agents.tools.text.passages import Passage, ToolError
 
 AGENT = "chimera-lab"
 """User-Agent header that every service receives."""

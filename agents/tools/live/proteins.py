@@ -7,8 +7,8 @@ from pydantic import BaseModel, Field
 
 from agents.tools.fulltext import content_words
 from agents.tools.live.http import SPARE, LiveHttp, SearchCache
-from agents.tools.ontology_files import strip_evidence
-from agents.tools.passages import Passage, Query
+from agents.tools.ontology.files import strip_evidence
+from agents.tools.text.passages import Passage, Query
 
 SERVICE = "UniProt"
 _ACCESSION = re.compile(r"[OPQ][0-9][A-Z0-9]{3}[0-9]|[A-NR-Z][0-9](?:[A-Z][A-Z0-9]{2}[0-9]){1,2}", re.IGNORECASE)

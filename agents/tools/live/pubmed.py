@@ -7,8 +7,8 @@ from pydantic import BaseModel, Field
 
 from agents.tools.fulltext import content_words
 from agents.tools.live.http import AGENT, SPARE, LiveHttp, SearchCache
-from agents.tools.markup import element_text, parse_xml
-from agents.tools.passages import Passage, Query, ToolError
+from agents.tools.text.markup import element_text, parse_xml
+from agents.tools.text.passages import Passage, Query, ToolError
 
 SERVICE = "PubMed"
 NCBI_KEY = "NCBI_API_KEY"

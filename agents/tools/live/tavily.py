@@ -7,8 +7,8 @@ import httpx
 from pydantic import BaseModel
 
 from agents.tools.live.http import SPARE, LiveHttp, LiveTransport, SearchCache
-from agents.tools.markup import text_of
-from agents.tools.passages import Passage, Query
+from agents.tools.text.markup import text_of
+from agents.tools.text.passages import Passage, Query
 
 SERVICE = "Tavily"
 TAVILY_KEY = "TAVILY_API_KEY"

@@ -6,8 +6,8 @@ from pydantic import BaseModel, Field
 
 from agents.tools.fulltext import content_words
 from agents.tools.live.http import SPARE, LiveHttp, SearchCache
-from agents.tools.markup import text_of
-from agents.tools.passages import Passage, Query
+from agents.tools.text.markup import text_of
+from agents.tools.text.passages import Passage, Query
 
 SERVICE = "ClinicalTrials.gov"
 

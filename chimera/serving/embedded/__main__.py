@@ -16,9 +16,9 @@ from pathlib import Path
 import uvicorn
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
+from chimera.serving.devices import decoding_processes
 from chimera.serving.embedded.app import create_app
 from chimera.serving.embedded.checkpoint import count_weights, locate
-from chimera.serving.embedded.processes import decoding_processes
 from chimera.serving.embedded.service import Service
 from chimera.serving.embedded.spread import SpreadService
 

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, the run's key, and errors in OpenAI's form."""
+"""The HTTP application of the embedded models: its routes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
+from fastapi.responses import JSONResponse, Response
 
-from chimera.serving.door import Door
-from chimera.serving.embedded.protocol import ApiError, BadRequest, ChatRequest, NotFound, parse_request
+from chimera.serving.application import application, json_object, until_disconnected
+from chimera.serving.embedded.protocol import BadRequest, ChatRequest, parse_request
 
 
 class Served(Protocol):
@@ -33,28 +32,14 @@ class Served(Protocol):
 
 
 def create_app(service: Served, api_key: str) -> FastAPI:
-    """The application, protected by a `Door`; it closes `service` when it shuts down."""
+    """The application, protected by `api_key`; it closes `service` when it shuts down."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         await service.aclose()
 
-    app = FastAPI(title="Chimera model server", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-
-    app.add_middleware(Door, key=api_key)
-
-    @app.exception_handler(ApiError)
-    async def known(request: Request, error: ApiError) -> JSONResponse:
-        return JSONResponse(error.body(), status_code=error.status)
-
-    @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse(NotFound(f"{request.method} {request.url.path}: {error.detail}").body(), error.status_code)
-
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(ApiError(f"{type(error).__name__}: {error}").body(), status_code=500)
+    app = application("Chimera model server", api_key, lifespan)
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -66,58 +51,34 @@ def create_app(service: Served, api_key: str) -> FastAPI:
         return {"object": "list", "data": service.describe()}
 
     @app.post("/v1/chat/completions")
-    async def chat(request: Request) -> JSONResponse:
-        asked = parse_request(await _body(request))
-        answering = asyncio.ensure_future(service.complete(asked))
-        leaving = asyncio.ensure_future(_disconnected(request))
-        try:
-            await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done():
-                return JSONResponse({}, status_code=499)
-            return JSONResponse(answering.result())
-        finally:
-            leaving.cancel()
-            answering.cancel()
+    async def chat(request: Request) -> Response:
+        parsed = parse_request(await json_object(request))
+        return await until_disconnected(request, answer(parsed))
+
+    async def answer(parsed: ChatRequest) -> Response:
+        return JSONResponse(await service.complete(parsed))
 
     @app.post("/admin/weights")
     async def weights(request: Request) -> dict[str, Any]:
-        body = await _body(request)
-        match body:
+        match await json_object(request):
             case {"model": str(key), "folder": str(folder), **rest} if set(rest) <= {"version"}:
-                version = rest.get("version")
-            case _:
-                raise BadRequest('the body must be {"model": key, "folder": path} with an optional "version"')
-        return {
-            "model": key,
-            "weights_version": await asyncio.to_thread(service.load_weights, key, Path(folder), version),
-        }
+                version = await asyncio.to_thread(service.load_weights, key, Path(folder), rest.get("version"))
+                return {"model": key, "weights_version": version}
+        raise BadRequest('the body must be {"model": key, "folder": path} with an optional "version"')
 
     @app.post("/admin/candidates")
     async def add_candidate(request: Request) -> dict[str, Any]:
-        match await _body(request):
+        match await json_object(request):
             case {"model": str(key), "folder": str(folder), "version": str(version), **rest} if not rest:
                 return {"model": await asyncio.to_thread(service.add_candidate, key, Path(folder), version)}
         raise BadRequest('the body must be {"model": key, "folder": path, "version": name}')
 
     @app.delete("/admin/candidates")
     async def remove_candidate(request: Request) -> dict[str, Any]:
-        match await _body(request):
+        match await json_object(request):
             case {"model": str(name), **rest} if not rest:
                 await asyncio.to_thread(service.remove_candidate, name)
                 return {"model": name}
         raise BadRequest('the body must be {"model": name}')
 
     return app
-
-
-async def _body(request: Request) -> Any:
-    try:
-        return await request.json()
-    except ValueError as error:
-        raise BadRequest(f"the body is not valid JSON: {error}") from error
-
-
-async def _disconnected(request: Request) -> None:
-    """Return when the client has closed its connection; the body must have been read before."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from chimera.config.sections.models import Precision
 from chimera.core.errors import ConfigError
-from chimera.core.plain_json import parse_json
+from chimera.core.files import parse_json
 from chimera.serving.embedded.shapes import Shape, expected_tensors, read_shape
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from chimera.config.sections.models import ModelConfig, Precision, ServingConfig
 from chimera.core.errors import ConfigError
+from chimera.serving.devices import release_memory
 from chimera.serving.embedded.answers import Answers
 from chimera.serving.embedded.protocol import (
     BadRequest,
@@ -21,7 +22,6 @@ from chimera.serving.embedded.protocol import (
     no_embedded_model,
     unknown_model,
 )
-from chimera.serving.freed import give_back
 
 if TYPE_CHECKING:
     from chimera.serving.embedded.checkpoint import Checkpoint
@@ -99,7 +99,7 @@ class Service:
                 )
             base = shared[model]
             self._bindings[key] = Binding(base.number, base.version, base.folder, base.dtype, base.lane, base.text)
-        give_back()
+        release_memory()
 
     def _lane(self, checkpoint: "Checkpoint", text: "TextSide", dtype: Precision) -> "Lane":
         import psutil
@@ -185,7 +185,7 @@ class Service:
                 running = set(old.running)
             wait(running)
             del old
-            give_back()
+            release_memory()
             return new.version
 
     def add_candidate(self, key: str, folder: Path, version: str) -> str:

@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ from chimera.run.jsonl import append_line
 from chimera.serving.embedded.checkpoint import locate
 from chimera.serving.vllm.engine import start_engine
 from chimera.serving.vllm.front import Front, create_front
-from chimera.serving.vllm.probe import preload
 from chimera.serving.vllm.publish import Loaded, ServedWeights
 from chimera.serving.vllm.ready import ServerPlace, wait_for
 from chimera.serving.vllm.sharing import share
@@ -78,8 +76,6 @@ def main(argv: list[str]) -> None:
     serving = ServingConfig.model_validate(settings["serving"])
     # uvicorn passes the signal on when it has stopped; servers are to be stopped after that.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    if settings["learning"]:
-        threading.Thread(target=preload, daemon=True).start()  # While the servers start, which takes longer.
     sockets = Path(tempfile.mkdtemp(prefix="chimera-vllm-"))
     logs, groups = Path(settings["log_file"]).parent, list[Sharing]()
     try:
@@ -129,7 +125,7 @@ async def _serve(
     started = time.monotonic()
     for group in groups:
         replicas = [await wait_for(place, started + group.model.start_timeout_s) for place in group.places]
-        one = ServedWeights(
+        served = ServedWeights(
             " and ".join(group.slots),
             replicas,
             group.first,
@@ -138,14 +134,14 @@ async def _serve(
             adapters=group.model.adapter_rank > 0,
         )
         if group.model.urls:
-            await one.check()
-        weights |= dict.fromkeys(group.slots, one)
+            await served.check()
+        weights |= dict.fromkeys(group.slots, served)
 
     def note(entry: Mapping[str, Any]) -> None:
         append_line(logs / PUBLISHES, dict(entry))
 
-    limits = {slot: one.timeout_s for slot, one in models.items()}
-    sleepers = {slot for slot, one in models.items() if one.sleep}
+    limits = {slot: model.timeout_s for slot, model in models.items()}
+    sleepers = {slot for slot, model in models.items() if model.sleep}
     front = Front(weights, limits, serving.context_length, note, sleepers)
     config = uvicorn.Config(
         create_front(front, key), log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="off"

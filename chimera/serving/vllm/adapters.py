@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chimera.core.errors import ConfigError, ModelError
-from chimera.core.plain_json import read_json_object
+from chimera.core.files import read_json_object
 from chimera.serving.vllm.replicas import Replica
 
 ADAPTER = "adapter"
@@ -73,7 +73,7 @@ def switches(rank: int) -> list[str]:
     """The arguments of a server that takes adapters of at most `rank`; none for 0."""
     if not rank:
         return []
-    room = next(one for one in RANKS if one >= rank)
+    room = next(largest for largest in RANKS if largest >= rank)
     return ["--enable-lora", "--max-lora-rank", str(room), "--max-loras", str(BESIDE)]
 
 

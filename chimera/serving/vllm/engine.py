@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
-from chimera.core.plain_json import read_json_object
+from chimera.core.files import read_json_object
 from chimera.processes.child_environment import child_environment
 from chimera.processes.programs import Program
 from chimera.serving.vllm.adapters import switches
@@ -63,9 +63,9 @@ def arguments(model: ModelConfig, serving: ServingConfig, folder: Path, socket: 
 
 def _environment(model: ModelConfig, serving: ServingConfig, place: str, key: str) -> Mapping[str, str]:
     assert model.python is not None
-    kept = {name: value for name, value in child_environment().items() if not name.startswith(FOREIGN)}
-    found = {
-        **kept,
+    inherited = {name: value for name, value in child_environment().items() if not name.startswith(FOREIGN)}
+    environment = {
+        **inherited,
         "VLLM_API_KEY": key,
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -73,12 +73,12 @@ def _environment(model: ModelConfig, serving: ServingConfig, place: str, key: st
         **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if model.adapter_rank else {}),
     }
     if place:
-        return {**found, "CUDA_VISIBLE_DEVICES": place}
+        return {**environment, "CUDA_VISIBLE_DEVICES": place}
     openmp = Path(model.python).absolute().parent.parent / "lib" / "libiomp5.so"
     threads = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(serving.threads)}
     # Replicas that bind their threads would all take the same cores.
     return {
-        **found,
+        **environment,
         **threads,
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         **({"LD_PRELOAD": str(openmp)} if openmp.exists() else {}),

@@ -6,7 +6,7 @@ through /admin/weights, as for the embedded server.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from chimera.core.errors import ChimeraError, ModelError
-from chimera.serving.door import Door
-from chimera.serving.embedded.protocol import ApiError, BadRequest, NotFound, Unavailable
+from chimera.serving.application import application, json_object, until_disconnected
+from chimera.serving.embedded.protocol import BadRequest, NotFound, Unavailable
 from chimera.serving.vllm.publish import Published, ServedWeights
 
 
@@ -46,16 +46,20 @@ class Front:
 
     def versions(self) -> dict[str, str]:
         """The version of each slot's weights."""
-        return {slot: one.version for slot, one in self._weights.items()}
+        return {slot: weights.version for slot, weights in self._weights.items()}
 
     def describe(self) -> list[dict[str, Any]]:
         """One entry for each slot, as the embedded server gives it."""
         return [
             {
                 **{"id": slot, "object": "model", "created": 0, "owned_by": "chimera", "kind": "vllm"},
-                **{"weights_version": one.version, "folder": str(one.live.source), "max_model_len": self._context},
+                **{
+                    "weights_version": weights.version,
+                    "folder": str(weights.live.source),
+                    "max_model_len": self._context,
+                },
             }
-            for slot, one in self._weights.items()
+            for slot, weights in self._weights.items()
         ]
 
     async def complete(self, request: Mapping[str, Any]) -> Response:
@@ -70,8 +74,8 @@ class Front:
         except ModelError as error:
             raise Unavailable(str(error)) from error
         if answer.status != 200:
-            kept = {name: answer.headers[name] for name in ("retry-after",) if name in answer.headers}
-            return Response(answer.content, answer.status, kept, media_type="application/json")
+            headers = {name: answer.headers[name] for name in ("retry-after",) if name in answer.headers}
+            return Response(answer.content, answer.status, headers, media_type="application/json")
         try:
             body = json.loads(answer.content)
             body |= {"model": slot, "weights_version": version}
@@ -86,7 +90,7 @@ class Front:
             ApiError: They cannot be served, or other slots would get them too.
         """
         weights = self._of(slot)
-        sharing = [other for other, one in self._weights.items() if one is weights and other != slot]
+        sharing = [other for other, served in self._weights.items() if served is weights and other != slot]
         if sharing:
             raise BadRequest(
                 f"{slot} shares its vLLM servers with {', '.join(sharing)}, so its weights stay as they are"
@@ -104,13 +108,14 @@ class Front:
         Raises:
             ApiError: One did not; nothing is answered by its slots any more.
         """
-        of = {one: slot for slot, one in reversed(self._weights.items()) if slot in self._sleepers}
-        done = await asyncio.gather(*(one.sleep() if asleep else one.wake() for one in of), return_exceptions=True)
-        for (one, slot), seconds in zip(of.items(), done, strict=True):
+        slots = {weights: slot for slot, weights in reversed(self._weights.items()) if slot in self._sleepers}
+        work = [weights.sleep() if asleep else weights.wake() for weights in slots]
+        results = await asyncio.gather(*work, return_exceptions=True)
+        for (weights, slot), seconds in zip(slots.items(), results, strict=True):
             if isinstance(seconds, BaseException):
                 raise Unavailable(str(seconds)) from seconds
             stage = "sleep" if asleep else "wake"
-            self._note({"slot": slot, "version": one.version, "seconds": {stage: round(seconds, 3)}})
+            self._note({"slot": slot, "version": weights.version, "seconds": {stage: round(seconds, 3)}})
 
     def _of(self, slot: str) -> ServedWeights:
         if slot not in self._weights:
@@ -121,17 +126,8 @@ class Front:
 
 
 def create_front(front: Front, key: str) -> FastAPI:
-    """The application, protected by a `Door`."""
-    app = FastAPI(title="Chimera's vLLM servers", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Door, key=key)
-
-    @app.exception_handler(ApiError)
-    async def known(request: Request, error: ApiError) -> JSONResponse:
-        return JSONResponse(error.body(), status_code=error.status)
-
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(ApiError(f"{type(error).__name__}: {error}").body(), status_code=500)
+    """The application, protected by `key`."""
+    app = application("Chimera's vLLM servers", key)
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -143,11 +139,11 @@ def create_front(front: Front, key: str) -> FastAPI:
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await _until_gone(request, front.complete(await _body(request)))
+        return await until_disconnected(request, front.complete(await json_object(request)))
 
     @app.post("/admin/weights")
     async def weights(request: Request) -> dict[str, Any]:
-        match await _body(request):
+        match await json_object(request):
             case {"model": str(slot), "folder": str(folder), **rest} if set(rest) <= {"version"}:
                 version = str(rest.get("version") or f"{slot}@{Path(folder).name}")
                 done = await front.publish(slot, Path(folder), version)
@@ -172,29 +168,3 @@ def create_front(front: Front, key: str) -> FastAPI:
         )
 
     return app
-
-
-async def _body(request: Request) -> dict[str, Any]:
-    try:
-        body = await request.json()
-    except ValueError as error:
-        raise BadRequest(f"the body is not valid JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise BadRequest(f"the body must be a JSON object, not {type(body).__name__}")
-    return body
-
-
-async def _until_gone(request: Request, work: Awaitable[Response]) -> Response:
-    """The result of `work`, which is cancelled when the caller closes its connection; the body must have been read."""
-
-    async def disconnected() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    answering, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
-    try:
-        await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
-        return answering.result() if answering.done() else Response(status_code=499)
-    finally:
-        leaving.cancel()
-        answering.cancel()

@@ -62,29 +62,25 @@ class Probe:
             ModelError: One is further than `TOLERANCE`.
         """
         tokens, learner = expected
-        found: list[float] = []
+        distances: list[float] = []
         for replica in replicas:
-            told = await replica.ask(
+            answer = await replica.ask(
                 "/v1/completions", probe_request(adapter or replica.model, tokens), limit_s=ANSWER_S
             )
-            distance = apart(server_log_probs(told, tokens, replica.name), learner)
+            distance = apart(server_log_probs(answer, tokens, replica.name), learner)
             if not distance <= TOLERANCE[self._dtype]:
                 raise ModelError(
                     f"{replica.name} does not serve the weights in the folder: its log-probabilities of a probe prompt "
                     f"are {distance:.2g} from the learner's on average, and {TOLERANCE[self._dtype]:g} is tolerated "
                     f"({self._dtype})"
                 )
-            found.append(distance)
-        return found
+            distances.append(distance)
+        return distances
 
 
 def probe_tokens(folder: Path) -> list[int]:
     """The probe's token ids in the model of `folder`."""
     return load_language(folder).tokenizer.encode(TEXT, add_special_tokens=False).ids[:LONGEST]
-
-
-def preload() -> None:
-    """Load the learner's library, which takes seconds."""
 
 
 def learner_log_probs(folder: Path, tokens: Sequence[int], dtype: Precision) -> list[float]:
@@ -97,8 +93,8 @@ def learner_log_probs(folder: Path, tokens: Sequence[int], dtype: Precision) -> 
             folder, dtype=getattr(torch, dtype), use_safetensors=True, local_files_only=True
         )
         logits = model.eval()(torch.tensor([list(tokens)])).logits[0, :-1].float()
-        found = torch.log_softmax(logits, -1).gather(-1, torch.tensor(tokens[1:])[:, None])
-    return found.squeeze(-1).tolist()
+        log_probs = torch.log_softmax(logits, -1).gather(-1, torch.tensor(tokens[1:])[:, None])
+    return log_probs.squeeze(-1).tolist()
 
 
 def probe_request(model: str, tokens: Sequence[int]) -> dict[str, Any]:
@@ -113,12 +109,12 @@ def server_log_probs(answer: Any, tokens: Sequence[int], server: str) -> list[fl
         ModelError: They are not there.
     """
     try:
-        told = answer["choices"][0]["prompt_logprobs"]
-        return [float(told[at][str(token)]["logprob"]) for at, token in enumerate(tokens) if at]
+        log_probs = answer["choices"][0]["prompt_logprobs"]
+        return [float(log_probs[at][str(token)]["logprob"]) for at, token in enumerate(tokens) if at]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ModelError(f"{server} told no log-probabilities of the probe prompt: is it vLLM?") from error
 
 
-def apart(one: Sequence[float], other: Sequence[float]) -> float:
+def apart(first: Sequence[float], other: Sequence[float]) -> float:
     """The mean absolute difference."""
-    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)
+    return sum(abs(a - b) for a, b in zip(first, other, strict=True)) / len(first)

@@ -17,8 +17,8 @@ import itertools
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,11 +141,11 @@ class ServedWeights:
         if self.live.adapter:
             await load(self.live.adapter, [replica])
         expected = await self._probe.expect(self.live.source)
-        (found,) = await self._probe.ask(expected, [replica], self.live.adapter_name)
+        (distance,) = await self._probe.ask(expected, [replica], self.live.adapter_name)
         async with self._replaced:
             self._replicas[number] = replica
             self._replaced.notify_all()
-        return found
+        return distance
 
     async def answer(self, request: Mapping[str, Any], limit_s: float) -> tuple[HttpAnswer, str]:
         """The answer of the least busy replica, and the version of the weights that gave it.
@@ -153,16 +153,16 @@ class ServedWeights:
         Raises:
             ModelError: No replica answered, or the weights are not known since a publish failed.
         """
-        while (found := await self._asked(request, limit_s)) is None:
+        while (answer := await self._answer(request, limit_s)) is None:
             pass
-        return found
+        return answer
 
-    async def _asked(self, request: Mapping[str, Any], limit_s: float) -> tuple[HttpAnswer, str] | None:
+    async def _answer(self, request: Mapping[str, Any], limit_s: float) -> tuple[HttpAnswer, str] | None:
         """As `answer`; None if the replica has ended meanwhile."""
         async with self._replaced:
-            await self._replaced.wait_for(lambda: not all(one.ended() for one in self._replicas))
+            await self._replaced.wait_for(lambda: bool(self._alive()))
         async with self._turn() as live:
-            replica = least_busy([one for one in self._replicas if not one.ended()] or self._replicas)
+            replica = least_busy(self._alive() or self._replicas)
             sent = {**request, "model": live.adapter_name or replica.model}
             if replica.on_cpu:
                 # vLLM 0.32's engine on a CPU ends when it decodes several requests with seeds together ("CPU Generator
@@ -245,12 +245,12 @@ class ServedWeights:
 
     async def _tell_running(self, path: str) -> None:
         """Post to all servers but those that have ended, which are started again when the others are awake."""
-        running = [one for one in self._replicas if not one.ended()]
+        alive = self._alive()
         # All are awaited: a server that still falls asleep must not be told to wake up.
-        done = await asyncio.gather(*(one.tell(path, limit_s=ROUTE_S) for one in running), return_exceptions=True)
-        for replica, found in zip(running, done, strict=True):
-            if isinstance(found, BaseException) and not await replica.ends():
-                raise found
+        posts = [replica.tell(path, limit_s=ROUTE_S) for replica in alive]
+        for replica, result in zip(alive, await asyncio.gather(*posts, return_exceptions=True), strict=True):
+            if isinstance(result, BaseException) and not await replica.ends():
+                raise result
 
     async def publish(self, source: Path, version: str) -> Published:
         """Put the weights in `source` behind all replicas, which must be awake; returns when they answer.
@@ -261,18 +261,15 @@ class ServedWeights:
                 does if they could not be loaded either.
         """
         async with self._publishing:
-            started = time.perf_counter()
-            if self._retiring:
-                await self._retiring  # So that never more than two adapters are in use.
-            new = await asyncio.to_thread(self._prepared, source, version)
-            expected = await self._probe.expect(source)
-            seconds = {"write": time.perf_counter() - started}
-            if new.prepared == self.live.prepared:
-                found = await self._put_beside(new, expected, seconds)
-            else:
-                found = await self._put_whole(new, expected, seconds)
-            rounded = {stage: round(spent, 3) for stage, spent in seconds.items()}
-            return Published(rounded, found)
+            seconds: dict[str, float] = {}
+            with _timed(seconds, "write"):
+                if self._retiring:
+                    await self._retiring  # So that never more than two adapters are in use.
+                new = await asyncio.to_thread(self._prepared, source, version)
+                expected = await self._probe.expect(source)
+            put = self._put_beside if new.prepared == self.live.prepared else self._put_whole
+            distances = await put(new, expected, seconds)
+            return Published({stage: round(spent, 3) for stage, spent in seconds.items()}, distances)
 
     def _prepared(self, source: Path, version: str) -> Loaded:
         """Write what vLLM is to read: an adapter if the servers take one and `source` has one, else all weights."""
@@ -292,7 +289,7 @@ class ServedWeights:
     async def _put_beside(self, new: Loaded, expected: Expected, seconds: dict[str, float]) -> list[float]:
         """Load an adapter, or none, beside the weights that the replicas have. The live weights answer meanwhile."""
         try:
-            found = await self._until_whole(lambda: self._load_adapter(new, expected, seconds))
+            distances = await self._until_whole(lambda: self._load_adapter(new, expected, seconds))
         except ModelError as error:
             if new.adapter:
                 await self._forget(new.adapter)
@@ -300,13 +297,13 @@ class ServedWeights:
         old, self.live = self.live.adapter, new
         if old:
             self._retiring = asyncio.create_task(self._retire(old))
-        return found
+        return distances
 
     async def _put_whole(self, new: Loaded, expected: Expected, seconds: dict[str, float]) -> list[float]:
         """Load weights in place of those that the replicas have. Nothing answers meanwhile."""
         self._open.clear()
         try:
-            found = await self._until_whole(lambda: self._load(new, expected, seconds))
+            distances = await self._until_whole(lambda: self._load(new, expected, seconds))
             old, self.live = self.live.adapter, new
         except ModelError as error:
             if new.adapter:
@@ -317,7 +314,7 @@ class ServedWeights:
             self._open.set()
         if old:
             await self._forget(old)
-        return found
+        return distances
 
     async def _retire(self, old: ServedAdapter) -> None:
         """Unload an adapter that answers no more, when no call uses it any more."""
@@ -333,48 +330,43 @@ class ServedWeights:
         the old weights."""
         while True:
             async with self._replaced:
-                await self._replaced.wait_for(lambda: not any(one.ended() for one in self._replicas))
+                await self._replaced.wait_for(lambda: self._alive() == self._replicas)
             try:
-                found = await loading()
+                distances = await loading()
             except ModelError:
-                if not any(await asyncio.gather(*(one.ends() for one in self._replicas))):
+                if not any(await asyncio.gather(*(replica.ends() for replica in self._replicas))):
                     raise
                 continue
-            if not any(one.ended() for one in self._replicas):
-                return found
+            if self._alive() == self._replicas:
+                return distances
+
+    def _alive(self) -> list[Replica]:
+        return [replica for replica in self._replicas if not replica.ended()]
 
     async def _load(self, new: Loaded, expected: Expected, seconds: dict[str, float]) -> list[float]:
-        started = time.perf_counter()
-
-        async def stage(name: str, work: Awaitable[None]) -> None:
-            nonlocal started
-            await work
-            seconds[name] = time.perf_counter() - started
-            started = time.perf_counter()
-
-        def all_told(path: str, body: Mapping[str, Any] | None = None) -> Awaitable[None]:
-            return ask_all(self._replicas, path, body, limit_s=ROUTE_S)
-
-        await stage("pause", all_told("/pause?mode=wait"))
-        await self._until_ended()  # What paused servers have answered is on its way.
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(new.prepared)}}
-        await stage("reload", all_told("/collective_rpc", reload))
-        await stage("cache", all_told("/reset_prefix_cache"))
-        await stage("version", all_told("/update_weight_version", {"new_version": new.version}))
-        await stage("resume", all_told("/resume"))
+        stages = [
+            ("pause", "/pause?mode=wait", None),
+            ("reload", "/collective_rpc", reload),
+            ("cache", "/reset_prefix_cache", None),
+            ("version", "/update_weight_version", {"new_version": new.version}),
+            ("resume", "/resume", None),
+        ]
+        for stage, path, body in stages:
+            with _timed(seconds, stage):
+                await ask_all(self._replicas, path, body, limit_s=ROUTE_S)
+                if stage == "pause":
+                    await self._until_ended()  # What paused servers have answered is on its way.
         return await self._load_adapter(new, expected, seconds)
 
     async def _load_adapter(self, new: Loaded, expected: Expected, seconds: dict[str, float]) -> list[float]:
         """Load the adapter of `new`, if it has one, and prove what the replicas serve by its name."""
-        started = time.perf_counter()
         if new.adapter:
-            await unload(new.adapter, self._replicas)  # What a publish that is made again has left.
-            await load(new.adapter, self._replicas)
-            seconds["load"] = time.perf_counter() - started
-            started = time.perf_counter()
-        found = await self._probe.ask(expected, self._replicas, new.adapter_name)
-        seconds["prove"] = time.perf_counter() - started
-        return found
+            with _timed(seconds, "load"):
+                await unload(new.adapter, self._replicas)  # What a publish that is made again has left.
+                await load(new.adapter, self._replicas)
+        with _timed(seconds, "prove"):
+            return await self._probe.ask(expected, self._replicas, new.adapter_name)
 
     async def _return(self, error: ModelError) -> None:
         """Load the old weights again."""
@@ -385,3 +377,11 @@ class ServedWeights:
                 f"nobody knows which weights {self.name} has: new ones could not be published ({error}), and the old "
                 f"ones not be loaded again ({second}); see the servers' logs, and continue the run with --resume"
             )
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    """Write how long the `with` block took, unless it fails."""
+    started = time.perf_counter()
+    yield
+    seconds[stage] = time.perf_counter() - started

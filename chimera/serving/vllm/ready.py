@@ -60,11 +60,11 @@ async def wait_for(place: ServerPlace, deadline: float) -> Replica:
                 (await client.get(f"{place.url}/health")).raise_for_status()
                 break
             except httpx.HTTPError as error:
-                said = f"{type(error).__name__}: {error}"
+                reason = f"{type(error).__name__}: {error}"
             if place.program is not None and not place.program.alive():
                 raise ModelError(f"{place.program.ending()} while starting: {_log(place.program)}")
             if time.monotonic() > deadline:
-                more = _log(place.program) if place.program else f"{said}; is it running?"
+                more = _log(place.program) if place.program else f"{reason}; is it running?"
                 raise ModelError(f"{place.name} did not answer in time (models.*.start_timeout_s): {more}")
             await asyncio.sleep(LOOK_S)
         if place.program is not None and place.socket is not None:

@@ -108,4 +108,4 @@ async def ask_all(
 
 def least_busy(replicas: Sequence[Replica]) -> Replica:
     """The replica with the fewest answers under way; of several the first."""
-    return min(replicas, key=lambda one: one.busy)
+    return min(replicas, key=lambda replica: replica.busy)

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from chimera.config.sections.models import OF_VLLM, ModelConfig
 from chimera.core.errors import ConfigError
-from chimera.serving.door import LOOPBACK
+from chimera.serving.auth import LOOPBACK
 
 OF_SERVER = ("path", "dtype", "api_key_env", *OF_VLLM)
 """Settings that belong to a server; the others, such as temperature, travel with each call."""

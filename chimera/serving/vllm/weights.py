@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from chimera.core.errors import ConfigError
-from chimera.core.plain_json import read_json_object
+from chimera.core.files import read_json_object
 from chimera.serving.embedded.checkpoint import WEIGHTS, WEIGHTS_INDEX, check_trainable
 
 CONFIG = "config.json"

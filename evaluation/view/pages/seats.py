@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from agents.seat import PersonVerdict
+from agents.person import PersonVerdict
 from chimera.core.errors import ConfigError
 from chimera.core.types import DECISIONS
 from evaluation.view.pages.desk import SEAT, ViewDesk, seat_address

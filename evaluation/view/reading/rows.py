@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import RunError
-from chimera.core.plain_json import parse_json
+from chimera.core.files import parse_json
 from evaluation.causes.lost import Step, holds_steps, wrong_step
 from evaluation.records.rollouts import RolloutRecord
 from evaluation.scores.alignment import aligned

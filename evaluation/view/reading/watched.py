@@ -11,7 +11,7 @@ from typing import Any
 
 from chimera.config.source import read_yaml
 from chimera.core.errors import ChimeraError, RunError
-from chimera.core.plain_json import parse_json, read_json_object
+from chimera.core.files import parse_json, read_json_object
 from chimera.run.chain import read_events
 from chimera.run.directory import LEDGER, SAFE_NAME, Run
 from evaluation.records.study import BASE, GATE

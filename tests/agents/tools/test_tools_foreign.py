@@ -14,7 +14,7 @@ from langchain_core.tools import BaseTool, InjectedToolArg, StructuredTool, Tool
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agents.tools.foreign import MOST_THREADS, foreign_tool, load_tool
-from agents.tools.passages import MAX_SOURCE
+from agents.tools.text.passages import MAX_SOURCE
 from agents.tools.tool import Tool
 from agents.tools.toolbox import Toolbox, build_toolbox
 from chimera.config.roles import tool_name
@@ -148,21 +148,6 @@ async def test_arguments_that_langchain_injects_are_not_asked_of_the_model(box):
     assert list(toolbox.specs(["mine"])[0]["function"]["parameters"]["properties"]) == ["question"]
     assert (await call(toolbox, question="why")).passages[0].text == "nobody asks why"
     assert not (await call(toolbox, question="why", user="root")).valid
-
-
-def test_chimeras_own_tools_are_langchain_tools():
-    toolbox = build_toolbox(ToolsConfig(), [Document_("7", "t", f"RESULTS: {SENTENCE}")], {})
-    (search,) = toolbox.langchain(["literature_search"])
-    assert isinstance(search, BaseTool)
-    answer = asyncio.run(
-        search.ainvoke({"type": "tool_call", "id": "1", "name": search.name, "args": {"query": "zinc"}})
-    )
-    assert (answer.content, [passage.id for passage in answer.artifact]) == (f"RESULTS: {SENTENCE}", ["7"])
-
-
-class Document_:
-    def __init__(self, id, title, text):
-        self.id, self.title, self.text = id, title, text
 
 
 # --- results are data

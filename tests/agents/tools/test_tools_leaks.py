@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.tools.leaks import is_source, same_title
-from agents.tools.passages import Passage
+from agents.tools.text.passages import Passage
 from agents.tools.toolbox import build_toolbox
 from chimera.config.sections.tools import ToolsConfig
-from chimera.core.fingerprints import fingerprint
+from chimera.core.quotes import fingerprint
 from chimera.core.types import Brief, Section
 
 PMID = "21550158"

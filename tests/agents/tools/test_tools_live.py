@@ -15,8 +15,8 @@ from agents.tools.live.proteins import UniProt
 from agents.tools.live.pubmed import PubMed
 from agents.tools.live.tavily import Tavily
 from agents.tools.live.trials import ClinicalTrials
-from agents.tools.markup import element_text, parse_xml, text_of
-from agents.tools.passages import Passage, ToolError
+from agents.tools.text.markup import element_text, parse_xml, text_of
+from agents.tools.text.passages import Passage, ToolError
 from agents.tools.toolbox import build_toolbox
 from chimera.config.sections.tools import ToolsConfig
 

@@ -12,7 +12,7 @@ from live_kit import KEY, PUBMED_IDS, PUBMED_XML, QUICKGO, SERVICES, Clock, live
 from agents.tools.live.go import QuickGO
 from agents.tools.live.http import retry_after
 from agents.tools.live.pubmed import PubMed
-from agents.tools.passages import ToolError
+from agents.tools.text.passages import ToolError
 
 # --- every way to fail, for every service
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.tools.excerpts import GAP, excerpt, split_sentences
 from agents.tools.fulltext import Database
 from agents.tools.literature import LiteratureIndex, describes_trial
 from agents.tools.own import own_tool
-from agents.tools.passages import MAX_QUERY, Passage, Query, ToolError, clean
+from agents.tools.text.excerpts import GAP, excerpt, split_sentences
+from agents.tools.text.passages import MAX_QUERY, Passage, Query, ToolError, clean
 from agents.tools.toolbox import Toolbox, ToolResult, build_toolbox
 from chimera.config.roles import RolesConfig
 from chimera.config.sections.tools import ToolsConfig

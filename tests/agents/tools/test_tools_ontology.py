@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.tools.ontology import ASSETS, build_file, go_id, main, open_knowledge, seed
-from agents.tools.ontology_files import read_proteins, read_terms
-from agents.tools.passages import ToolError
+from agents.tools.ontology.database import ASSETS, build_file, go_id, main, open_knowledge, seed
+from agents.tools.ontology.files import read_proteins, read_terms
+from agents.tools.text.passages import ToolError
 from agents.tools.toolbox import build_toolbox
 from chimera.config.sections.tools import ToolsConfig
 from chimera.core.errors import ConfigError, DataError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera.core.fingerprints import RUN, fingerprint
+from chimera.core.quotes import RUN, fingerprint
 
 WORDS = st.lists(st.text("abcxyz", min_size=1, max_size=6), min_size=1, max_size=30)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from chimera.config.sections.data import DataConfig
 from chimera.core.errors import DataError
-from chimera.core.fingerprints import words
+from chimera.core.quotes import words
 from chimera.core.types import LABELS, ResearchTask, Section
 from chimera.data import tasks as data
 from chimera.data.splits import check_disjoint, hold_out, official_split, related, three_way_split

@@ -66,7 +66,7 @@ from chimera.config.tree import Config
 from chimera.run.directory import Run
 from chimera.serving.process import serve
 from training.algorithms.sft.process import SftProcess
-from training.watch.wandb.sink import open_sinks
+from training.watch.wandb.mirror import wandb_mirror
 
 folder = Path(sys.argv[1])
 found = {}
@@ -90,11 +90,10 @@ def main():
     asyncio.run(fine_tuning())
     config = Config.model_validate({"runs_dir": folder, "wandb": {"mode": "offline"}})
     with Run.create("shown", config) as run:
-        (sink,) = open_sinks(run, config, {}, lambda text: told.append(text))
-        while not told:
-            pass
-        note("W&B's service", sink.pid)
-        sink.close(interrupted=False)
+        with wandb_mirror(run, config, {}, lambda text: told.append(text)) as mirror:
+            while not told:
+                pass
+            note("W&B's service", mirror.pid)
     print(json.dumps(found))
 
 

@@ -16,7 +16,7 @@ from chimera.processes.child_environment import child_environment
 from chimera.processes.children import Command, stop
 from training import interrupt
 from training.algorithms.ppo import loop as ppo
-from training.watch.wandb import sink as wandb_sink
+from training.watch.wandb import mirror as wandb_mirror
 
 ROOT = Path(__file__).parents[3]
 PARENT = """
@@ -151,7 +151,7 @@ def test_the_limits_of_all_steps_of_a_stop_are_within_the_limit_of_the_stop():
     one_by_one = [
         children.STOP_SECONDS + children.KILL_SECONDS,
         ppo.STOP_SECONDS,
-        wandb_sink.INTERRUPTED_SECONDS + wandb_sink.KILL_SECONDS,
+        wandb_mirror.INTERRUPTED_SECONDS + wandb_mirror.KILL_SECONDS,
     ]
     assert sum(one_by_one) < interrupt.STOP_SECONDS < 10
 
@@ -186,8 +186,8 @@ def test_without_a_free_socket_there_is_one_sentence(body, said):
     script = f"""
     import dotenv, httpx, os, resource
     from chimera.core.cli import run_command
-    from chimera.core.ports import check_sockets
-    from chimera.core.ports import free_port
+    from chimera.core.machine import check_sockets
+    from chimera.core.machine import free_port
 
     def ask():
         try:

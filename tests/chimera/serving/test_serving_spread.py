@@ -11,8 +11,8 @@ import pytest
 
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.core.errors import ConfigError, ModelError, RunError
+from chimera.serving.devices import SMALL, decoding_processes
 from chimera.serving.embedded.checkpoint import count_weights
-from chimera.serving.embedded.processes import SMALL, decoding_processes
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
 from chimera.serving.process import serve

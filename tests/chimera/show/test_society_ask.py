@@ -22,11 +22,11 @@ from chimera.config.roles import JUNIORS
 from chimera.config.sections.tools import ToolsConfig
 from chimera.core.abstracts import LONGEST, read_abstract, sections
 from chimera.core.errors import ConfigError, DataError, RoleError, RunError
-from chimera.core.toy import toy_parts
 from chimera.core.types import Brief
 from chimera.data.tasks import load
 from chimera.run.directory import Run
 from chimera.run.seals import seal
+from chimera.serving.bundled import toy_parts
 from chimera.serving.embedded.checkpoint import NANO
 from chimera.show.ask import cards, source_lines
 from chimera.show.card import Card, show

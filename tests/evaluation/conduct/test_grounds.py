@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.tools.passages import Passage
+from agents.tools.text.passages import Passage
 from agents.tools.toolbox import build_toolbox
 from chimera.config.sections.tools import ToolsConfig
 from chimera.core.types import Brief

@@ -152,34 +152,3 @@ def test_tables_and_artifacts_are_in_the_feed_too(run):
             "folder": "models/junior/sft",
         },
     ]
-
-
-class Recorder:
-    def __init__(self, name, error=None):
-        self.name = name
-        self.error = error
-        self.closed = []
-
-    def close(self, *, interrupted):
-        self.closed.append(interrupted)
-        if self.error:
-            raise self.error
-
-
-def test_sinks_are_closed_once_and_one_that_fails_is_told_and_stops_nothing(run):
-    warnings = []
-    sinks = [Recorder("A"), Recorder("B", OSError("gone")), Recorder("C")]
-    with Metrics(run, sinks, warnings.append) as metrics:
-        metrics.log("gather", None, {"reward": 1.0})
-    metrics.close()
-    assert [sink.closed for sink in sinks] == [[False]] * 3
-    assert len(warnings) == 1
-    assert "B" in warnings[0]
-    assert "OSError: gone" in warnings[0]
-
-
-def test_sinks_are_told_when_the_run_is_interrupted(run):
-    sink = Recorder("A")
-    with pytest.raises(KeyboardInterrupt), Metrics(run, [sink]):
-        raise KeyboardInterrupt
-    assert sink.closed == [True]

@@ -17,8 +17,8 @@ from agents.policies.events import BanditEvent
 from agents.policies.features import HASHED_LENGTH, feature_names, features
 from agents.policies.models import DRAWS, LinearThompson, SoftLogistic
 from chimera.config.roles import JUNIORS
+from chimera.core.abstracts import Passages, direction, significance, stems
 from chimera.core.errors import RunError
-from chimera.core.reading import Passages, direction, significance, stems
 from chimera.core.types import LABELS, abstract_text
 from chimera.data.generated.tasks import generate
 from recipes.nano.transcripts import EXPERT, Habits, propose

@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from chimera.config.tree import Config
-from chimera.serving.door import Door
+from chimera.serving.auth import Authentication
 
 pytestmark = pytest.mark.whole
 
@@ -29,7 +29,9 @@ PATHS = [
 @pytest.fixture
 def behind_the_door():
     app = Starlette(routes=[Route("/{path:path}", lambda _: PlainTextResponse("inside"))])
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=Door(app, KEY)), base_url="http://127.0.0.1:8000")
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=Authentication(app, KEY)), base_url="http://127.0.0.1:8000"
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ async def test_web_sockets_are_closed():
     async def send(message):
         sent.append(message)
 
-    await Door(None, KEY)({"type": "websocket", "headers": []}, None, send)
+    await Authentication(None, KEY)({"type": "websocket", "headers": []}, None, send)
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
 

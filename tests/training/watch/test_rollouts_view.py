@@ -327,7 +327,7 @@ def test_the_live_view_shows_reward_parts_failures_and_the_newest_versions(termi
     assert "reward 1.000, right 1.000, failed 1" in shown
     assert "parts: right answer 1.000" in shown
     assert "policies: junior: nano@0; senior: senior@ppo-1" in shown
-    assert "warning: rollout r on task t failed: no JSON" in shown
+    assert "warning: ppo: rollout r on task t failed: no JSON" in shown
 
 
 def test_rollouts_that_all_failed_are_not_zero_per_cent_right(record):

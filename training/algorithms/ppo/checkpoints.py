@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera.core.errors import RunError
-from chimera.core.plain_json import read_json_object
+from chimera.core.files import read_json_object
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
 from chimera.run.seals import checked, seal

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from chimera.config.tree import Config
 from chimera.core.errors import ConfigError
-from chimera.core.plain_json import read_json_object
+from chimera.core.files import read_json_object
 from chimera.data.tasks import Dataset
 from chimera.run.policies import Part, Policy
 from chimera.run.seals import checked, seal

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from chimera.core.errors import RunError
-from chimera.core.ports import listen
+from chimera.core.machine import listen
 from chimera.processes.child_environment import child_environment
 from chimera.processes.children import Command
 from training.algorithms.sft.child import Loader, Spec

@@ -1,131 +1,149 @@
-"""Sends the lines of a run's metrics.jsonl to one W&B run.
+"""A run in Weights & Biases: a thread sends the lines of metrics.jsonl, and the run waits for it only at its end.
 
-Line n of the file is row n of W&B's history: so a later start knows which lines W&B has, and sends none twice.
+The thread's queue is the file. So a W&B that is absent, refuses, hangs or dies costs the run nothing but a time limit,
+and a later start goes on where W&B's history ends.
 """
 
-import json
-import math
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import hashlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Literal, Self
 
+from chimera.config.tree import Config
 from chimera.core.secrets import redact
+from chimera.processes.children import KILL_SECONDS
 from chimera.run.directory import Run
-from chimera.run.policies import Policy
-from evaluation.records.rollouts import RolloutRecord
-from training.watch.metrics import ARTIFACT, PROTOCOLS
-from training.watch.wandb.rows import COLUMNS, Rows, protocol_rows
+from training.watch.wandb.feed import Feed, lines_in_files
+from training.watch.wandb.service import WandbService, start_wandb
 
 if TYPE_CHECKING:
     import wandb
 
-FLUSH_SECONDS = 10.0
-PROTOCOL_ROWS = 20
-"""Largest number of rows in a table of protocols."""
-BLOCK = 32768
-"""Size of the blocks in which W&B writes its file."""
+KEY = "WANDB_API_KEY"
+CLOSE_SECONDS = 20.0
+"""Limit for the end of a finished run's W&B run."""
+INTERRUPTED_SECONDS = 1.5
+LOOK_SECONDS = 0.5
+
+Mode = Literal["online", "offline"]
+
+
+def wandb_mirror(
+    run: Run, config: Config, secrets: Mapping[str, str], notify: Callable[[str], None]
+) -> AbstractContextManager[object]:
+    """Shows `run` in W&B while it is open, if `config.wandb` asks for it. `notify` gets the address and errors."""
+    mode = config.wandb.mode
+    if mode == "disabled":
+        return nullcontext()
+    online = mode == "online" or (mode == "auto" and KEY in secrets)
+    return Mirror(run, config, secrets.get(KEY), ("online", "offline") if online else ("offline",), notify)
+
+
+def run_id(run: Run) -> str:
+    """The id of the W&B run, which stays the same for a run directory."""
+    environment = (run.path / "environment.json").read_bytes()
+    return hashlib.sha256(run.name.encode() + environment).hexdigest()[:8]
 
 
 class Mirror:
-    """Follows the metrics.jsonl of a run.
+    """The thread that shows a run in W&B.
+
+    At its end it lets W&B send the remaining rows. After the time limit W&B's service is killed, and the thread given
+    up.
 
     Args:
-        shown: The W&B run.
-        first: Number of lines that W&B has already.
-        report: Gets a message about what W&B did not take.
+        key: W&B's key; None: the one of `wandb login`.
+        modes: W&B's modes to try, one after another, until one starts.
     """
 
-    def __init__(self, run: Run, shown: "wandb.Run", first: int, report: Callable[[str], None]) -> None:
-        self._run, self._shown, self._first, self._report = run, shown, first, report
-        self._rows = Rows(shown)
-        self._read = self._count = 0
-        self._flushed = (0, -math.inf)
+    def __init__(
+        self, run: Run, config: Config, key: str | None, modes: Sequence[Mode], notify: Callable[[str], None]
+    ) -> None:
+        self._run, self._config, self._key, self._notify = run, config, key, notify
+        self._folder = run.path / "wandb"
+        self._closing, self._abandoned = threading.Event(), threading.Event()
+        self._service: WandbService | None = None
+        self._rest = "metrics.jsonl has it all"
+        self._thread = threading.Thread(target=self._work, args=(modes,), name="wandb", daemon=True)
+        self._thread.start()
 
-    def follow(self) -> None:
-        """Send new lines."""
-        for line in self._lines():
-            new = self._count >= self._first
-            if line["phase"] in (ARTIFACT, PROTOCOLS):
-                if new:
-                    self._send_file(line)
+    @property
+    def pid(self) -> int | None:
+        """Process id of W&B's service; None until it is started."""
+        return None if self._service is None else self._service.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._closing.set()
+        self._thread.join(CLOSE_SECONDS if kind is None else INTERRUPTED_SECONDS)
+        if self._thread.is_alive():
+            self._abandoned.set()
+            if self._service is not None:
+                self._service.kill()
+            self._thread.join(KILL_SECONDS)
+            self._notify(f"W&B was not done in time; {self._rest}")
+
+    def _work(self, modes: Sequence[Mode]) -> None:
+        for mode in modes:
+            try:
+                shown, feed = self._start(mode)
+            except Exception as error:  # noqa: BLE001  whatever W&B raises, the run goes on without it
+                self._report(f"W&B cannot be used {mode}: {reason(error)}")
+                if self._service is not None:
+                    self._service.abandon()
+                if self._closing.is_set():
+                    return
             else:
-                row = self._rows.row(line)
-                if new:
-                    self._shown.log(row, step=self._count, commit=True)
-            self._count += 1
-        if self._shown.offline:
-            self._flush()
+                self._follow(shown, feed)
+                return
 
-    def _flush(self) -> None:
-        """Make W&B write its buffer to its file at intervals, so that `wandb leet` can show it.
+    def _start(self, mode: Mode) -> "tuple[wandb.Run, Feed]":
+        """Start or continue the W&B run; raises whatever wandb raises."""
+        self._service = WandbService(self._run)
+        self._service.connect()
+        count = lines_in_files(self._folder)
+        shown = start_wandb(self._run, run_id(self._run), self._config, self._key, online=mode == "online")
+        if shown.offline:
+            self._rest = f"send the run to W&B with: wandb sync {self._folder}"
+            self._report(f"W&B is offline: watch live with: wandb leet {self._folder}")
+        else:
+            self._rest, count = "a start with --resume sends the rest", shown.starting_step
+            self._report(f"W&B: {shown.url}")
+        return shown, Feed(self._run, shown, count)
 
-        wandb 0.28 writes a block only when it is full, later releases every 15 s (their pull request 12742): an empty
-        record with a name as long as a block completes the one before. `wandb sync` reads over it.
-        """
-        from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]  generated
-
-        count, when = self._flushed
-        if self._count > count and time.monotonic() - when >= FLUSH_SECONDS:
-            publish = self._shown._interface._publish  # pyright: ignore[reportAttributeAccessIssue,reportOptionalMemberAccess]  no public name
-            publish(Record(telemetry={}, uuid="-" * BLOCK))
-            self._flushed = (self._count, time.monotonic())
-
-    def _lines(self) -> Iterator[dict[str, Any]]:
-        """New complete lines. A line that is being written is left for later."""
-        file = self._run.path / "metrics.jsonl"
-        if not file.exists():
-            return
-        with file.open("rb") as opened:
-            opened.seek(self._read)
-            whole = opened.read().rpartition(b"\n")[0]
-        if whole:
-            self._read += len(whole) + 1
-            yield from map(json.loads, whole.split(b"\n"))
-
-    def _send_file(self, line: dict[str, Any]) -> None:
-        """Send a table or an artifact. Both need W&B's server, whereas rows wait for it; a failure is only reported."""
+    def _follow(self, shown: "wandb.Run", feed: Feed) -> None:
+        """Send lines until the run ends, then let W&B end."""
+        service = self._service
+        assert service is not None
         try:
-            if line["phase"] == PROTOCOLS:
-                self._send_protocols(line["of"])
+            while service.alive() and not self._closing.wait(LOOK_SECONDS):
+                self._send(feed)
+            self._send(feed)
+            service.finish(shown)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  it is all on disk
+            service.join(KILL_SECONDS)
+            if service.alive():
+                self._report(f"W&B did not take everything ({reason(error)}); {self._rest}")
             else:
-                self._send_policy(Policy.load({key: line[key] for key in line.keys() - {"time", "phase", "step"}}))
-        except Exception as error:  # noqa: BLE001  W&B raises anything; the figures go on
-            self._report(
-                f"W&B did not take the {line['phase']} of {line.get('of', line.get('version'))}: {reason(error)}"
-            )
+                self._report(f"{service.ending()}: W&B gets no more, metrics.jsonl has it all (see {service.log_file})")
+            service.abandon()
+            return
+        if shown.offline:
+            self._report(f"W&B: {self._rest}")
+        else:  # W&B has what earlier offline starts wrote: `wandb sync` skips files with such a mark.
+            for file in self._folder.glob("offline-run-*/*.wandb"):
+                file.with_suffix(".wandb.synced").touch()
 
-    def _send_policy(self, policy: Policy) -> None:
-        """Log the policy's files by reference: paths and checksums, no copy."""
-        import wandb
+    def _send(self, feed: Feed) -> None:
+        for name, error in feed.send():
+            self._report(f"W&B did not take the {name}: {reason(error)}")
 
-        artifact = wandb.Artifact(f"{policy.target}-{self._shown.id}", type="model", metadata=policy.dump())
-        artifact.add_reference((self._run.path / policy.folder).resolve().as_uri(), checksum=True)
-        self._shown.log_artifact(artifact, aliases=[policy.version])
-
-    def _send_protocols(self, phase: str) -> None:
-        import wandb
-
-        records = [RolloutRecord.load(line) for line in self._run.lines(f"rollouts/{phase}.jsonl")]
-        table = wandb.Table(columns=list(COLUMNS), data=[*protocol_rows(records, PROTOCOL_ROWS)])
-        self._shown.log({f"{PROTOCOLS}/{phase}": table}, step=self._count, commit=True)
-
-
-def lines_in_files(folder: Path) -> int:
-    """Number of lines of metrics.jsonl in W&B's files of earlier starts; the torn end of a file is left out."""
-    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]  generated
-    from wandb.sdk.internal.datastore import DataStore
-
-    rows = {-1}
-    for file in folder.glob("*run-*/*.wandb"):
-        store = DataStore()
-        with suppress(AssertionError):  # How `DataStore` says that a file is torn.
-            store.open_for_scan(str(file))
-            while (data := store.scan_data()) is not None:
-                items = Record.FromString(data).history.item
-                rows |= {int(item.value_json) for item in items if "_step" in (item.key, *item.nested_key)}
-    return max(rows) + 1
+    def _report(self, text: str) -> None:
+        if not self._abandoned.is_set():
+            self._notify(text)
 
 
 def reason(error: BaseException) -> str:

@@ -46,45 +46,23 @@ class WandbService(Program):
             os.environ.setdefault(name, seconds)
         from wandb.util import get_core_path
 
-        self._run = run
         self._port = Path(tempfile.mkdtemp(prefix="wandb-"), "port")
         command = [get_core_path(), "--no-observability", "--pid", str(os.getpid()), "--port-filename", str(self._port)]
         environment = child_environment("WANDB_*", network=True)
         super().__init__("W&B", command, run.path / "logs" / "wandb.log", environment)
 
-    def start(self, run_id: str, config: Config, *, online: bool, key: str | None) -> "wandb.Run":
-        """Start or continue the W&B run; raises whatever wandb raises.
+    def connect(self) -> None:
+        """Make this the service that `wandb.init` uses and `wandb.teardown` ends."""
+        from wandb.sdk import wandb_setup
+        from wandb.sdk.lib.service.service_connection import ServiceConnection
+        from wandb.sdk.lib.service.service_port_file import poll_for_token
+        from wandb.sdk.lib.service.service_process import ServiceProcess
 
-        W&B collects nothing by itself: no console, no code, no system metrics, nothing about the machine. Its page's
-        stop button, which would interrupt the main thread, does nothing.
-        """
-        import wandb
-
-        self._connect()
-        settings = wandb.Settings(
-            api_key=key if online else None,
-            console="off",
-            finish_timeout_raises=True,
-            host="",
-            reinit="create_new",
-            stop_fn=lambda: None,
-            x_save_requirements=False,
-            **dict.fromkeys(COLLECTORS, True),
-        )
-        if not online:
-            settings.init_timeout = OFFLINE_INIT_SECONDS
-        return wandb.init(
-            project=config.wandb.project,
-            entity=config.wandb.entity,
-            id=run_id,
-            name=self._run.path.name,
-            dir=self._run.path,
-            mode="online" if online else "offline",
-            resume="allow" if online else None,
-            config=redact_tree(effective(config)),
-            notes=NOTES,
-            settings=settings,
-        )
+        setup = wandb_setup.singleton()
+        token = poll_for_token(self._port, self._process, timeout=setup.settings.x_service_wait)
+        client = token.connect(asyncer=setup.asyncer)
+        itself = ServiceProcess(connection_token=token, process=self._process)
+        setup._connection = ServiceConnection(setup.asyncer, client, itself)  # pyright: ignore[reportPrivateUsage]
 
     def finish(self, shown: "wandb.Run") -> None:
         """Let W&B send the rest and end; `Run.finish` alone does not wait for the end of W&B's file."""
@@ -101,15 +79,36 @@ class WandbService(Program):
 
             wandb.teardown()
 
-    def _connect(self) -> None:
-        """Make this the service that `wandb.init` uses."""
-        from wandb.sdk import wandb_setup
-        from wandb.sdk.lib.service.service_connection import ServiceConnection
-        from wandb.sdk.lib.service.service_port_file import poll_for_token
-        from wandb.sdk.lib.service.service_process import ServiceProcess
 
-        setup = wandb_setup.singleton()
-        token = poll_for_token(self._port, self._process, timeout=setup.settings.x_service_wait)
-        client = token.connect(asyncer=setup.asyncer)
-        itself = ServiceProcess(connection_token=token, process=self._process)
-        setup._connection = ServiceConnection(setup.asyncer, client, itself)  # pyright: ignore[reportPrivateUsage]
+def start_wandb(run: Run, run_id: str, config: Config, key: str | None, *, online: bool) -> "wandb.Run":
+    """Start or continue the W&B run; raises whatever wandb raises.
+
+    W&B collects nothing by itself: no console, no code, no system metrics, nothing about the machine. Its page's
+    stop button, which would interrupt the main thread, does nothing.
+    """
+    import wandb
+
+    settings = wandb.Settings(
+        api_key=key if online else None,
+        console="off",
+        finish_timeout_raises=True,
+        host="",
+        reinit="create_new",
+        stop_fn=lambda: None,
+        x_save_requirements=False,
+        **dict.fromkeys(COLLECTORS, True),
+    )
+    if not online:
+        settings.init_timeout = OFFLINE_INIT_SECONDS
+    return wandb.init(
+        project=config.wandb.project,
+        entity=config.wandb.entity,
+        id=run_id,
+        name=run.path.name,
+        dir=run.path,
+        mode="online" if online else "offline",
+        resume="allow" if online else None,
+        config=redact_tree(effective(config)),
+        notes=NOTES,
+        settings=settings,
+    )

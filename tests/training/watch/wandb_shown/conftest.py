@@ -14,7 +14,7 @@ SET_FOR_A_RUN = ("WANDB_SILENT", "WANDB_ERROR_REPORTING", "WANDB_DATA_DIR", "WAN
 def patient():
     """W&B's time limits are those of a user who waits; on a busy machine it would be cut off."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("training.watch.wandb.sink.CLOSE_SECONDS", WAIT_SECONDS)
+        patch.setattr("training.watch.wandb.mirror.CLOSE_SECONDS", WAIT_SECONDS)
         for name, value in PATIENCE.items():
             patch.setenv(name, value)
         for name in SET_FOR_A_RUN:

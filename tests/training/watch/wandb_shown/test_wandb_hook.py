@@ -1,22 +1,13 @@
-"""W&B for the runner of any user of Agent Lightning, and what needs no W&B."""
+"""W&B for the runner of any user of Agent Lightning."""
 
 import asyncio
 import multiprocessing
 
 import agentlightning as agl
 import pytest
-from mirror_kit import (
-    KEY,
-    WAIT_SECONDS,
-    config_for,
-    read_offline,
-    rollout,
-)
+from mirror_kit import WAIT_SECONDS, read_offline
 
-from chimera.run.directory import Run
 from training.watch.wandb.hook import WandbLoggingHook
-from training.watch.wandb.rows import COLUMNS, protocol_rows
-from training.watch.wandb.sink import open_sinks
 
 pytestmark = pytest.mark.whole
 
@@ -94,17 +85,3 @@ async def test_a_hook_that_fails_says_so_once_and_rollouts_go_on(caplog):
     assert [record.message for record in caplog.records if record.name == "training.watch.wandb.hook"] == [
         "rollouts are no longer logged to W&B: OSError: W&B is gone"
     ]
-
-
-def test_switched_off_there_is_no_wandb(tmp_path):
-    config = config_for(tmp_path, mode="disabled")
-    with Run.create("shown", config) as run:
-        assert open_sinks(run, config, {"WANDB_API_KEY": KEY}, pytest.fail) == []
-
-
-@pytest.mark.parametrize(("limit", "kept"), [(0, []), (1, [9]), (2, [9, 1]), (3, [9, 8, 1]), (99, [9, 8, 7, 3, 2, 1])])
-def test_of_many_protocols_the_best_and_the_worst_are_shown(limit, kept):
-    records = [rollout(number, reward=reward) for number, reward in enumerate((3.0, 9.0, None, 1.0, 7.0, 8.0, 2.0))]
-    rows = protocol_rows(records, limit)
-    assert [row[COLUMNS.index("reward")] for row in rows] == kept
-    assert all(len(row) == len(COLUMNS) for row in rows)

@@ -15,8 +15,8 @@ import pytest
 from mirror_kit import KEY, POLICY, assert_rows, config_for, mirrored, offline_files, read_offline, wait_for
 
 from chimera.run.directory import Run
+from training.watch.wandb.mirror import run_id
 from training.watch.wandb.rows import COLUMNS
-from training.watch.wandb.sink import run_id
 
 pytestmark = pytest.mark.whole
 

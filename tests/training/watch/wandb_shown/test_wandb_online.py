@@ -25,7 +25,7 @@ from mirror_kit import (
 
 from chimera.run.directory import Run
 from training.watch.metrics import Metrics
-from training.watch.wandb.sink import open_sinks, run_id
+from training.watch.wandb.mirror import run_id, wandb_mirror
 
 pytestmark = pytest.mark.whole
 
@@ -158,7 +158,7 @@ def test_a_start_online_sends_what_starts_offline_have_written_and_wandb_sync_no
 
 
 def test_a_hanging_wandb_is_given_up_after_the_time_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.watch.wandb.sink.CLOSE_SECONDS", 1.0)
+    monkeypatch.setattr("training.watch.wandb.mirror.CLOSE_SECONDS", 1.0)
     notes: list[str] = []
     config = config_for(tmp_path)
 
@@ -184,13 +184,11 @@ def test_a_hanging_wandb_is_given_up_after_the_time_limit(tmp_path, monkeypatch)
 def test_a_killed_wandb_is_told_and_stops_nothing(tmp_path):
     notes: list[str] = []
     config = config_for(tmp_path)
-    with Run.create("shown", config) as run:
-        (sink,) = open_sinks(run, config, {}, notes.append)
-        with Metrics(run, [sink], notes.append) as metrics:
-            wait_for(lambda: notes)
-            os.kill(sink.pid, signal.SIGKILL)
-            wait_for(lambda: len(notes) > 1)
-            metrics.log("sft", 1, {"loss": 0.5})
+    with Run.create("shown", config) as run, wandb_mirror(run, config, {}, notes.append) as mirror:
+        wait_for(lambda: notes)
+        os.kill(mirror.pid, signal.SIGKILL)
+        wait_for(lambda: len(notes) > 1)
+        Metrics(run).log("sft", 1, {"loss": 0.5})
     assert len(notes) == 2
     assert "was killed by SIGKILL: W&B gets no more" in notes[1]
     assert [line["loss"] for line in run.metrics()] == [0.5]
@@ -202,13 +200,13 @@ from pathlib import Path
 from chimera.config.tree import Config
 from chimera.run.directory import Run
 from training.watch.metrics import Metrics
-from training.watch.wandb.sink import open_sinks
+from training.watch.wandb.mirror import wandb_mirror
 
 if __name__ == "__main__":
     config = Config.model_validate({"runs_dir": Path(sys.argv[1])})
     run = Run.create("killed", config)
-    metrics = Metrics(run, open_sinks(run, config, {}, lambda text: print(text, flush=True)))
-    metrics.log("sft", 1, {"loss": 0.5})
+    mirror = wandb_mirror(run, config, {}, lambda text: print(text, flush=True))
+    Metrics(run).log("sft", 1, {"loss": 0.5})
     sys.stdin.read()
 """
 

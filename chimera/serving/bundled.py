@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from chimera.config.sections.models import ModelConfig
-from chimera.core.plain_json import read_json_object
+from chimera.core.files import read_json_object
 from chimera.core.types import Source
 from chimera.serving.embedded.checkpoint import BUNDLED, NANO, locate
 from chimera.show.card import Card

@@ -1,4 +1,4 @@
-"""The principal investigator's seat: a person confirms a decision before it takes effect.
+"""A person who confirms the principal investigator's decision before it takes effect.
 
 After the principal investigator, the graph stops (LangGraph's `interrupt`) if the decision is one of `society.confirm`.
 The person's verdict resumes it, in the same process or, from a saved state, in a later one. An unresolved CRITICAL
@@ -16,8 +16,8 @@ from chimera.config.sections.society import SocietyConfig
 from chimera.core.errors import ConfigError
 from chimera.core.types import Decision
 
-SEAT = "Seat"
-"""The node's name."""
+PERSON = "Seat"
+"""The node's name, as in saved states."""
 SKIP = "skip"
 """Said instead of a verdict when there is nothing to confirm, because the decision is withheld from the person."""
 SHOWN = ("final_answer", "final_decision", "final_rationale", "final_veto")
@@ -60,7 +60,7 @@ def refused(verdict: PersonVerdict, state: Mapping[str, Any]) -> str | None:
     return None
 
 
-def seat_node(config: SocietyConfig) -> Any:
+def person_node(config: SocietyConfig) -> Any:
     """The node that waits for the person; without effect if the decision is not one of `config.confirm`."""
 
     def node(state: ResearchState) -> Update:

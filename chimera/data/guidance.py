@@ -8,7 +8,7 @@ from chimera.core.errors import ConfigError
 from chimera.data.tasks import Dataset
 
 
-def check_told(society: SocietyConfig, dataset: Dataset) -> None:
+def check_guidance(society: SocietyConfig, dataset: Dataset) -> None:
     """Raise ConfigError if guidance holds the question of a validation or test task."""
     said = {name: list(texts(entry.model_dump())) for name, entry in society.guidance.items()}
     splits = {"validation": dataset.validation, "test": dataset.test} if said else {}

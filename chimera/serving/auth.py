@@ -8,7 +8,7 @@ from typing import Any
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
-class Door:
+class Authentication:
     """Passes requests that hold the key and name the address that they came to; refuses all others.
 
     A web page can send requests to a loopback port under any host name (DNS rebinding), so the host name in a request

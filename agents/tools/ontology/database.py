@@ -15,11 +15,11 @@ from functools import cache
 from pathlib import Path
 
 from agents.tools.fulltext import TOKENIZER, Database, content_words, match_prefixes
-from agents.tools.ontology_files import Protein, Term, read_proteins, read_terms
-from agents.tools.passages import Passage, ToolError, clean
+from agents.tools.ontology.files import Protein, Term, read_proteins, read_terms
+from agents.tools.text.passages import Passage, ToolError, clean
 from chimera.core.errors import ChimeraError, ConfigError, DataError
 
-ASSETS = Path(__file__).parent / "assets"
+ASSETS = Path(__file__).parents[1] / "assets"
 APPLICATION_ID = 0x4348494D
 """Identifies Chimera's files in SQLite's header ("CHIM")."""
 VERSION = 1
@@ -229,7 +229,3 @@ def main(arguments: Iterator[str] | list[str] | None = None) -> int:
         return error.exit_code
     print(f"{options.out}: {proteins} proteins, {terms} terms")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

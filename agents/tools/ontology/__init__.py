@@ -1,0 +1,1 @@
+"""Proteins and Gene Ontology terms: the database that a tool searches, and the readers of public files."""
