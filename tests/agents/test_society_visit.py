@@ -5,6 +5,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from message_kit import refused
 
 from agents.roles import ROLES
 from agents.visit.prompting import dump, payload_of, response_format
@@ -125,7 +126,7 @@ async def test_any_sequence_of_tool_calls_ends_and_is_fully_answered(society_kit
     used_before = [sum(map(len, script[:number])) for number in range(len(script) + 1)]
     in_vain = sum(used >= limit for used in used_before[: len(script)])
     if in_vain >= 2:  # it called tools instead of answering, also after the repair
-        with pytest.raises(RoleError, match=r"^Pharmacologist: "):
+        with refused(RoleError, "Pharmacologist"):
             await society.run(society_kit.brief)
     else:
         state = await society.run(society_kit.brief)
@@ -141,7 +142,7 @@ async def test_any_sequence_of_tool_calls_ends_and_is_fully_answered(society_kit
 async def test_a_role_that_never_answers_but_calls_tools_fails(society_kit):
     endless = [[(SEARCH, {"query": str(number)})] for number in range(9)]
     model = society_kit.Model(ProtocolDesigner=endless)
-    with pytest.raises(RoleError, match=r"^ProtocolDesigner: .*no tools are offered now") as caught:
+    with refused(RoleError, "ProtocolDesigner", "no tools are offered") as caught:
         await society_kit.make(model, max_tool_calls=2).run(society_kit.brief)
     assert caught.value.role == "ProtocolDesigner"
     assert len(model.of("ProtocolDesigner")) == 4
@@ -169,7 +170,7 @@ async def test_an_unreadable_answer_is_repaired_once(society_kit):
 @pytest.mark.parametrize("role", [name for name in ROLES if name != "SafetyOfficer"])
 async def test_an_answer_that_stays_unreadable_is_that_roles_error(society_kit, role):
     model = society_kit.Model(**{role: ["I cannot say.", "{}"]})
-    with pytest.raises(RoleError, match=f"^{role}: its answer could not be read, even after one repair") as caught:
+    with refused(RoleError, role, "even after one repair") as caught:
         await society_kit.make(model).run(society_kit.brief)
     assert caught.value.role == role
     assert len(model.of(role)) == 2
