@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from message_kit import refused
 from rich.console import Console
 
 from agents.roles import ROLES
@@ -194,7 +195,7 @@ def test_the_runs_seed_is_used_nothing_is_hidden_and_connections_are_closed(answ
 
 def test_without_a_real_source_nothing_is_asked_and_the_error_says_what_to_give(answers):
     with FakeServer(answers) as server:
-        with pytest.raises(ConfigError, match=r"invented studies: give --context FILE.*data\.path=hub.*pubmed.*--task"):
+        with refused(ConfigError, "--context FILE", "data.path=hub", "tools.literature=pubmed", "--task"):
             ask(QUESTION, *server.overrides)
         assert not server.bodies
 
@@ -273,9 +274,9 @@ def test_a_task_of_the_data_is_asked_by_its_id_with_its_invented_sources_named(a
         assert re.search(r"\n  invented study generated-\S+  \S", out)
         assert "Answer: yes; protocol: GO" in out
         assert "toy" not in out
-        with pytest.raises(ConfigError, match="--task=generated-9 is not in the data; there are generated-"):
+        with refused(ConfigError, "--task=generated-9", "generated-0-0"):
             ask("--task", "generated-9", *server.overrides)
-        with pytest.raises(ConfigError, match="--task brings its own abstract"):
+        with refused(ConfigError, "--context", "--task"):
             ask("--task", task.id, "--context", "x.txt", *server.overrides)
 
 
@@ -308,9 +309,9 @@ def test_a_trained_run_answers_with_its_weights_and_its_policy(tmp_path, capsys)
     assert re.search(r"The bandit \(Supervisor@bandit\) selects the hypothesis of the \w+: (yes|no|maybe)", output)
     arrays = tmp_path / "trained" / supervisor.folder / "arrays.safetensors"
     arrays.write_bytes(arrays.read_bytes()[:-1] + b"?")
-    with pytest.raises(RunError, match=r"bandit/arrays\.safetensors is not what the run wrote.*restore it from a copy"):
+    with refused(RunError, "bandit/arrays.safetensors", "restore it from a copy"):
         main(["--task", task, "--run", "trained", f"runs_dir={tmp_path}"])
-    with pytest.raises(RunError, match="did you mean 'trained'"):
+    with refused(RunError, "'trained'"):
         main(["--task", task, "--run", "traned", f"runs_dir={tmp_path}"])
     with pytest.raises(ConfigError, match="brings its own settings"):
         main(["--task", task, "--run", "trained", "--config", "configs/local.yaml"])
@@ -319,7 +320,7 @@ def test_a_trained_run_answers_with_its_weights_and_its_policy(tmp_path, capsys)
 def test_a_server_that_is_not_there_is_named(answers, abstract):
     with FakeServer(answers) as server:
         overrides = server.overrides
-    with pytest.raises(RoleError, match=r"^\w+: model 'junior' \(big-model at http://127.*\) cannot be reached"):
+    with refused(RoleError, "'junior'", "big-model at http://127.0.0.1", "is the server running"):
         ask(QUESTION, "--context", abstract, *overrides, "society.node_retries=0")
 
 
@@ -358,17 +359,17 @@ def test_ctrl_c_ends_it_at_once_without_a_traceback(answers, abstract):
     ("arguments", "error", "message"),
     [
         (["  "], ConfigError, "the question is empty"),
-        (["q", "--context", "missing.txt"], DataError, "--context missing.txt: cannot be read (No such file"),
-        (["q", "society.evidence=given"], ConfigError, "give one with --context FILE"),
-        (["q"], ConfigError, "there is nothing to answer your question from"),
+        (["q", "--context", "missing.txt"], DataError, ("--context missing.txt", "No such file")),
+        (["q", "society.evidence=given"], ConfigError, "--context FILE"),
+        (["q"], ConfigError, ("generated tasks", "--context FILE")),
         (["q", "--context", "missing.txt", "society.max_tool_calls=0"], ConfigError, "no role may search"),
         (["q", "society.evidense=given"], ConfigError, "society.evidence"),
-        (["Does caf\udce9 help?"], ConfigError, r"on the command line: 'Does caf\udce9' ends with half a character"),
+        (["Does caf\udce9 help?"], ConfigError, r"'Does caf\udce9'"),
         (["--task", "\ud800"], ConfigError, "write the text in UTF-8"),
     ],
 )
 def test_wrong_arguments_are_named_before_anything_starts(arguments, error, message):
-    with pytest.raises(error, match=re.escape(message)):
+    with refused(error, message):
         main(arguments)
 
 
@@ -377,14 +378,14 @@ def test_wrong_arguments_are_named_before_anything_starts(arguments, error, mess
     [
         (b" \n ", "the file is empty"),
         (b"\xff\xfe\x00", "byte 0 is not UTF-8"),
-        (b"x" * (LONGEST + 1), "20,001 characters, at most 20,000"),
-        (b"x" * 2_000_000, "over 20,000 characters, the most allowed"),
+        (b"x" * (LONGEST + 1), ("file.txt", "20,001 characters", "20,000")),
+        (b"x" * 2_000_000, ("file.txt", "over 20,000 characters")),
     ],
 )
 def test_a_file_that_is_no_abstract_is_a_data_error(tmp_path, content, message):
     path = tmp_path / "file.txt"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=re.escape(message)):
+    with refused(DataError, message):
         read_abstract(path)
 
 
