@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from message_kit import refused
 from rich.console import Console
 
 from chimera.config.tree import load_config
@@ -52,7 +53,7 @@ def test_every_stage_gets_the_same_tasks_and_seeds():
 
 def test_more_tasks_than_validation_has_are_refused():
     config = load_config(None, ["data.size=60", "gate.tasks=13"])
-    with pytest.raises(ConfigError, match=r"gate.tasks=13, but there are 12 validation tasks"):
+    with refused(ConfigError, "gate.tasks=13", "12 validation tasks", "data.validation_share"):
         gate.check(config, load(config.data))
 
 

@@ -8,6 +8,7 @@ import pytest
 from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, answer, record, said
 from hypothesis import given
 from hypothesis import strategies as st
+from message_kit import refused
 
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
@@ -154,9 +155,7 @@ def test_answers_by_other_weights_are_left_out_and_counted(tmp_path):
     bench.say = other
     assert drawn(bench).figures["stale"] == 1
     bench.answer = lambda *given_: replace(told(*given_), weights_version="newer@1")
-    with pytest.raises(
-        RunError, match=r"^distil: 6 of 6 answers are left out, 0 are learned, and distil\.min_examples"
-    ):
+    with refused(RunError, "6 of 6", "0 are learned", "distil.min_examples"):
         drawn(bench, teacher="greedy")
 
 
@@ -182,17 +181,20 @@ REFINERS = "pipeline.distil.roles=[HypothesisRefiner]"
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([REFINERS, "pipeline.distil.teacher=slot"], "slot is '': name the slot that teaches refiner"),
-        ([REFINERS, "pipeline.distil.teacher=slot", "pipeline.distil.slot=refiner"], "slot is 'refiner': name"),
-        ([REFINERS, "pipeline.distil.teacher=slot", "pipeline.distil.slot=nobody"], "asks the model of 'nobody'"),
-        ([REFINERS, "models.refiner.temperature=0"], "takes a vote: set it"),
+        ([REFINERS, "pipeline.distil.teacher=slot"], ("slot is ''", "name the slot", "refiner")),
+        (
+            [REFINERS, "pipeline.distil.teacher=slot", "pipeline.distil.slot=refiner"],
+            ("slot is 'refiner'", "name the slot"),
+        ),
+        ([REFINERS, "pipeline.distil.teacher=slot", "pipeline.distil.slot=nobody"], "'nobody'"),
+        ([REFINERS, "models.refiner.temperature=0"], ("models.refiner.temperature=0", "set it")),
         ([REFINERS, "pipeline.distil.slot=senior"], "teacher is 'vote'"),
         ([REFINERS, "pipeline.distil.teacher=greedy", "pipeline.distil.answers=9"], "teacher is 'greedy'"),
-        ([REFINERS, "pipeline.distil.tasks=1000"], "there are 24 training tasks"),
-        ([REFINERS, "pipeline.distil.quantile=0.5"], "distil learns the teacher's answers"),
+        ([REFINERS, "pipeline.distil.tasks=1000"], ("distil.tasks=1000", "24 training tasks")),
+        ([REFINERS, "pipeline.distil.quantile=0.5"], ("pipeline.distil.quantile", "remove it")),
         (
             ["pipeline.distil.roles=[ProtocolDesigner]", "pipeline.distil.teacher=society"],
-            "teaches hypotheses in plain text, and ProtocolDesigner gives none",
+            ("ProtocolDesigner", "hypotheses"),
         ),
     ],
 )
@@ -201,7 +203,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(overrides, message):
         config = load_config(None, ["data.size=40", *overrides])
         make_phases(["distil"], config, load(config.data))
 
-    with pytest.raises(ConfigError, match=message):
+    with refused(ConfigError, message):
         start()
 
 

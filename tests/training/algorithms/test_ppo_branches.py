@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 from branch_kit import REFINER, TASKS, Answers, answer
+from message_kit import refused
 
 from chimera.core.errors import RunError
 from evaluation.traces.token_records import read_tokens, tokens_file
@@ -230,6 +231,6 @@ def test_ahead_needs_to_know_how_likely_the_tokens_were(straight, tmp_path):
         return replace(said, asked=replace(said.asked, choice={**said.asked.choice, "logprobs": None}))
 
     bench.say = say
-    with pytest.raises(RunError, match="has no log-probabilities for its 4 tokens, and ahead=1 needs one for each"):
+    with refused(RunError, "ro-5", "HypothesisRefiner", "4 tokens", "ahead=1", "set ahead=0"):
         learned(bench)
     wait_for_engines()

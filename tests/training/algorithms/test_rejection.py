@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, record
+from message_kit import refused
 
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
@@ -100,7 +101,7 @@ def test_answers_that_are_worth_most_are_imitated(tmp_path):
 
 
 def test_too_few_right_answers_are_an_error_that_says_what_to_do(tmp_path):
-    with pytest.raises(RunError, match=r"of 36 answers to 6 prompts are right.* rejection\.min_examples is 500: lower"):
+    with refused(RunError, "36 answers", "6 prompts", "rejection.min_examples is 500", "lower it"):
         drawn(Answers(tmp_path), min_examples=500)
 
 
@@ -134,17 +135,23 @@ def test_an_answer_that_cannot_be_read_is_not_right(tmp_path):
     [
         (
             ["pipeline.rejection.roles=[Supervisor]"],
-            "cannot tell which answers of Supervisor are right: they have no stance",
+            ("rejection.right=both", "Supervisor", "no stance", "set rejection.right=any"),
         ),
-        (["pipeline.rejection.roles=[ProtocolDesigner]", "pipeline.rejection.right=quotes"], "they have no quotes"),
+        (
+            ["pipeline.rejection.roles=[ProtocolDesigner]", "pipeline.rejection.right=quotes"],
+            ("rejection.right=quotes", "ProtocolDesigner", "no quotes"),
+        ),
         (
             ["pipeline.rejection.roles=[HypothesisRefiner]", "pipeline.rejection.tasks=1000"],
-            "there are 24 training tasks",
+            ("rejection.tasks=1000", "24 training tasks"),
         ),
-        (["pipeline.rejection.roles=[HypothesisRefiner]", "pipeline.rejection.batch_size=9"], "is no multiple of"),
+        (
+            ["pipeline.rejection.roles=[HypothesisRefiner]", "pipeline.rejection.batch_size=9"],
+            ("rejection.batch_size=9", "rejection.micro_batch_size=8"),
+        ),
         (
             ["pipeline.rejection.roles=[HypothesisRefiner]", "pipeline.rejection.quantile=0.5"],
-            "rejection selects answers by `right`",
+            ("pipeline.rejection.quantile", "remove it"),
         ),
     ],
 )
@@ -153,7 +160,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(overrides, message):
         config = load_config(None, ["data.size=40", *overrides])
         make_phases(["rejection"], config, load(config.data))
 
-    with pytest.raises(ConfigError, match=message):
+    with refused(ConfigError, message):
         start()
 
 

@@ -6,6 +6,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from message_kit import refused
 
 from agents.roles import ROLES
 from agents.visit.prompting import opening, response_format, tool_message
@@ -169,14 +170,12 @@ def test_too_few_conversations_are_an_error_that_says_what_to_change(changes, re
     config = replace_of(EVERYTHING, min_examples=7).model_copy(update=changes)
     found = society([0.5, 1.0, 1.5, 2.0], answer="no")
 
-    with pytest.raises(RunError) as caught:
+    with refused(RunError, remedy, "4 rollouts", "12 conversations"):
         select(found, one_row, config)
-    assert remedy in str(caught.value)
-    assert "4 rollouts with a reward gave 12 conversations" in str(caught.value)
 
 
 def test_no_reward_at_all_is_told_apart():
-    with pytest.raises(RunError, match=r"0 rollouts with a reward.*why none has a reward"):
+    with refused(RunError, "sft.min_examples is 1", "0 rollouts", "rollouts/"):
         select([], one_row, EVERYTHING)
 
 
@@ -199,7 +198,7 @@ def test_what_quotes_none_of_its_own_sources_is_no_example(role, where, kept):
     if kept:
         assert select(honest, one_row, config).figures["misquoting"] == 0
     else:
-        with pytest.raises(RunError, match=r"1 of those misquoting.*set sft.true_quotes=ignore"):
+        with refused(RunError, "1 of those misquoting", "set sft.true_quotes=ignore"):
             select(honest, one_row, config)
     assert select(honest, one_row, EVERYTHING).figures["selected"] == 1
     preferred = select(honest, one_row, replace_of(EVERYTHING, true_quotes="prefer")).figures
@@ -342,7 +341,7 @@ class TestTemplates:
 
     def test_a_template_that_rewrites_an_answered_prompt_is_refused(self, serving_model):
         rewriting = serving_model(template="{{ messages | length }}" + self.FORGETFUL)
-        with pytest.raises(RunError, match="renders a prompt otherwise once it is answered"):
+        with refused(RunError, "renders a prompt otherwise"):
             Renderer(rewriting, 2).rows(self.talk())
 
 
@@ -354,14 +353,14 @@ class TestTemplates:
     [
         (
             ["models.junior={kind: endpoint, base_url: 'http://x', model: m}"],
-            r"^sft cannot run, because it trains weights .* no access to \(models\.junior\.kind=endpoint\): set",
+            ("sft", "models.junior.kind=endpoint", "set this slot", "models.junior.path"),
         ),
-        (["sft.batch_size=10", "sft.micro_batch_size=4"], "sft.batch_size=10 is no multiple"),
-        (["sft.batch_size=4", "sft.micro_batch_size=8"], "sft.batch_size=4 is no multiple"),
-        (["sft.roles=[PeerReviewer]"], r"sft cannot run, .*models\.board\.kind=rubric"),
+        (["sft.batch_size=10", "sft.micro_batch_size=4"], ("sft.batch_size=10", "sft.micro_batch_size=4")),
+        (["sft.batch_size=4", "sft.micro_batch_size=8"], ("sft.batch_size=4", "sft.micro_batch_size=8")),
+        (["sft.roles=[PeerReviewer]"], ("sft", "models.board.kind=rubric", "models.board.path")),
     ],
 )
 def test_what_cannot_be_trained_is_refused_at_the_start(settings, message):
-    with pytest.raises(ConfigError, match=message):
+    with refused(ConfigError, message):
         make_phases(["sft"], load_config(None, settings), None)
     make_phases(["sft"], load_config(), None)

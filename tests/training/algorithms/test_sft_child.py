@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fake_bench import ADAPTER, FakeBench
+from message_kit import refused
 from peft import PeftModel
 
 from agents.visit.record import ModelCall
@@ -284,9 +285,7 @@ async def test_a_finished_model_that_was_damaged_is_named_and_not_kept(trained):
     file = lab.run.path / result.policy.folder / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(
-        RunError, match=r"model\.safetensors is not what the run wrote, .*: remove the folder .*/sft, and"
-    ):
+    with refused(RunError, "model.safetensors", "remove the folder"):
         await learn(lab)
     file.write_bytes(whole)
 
@@ -328,7 +327,7 @@ async def test_a_phase_that_is_done_again_learns_from_what_it_had_the_first_time
 async def test_conversations_of_other_weights_are_left_out_and_counted(tmp_path):
     lab = FakeLab(tmp_path)
     lab.versions = {"junior": "another@0"}
-    with pytest.raises(RunError, match=r"^sft found 0 conversations"):
+    with refused(RunError, "sft", "0 conversations"):
         await learn(lab)
     lab.run.close()
 
