@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
+from ask_kit import QUESTION, QUOTE, ask
 from message_kit import refused
-from test_society_ask import ABSTRACT, QUESTION, QUOTE, FakeServer, ask
 
 from chimera.ask import WAITS, WITHHELD
 from chimera.config.roles import JUNIORS
@@ -21,25 +21,16 @@ REASON = "the trial was too small"
 
 
 @pytest.fixture
-def answers(society_kit):
-    quoted = {name: {**society_kit.answers[name], "evidence": [QUOTE]} for name in (*JUNIORS, "HypothesisRefiner")}
-    return {**society_kit.answers, **quoted}
+def asked(tmp_path, asked_server, abstract, capsys):
+    """Asks on the scripted server; gives exit code, result and what people read."""
 
+    def run(*arguments, question=(QUESTION, "--context", abstract, *asked_server.overrides)):
+        code = ask(*question, "--json", *arguments, f"runs_dir={tmp_path}")
+        out, err = capsys.readouterr()
+        return code, json.loads(out), err
 
-@pytest.fixture
-def asked(tmp_path, answers, capsys):
-    """Asks on a server of its own; gives exit code, result and what people read."""
-    abstract = tmp_path / "abstract.txt"
-    abstract.write_text(ABSTRACT, encoding="utf-8")
-    with FakeServer(answers) as server:
-
-        def run(*arguments, question=(QUESTION, "--context", abstract, *server.overrides)):
-            code = ask(*question, "--json", *arguments, f"runs_dir={tmp_path}")
-            out, err = capsys.readouterr()
-            return code, json.loads(out), err
-
-        run.server = server
-        yield run
+    run.server = asked_server
+    return run
 
 
 def kept(tmp_path):
@@ -88,13 +79,13 @@ def test_a_decision_waits_for_a_verdict_and_takes_effect_with_it(asked, tmp_path
     name = kept(tmp_path).name
     assert (code, result["waits_for_a_person"], result["kept_as"]) == (WAITS, True, name)
     assert f"python -m chimera ask --continue {name} --verdict approve" in read_by_people
-    calls = len(asked.server.bodies)
+    calls = len(asked.server.requests)
     code, result, _ = asked("--continue", name, "--verdict", *verdict, question=())
     assert (code, result["decision"], result["answer"]) == (0, decision, answer)
     assert result["waits_for_a_person"] is False
     assert result["confirmation"]["action"] == verdict[0]
     assert result["confirmation"]["before"]["final_decision"] == "GO"
-    assert len(asked.server.bodies) == calls + 1, "only the judge is asked after the verdict"
+    assert len(asked.server.requests) == calls + 1, "only the judge is asked after the verdict"
     preferences = kept(tmp_path) / "preferences.jsonl"
     if verdict[0] == "approve":
         assert not preferences.exists()
@@ -107,31 +98,28 @@ def test_a_decision_waits_for_a_verdict_and_takes_effect_with_it(asked, tmp_path
     assert REASON in result["rationale"]
 
 
-def test_a_killed_process_that_waited_or_worked_goes_on(tmp_path, answers):
+def test_a_killed_process_that_waited_or_worked_goes_on(tmp_path, asked_server, abstract):
     """kill -9 in the middle of the work: what had ended is not done again."""
-    abstract = tmp_path / "abstract.txt"
-    abstract.write_text(ABSTRACT, encoding="utf-8")
-    with FakeServer(answers) as server:
-        command = [sys.executable, "-m", "chimera", "ask"]
-        first = [QUESTION, "--context", str(abstract), "--confirm", *server.overrides, f"runs_dir={tmp_path}"]
-        process = subprocess.Popen([*command, *first], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("Protocol"):
-                os.kill(process.pid, signal.SIGKILL)
-                break
-        process.wait()
-        process.stdout.close()
-        name, before = kept(tmp_path).name, len(server.bodies)
-        go_on = [*command, "--continue", name, "--json", f"runs_dir={tmp_path}"]
-        done = subprocess.run(go_on, capture_output=True, text=True, check=False)
-        assert done.returncode == WAITS, done.stderr
-        asked_again = [body["messages"][0]["content"].partition(".")[0] for body in server.bodies[before:]]
-        assert not [one for one in asked_again if any(junior in one for junior in JUNIORS)]
-        done = subprocess.run([*go_on, "--verdict", "approve"], capture_output=True, text=True, check=False)
-        result = json.loads(done.stdout)
-        assert (done.returncode, result["decision"]) == (0, "GO")
-        assert result["evidence"] == [{"quote": QUOTE, "where": "your abstract"}]
+    command = [sys.executable, "-m", "chimera", "ask"]
+    first = [QUESTION, "--context", str(abstract), "--confirm", *asked_server.overrides, f"runs_dir={tmp_path}"]
+    process = subprocess.Popen([*command, *first], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("Protocol"):
+            os.kill(process.pid, signal.SIGKILL)
+            break
+    process.wait()
+    process.stdout.close()
+    name, before = kept(tmp_path).name, len(asked_server.requests)
+    go_on = [*command, "--continue", name, "--json", f"runs_dir={tmp_path}"]
+    done = subprocess.run(go_on, capture_output=True, text=True, check=False)
+    assert done.returncode == WAITS, done.stderr
+    asked_again = [body["messages"][0]["content"].partition(".")[0] for body in asked_server.requests[before:]]
+    assert not [one for one in asked_again if any(junior in one for junior in JUNIORS)]
+    done = subprocess.run([*go_on, "--verdict", "approve"], capture_output=True, text=True, check=False)
+    result = json.loads(done.stdout)
+    assert (done.returncode, result["decision"]) == (0, "GO")
+    assert result["evidence"] == [{"quote": QUOTE, "where": "your abstract"}]
 
 
 def test_a_critical_review_forbids_go_to_a_person_too(asked, tmp_path, answers):
