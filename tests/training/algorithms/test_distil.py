@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from message_kit import refused
 
 from chimera.config.tree import load_config
-from chimera.core.errors import ConfigError, RunError
-from chimera.data.tasks import load
+from chimera.core.errors import RunError
 from chimera.serving.client import Completion
 from training.algorithms.distil.phase import Distil, DistilSettings, draw
 from training.algorithms.distil.teachers import elected, rewritten
 from training.learning.base import PhasePlan
-from training.learning.plans import make_phases
 from training.learning.states import states_of
 
 pytestmark = pytest.mark.whole
@@ -176,35 +174,6 @@ async def test_the_student_learns_and_a_finished_model_is_kept(tmp_path, serving
 
 
 REFINERS = "pipeline.distil.roles=[HypothesisRefiner]"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ([REFINERS, "pipeline.distil.teacher=slot"], ("slot is ''", "name the slot", "refiner")),
-        (
-            [REFINERS, "pipeline.distil.teacher=slot", "pipeline.distil.slot=refiner"],
-            ("slot is 'refiner'", "name the slot"),
-        ),
-        ([REFINERS, "pipeline.distil.teacher=slot", "pipeline.distil.slot=nobody"], "'nobody'"),
-        ([REFINERS, "models.refiner.temperature=0"], ("models.refiner.temperature=0", "set it")),
-        ([REFINERS, "pipeline.distil.slot=senior"], "teacher is 'vote'"),
-        ([REFINERS, "pipeline.distil.teacher=greedy", "pipeline.distil.answers=9"], "teacher is 'greedy'"),
-        ([REFINERS, "pipeline.distil.tasks=1000"], ("distil.tasks=1000", "24 training tasks")),
-        ([REFINERS, "pipeline.distil.quantile=0.5"], ("pipeline.distil.quantile", "remove it")),
-        (
-            ["pipeline.distil.roles=[ProtocolDesigner]", "pipeline.distil.teacher=society"],
-            ("ProtocolDesigner", "hypotheses"),
-        ),
-    ],
-)
-def test_what_cannot_work_is_refused_before_anything_starts(overrides, message):
-    def start():
-        config = load_config(None, ["data.size=40", *overrides])
-        make_phases(["distil"], config, load(config.data))
-
-    with refused(ConfigError, message):
-        start()
 
 
 def test_the_teachers_slot_is_served():

@@ -14,9 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from message_kit import refused
 
-from chimera.config.tree import load_config
-from chimera.core.errors import ConfigError, RunError
-from chimera.data.tasks import load
+from chimera.core.errors import RunError
 from training.algorithms.dpo import child
 from training.algorithms.dpo.child import DpoSpec
 from training.algorithms.dpo.pairs import all_pairs, by_worth, hold_out, that_keep
@@ -25,7 +23,6 @@ from training.algorithms.sft.process import SftProcess
 from training.credit.values import Worth
 from training.learning.base import PhasePlan
 from training.learning.groups import AnswerGroup, Valued
-from training.learning.plans import make_phases
 from training.learning.states import states_of
 
 pytestmark = pytest.mark.whole
@@ -213,37 +210,6 @@ def test_no_prompt_holds_a_label_or_a_hint(tmp_path):
     assert {pair.row()["prompt_ids"] for pair in pairs_of_no} <= prompts
     asked = {message["content"] for pair in pairs for message in pair.chosen.asked.messages}
     assert not any('"label"' in text or '"hint"' in text for text in asked)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["pipeline.dpo.roles=[HypothesisRefiner]", "models.refiner.temperature=0"],
-            ("models.refiner.temperature=0", "set it"),
-        ),
-        (
-            ["pipeline.dpo.roles=[HypothesisRefiner]", "pipeline.dpo.batch_size=9"],
-            ("dpo.batch_size=9", "dpo.micro_batch_size="),
-        ),
-        (
-            ["pipeline.dpo.roles=[HypothesisRefiner]", "pipeline.dpo.tasks=1000"],
-            ("dpo.tasks=1000", "24 training tasks"),
-        ),
-        (["pipeline.dpo.roles=[Supervisor]"], "Supervisor"),
-        (
-            ["pipeline.dpo.roles=[HypothesisRefiner]", "pipeline.dpo.quantile=0.5"],
-            ("pipeline.dpo.quantile", "remove it"),
-        ),
-    ],
-)
-def test_what_cannot_work_is_refused_before_anything_starts(overrides, message):
-    def start():
-        config = load_config(None, ["data.size=40", *overrides])
-        make_phases(["dpo"], config, load(config.data))
-
-    with refused(ConfigError, message):
-        start()
 
 
 # --- what is computed

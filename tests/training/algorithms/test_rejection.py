@@ -9,12 +9,11 @@ from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, record
 from message_kit import refused
 
 from chimera.config.tree import load_config
-from chimera.core.errors import ConfigError, RunError
+from chimera.core.errors import RunError
 from chimera.data.tasks import load
 from training.algorithms import rejection
 from training.algorithms.rejection import RejectionSettings, draw, is_right
 from training.learning.base import PhasePlan
-from training.learning.plans import make_phases
 
 PLAN = PhasePlan("rejection", "rejection", (REFINER,), ("refiner",))
 
@@ -128,40 +127,6 @@ def test_an_answer_that_cannot_be_read_is_not_right(tmp_path):
         choice = {**call.asked.choice, "message": {"role": "assistant", "content": text}}
         assert not is_right(replace(call, asked=replace(call.asked, choice=choice)), "yes", "both")
     assert not is_right(replace(call, asked=None), "yes", "both")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["pipeline.rejection.roles=[Supervisor]"],
-            ("rejection.right=both", "Supervisor", "no stance", "set rejection.right=any"),
-        ),
-        (
-            ["pipeline.rejection.roles=[ProtocolDesigner]", "pipeline.rejection.right=quotes"],
-            ("rejection.right=quotes", "ProtocolDesigner", "no quotes"),
-        ),
-        (
-            ["pipeline.rejection.roles=[HypothesisRefiner]", "pipeline.rejection.tasks=1000"],
-            ("rejection.tasks=1000", "24 training tasks"),
-        ),
-        (
-            ["pipeline.rejection.roles=[HypothesisRefiner]", "pipeline.rejection.batch_size=9"],
-            ("rejection.batch_size=9", "rejection.micro_batch_size=8"),
-        ),
-        (
-            ["pipeline.rejection.roles=[HypothesisRefiner]", "pipeline.rejection.quantile=0.5"],
-            ("pipeline.rejection.quantile", "remove it"),
-        ),
-    ],
-)
-def test_what_cannot_work_is_refused_before_anything_starts(overrides, message):
-    def start():
-        config = load_config(None, ["data.size=40", *overrides])
-        make_phases(["rejection"], config, load(config.data))
-
-    with refused(ConfigError, message):
-        start()
 
 
 def test_it_is_one_short_file():

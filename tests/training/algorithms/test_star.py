@@ -10,16 +10,13 @@ import pytest
 from branch_kit import MISREAD, READ, REFINER, TASKS, Answers, answer, said
 from message_kit import refused
 
-from chimera.config.tree import load_config
-from chimera.core.errors import ConfigError, RunError
-from chimera.data.tasks import load
+from chimera.core.errors import RunError
 from chimera.serving.client import Completion
 from training.algorithms.sft import phase as sft
 from training.algorithms.sft.render import Renderer
 from training.algorithms.star.hints import HINT, with_hint
 from training.algorithms.star.phase import Star, StarSettings, draw
 from training.learning.base import PhasePlan
-from training.learning.plans import make_phases
 from training.learning.states import collect_states
 
 pytestmark = pytest.mark.whole
@@ -200,31 +197,3 @@ def test_a_continued_run_goes_on_at_its_round(trained):
     assert kept.stat().st_mtime_ns == before
     assert lost.read_bytes() == bits
     assert "star-1: refiner@star-1 was made from these" in " ".join(again.view.lines)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["pipeline.star.roles=[Supervisor]"], ("Supervisor", "star.roles")),
-        (["pipeline.star.roles=[HypothesisRefiner]", "pipeline.star.right=any"], "star.right=any"),
-        (
-            ["pipeline.star.roles=[HypothesisRefiner]", "pipeline.star.tasks=1000"],
-            ("star.tasks=1000", "24 training tasks"),
-        ),
-        (
-            ["pipeline.star.roles=[HypothesisRefiner]", "pipeline.star.batch_size=9"],
-            ("star.batch_size=9", "star.micro_batch_size="),
-        ),
-        (
-            ["pipeline.star.roles=[HypothesisRefiner]", "pipeline.star.quantile=0.5"],
-            ("pipeline.star.quantile", "remove it"),
-        ),
-    ],
-)
-def test_what_cannot_work_is_refused_before_anything_starts(overrides, message):
-    def start():
-        config = load_config(None, ["data.size=40", *overrides])
-        make_phases(["star"], config, load(config.data))
-
-    with refused(ConfigError, message):
-        start()
