@@ -166,11 +166,8 @@ HALF = "Does tea help \ud800?"
 )
 def test_half_a_character_is_refused_with_its_row(tmp_path, row):
     path = written(tmp_path, "d.jsonl", [row])
-    with pytest.raises(DataError) as caught:
+    with refused(DataError, f"{path}: line 1", r"'\ud800'", "UTF-8") as caught:
         read(path)
-    assert str(caught.value).startswith(f"{path}: line 1: ")
-    assert r"'\ud800'" in str(caught.value)
-    assert "write the text in UTF-8" in str(caught.value)
     str(caught.value).encode()
 
 

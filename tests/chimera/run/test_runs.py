@@ -77,22 +77,6 @@ def test_what_json_cannot_hold_is_refused_and_leaves_no_trace(tmp_path: Path, va
     assert list(read_lines(tmp_path / "a.jsonl")) == []
 
 
-def test_a_full_disk_is_an_error_and_leaves_no_half_line(tmp_path: Path):
-    script = (
-        "import resource, signal, sys; from pathlib import Path; from chimera.run.jsonl import append_line\n"
-        "from chimera.core.errors import RunError\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
-        "file = Path(sys.argv[1]); append_line(file, {'a': 'x' * 50})\n"
-        "try: append_line(file, {'b': 'x' * 90})\n"
-        "except RunError as error: print(error)"
-    )
-    file = tmp_path / "a.jsonl"
-    shown = subprocess.run([sys.executable, "-c", script, str(file)], capture_output=True, text=True, check=True).stdout
-    assert f"cannot append to {file}" in shown
-    assert list(read_lines(file)) == [{"a": "x" * 50}]
-    assert file.read_bytes().endswith(b"}\n")
-
-
 def _append_many(file: Path, writer: int, count: int) -> None:
     for number in range(count):
         append_line(file, {"writer": writer, "number": number, "text": "x" * 5000})
