@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from message_kit import refused
+from record_kit import answered
 
 from chimera import ask, trace
 from chimera.config.tree import Config
@@ -15,7 +16,6 @@ from chimera.core.errors import ChimeraError, ConfigError, RunError
 from chimera.run.directory import Run
 from chimera.serving.embedded.checkpoint import NANO
 from evaluation.records.rollout_index import find, recorded_rollouts
-from evaluation.records.rollouts import RolloutRecord
 from evaluation.traces.spans import Position, exchange_span, operation_span, outcome_span, write
 from evaluation.traces.token_records import Objective, TokenRecord, read_tokens, tokens_file, write_tokens
 
@@ -23,12 +23,9 @@ ANSWER = '{"evidence":["It fell."],"comparison":"c","claim":"d","answer":"yes"}'
 
 
 def rollout(number, task, phase, repeat=0, **changes):
-    rollout_id = f"ro-{number:012x}"
-    values = {"status": "succeeded", "error": None, "answer": "yes", "decision": "GO", "reward": 1.5, **changes}
-    return RolloutRecord(
-        rollout_id=rollout_id, task_id=task, source="generated", level=1, phase=phase, repeat=repeat, seed=1,
-        attempt=1, label="yes", outputs={"research_goal": f"Does {task} work?"}, **values,
-    )  # fmt: skip
+    outputs = {"research_goal": f"Does {task} work?"}
+    fields = {"phase": phase, "repeat": repeat, "reward": 1.5, "outputs": outputs} | changes
+    return answered(f"ro-{number:012x}", task, **fields)
 
 
 LEARNED = rollout(0xABC1, "t-1", "ppo", trace="traces/ppo/a.jsonl.gz")

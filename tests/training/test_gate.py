@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 from message_kit import refused
+from record_kit import answered
 from rich.console import Console
 
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError
-from chimera.core.types import DECISION_OF_LABEL
 from chimera.data.tasks import load
 from chimera.run.directory import Run
 from chimera.run.policies import Policy, live
@@ -22,22 +22,8 @@ from training.gate_rule import compare
 
 
 def record(task_id, reward, answer="yes", stage="base", status="succeeded"):
-    return RolloutRecord(
-        rollout_id=f"{stage}-{task_id}",
-        task_id=task_id,
-        source="generated",
-        level=1,
-        phase=f"gate-{stage}",
-        repeat=0,
-        seed=1,
-        attempt=1,
-        status=status,
-        error=None if status == "succeeded" else "broken",
-        label="yes",
-        answer=answer,
-        decision=DECISION_OF_LABEL.get(answer),
-        reward=reward,
-    )
+    fields = {"phase": f"gate-{stage}", "status": status, "error": None if status == "succeeded" else "broken"}
+    return answered(f"{stage}-{task_id}", task_id, answer, reward, **fields)
 
 
 def test_every_stage_gets_the_same_tasks_and_seeds():

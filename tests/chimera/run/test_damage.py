@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from message_kit import refused
+from record_kit import answered
 
 from chimera.config.tree import load_config
 from chimera.core.errors import ChimeraError, RunError
@@ -142,12 +143,7 @@ def test_a_ledger_of_an_older_version_is_read_as_it_is(run):
 
 
 def rollout(**changes):
-    given = {
-        "rollout_id": "ro-1", "task_id": "t", "source": "generated", "level": 1, "phase": "gather", "repeat": 0,
-        "seed": 1, "attempt": 1, "status": "succeeded", "error": None, "label": "yes", "answer": "yes",
-        "decision": "GO", "reward": 1.0,
-    }  # fmt: skip
-    return {**given, **changes}
+    return answered("ro-1", "t").dump() | changes
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from message_kit import refused
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from record_kit import answered
 
 from chimera.config.sections.telemetry import TelemetryConfig
 from chimera.config.tree import load_config
@@ -41,20 +42,7 @@ CALLS = [
 
 
 def record(number=1, **fields):
-    known = {
-        "rollout_id": f"ro-{number}",
-        "task_id": "task-7",
-        "source": "generated",
-        "level": 1,
-        "phase": "gather",
-        "repeat": 0,
-        "seed": 0,
-        "attempt": 1,
-        "status": "succeeded",
-        "error": None,
-        "label": "yes",
-        "answer": "yes",
-        "decision": "GO",
+    usual = {
         "reward": 2.5,
         "parts": {"alignment": 1.0, "novelty": None},
         "policy_versions": {"junior": "junior@sft"},
@@ -63,7 +51,7 @@ def record(number=1, **fields):
         "seconds": 2.0,
         "trace": f"traces/gather/ro-{number}.jsonl.gz",
     }
-    return RolloutRecord.load({**RolloutRecord(**{**known, **fields}).dump()})
+    return RolloutRecord.load(answered(f"ro-{number}", "task-7", **(usual | fields)).dump())
 
 
 def trace(number=1, *, reported=True):

@@ -10,6 +10,7 @@ from fake_bench import ADAPTER, FakeBench
 from hypothesis import given
 from hypothesis import strategies as st
 from message_kit import refused
+from record_kit import answered
 
 from agents.context import Candidates, SupervisorChoice
 from agents.policies.bandit import BanditPolicy, Settings, load_policy
@@ -18,12 +19,12 @@ from agents.policies.features import features
 from chimera.config.roles import JUNIORS
 from chimera.config.tree import Config, load_config
 from chimera.core.errors import ConfigError, RunError
-from chimera.core.types import DECISION_OF_LABEL, abstract_text
+from chimera.core.types import abstract_text
 from chimera.data.generated.tasks import generate
 from chimera.data.tasks import Dataset
 from chimera.run.directory import Run
 from chimera.run.policies import Policy
-from evaluation.records.rollouts import RolloutInput, RolloutRecord
+from evaluation.records.rollouts import RolloutInput
 from recipes.nano.transcripts import Habits, propose
 from training.algorithms.bandit.phase import Bandit, draw_tasks
 from training.algorithms.bandit.settings import BanditSettings
@@ -63,23 +64,11 @@ def rollout(given_, spec, *, greedy=False, failed=False):
             "sources": list(offered.sources),
         },
     }
-    return RolloutRecord(
-        rollout_id=f"{given_.phase}-{task.id}-{given_.repeat}",
-        task_id=task.id,
-        source="generated",
-        level=task.level,
-        phase=given_.phase,
-        repeat=given_.repeat,
-        seed=given_.seed,
-        attempt=1,
-        status="failed" if failed else "succeeded",
-        error="no answer" if failed else None,
-        label=task.label,
-        answer=None if failed else answer,
-        decision=None if failed else DECISION_OF_LABEL[answer],
-        reward=None if failed else 1.3 + 0.8 * (answer == task.label) + rng.gauss(0, 0.3),
-        outputs={} if failed else outputs,
-    )
+    reward = 1.3 + 0.8 * (answer == task.label) + rng.gauss(0, 0.3)
+    fields = {"phase": given_.phase, "repeat": given_.repeat, "seed": given_.seed, "level": task.level}
+    fields |= {"error": "no answer"} if failed else {"outputs": outputs}
+    name = f"{given_.phase}-{task.id}-{given_.repeat}"
+    return answered(name, task.id, None if failed else answer, reward, label=task.label, **fields)
 
 
 PLAN = PhasePlan("bandit", "bandit", ("Supervisor",), ("supervisor",))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from message_kit import refused
+from record_kit import answered
 
 from agents.roles import ROLES
 from agents.visit.prompting import opening, response_format, tool_message
@@ -14,11 +15,9 @@ from chimera.config.roles import JUNIORS
 from chimera.config.sections.models import ModelConfig, ServingConfig
 from chimera.config.tree import load_config
 from chimera.core.errors import ConfigError, RunError
-from chimera.core.types import DECISION_OF_LABEL
 from chimera.serving.embedded.checkpoint import NANO, load_language
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
-from evaluation.records.rollouts import RolloutRecord
 from training.algorithms.sft.render import NOT_LEARNED, Renderer, Row
 from training.algorithms.sft.select import candidates, select
 from training.algorithms.sft.settings import SftSettings
@@ -34,13 +33,8 @@ EVERYTHING = SftSettings(select="threshold", threshold=-99.0, credited="all", tr
 
 
 def rollout(task="t", reward=1.0, repeat=0, answer="yes", chosen="Geneticist", **other):
-    return RolloutRecord(
-        rollout_id=f"ro-{task}-{repeat}", task_id=task, source="generated", level=1, phase="gather", repeat=repeat,
-        seed=1, attempt=1, status="succeeded", error=None, label="yes", answer=answer, reward=reward,
-        decision=DECISION_OF_LABEL[answer],
-        outputs={"selected_hypothesis": {"author": chosen}, "initial_hypotheses": [{"author": one} for one in JUNIORS]},
-        **other,
-    )  # fmt: skip
+    outputs = {"selected_hypothesis": {"author": chosen}, "initial_hypotheses": [{"author": one} for one in JUNIORS]}
+    return answered(f"ro-{task}-{repeat}", task, answer, reward, repeat=repeat, outputs=outputs, **other)
 
 
 def conversation(role="Geneticist", answer="yes", words="", parsed=True, messages=None, tools=None):

@@ -13,6 +13,7 @@ import torch
 from fake_bench import ADAPTER, FakeBench
 from message_kit import refused
 from peft import PeftModel
+from record_kit import answered
 
 from agents.visit.record import ModelCall
 from chimera.config.roles import JUNIORS
@@ -25,7 +26,6 @@ from chimera.run.policies import Policy
 from chimera.serving.embedded.checkpoint import NANO, load_checkpoint, load_weights
 from chimera.serving.embedded.protocol import parse_request
 from chimera.serving.embedded.service import Service
-from evaluation.records.rollouts import RolloutRecord
 from recipes.nano.transcripts import careful, junior
 from training.algorithms.sft import child as sft_child
 from training.algorithms.sft import phase as sft
@@ -103,14 +103,8 @@ def rollouts(run):
         talks = [(role, junior(item, items[ROLLOUTS], role, careful(item), rng)) for role in JUNIORS]
         trace = f"traces/gather/ro-{number}.jsonl.gz"
         write_trace(run.path / trace, f"ro-{number}", talks)
-        records.append(
-            RolloutRecord(
-                rollout_id=f"ro-{number}", task_id=item.task.id, source="generated", level=1, phase="gather",
-                repeat=0, seed=1, attempt=1, status="succeeded", error=None, label=item.task.label,
-                answer=item.task.label, decision={"yes": "GO", "no": "NO-GO", "maybe": "UNDECIDED"}[item.task.label],
-                reward=2.0 if number % 2 else 1.0, trace=trace,
-            )
-        )  # fmt: skip
+        fields = {"reward": 2.0 if number % 2 else 1.0, "seed": 1, "label": item.task.label, "trace": trace}
+        records.append(answered(f"ro-{number}", item.task.id, item.task.label, **fields))
     return records
 
 
