@@ -1,8 +1,6 @@
 import json
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from message_kit import refused
@@ -324,28 +322,15 @@ async def test_seeds_depend_on_run_role_visit_and_step_only(society_kit):
     assert {seed for role in none.values() for seed in role} == {None}
 
 
-async def test_over_http_an_empty_tool_list_is_never_sent(society_kit):
+async def test_over_http_an_empty_tool_list_is_never_sent(society_kit, scripted_openai):
     """Several servers reject `tools: []`, which is what binding no tools sends."""
-    by_schema = {role.schema.model_json_schema()["title"]: society_kit.answers[role.name] for role in ROLES.values()}
-    bodies = []
-
-    async def answer(request):
-        body = await request.json()
-        bodies.append(body)
-        content = json.dumps(by_schema[body["response_format"]["json_schema"]["name"]])
-        message = {"role": "assistant", "content": content}
-        return web.json_response({"id": "1", "choices": [{"message": message, "finish_reason": "stop"}]})
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
-    async with TestServer(app) as server:
-        url = str(server.make_url("/v1"))
-        model = HttpModel({slot: Endpoint(url, slot, "key") for slot in RolesConfig().slots().values()})
-        state = await society_kit.make(model).run(society_kit.brief)
-        await model.aclose()
+    scripted_openai.hooks[:] = [lambda request: society_kit.answers[scripted_openai.role(request)]]
+    model = HttpModel({slot: Endpoint(scripted_openai.url, slot, "key") for slot in RolesConfig().slots().values()})
+    state = await society_kit.make(model).run(society_kit.brief)
+    await model.aclose()
     assert state["final_decision"] == "GO"
-    assert len(bodies) == 9
-    with_tools = [body for body in bodies if "tools" in body]
+    assert len(scripted_openai.requests) == 9
+    with_tools = [body for body in scripted_openai.requests if "tools" in body]
     assert all(body["tools"] for body in with_tools)
     assert sorted(body["model"] for body in with_tools) == ["junior", "junior", "junior", "refiner", "senior"]
 

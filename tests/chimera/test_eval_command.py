@@ -35,25 +35,12 @@ def trained(scripted_run, server):
     """A run with endpoints for models and a bandit that went live: stages base and bandit, four held-out tasks."""
     from agents.policies.bandit import BanditPolicy, Settings
 
-    server.hooks.append(obedient(server))
+    server.hooks.append(server.justified)
     with scripted_run.own() as run:
         supervisor = Policy("choice", "Supervisor", "Supervisor@bandit", "models/Supervisor/bandit")
         BanditPolicy(Settings.of(run.config.pipeline["bandit"], 0)).save(run.path / supervisor.folder)
         run.ledger(WENT_LIVE, phase="bandit", policy=supervisor.dump())
     return run
-
-
-def obedient(server):
-    """A supervisor that justifies what a policy has chosen."""
-
-    def hook(request):
-        if server.role(request) == "Supervisor" and (
-            chosen := json.loads(request["messages"][1]["content"]).get("chosen")
-        ):
-            return {"choice": chosen, "justification": "it was chosen"}
-        return None
-
-    return hook
 
 
 def evaluate(run, *arguments):
@@ -219,13 +206,6 @@ def test_wrong_arguments_are_refused_before_anything_is_asked(trained, server, a
     with refused(ConfigError, message):
         evaluate(trained, *arguments)
     assert server.requests == []
-
-
-def test_a_second_judge_behind_an_endpoint(trained, server):
-    evaluate(trained, "--stages", "base", "--judge", f"other-judge@{server.url}")
-    asked = [request for request in server.requests if request["model"] == "other-judge"]
-    assert len(asked) >= 4
-    assert report_of(trained)["judges"]["auditor"] == "other-judge"
 
 
 BLOCK = f"""

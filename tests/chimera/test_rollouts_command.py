@@ -217,16 +217,6 @@ asyncio.run(main())
     assert (done.returncode, done.stderr) == (130, f"\nstopping; once more kills at once\n{said}\n")
 
 
-def test_an_unknown_phase_names_the_valid_ones():
-    command = [sys.executable, "-m", "chimera.train", "--phases", "gahter"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert (
-        done.stderr.strip()
-        == "error: there is no phase 'gahter', did you mean gather?: the phases are gather, sft, ppo, design, bandit"
-    )
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -29,7 +29,7 @@ def trained(scripted_run, scripted_openai, tmp_path):
     """A study's folder with two finished runs, whose models are endpoints: `data0-seed0` and `data0-seed1`."""
     from agents.policies.bandit import BanditPolicy, Settings
 
-    scripted_openai.hooks.append(obedient(scripted_openai))
+    scripted_openai.hooks.append(scripted_openai.justified)
     folder = tmp_path / "mine"
     began = next(event["policy_versions"] for event in scripted_run.events() if event["event"] == "phase_started")
     for seed in (0, 1):
@@ -43,19 +43,6 @@ def trained(scripted_run, scripted_openai, tmp_path):
             run.ledger(WENT_LIVE, phase="bandit", policy=supervisor.dump())
             run.ledger("phase_finished", phase="bandit")
     return folder
-
-
-def obedient(server):
-    """A supervisor that justifies what a policy has chosen."""
-
-    def hook(request):
-        if server.role(request) == "Supervisor" and (
-            chosen := json.loads(request["messages"][1]["content"]).get("chosen")
-        ):
-            return {"choice": chosen, "justification": "it was chosen"}
-        return None
-
-    return hook
 
 
 def command(folder, *arguments):

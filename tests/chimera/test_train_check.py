@@ -24,11 +24,9 @@ def model(tmp_path):
     return shutil.copytree(NANO, tmp_path / "model")
 
 
-@pytest.mark.parametrize("name", ["../../x", "a b", "", "x" * 65])
-def test_a_name_that_no_run_can_have_is_refused_before_anything_else(check, name, tmp_path):
-    with pytest.raises(RunError, match="cannot name a run") as caught:
-        check("--name", name, "data.path=nofile.csv")
-    assert repr(name) in str(caught.value)
+def test_a_name_that_no_run_can_have_is_refused_before_anything_else(check, tmp_path):
+    with refused(RunError, "'../../x'", "cannot name a run"):
+        check("--name", "../../x", "data.path=nofile.csv")
     assert not (tmp_path / "runs").exists()
 
 

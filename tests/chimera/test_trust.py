@@ -87,7 +87,7 @@ EVAL = ["--split=val", "--stages=base", "--limit=2", "rollouts.concurrency=2"]
 @pytest.fixture
 def here(recorded, tmp_path, monkeypatch, scripted_key, scripted_openai):
     """The current folder, with the run in `runs/evil` and its code beside."""
-    scripted_openai.hooks[:] = [lambda request: obedient(scripted_openai, request)]
+    scripted_openai.hooks[:] = [scripted_openai.justified]
     scripted_openai.requests.clear()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -102,13 +102,6 @@ def here(recorded, tmp_path, monkeypatch, scripted_key, scripted_openai):
     scripted_openai.hooks.clear()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("runs", "payload")]:
         del sys.modules[name]
-
-
-def obedient(server, request):
-    """A supervisor that justifies what a policy has chosen."""
-    payload = json.loads(request["messages"][1]["content"])
-    chosen = payload.get("chosen") if server.role(request) == "Supervisor" else None
-    return {"choice": chosen, "justification": "it was chosen"} if chosen else None
 
 
 def merged(below, above):

@@ -10,7 +10,6 @@ from message_kit import refused
 
 from chimera.core.errors import ModelError, UnreachableError
 from chimera.serving.client import Endpoint, HttpModel
-from evaluation.scores.judge import CRITERIA, Judge
 
 LONG = 3600.0
 """A time limit that no busy machine reaches."""
@@ -214,24 +213,3 @@ async def test_a_prompt_is_not_sent_to_where_an_answer_points(status, host):
     assert said in str(caught.value)
     assert not caught.value.retriable
     assert requests == []
-
-
-@pytest.mark.parametrize("case", ["html", "null", "half-a-surrogate", "deep", "closed-early"])
-async def test_a_judge_that_answers_garbage_leaves_the_scores_missing(case):
-    work = dict.fromkeys(("hypothesis", "protocol", "answer", "decision", "rationale"), "x")
-    async with answering(GARBAGE[case][0]) as (url, _):
-        model = HttpModel({"judge": Endpoint(url, "m", "key", timeout_s=LONG)}, max_retries=0)
-        found = await Judge(model, "judge").score({**work, "sources": [], "goal": "?"})
-        await model.aclose()
-    assert found["scores"] == dict.fromkeys(CRITERIA)
-    assert GARBAGE[case][1] in found["error"]
-
-
-@pytest.mark.parametrize("content", ["[" * 100_000, "```json\n" + "\n" * 3000, '{"novelty": "\\ud800"}', "9" * 5000])
-async def test_a_judge_whose_words_are_garbage_leaves_the_scores_missing(content):
-    work = dict.fromkeys(("hypothesis", "protocol", "answer", "decision", "rationale"), "x")
-    async with answering(choice(content=content)) as (url, _):
-        model = HttpModel({"judge": Endpoint(url, "m", "key", timeout_s=LONG)}, max_retries=0)
-        found = await Judge(model, "judge").score({**work, "sources": [], "goal": "?"})
-        await model.aclose()
-    assert "the judge's answer could not be read, even after one repair" in found["error"]

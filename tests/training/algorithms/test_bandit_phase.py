@@ -284,11 +284,6 @@ def test_a_learned_policy_draws_in_training_and_takes_the_best_on_held_out_tasks
     assert best.author == JUNIORS[int(policy.expected(features(offered, 256)).argmax())]
 
 
-def test_a_policy_that_is_missing_says_so(tmp_path):
-    with refused(RunError, "gone", "run the bandit phase again"):
-        make_selector(SelectionSpec("Supervisor@bandit-9", str(tmp_path / "gone"), 0.0))
-
-
 # --- the society under a policy
 
 

@@ -5,11 +5,9 @@ is live, so that a run has one right result whatever happens to it.
 """
 
 import asyncio
-import hashlib
 import json
 import random
 import shutil
-import threading
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +15,7 @@ from pathlib import Path
 import pytest
 from fake_bench import FakeBench
 from message_kit import refused
-from ppo_kit import FLAWS, TASKS, record
+from ppo_kit import FLAWS, TASKS, Stop, digest, record, wait_for_engines
 
 from agents.visit.record import ModelCall
 from chimera.config.tree import load_config
@@ -157,10 +155,6 @@ def made_up_rollout(made, live, path, stale=()):
     return sum(small) / len(small)
 
 
-def weights(folder):
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-
-
 @pytest.fixture(scope="module")
 def straight(serving_model, tmp_path_factory):
     """A run of three steps without a stop; validates after the second."""
@@ -173,7 +167,7 @@ def test_each_steps_weights_go_live_for_the_next(straight):
     assert straight.result.policy == Policy("weights", "senior", "senior@ppo-3", "models/senior/ppo-3")
     assert straight.went_live == ["senior@ppo-1", "senior@ppo-2", "senior@ppo-3"]
     path = straight.run.path
-    assert weights(path / "models/senior/ppo-3") != weights(straight.model)
+    assert digest(path / "models/senior/ppo-3") != digest(straight.model)
     assert [folder.name for folder in (path / "models/senior").iterdir()] == ["ppo-3"]
     assert [folder.name for folder in (path / "checkpoints/ppo").iterdir()] == ["3"]
     counted = {f"rollouts/{reason}": 0 for reason in ppo_steps.REASONS}
@@ -214,17 +208,6 @@ def test_held_out_tasks_are_for_validation_only(straight):
     assert not any(one.task.id.startswith("held") for mode, one in straight.asked if mode == "train")
 
 
-class Stop(Exception):
-    """Stands for the end of the process."""
-
-
-def wait_for_engines():
-    """A stop waits only seconds for the engine; a process has one at a time."""
-    for thread in threading.enumerate():
-        if thread.name == "ppo-engine":
-            thread.join()
-
-
 @pytest.fixture(autouse=True)
 def one_engine_at_a_time():
     yield
@@ -247,7 +230,7 @@ def test_a_continued_run_ends_with_the_same_weights_bit_for_bit(straight, tmp_pa
     resumed = MadeUpLab(tmp_path, straight.model, save_freq=save_freq)
     result = asyncio.run(learn(resumed))
     final = result.policy.folder
-    assert weights(tmp_path / final) == weights(straight.run.path / final)
+    assert digest(tmp_path / final) == digest(straight.run.path / final)
     assert result.figures == straight.result.figures
     for step in (1, 2, 3):
         assert read_tokens(tokens_file(tmp_path, "ppo", step)) == read_tokens(
@@ -324,7 +307,7 @@ def test_ahead_learns_from_weights_one_version_older_and_a_continued_run_makes_n
     again = asyncio.run(learn(resumed))
     assert (len(stopped.asked), len(resumed.asked)) == (18, 0)
     assert again.figures == result.figures
-    assert weights(resumed.run.path / again.policy.folder) == weights(alone.run.path / result.policy.folder)
+    assert digest(resumed.run.path / again.policy.folder) == digest(alone.run.path / result.policy.folder)
 
 
 def test_when_every_step_is_skipped_nothing_was_learned(straight, tmp_path):
@@ -447,4 +430,4 @@ def test_what_was_removed_is_made_again_to_the_same_weights(straight, tmp_path):
     lab = MadeUpLab(folder, straight.model)
     result = asyncio.run(learn(lab))
     assert lab.asked == []
-    assert weights(folder / result.policy.folder) == weights(straight.run.path / result.policy.folder)
+    assert digest(folder / result.policy.folder) == digest(straight.run.path / result.policy.folder)

@@ -4,7 +4,6 @@ Answers are made-up tokens whose worth follows from them, so that the right resu
 """
 
 import asyncio
-import hashlib
 import math
 import threading
 from dataclasses import replace
@@ -12,6 +11,7 @@ from dataclasses import replace
 import pytest
 from branch_kit import REFINER, TASKS, Answers, answer
 from message_kit import refused
+from ppo_kit import Stop, digest, wait_for_engines
 
 from chimera.core.errors import RunError
 from evaluation.traces.token_records import read_tokens, tokens_file
@@ -49,23 +49,8 @@ class Tokens(Answers):
             raise Stop
 
 
-class Stop(Exception):
-    """Stands for the end of the process."""
-
-
-def wait_for_engines():
-    """A stop waits only a moment for the engine; a process has one at a time."""
-    for thread in threading.enumerate():
-        if thread.name == "refine-engine":
-            thread.join()
-
-
 def learned(bench):
     return asyncio.run(Ppo().learn(PLAN, bench.settings, bench))
-
-
-def digest(folder):
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
 @pytest.fixture(scope="module")

@@ -399,9 +399,17 @@ async def test_a_search_that_finds_a_tasks_conclusion_leaves_it_out(server, tmp_
     assert contents["mirror"] not in said
 
 
-@pytest.mark.parametrize("text", ["gahter", "gather,ppo2", "", "gather,gather"])
-def test_wrong_phases_are_refused_with_the_valid_ones(text):
-    with pytest.raises(ConfigError, match="gather"):
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("gahter", ("'gahter'", "did you mean gather", "gather, sft, ppo, design, bandit")),
+        ("gather,ppo2", ("'ppo2'", "did you mean ppo", "gather, sft, ppo, design, bandit")),
+        ("", "gather"),
+        ("gather,gather", "gather"),
+    ],
+)
+def test_wrong_phases_are_refused_with_the_valid_ones(text, pieces):
+    with refused(ConfigError, pieces):
         choose_names(text, Config())
 
 
